@@ -1,0 +1,1 @@
+"""What coordinator, silo and CLI share: jobs, global state, the wire, TLS, files, audit, logs."""

@@ -1,0 +1,1 @@
+"""Identity, signed documents and the additive-mask secure sum, without sockets, clocks or event loops."""

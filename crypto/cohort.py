@@ -1,0 +1,97 @@
+"""Who a round names and how many of them must stay: every side computes it, nobody is told.
+
+Source: docs/protocol.md 3 (guarantee G1): t, m and min_cohort follow from job and roster alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from crypto.errors import ConfigError
+
+SMALLEST_FEDERATION = 3  # below it a sum of two would show each of them the other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohortRule:
+    """Sizes that a session must keep.
+
+    members: size m of the named set. threshold: shares that rebuild a secret (t).
+    min_cohort: least number of silos in a revealed sum.
+    """
+
+    members: int
+    threshold: int
+    min_cohort: int
+
+    @classmethod
+    def for_members(
+        cls, members: int, *, threshold: int | None = None, min_cohort: int | None = None
+    ) -> CohortRule:
+        """The rule for m named silos; a job's own values may raise it, never lower it.
+
+        Raises ConfigError if m is below 3 or a given value lies outside [default, m].
+        """
+        if members < SMALLEST_FEDERATION:
+            raise ConfigError(f"silos: a round needs at least 3 named silos, got {members}")
+        return cls(
+            members=members,
+            threshold=_raised("threshold", default_threshold(members), threshold, members),
+            min_cohort=_raised("min_cohort", default_min_cohort(members), min_cohort, members),
+        )
+
+    @property
+    def least_survivors(self) -> int:
+        return max(self.threshold, self.min_cohort)
+
+    @property
+    def colluders(self) -> int:
+        """Silos that may side with the coordinator without harm to the others: floor(m/3)."""
+        return self.members // 3
+
+
+def default_threshold(members: int) -> int:
+    """t = floor(2m/3) + 1, so that two cohorts of t always share an honest silo."""
+    return 2 * members // 3 + 1
+
+
+def default_min_cohort(members: int) -> int:
+    """max(3, floor(m/3) + 2): at least two honest silos stand in every revealed sum."""
+    return max(SMALLEST_FEDERATION, members // 3 + 2)
+
+
+def named_set(
+    silos: Sequence[str],
+    *,
+    on_roster: Container[str],
+    job_digest: bytes,
+    roster_digest: bytes,
+    round: int,
+    fraction: float = 1.0,
+) -> tuple[str, ...]:
+    """Names of the round's silos, sorted: all of the job's R silos that stand on the roster,
+    or the ceil(q R) smallest hashes of them.
+
+    Source: docs/protocol.md 3.2.
+    """
+    present = [name for name in silos if name in on_roster]
+    wanted = math.ceil(fraction * len(silos))
+    ranked = sorted(present, key=lambda name: _draw(job_digest, roster_digest, round, name))
+    return tuple(sorted(ranked[:wanted]))
+
+
+def _draw(job_digest: bytes, roster_digest: bytes, round: int, name: str) -> bytes:
+    hashed = hashlib.sha256(b"chorale/v1/named-set\0")
+    hashed.update(job_digest + roster_digest + round.to_bytes(8, "big") + name.encode())
+    return hashed.digest()
+
+
+def _raised(field: str, default: int, given: int | None, members: int) -> int:
+    if given is None:
+        return default
+    if not default <= given <= members:
+        raise ConfigError(f"{field}: expected {default} to {members} for {members} silos, got {given}")
+    return given

@@ -1,0 +1,123 @@
+"""Quantities of a phase and how they lie in the summed vectors.
+
+Quantities are concatenated in declared order into one vector per word size.
+Source: docs/protocol.md 4.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from crypto import encoding
+from crypto.errors import ConfigError
+
+WORD_BITS = (16, 32, 64)
+CLIPPED = "clipped"  # reserved: the encoder itself fills in how many values it clipped
+MAX_QUANTITIES = 256
+MAX_VALUES = 1 << 31  # of one quantity; 8 GiB of 32-bit words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One named array of a phase.
+
+    bound: largest magnitude of a silo's value, in the quantity's own units.
+    word: bits of the ring it is summed in. is_count: an exact integer, scale 1.
+    sensitivity_l2: change by one record, where the quantity can be noised per record.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    bound: float
+    word: int = 64
+    is_count: bool = False
+    sensitivity_l2: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.word not in WORD_BITS:
+            raise ConfigError(f"quantity {self.name}: word is 16, 32 or 64, got {self.word}")
+        if not (math.isfinite(self.bound) and self.bound > 0):
+            raise ConfigError(f"quantity {self.name}: bound is a positive number, got {self.bound}")
+        if self.is_count and self.bound != int(self.bound):
+            raise ConfigError(f"quantity {self.name}: the bound of a count is whole, got {self.bound}")
+        if not 0 < self.size <= MAX_VALUES:
+            raise ConfigError(f"quantity {self.name}: expected 1 to {MAX_VALUES} values, got {self.size}")
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def scale(self, members: int) -> float:
+        """Power of two with members * ceil(scale * bound) <= 2^(word-1) - 1; 1 for counts.
+
+        Both sides compute it from m, so nobody is told. Raises ConfigError if none fits.
+        """
+        room = (1 << (self.word - 1)) - 1
+        if self.is_count:
+            if members * int(self.bound) > room:
+                raise ConfigError(f"quantity {self.name}: {self.word} bits do not hold {members} counts up to {self.bound:g}")
+            return 1.0
+        # the largest whole number per silo decides; start above and step down to the exact fit
+        exponent = math.floor(math.log2(room // members) - math.log2(self.bound)) + 1
+        while members * math.ceil(math.ldexp(self.bound, exponent)) > room:
+            exponent -= 1
+        return math.ldexp(1.0, exponent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Ordered quantities of one phase for m members."""
+
+    quantities: tuple[Quantity, ...]
+    members: int
+
+    def __post_init__(self) -> None:
+        names = [quantity.name for quantity in self.quantities]
+        if not 0 < len(names) <= MAX_QUANTITIES:
+            raise ConfigError(f"layout: expected 1 to {MAX_QUANTITIES} quantities, got {len(names)}")
+        if len(set(names)) != len(names):
+            raise ConfigError("layout: a quantity is named twice")
+        for quantity in self.quantities:
+            quantity.scale(self.members)
+
+    @cached_property
+    def words(self) -> tuple[int, ...]:
+        """Word sizes in use, ascending: the order of the upload stream."""
+        return tuple(sorted({quantity.word for quantity in self.quantities}))
+
+    def length(self, word: int) -> int:
+        """Words in the vector of that size."""
+        return sum(quantity.size for quantity in self.quantities if quantity.word == word)
+
+    @cached_property
+    def total_bytes(self) -> int:
+        return sum(self.length(word) * word // 8 for word in self.words)
+
+    def slices(self, word: int) -> dict[str, slice]:
+        """Where each quantity of that word size lies in its vector."""
+        places, start = {}, 0
+        for quantity in self.quantities:
+            if quantity.word == word:
+                places[quantity.name] = slice(start, start + quantity.size)
+                start += quantity.size
+        return places
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over m and every field of every quantity."""
+        fields = [_fields(quantity) for quantity in self.quantities]
+        return encoding.digest("layout", self.members, fields)
+
+
+def _fields(quantity: Quantity) -> list[encoding.Field]:
+    sensitivity = "" if quantity.sensitivity_l2 is None else quantity.sensitivity_l2.hex()
+    return [
+        quantity.name,
+        list(quantity.shape),
+        float(quantity.bound).hex(),
+        quantity.word,
+        int(quantity.is_count),
+        sensitivity,
+    ]

@@ -1,0 +1,71 @@
+"""The words that coordinator and silo share about a phase: its context, its quantities, its result.
+
+A phase is pure: context in, quantities out; context and revealed sums in, next global state out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.layout import Quantity
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+FloatArray = NDArray[np.float64]
+
+MODEL = "model/"  # prefix of a model's parameters and buffers in the global state
+METHOD = "method/"  # prefix of what a method keeps between rounds
+TOTAL = "method/total"  # sum of the rounded sample counts, written by roll-call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseContext:
+    """Everything quantities and server steps may depend on: the job and the global state.
+
+    state: arrays named model/<parameter>, method/<name>. trained: names (without prefix) of
+    the float parameters that silos train, in the order of the delta vector. buffers: float
+    buffers (BatchNorm) averaged as a quantity of their own. members: m of this session.
+    """
+
+    round: int
+    members: int
+    classes: int
+    state: Arrays
+    trained: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
+    update_bound: float = 8.0
+    update_word: int = 32
+    min_weight: float = 0.0
+    options: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseResult:
+    """What a revealed sum did. state is None where it was not applied, with the reason."""
+
+    state: Arrays | None
+    figures: Mapping[str, float] = field(default_factory=dict)
+    data_share: float = 0.0
+    reason: str = ""
+
+
+class Phase(Protocol):
+    """One phase of a strategy."""
+
+    @property
+    def kind(self) -> str:
+        """roll-call, presence, train, evaluate, calibrate ...: the ledger's unit of reveals."""
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """What every silo sums in this phase, in declared order."""
+
+    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """The next global state from the decoded sums over the revealed cohort.
+
+        Shapes: each sum has its quantity's shape, float64 or int64 for counts.
+        """
