@@ -1,0 +1,66 @@
+"""What a silo computes for a phase, as the agent's core sees it: arrays in, arrays out.
+
+The built-in objective trains with torch and is imported only when a job needs it; a silo may
+name its own `package.module:function` in its settings file. No peer ever names one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from chorale.job import JobSpec
+from crypto.errors import ConfigError
+from silo_agent.data.base import SiloData
+from silo_agent.settings import SiloSettings
+from strategies.base import Array, Arrays, PhaseContext
+
+DEFAULT_OBJECTIVE = "silo_agent.training:TorchObjective"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One phase's work. weight: p = n / total; is_cancelled: asked between batches."""
+
+    spec: JobSpec
+    phase_kind: str
+    round: int
+    silo: str
+    state: Arrays
+    context: PhaseContext
+    data: SiloData
+    weight: float
+    is_cancelled: Callable[[], bool]
+
+
+class Objective(Protocol):
+    """Computes what a silo contributes to a phase."""
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        """Values of every quantity of the phase but `clipped`, in the quantities' shapes.
+
+        A value that is not finite is left in place: the ring refuses it and the silo says so.
+        """
+
+
+def load_objective(settings: SiloSettings) -> Objective:
+    """The silo's own objective, or the built-in one. Raises ConfigError."""
+    if settings.objective is not None:
+        own = cast(Callable[[], Objective], resolve(settings.objective, field="objective"))
+        return own()
+    built_in = cast(Callable[..., Objective], resolve(DEFAULT_OBJECTIVE, field="objective"))
+    return built_in(device=settings.device.value, threads=settings.torch_threads)
+
+
+def resolve(entry_point: str, *, field: str) -> Callable[..., object]:
+    """The function behind `package.module:function` of the silo's own file. Raises ConfigError."""
+    module_name, _, attribute = entry_point.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{field}: cannot load {entry_point}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{field}: {entry_point} is not a function")
+    return cast(Callable[..., object], found)

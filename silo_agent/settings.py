@@ -1,0 +1,78 @@
+"""The silo's settings file: who it is, whom it dials, what it trains on."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from chorale.settings_file import load_settings
+from silo_agent.data.settings import ENTRY_POINT, DataSettings
+
+ENV_PREFIX = "CHORALE_SILO_"
+NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+ADDRESS = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
+
+
+class Device(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class IdentityFiles(BaseModel):
+    """Certificate and key of this silo, PEM."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    certificate: Path = Field(description="signed by the federation's authority")
+    key: Path = Field(description="made on this machine, never copied")
+
+
+class SiloSettings(BaseModel):
+    """Everything `chorale silo run` reads. Paths are relative to the working directory."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=NAME, description="this silo's name, as in its certificate")
+    federation: str = Field(pattern=NAME, description="the federation's name, as in its certificate")
+    coordinator: str = Field(pattern=ADDRESS, description="host:port that the agent dials")
+    coordinator_name: str | None = Field(
+        default=None, description="host name in the coordinator's certificate, where it is not the dialled host"
+    )
+    identity: IdentityFiles
+    authority: Path = Field(description="certificate of the federation's authority, PEM")
+    directory: Path = Field(description="ledger, audit log and cache; on a local disk, one agent each")
+    policy: Path = Field(description="policy file: what may leave this silo")
+    lowest_roster_version: int = Field(
+        default=1, ge=1, description="pinned at enrolment: no older roster is ever accepted"
+    )
+    metrics_listen: str | None = Field(
+        default="127.0.0.1:0",
+        pattern=ADDRESS,
+        description="host:port of /livez, /readyz, /metrics; port 0 takes a free one; null for none",
+    )
+    data: DataSettings
+    objective: str | None = Field(
+        default=None, pattern=ENTRY_POINT, description="package.module:function in place of the built-in training"
+    )
+    device: Device = Field(default=Device.AUTO, description="where training runs: auto, cpu or cuda")
+    torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of one training")
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.directory / "ledger.sqlite"
+
+    @property
+    def audit_path(self) -> Path:
+        return self.directory / "audit.jsonl"
+
+    @property
+    def cache_directory(self) -> Path:
+        return self.directory / "cache"
+
+
+def load_silo_settings(path: Path) -> SiloSettings:
+    """Raises ConfigError that names file, field and what is allowed."""
+    return load_settings(SiloSettings, path, ENV_PREFIX)
