@@ -1,0 +1,480 @@
+"""Who is who: certificates with a SPIFFE name, and signatures with a purpose.
+
+ECDSA P-256 throughout. The authority signs requests and nothing else leaves its machine; keys are
+made where they live. Source: docs/protocol.md 1 and 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TypeAlias
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from crypto import encoding
+from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from crypto.messages import SignedBody
+
+PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
+
+NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it was made
+MAX_VALID_DAYS = 3650
+
+_HASH = ec.ECDSA(hashes.SHA256())
+_ODD_CERTIFICATE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension,
+                    x509.UnsupportedGeneralNameType)  # fmt: skip
+
+
+class Role(StrEnum):
+    SILO = "silo"
+    COORDINATOR = "coordinator"
+    OPERATOR = "operator"
+
+    @property
+    def key_usage(self) -> x509.ObjectIdentifier:
+        """A silo that held serverAuth could pose as coordinator, so each role has one usage."""
+        if self is Role.COORDINATOR:
+            return ExtendedKeyUsageOID.SERVER_AUTH
+        return ExtendedKeyUsageOID.CLIENT_AUTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberId:
+    """A member's name in its federation. Raises ConfigError for names outside NAME_PATTERN."""
+
+    federation: str
+    role: Role
+    name: str
+
+    def __post_init__(self) -> None:
+        _check_name("federation", self.federation)
+        _check_name(self.role, self.name)
+
+    @property
+    def uri(self) -> str:
+        return f"spiffe://{self.federation}/{self.role}/{self.name}"
+
+    @classmethod
+    def parse(cls, uri: str) -> MemberId:
+        """Raises RemoteProtocolError unless it reads spiffe://<federation>/<role>/<name>."""
+        scheme, separator, path = uri.partition("://")
+        parts = path.split("/")
+        try:
+            if scheme != "spiffe" or not separator or len(parts) != 3:
+                raise ValueError(uri)
+            return cls(federation=parts[0], role=Role(parts[1]), name=parts[2])
+        except (ValueError, ConfigError):
+            raise RemoteProtocolError(
+                "certificate: expected a name spiffe://<federation>/<role>/<name>"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A member's certificate and the key that belongs to it."""
+
+    member: MemberId
+    certificate: x509.Certificate
+    key: PrivateKey = field(repr=False)
+
+    @classmethod
+    def load(cls, certificate_pem: bytes, key_pem: bytes) -> Identity:
+        """Raises ConfigError if either is unusable or they do not belong together."""
+        certificate = load_certificate(certificate_pem)
+        key = load_key(key_pem)
+        if _public_bytes(certificate) != _public_bytes(key):
+            raise ConfigError("identity: the key does not belong to the certificate")
+        try:
+            member = member_of(certificate)
+        except RemoteProtocolError as error:
+            raise ConfigError(str(error)) from None
+        return cls(member=member, certificate=certificate, key=key)
+
+    @property
+    def certificate_der(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.DER)
+
+    @property
+    def fingerprint(self) -> bytes:
+        return fingerprint(self.certificate)
+
+    def sign(self, purpose: str, *fields: encoding.Field) -> SignedBody:
+        """Sign the canonical encoding of the fields under that purpose."""
+        return sign(self.key, purpose, *fields)
+
+
+def sign(key: PrivateKey, purpose: str, *fields: encoding.Field) -> SignedBody:
+    """Sign the canonical encoding of the fields; never raw bytes of a peer."""
+    body = encoding.encode(purpose, *fields)
+    return SignedBody(body=body, signature=key.sign(body, _HASH))
+
+
+def verify(
+    signed: SignedBody,
+    *,
+    purpose: str,
+    certificate: x509.Certificate,
+    code: Refusal = Refusal.MALFORMED,
+) -> list[encoding.Value]:
+    """The fields of a signed body, read only after its signature held.
+
+    Raises RemoteProtocolError with `code`.
+    """
+    try:
+        _public_key(certificate).verify(signed.signature, signed.body, _HASH)
+    except InvalidSignature:
+        raise RemoteProtocolError(f"{purpose}: the signature does not hold", code=code) from None
+    try:
+        return encoding.decode(purpose, signed.body)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(str(error), code=code) from None
+
+
+def fingerprint(certificate: x509.Certificate | bytes) -> bytes:
+    """SHA-256 of the certificate's DER bytes."""
+    if isinstance(certificate, x509.Certificate):
+        certificate = certificate.public_bytes(serialization.Encoding.DER)
+    return hashlib.sha256(certificate).digest()
+
+
+def member_of(certificate: x509.Certificate) -> MemberId:
+    """The member that a certificate names.
+
+    Raises RemoteProtocolError unless it holds exactly one URI and that is a member's.
+    """
+    return MemberId.parse(_only_uri(_alternative_names(certificate)))
+
+
+def federation_of(authority: x509.Certificate) -> str:
+    """The federation whose authority this is. Raises ConfigError if it is none."""
+    try:
+        uri = _only_uri(_alternative_names(authority))
+    except RemoteProtocolError:
+        uri = ""
+    federation = uri.removeprefix("spiffe://")
+    if federation == uri or not NAME_PATTERN.fullmatch(federation):
+        raise ConfigError("authority: the certificate does not name a federation")
+    return federation
+
+
+def certificate_from_der(data: bytes) -> x509.Certificate:
+    """Raises RemoteProtocolError if the bytes are no certificate with a P-256 key."""
+    try:
+        certificate = x509.load_der_x509_certificate(data)
+        _public_key(certificate)
+    except _ODD_CERTIFICATE:
+        raise RemoteProtocolError("certificate: the bytes are no certificate") from None
+    return certificate
+
+
+def check_certificate(
+    certificate: x509.Certificate,
+    *,
+    authority: x509.Certificate,
+    role: Role,
+    federation: str,
+    now: datetime,
+) -> MemberId:
+    """The member named by a certificate that the authority issued for that role and that is valid now.
+
+    Raises RemoteProtocolError that says what was wrong. Source: docs/protocol.md 1.
+    """
+    _check_issuer(certificate, authority, now=now)
+    _check_validity("certificate", certificate, now=now)
+    _public_key(certificate)
+    _check_usage(certificate, role)
+    member = member_of(certificate)
+    if member.role is not role:
+        raise _refused(f"expected role {role}, got {member.role}")
+    if member.federation != federation:
+        raise _refused(f"expected federation {federation}, got {member.federation}")
+    return member
+
+
+def new_key() -> PrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_to_pem(key: PrivateKey) -> bytes:
+    """Unencrypted PKCS#8: the file's permissions protect it."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def certificate_to_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def load_certificate(pem: bytes) -> x509.Certificate:
+    """Raises ConfigError if it is no PEM certificate with a P-256 key."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        _public_key(certificate)
+    except (*_ODD_CERTIFICATE, RemoteProtocolError):
+        raise ConfigError("certificate: expected a PEM certificate with a P-256 key") from None
+    return certificate
+
+
+def load_key(pem: bytes) -> PrivateKey:
+    """Raises ConfigError if it is no unencrypted PEM private key on P-256."""
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError("key: expected an unencrypted PEM private key") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ConfigError("key: expected a P-256 key")
+    return key
+
+
+def new_csr(key: PrivateKey, member: MemberId, hosts: Sequence[str] = ()) -> bytes:
+    """A PEM request for the member's certificate; hosts are where a coordinator listens."""
+    names = [x509.UniformResourceIdentifier(member.uri), *_host_names(hosts)]
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(_subject(member.federation, member.name))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return request.public_bytes(serialization.Encoding.PEM)
+
+
+def new_authority(federation: str, *, now: datetime, valid_days: int) -> tuple[PrivateKey, x509.Certificate]:
+    """A federation's own certificate authority."""
+    _check_name("federation", federation)
+    key = new_key()
+    subject = _subject(federation, "authority")
+    uri = x509.UniformResourceIdentifier(f"spiffe://{federation}")
+    builder = (
+        _dated(now, _valid_until(now, valid_days))
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(is_authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectAlternativeName([uri]), critical=False)
+    )
+    return key, builder.sign(key, hashes.SHA256())
+
+
+def sign_csr(
+    csr_pem: bytes,
+    *,
+    authority_key: PrivateKey,
+    authority_certificate: x509.Certificate,
+    role: Role,
+    now: datetime,
+    valid_days: int,
+    hosts: Sequence[str] = (),
+) -> x509.Certificate:
+    """Sign a request for that role, adding nothing a role may not have.
+
+    A coordinator gets serverAuth and the hosts of its request and of `hosts`; a silo or operator gets
+    clientAuth and no host. Raises ConfigError. Source: docs/protocol.md 1.
+    """
+    request = _load_csr(csr_pem)
+    member, requested_hosts = _requested(request)
+    federation = federation_of(authority_certificate)
+    if member.federation != federation:
+        raise ConfigError(f"request: expected federation {federation}, got {member.federation}")
+    if member.role is not role:
+        raise ConfigError(f"request: expected role {role}, got {member.role}")
+    all_hosts = list(dict.fromkeys([*requested_hosts, *_host_names(hosts)]))
+    if role is Role.COORDINATOR and not all_hosts:
+        raise ConfigError("request: a coordinator needs at least one host name or address")
+    if role is not Role.COORDINATOR and all_hosts:
+        raise ConfigError(f"request: a {role} has no host names or addresses")
+    not_after = min(_valid_until(now, valid_days), authority_certificate.not_valid_after_utc)
+    if now >= not_after:
+        raise ConfigError("authority: the certificate is expired")
+    builder = _for_member(_dated(now, not_after), request, member, all_hosts)
+    builder = builder.issuer_name(authority_certificate.subject).add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
+    )
+    return builder.sign(authority_key, hashes.SHA256())
+
+
+def _for_member(
+    builder: x509.CertificateBuilder,
+    request: x509.CertificateSigningRequest,
+    member: MemberId,
+    hosts: list[x509.GeneralName],
+) -> x509.CertificateBuilder:
+    names = [x509.UniformResourceIdentifier(member.uri), *hosts]
+    key = _public_key(request)
+    return (
+        builder.subject_name(_subject(member.federation, member.name))
+        .public_key(key)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(is_authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([member.role.key_usage]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+    )
+
+
+def _load_csr(pem: bytes) -> x509.CertificateSigningRequest:
+    try:
+        request = x509.load_pem_x509_csr(pem)
+        _public_key(request)
+        has_signed = request.is_signature_valid
+    except (*_ODD_CERTIFICATE, RemoteProtocolError):
+        raise ConfigError("request: expected a PEM certificate request with a P-256 key") from None
+    if not has_signed:
+        raise ConfigError("request: the signature does not hold")
+    return request
+
+
+def _requested(request: x509.CertificateSigningRequest) -> tuple[MemberId, list[x509.GeneralName]]:
+    try:
+        names = _alternative_names(request)
+        member = MemberId.parse(_only_uri(names))
+    except RemoteProtocolError as error:
+        raise ConfigError(str(error).replace("certificate:", "request:")) from None
+    hosts = [name for name in names if not isinstance(name, x509.UniformResourceIdentifier)]
+    if not all(isinstance(name, x509.DNSName | x509.IPAddress) for name in hosts):
+        raise ConfigError("request: expected only a URI, host names and addresses")
+    return member, hosts
+
+
+def _alternative_names(
+    holder: x509.Certificate | x509.CertificateSigningRequest,
+) -> list[x509.GeneralName]:
+    try:
+        extension = holder.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (*_ODD_CERTIFICATE, x509.ExtensionNotFound):
+        raise RemoteProtocolError("certificate: it holds no readable subject alternative name") from None
+    return list(extension.value)
+
+
+def _only_uri(names: Iterable[x509.GeneralName]) -> str:
+    uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]
+    if len(uris) != 1:
+        raise RemoteProtocolError(f"certificate: expected one URI, got {len(uris)}")
+    return uris[0]
+
+
+def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate, *, now: datetime) -> None:
+    _check_validity("authority", authority, now=now)
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (*_ODD_CERTIFICATE, InvalidSignature):
+        raise _refused("it was not issued by this federation's authority") from None
+
+
+def _check_validity(what: str, certificate: x509.Certificate, *, now: datetime) -> None:
+    if now < certificate.not_valid_before_utc:
+        raise _refused(f"{what} is not valid before {certificate.not_valid_before_utc.isoformat()}")
+    if now > certificate.not_valid_after_utc:
+        raise _refused(f"{what} expired at {certificate.not_valid_after_utc.isoformat()}")
+
+
+def _check_usage(certificate: x509.Certificate, role: Role) -> None:
+    try:
+        extensions = certificate.extensions
+        constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
+        usages = list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except (*_ODD_CERTIFICATE, x509.ExtensionNotFound):
+        raise _refused("basic constraints or extended key usage are missing or unreadable") from None
+    if constraints.ca:
+        raise _refused("it is an authority's own, expected a member's")
+    if usages != [role.key_usage]:
+        raise _refused(f"its extended key usage is not that of a {role}")
+    has_hosts = any(
+        not isinstance(n, x509.UniformResourceIdentifier) for n in _alternative_names(certificate)
+    )
+    if has_hosts and role is not Role.COORDINATOR:
+        raise _refused(f"a {role} has no host names or addresses")
+
+
+def _refused(message: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"certificate: {message}", code=Refusal.ROSTER)
+
+
+def _public_key(
+    holder: x509.Certificate | x509.CertificateSigningRequest,
+) -> ec.EllipticCurvePublicKey:
+    key = holder.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise RemoteProtocolError("certificate: expected a P-256 key")
+    return key
+
+
+def _public_bytes(holder: x509.Certificate | PrivateKey) -> bytes:
+    return holder.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def _check_name(what: str, name: str) -> None:
+    if not NAME_PATTERN.fullmatch(name):
+        raise ConfigError(
+            f"{what}: expected 1 to 63 lower-case letters, digits and inner hyphens, got {name!r}"
+        )
+
+
+def _host_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    return [_host_name(host) for host in hosts]
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    labels = host.split(".")
+    if len(host) > 253 or not all(NAME_PATTERN.fullmatch(label) for label in labels):
+        raise ConfigError(f"host: expected a lower-case host name or an IP address, got {host!r}")
+    return x509.DNSName(host)
+
+
+def _subject(federation: str, name: str) -> x509.Name:
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation),
+            x509.NameAttribute(NameOID.COMMON_NAME, name),
+        ]
+    )
+
+
+def _valid_until(now: datetime, valid_days: int) -> datetime:
+    if not 1 <= valid_days <= MAX_VALID_DAYS:
+        raise ConfigError(f"valid_days: expected 1 to {MAX_VALID_DAYS}, got {valid_days}")
+    return now + timedelta(days=valid_days)
+
+
+def _dated(now: datetime, not_after: datetime) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(not_after)
+    )
+
+
+def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
