@@ -308,6 +308,11 @@ def sign_csr(
     return builder.sign(authority_key, hashes.SHA256())
 
 
+def requested_member(csr_pem: bytes) -> MemberId:
+    """Who a request wants to be. Raises ConfigError if it is no request of a member."""
+    return _requested(_load_csr(csr_pem))[0]
+
+
 def _for_member(
     builder: x509.CertificateBuilder,
     request: x509.CertificateSigningRequest,
