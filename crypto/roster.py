@@ -111,11 +111,20 @@ def open_roster(
 
     Raises RemoteProtocolError(code=ROSTER).
     """
+    roster = read_roster(signed, authority=authority, federation=federation)
+    roster.check_current(now, max_age=max_age)
+    return roster
+
+
+def read_roster(signed: SignedBody, *, authority: x509.Certificate, federation: str) -> Roster:
+    """The roster, expired or not: what the authority itself builds the next version on.
+
+    Raises RemoteProtocolError(code=ROSTER).
+    """
     fields = identity.verify(signed, purpose=PURPOSE, certificate=authority, code=Refusal.ROSTER)
     roster = _parse(fields, signed)
     if roster.federation != federation:
         raise _refused(f"expected federation {federation}, got {roster.federation}")
-    roster.check_current(now, max_age=max_age)
     return roster
 
 
