@@ -1,0 +1,206 @@
+"""The silo's memory, on disk: jobs and what was decided on them, the newest roster, the reveals.
+
+A ledger lives on a local disk beside one certificate; a ledger put back from a backup needs a new
+one, because the old certificate may have signed what the backup does not hold.
+Source: docs/protocol.md 6, 10.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from chorale import audit
+from chorale.database import open_database
+from chorale.job import Job
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from crypto.roster import Roster
+from silo_agent.ledger_tables import jobs, metadata, reveals, roster_mark
+from silo_agent.policy import Policy
+from silo_agent.reveals import Decision, Reveals, RevealStatus
+
+REVEALED_EVENT = "revealed"  # audit entry: job, round, phase and cohort, written before a share leaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerJob:
+    """A job that was offered to this silo."""
+
+    job_digest: bytes
+    name: str
+    operator: str
+    rounds: int
+    decision: Decision
+    offered: datetime
+
+    @property
+    def id(self) -> str:
+        return self.job_digest.hex()[:12]
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Ledger:
+    """One SQLite file, 0600, shared by the agent and the commands of this machine."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], datetime] = utc_now) -> None:
+        _create_private(path)
+        self._engine = open_database(path)
+        self._clock = clock
+        metadata.create_all(self._engine)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def reveals(self, *, policy: Policy, data_set: str) -> Reveals:
+        """The reveal rule under this policy, for one data set."""
+        return Reveals(self._engine, policy=policy, data_set=data_set, clock=self._clock)
+
+    def record_job(self, job: Job, *, operator: str, is_approved: bool) -> Decision:
+        """Remember an offered job; what was decided before stays. Returns the decision in force."""
+        decision = Decision.APPROVED if is_approved else Decision.OFFERED
+        with self._engine.begin() as connection:
+            found = connection.execute(select(jobs).where(jobs.c.job_digest == job.digest)).one_or_none()
+            if found is None:
+                connection.execute(insert(jobs), self._job_row(job, operator, decision))
+                return decision
+            if is_approved and found.decision == Decision.OFFERED:
+                _decide(connection, job.digest, decision)
+                return decision
+            return Decision(found.decision)
+
+    def jobs(self) -> list[LedgerJob]:
+        """Every job ever offered, newest first."""
+        with self._engine.begin() as connection:
+            rows = connection.execute(select(jobs).order_by(jobs.c.offered_unix_seconds.desc())).all()
+        return [_job(row) for row in rows]
+
+    def decision(self, job_digest: bytes) -> Decision | None:
+        """What is in force for a job; None if it was never offered."""
+        with self._engine.begin() as connection:
+            found = connection.execute(
+                select(jobs.c.decision).where(jobs.c.job_digest == job_digest)
+            ).scalar_one_or_none()
+        return None if found is None else Decision(found)
+
+    def approve(self, job_id: str) -> LedgerJob:
+        """Approve the job whose digest begins with `job_id`. Raises ConfigError unless it is one job."""
+        return self._set_decision(job_id, Decision.APPROVED)
+
+    def reject(self, job_id: str) -> LedgerJob:
+        """Reject it, also if it was approved before. Raises ConfigError unless it is one job."""
+        return self._set_decision(job_id, Decision.REJECTED)
+
+    def accept_roster(self, roster: Roster, *, lowest_version: int) -> None:
+        """Make it the newest roster seen. Raises PolicyRefusal(code=ROSTER) if an older one it is."""
+        with self._engine.begin() as connection:
+            mark = connection.execute(select(roster_mark)).one_or_none()
+            lowest = max(lowest_version, mark.version if mark else 0)
+            if roster.version < lowest:
+                raise _roster_refusal(f"expected version {lowest} or newer, got {roster.version}")
+            if mark and mark.version == roster.version and mark.digest != roster.digest:
+                raise _roster_refusal(f"two different rosters of version {roster.version}")
+            values = {"only": 1, "version": roster.version, "digest": roster.digest}
+            statement = insert(roster_mark) if mark is None else update(roster_mark)
+            connection.execute(statement.values(values))
+
+    @property
+    def roster_version(self) -> int:
+        """The newest version seen; 0 before the first."""
+        with self._engine.begin() as connection:
+            return connection.execute(select(roster_mark.c.version)).scalar_one_or_none() or 0
+
+    def check(self, audit_path: Path) -> int:
+        """Compare the reveals with the audit chain; returns how many agree.
+
+        Raises ConfigError if the chain is broken, or if it holds a reveal that the ledger does
+        not: then the ledger was put back from a backup or edited.
+        """
+        entries = audit.read_entries(audit_path) if audit_path.exists() else []
+        told = [_reveal_key(entry) for entry in entries if entry.get("event") == REVEALED_EVENT]
+        held = set(self._revealed())
+        missing = [key for key in told if key not in held]
+        if missing:
+            job_id, round_number, phase, _ = missing[0]
+            raise ConfigError(
+                f"ledger: the audit log holds {len(missing)} reveals that the ledger does not, the first is "
+                f"job {job_id[:12]} round {round_number} {phase}: was the ledger put back from a backup?"
+            )
+        return len(told)
+
+    def untold_reveals(self, audit_path: Path) -> list[dict[str, Any]]:
+        """Reveals that a crash kept out of the audit log, as fields for it."""
+        entries = audit.read_entries(audit_path) if audit_path.exists() else []
+        told = {_reveal_key(entry) for entry in entries if entry.get("event") == REVEALED_EVENT}
+        return [
+            {"job": job, "round": round_number, "phase": phase, "cohort": cohort}
+            for job, round_number, phase, cohort in self._revealed()
+            if (job, round_number, phase, cohort) not in told
+        ]
+
+    def _revealed(self) -> list[tuple[str, int, str, str]]:
+        revealed = select(reveals).where(reveals.c.status == RevealStatus.REVEALED)
+        with self._engine.begin() as connection:
+            rows = connection.execute(revealed.order_by(reveals.c.written_unix_seconds)).all()
+        return [(row.job_digest.hex(), row.round, row.phase, row.cohort_digest.hex()) for row in rows]
+
+    def _set_decision(self, job_id: str, decision: Decision) -> LedgerJob:
+        found = [job for job in self.jobs() if job.job_digest.hex().startswith(job_id.lower())]
+        if len(found) != 1:
+            what = "no job" if not found else f"{len(found)} jobs"
+            raise ConfigError(f"job {job_id}: expected the id of one offered job, {what} begin with it")
+        with self._engine.begin() as connection:
+            _decide(connection, found[0].job_digest, decision)
+        return found[0]
+
+    def _job_row(self, job: Job, operator: str, decision: Decision) -> dict[str, Any]:
+        return {
+            "job_digest": job.digest,
+            "name": job.spec.name,
+            "operator": operator,
+            "rounds": job.spec.rounds,
+            "max_attempts": job.spec.max_attempts,
+            "decision": decision,
+            "offered_unix_seconds": self._clock().timestamp(),
+        }
+
+
+def _create_private(path: Path) -> None:
+    """The file holds shares: nobody but its owner reads it, from the first byte on."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        path.chmod(0o600)
+    except OSError as error:
+        raise ConfigError(f"directory: cannot open {path}: {error.strerror}") from error
+
+
+def _decide(connection: Connection, job_digest: bytes, decision: Decision) -> None:
+    connection.execute(update(jobs).where(jobs.c.job_digest == job_digest).values(decision=decision))
+
+
+def _job(row: Row[Any]) -> LedgerJob:
+    return LedgerJob(
+        job_digest=row.job_digest,
+        name=row.name,
+        operator=row.operator,
+        rounds=row.rounds,
+        decision=Decision(row.decision),
+        offered=datetime.fromtimestamp(row.offered_unix_seconds, UTC),
+    )
+
+
+def _reveal_key(entry: Mapping[str, Any]) -> tuple[str, int, str, str]:
+    return entry["job"], entry["round"], entry["phase"], entry["cohort"]
+
+
+def _roster_refusal(message: str) -> PolicyRefusal:
+    return PolicyRefusal(f"roster: {message}", code=Refusal.ROSTER)

@@ -1,0 +1,81 @@
+"""Tables of the silo's ledger. Source: docs/protocol.md 6, 10."""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, Float, Integer, LargeBinary, MetaData, String, Table, UniqueConstraint
+
+metadata = MetaData()
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("job_digest", LargeBinary, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("operator", String, nullable=False),
+    Column("rounds", Integer, nullable=False),
+    Column("max_attempts", Integer, nullable=False),
+    Column("decision", String, nullable=False),  # Decision
+    Column("offered_unix_seconds", Float, nullable=False),
+)
+
+# What the first advert for a phase bound it to.
+phases = Table(
+    "phases",
+    metadata,
+    Column("job_digest", LargeBinary, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("phase", String, nullable=False),
+    Column("roster_version", Integer, nullable=False),
+    Column("roster_digest", LargeBinary, nullable=False),
+    Column("state_digest", LargeBinary, nullable=False),
+    UniqueConstraint("job_digest", "round", "phase"),
+)
+
+reveals = Table(
+    "reveals",
+    metadata,
+    Column("job_digest", LargeBinary, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("phase", String, nullable=False),
+    Column("status", String, nullable=False),  # RevealStatus
+    Column("attempt", Integer, nullable=False),
+    Column("state_digest", LargeBinary, nullable=False),
+    Column("cohort_digest", LargeBinary, nullable=False),
+    Column("data_set", String, nullable=False),
+    Column("survivors", String, nullable=False),  # U3, sorted, one name a line
+    Column("answer", LargeBinary),  # PendingReveal; null once blanked
+    Column("written_unix_seconds", Float, nullable=False),
+    UniqueConstraint("job_digest", "round", "phase"),
+)
+
+# Every U3 that this silo signed and that may have been revealed by others' shares.
+signed_sets = Table(
+    "signed_sets",
+    metadata,
+    Column("job_digest", LargeBinary, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("phase", String, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("data_set", String, nullable=False),
+    Column("survivors", String, nullable=False),
+    Column("min_cohort", Integer, nullable=False),
+    UniqueConstraint("job_digest", "round", "phase", "attempt"),
+)
+
+cohort_changes = Table(
+    "cohort_changes",
+    metadata,
+    Column("job_digest", LargeBinary, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("survivors", String, nullable=False),
+    UniqueConstraint("job_digest", "kind", "survivors"),
+)
+
+roster_mark = Table(
+    "roster_mark",
+    metadata,
+    Column("only", Integer, primary_key=True),  # always 1
+    Column("version", Integer, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+)

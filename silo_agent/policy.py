@@ -1,0 +1,184 @@
+"""The policy file: the silo's last word on what may leave it.
+
+A refusal carries a code of the closed list; its sentence stays in the silo's own log.
+Source: docs/protocol.md 6, 9 (guarantee G3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from chorale.job import JobSpec
+from chorale.settings_file import load_settings
+from crypto.cohort import SMALLEST_FEDERATION
+from crypto.errors import PolicyRefusal, Refusal
+from crypto.layout import Quantity
+from crypto.messages import SessionTerms
+from silo_agent.settings import NAME
+
+ENV_PREFIX = "CHORALE_POLICY_"
+
+# Everything else is taken for a class statistic: presence, class counts, soft labels, logit
+# prototypes, moments by class, confusion matrix (docs/threat-model.md).
+PLAIN_QUANTITIES = frozenset(
+    {"silos", "samples", "delta", "buffers", "weight", "correct", "tested", "loss_sum", "clipped"}
+)
+
+
+class Approval(StrEnum):
+    MANUAL = "manual"
+    AUTOMATIC = "automatic"
+
+
+class ClassStatistics(StrEnum):
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
+class Policy(BaseModel):
+    """What a silo allows. Every default is the cautious one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    federation: str = Field(pattern=NAME, description="jobs of this federation alone")
+    approval: Approval = Field(
+        default=Approval.MANUAL,
+        description="manual: a job waits for `chorale silo approve`; automatic: policy alone decides",
+    )
+    operators: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="operators whose jobs are accepted; null: all on the roster"
+    )
+    strategies: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="strategy presets that are accepted; null: all"
+    )
+    allowed_quantities: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="quantities that may be summed; null: all but class statistics",
+    )
+    class_statistics: ClassStatistics = Field(
+        default=ClassStatistics.REFUSE, description="sums by class without noise: refuse or allow"
+    )
+    least_silos: int = Field(
+        default=SMALLEST_FEDERATION,
+        ge=SMALLEST_FEDERATION,
+        le=10_000,
+        description="fewest silos in any sum this silo is part of",
+    )
+    max_rounds: int = Field(default=1_000, ge=1, le=1_000_000, description="longest job that is accepted")
+    max_attempts: int = Field(
+        default=5, ge=1, le=100, description="attempts at one phase before it is given up"
+    )
+    max_cohort_changes: int = Field(
+        default=10,
+        ge=0,
+        le=1_000_000,
+        description="sums per job and kind of phase whose cohort nearly equals an earlier one",
+    )
+    count_granularity: int = Field(
+        default=10,
+        ge=1,
+        le=1_000_000,
+        description="sample counts are rounded down to a multiple; 1 accepts that the exact count is published",
+    )
+    max_roster_age_days: float = Field(
+        default=7.0, gt=0, le=366, description="a roster signed longer ago than this is refused"
+    )
+    max_state_megabytes: int = Field(
+        default=4_096, ge=1, le=65_536, description="largest global model this silo downloads"
+    )
+
+    def check_job(self, spec: JobSpec, *, operator: str) -> None:
+        """Raises PolicyRefusal where the job as such is not allowed."""
+        if spec.federation != self.federation:
+            raise _refusal(f"federation {spec.federation}", f"{self.federation}")
+        if self.operators is not None and operator not in self.operators:
+            raise _refusal(f"operator {operator}", _names(self.operators))
+        if self.strategies is not None and spec.strategy.preset not in self.strategies:
+            raise _refusal(f"strategy {spec.strategy.preset}", _names(self.strategies))
+        if spec.rounds > self.max_rounds:
+            raise _refusal(f"{spec.rounds} rounds", f"at most {self.max_rounds}")
+        if len(spec.silos) < self.least_silos:
+            raise _refusal(f"{len(spec.silos)} silos", f"at least {self.least_silos}")
+
+    def check_terms(self, terms: SessionTerms) -> None:
+        """Raises PolicyRefusal where this one session is not allowed."""
+        if terms.federation != self.federation:
+            raise _refusal(f"federation {terms.federation}", self.federation)
+        if terms.attempt > self.max_attempts:
+            raise _refusal(f"attempt {terms.attempt}", f"at most {self.max_attempts}")
+        self.check_cohort(terms.names)
+        self.check_quantities(terms.layout.quantities)
+
+    def check_cohort(self, names: Collection[str]) -> None:
+        """Raises PolicyRefusal where fewer silos than `least_silos` would stand in a sum."""
+        if len(names) < self.least_silos:
+            raise PolicyRefusal(
+                f"policy: expected a cohort of at least {self.least_silos} silos, got {len(names)}",
+                code=Refusal.COHORT_TOO_SMALL,
+            )
+
+    def check_quantities(self, quantities: Sequence[Quantity]) -> None:
+        """Raises PolicyRefusal where a quantity may not be summed."""
+        for quantity in quantities:
+            if self.allowed_quantities is not None and quantity.name not in self.allowed_quantities:
+                raise _refusal(f"quantity {quantity.name}", _names(self.allowed_quantities))
+            if self.class_statistics is ClassStatistics.REFUSE and quantity.name not in PLAIN_QUANTITIES:
+                raise _refusal(f"quantity {quantity.name}", "no class statistics (class_statistics: refuse)")
+
+    def rounded(self, samples: int) -> int:
+        """A sample count as it may be known: rounded down to `count_granularity`."""
+        return samples - samples % self.count_granularity
+
+    def describe(self) -> str:
+        """The effective policy field by field, then what it refuses."""
+        lines = [f"{name}: {_shown(getattr(self, name))}  # {info.description}" for name, info in _fields()]
+        return "\n".join([*lines, "", "This silo refuses:", *(f"  - {line}" for line in self._refused())])
+
+    def _refused(self) -> list[str]:
+        refused = [
+            f"jobs of other federations than {self.federation}, longer than {self.max_rounds} rounds, or naming fewer than {self.least_silos} silos",
+            f"every sum over fewer than {self.least_silos} silos, and attempt {self.max_attempts + 1} at any phase",
+            f"in one job, more than {self.max_cohort_changes} sums of a kind over a cohort close to an earlier one",
+            f"rosters signed more than {self.max_roster_age_days:g} days ago, models above {self.max_state_megabytes} MB",
+        ]
+        if self.approval is Approval.MANUAL:
+            refused.append("every job that nobody approved here (chorale silo approve)")
+        if self.class_statistics is ClassStatistics.REFUSE:
+            refused.append("every statistic by class")
+        lists = {
+            "operators": self.operators,
+            "strategies": self.strategies,
+            "quantities": self.allowed_quantities,
+        }
+        refused += [
+            f"{what} other than {_names(names)}" for what, names in lists.items() if names is not None
+        ]
+        return refused
+
+
+def load_policy(path: Path) -> Policy:
+    """Raises ConfigError that names file, field and what is allowed."""
+    return load_settings(Policy, path, ENV_PREFIX)
+
+
+def _fields() -> list[tuple[str, object]]:
+    return list(Policy.model_fields.items())
+
+
+def _refusal(got: str, expected: str) -> PolicyRefusal:
+    return PolicyRefusal(f"policy: expected {expected}, got {got}")
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    return f"[{_names(value)}]" if isinstance(value, tuple) else str(value)

@@ -1,0 +1,272 @@
+"""The reveal rule: which sums this silo has been part of, and which it never will be.
+
+One row per (job, round, phase) holds the silo's only answer; every cohort it signed is kept and
+compared with the next. Every check and the write it allows share one transaction.
+Source: docs/protocol.md 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, and_, delete, func, insert, select, update
+from sqlalchemy.sql import ColumnElement
+
+from crypto.errors import PolicyRefusal, Refusal
+from crypto.messages import SessionTerms
+from crypto.silo_session import PendingReveal
+from silo_agent.ledger_tables import cohort_changes, jobs, phases, reveals, signed_sets
+from silo_agent.policy import Policy
+
+# Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
+DIFFERENCED_KINDS = frozenset({"presence", "calibrate"})
+SHARES_KEPT = timedelta(days=30)
+
+
+class RevealStatus(StrEnum):
+    PENDING = "pending"  # signed; the answer has not left
+    REVEALED = "revealed"  # the answer may have left
+
+
+class Decision(StrEnum):
+    """What this institution said to a job."""
+
+    OFFERED = "offered"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+
+
+class Reveals:
+    """`crypto.silo_session.RevealLedger` of one silo: synchronous and durable."""
+
+    def __init__(
+        self, engine: Engine, *, policy: Policy, data_set: str, clock: Callable[[], datetime]
+    ) -> None:
+        self._engine = engine
+        self._policy = policy
+        self._data_set = data_set
+        self._clock = clock
+
+    def begin_attempt(self, terms: SessionTerms) -> None:
+        """Bind the phase to roster and state, and erase what an earlier attempt left pending.
+
+        Raises PolicyRefusal if the job is not approved, the phase was revealed, the round or
+        attempt is out of range, or roster or state differ from the first attempt's.
+        """
+        with self._engine.begin() as connection:
+            _check_job(connection, terms)
+            _check_not_revealed(connection, terms)
+            _check_round(connection, terms)
+            _bind_phase(connection, terms)
+            pending = _same_phase(reveals, terms)
+            connection.execute(delete(reveals).where(pending, reveals.c.status == RevealStatus.PENDING))
+
+    def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
+        """Raises PolicyRefusal where a sum over these silos may not be revealed."""
+        self._policy.check_cohort(survivors)
+        with self._engine.begin() as connection:
+            _check_not_revealed(connection, terms)
+            self._check_near(connection, terms, survivors, terms.rule.min_cohort)
+
+    def write_pending(self, pending: PendingReveal) -> None:
+        """Record the signed set and the one answer to it. Raises PolicyRefusal as `check_reveal`."""
+        with self._engine.begin() as connection:
+            found = _row(connection, pending)
+            if found is not None and found.answer == pending.to_bytes():
+                return
+            if found is not None:
+                raise _refusal(pending, "another answer is recorded already", Refusal.ALREADY_REVEALED)
+            if self._check_near(connection, pending, pending.survivors, pending.min_cohort):
+                connection.execute(insert(cohort_changes), _change(pending))
+            connection.execute(insert(signed_sets), self._signed_set(pending))
+            connection.execute(insert(reveals), self._pending_row(pending))
+
+    def mark_revealed(self, pending: PendingReveal) -> None:
+        """Durable before the first share leaves. Repeating it for the same answer changes nothing."""
+        with self._engine.begin() as connection:
+            found = _row(connection, pending)
+            if found is None or found.cohort_digest != pending.cohort_digest:
+                raise _refusal(pending, "no such answer is recorded", Refusal.ALREADY_REVEALED)
+            connection.execute(
+                update(reveals).where(_same_phase(reveals, pending)).values(status=RevealStatus.REVEALED)
+            )
+            # t silos signed this attempt, and honest ones that revealed an earlier attempt never
+            # do: its cohort was not revealed and need not be compared with again.
+            others = and_(_same_phase(signed_sets, pending), signed_sets.c.attempt != pending.attempt)
+            connection.execute(delete(signed_sets).where(others))
+
+    def recorded(self, job_digest: bytes, round: int, phase: str) -> tuple[PendingReveal, bool] | None:
+        """The recorded answer of a phase and whether it may have left; None if there is none."""
+        key = and_(reveals.c.job_digest == job_digest, reveals.c.round == round, reveals.c.phase == phase)
+        with self._engine.begin() as connection:
+            found = connection.execute(select(reveals).where(key)).one_or_none()
+        if found is None or found.answer is None:
+            return None
+        return PendingReveal.from_bytes(found.answer), found.status == RevealStatus.REVEALED
+
+    def blank_old_shares(self) -> int:
+        """Forget the shares of answers revealed long ago; their keys and cohorts stay."""
+        oldest = (self._clock() - SHARES_KEPT).timestamp()
+        old = and_(
+            reveals.c.status == RevealStatus.REVEALED,
+            reveals.c.written_unix_seconds < oldest,
+            reveals.c.answer.is_not(None),
+        )
+        with self._engine.begin() as connection:
+            return connection.execute(update(reveals).where(old).values(answer=None)).rowcount
+
+    def _check_near(
+        self,
+        connection: Connection,
+        key: SessionTerms | PendingReveal,
+        survivors: tuple[str, ...],
+        min_cohort: int,
+    ) -> bool:
+        """Whether the reveal is near an earlier one and newly counts against the policy."""
+        kind = kind_of(key.phase)
+        if not self._is_near(connection, key, survivors, min_cohort):
+            return False
+        if kind in DIFFERENCED_KINDS:
+            raise _refusal(
+                key, f"a {kind} sum over nearly the same silos was signed before", Refusal.NEAR_REVEAL
+            )
+        counted = _changes(connection, key.job_digest, kind)
+        if _joined(survivors) in counted:
+            return False
+        if len(counted) >= self._policy.max_cohort_changes:
+            limit = self._policy.max_cohort_changes
+            raise _refusal(key, f"cohort changed nearly, more than {limit} times", Refusal.NEAR_REVEAL)
+        return True
+
+    def _is_near(
+        self,
+        connection: Connection,
+        key: SessionTerms | PendingReveal,
+        survivors: tuple[str, ...],
+        min_cohort: int,
+    ) -> bool:
+        # Attempts at one phase exclude each other: quorums of t share an honest silo, and it
+        # never adverts for a phase that it revealed (docs/protocol.md 3.1).
+        others = and_(
+            signed_sets.c.kind == kind_of(key.phase),
+            signed_sets.c.data_set == self._data_set,
+            ~_same_phase(signed_sets, key),
+        )
+        signed = select(signed_sets.c.survivors, signed_sets.c.min_cohort).where(others).distinct()
+        for row in connection.execute(signed):
+            changed = len(set(survivors) ^ set(row.survivors.split("\n")))
+            if 1 <= changed <= max(min_cohort, row.min_cohort) - 1:
+                return True
+        return False
+
+    def _signed_set(self, pending: PendingReveal) -> dict[str, Any]:
+        return _key(pending) | {
+            "attempt": pending.attempt,
+            "kind": kind_of(pending.phase),
+            "data_set": self._data_set,
+            "survivors": _joined(pending.survivors),
+            "min_cohort": pending.min_cohort,
+        }
+
+    def _pending_row(self, pending: PendingReveal) -> dict[str, Any]:
+        return _key(pending) | {
+            "status": RevealStatus.PENDING,
+            "attempt": pending.attempt,
+            "state_digest": pending.state_digest,
+            "cohort_digest": pending.cohort_digest,
+            "data_set": self._data_set,
+            "survivors": _joined(pending.survivors),
+            "answer": pending.to_bytes(),
+            "written_unix_seconds": self._clock().timestamp(),
+        }
+
+
+def kind_of(phase: str) -> str:
+    """The ledger's unit of reveals: `evaluate.0` and `evaluate.1` are one kind."""
+    return phase.partition(".")[0]
+
+
+def _check_job(connection: Connection, terms: SessionTerms) -> None:
+    job = connection.execute(select(jobs).where(jobs.c.job_digest == terms.job_digest)).one_or_none()
+    if job is None or job.decision != Decision.APPROVED:
+        raise _refusal(terms, "the job is not approved here", Refusal.JOB_NOT_APPROVED)
+    if terms.round > job.rounds:
+        raise _refusal(terms, f"the job ends with round {job.rounds}", Refusal.TERMS)
+    if terms.attempt > job.max_attempts:
+        raise _refusal(terms, f"attempt {terms.attempt} of at most {job.max_attempts}", Refusal.TERMS)
+
+
+def _check_not_revealed(connection: Connection, key: SessionTerms | PendingReveal) -> None:
+    found = _row(connection, key)
+    if found is not None and found.status == RevealStatus.REVEALED:
+        raise _refusal(key, "was revealed before", Refusal.ALREADY_REVEALED)
+
+
+def _check_round(connection: Connection, terms: SessionTerms) -> None:
+    last = connection.execute(
+        select(func.max(phases.c.round)).where(phases.c.job_digest == terms.job_digest)
+    ).scalar_one()
+    if last is not None and terms.round < last:
+        raise _refusal(terms, f"round {last} was begun already", Refusal.STAGE)
+
+
+def _bind_phase(connection: Connection, terms: SessionTerms) -> None:
+    begun = connection.execute(select(phases).where(_same_round(terms))).all()
+    for row in begun:
+        if (row.roster_version, row.roster_digest) != (terms.roster_version, terms.roster_digest):
+            raise _refusal(terms, f"was begun under roster version {row.roster_version}", Refusal.ROSTER)
+    same = [row for row in begun if row.phase == terms.phase]
+    if same and same[0].state_digest != terms.state_digest:
+        raise _refusal(terms, "was begun with another global state", Refusal.STATE)
+    if not same:
+        bound = _key(terms) | {
+            "roster_version": terms.roster_version,
+            "roster_digest": terms.roster_digest,
+            "state_digest": terms.state_digest,
+        }
+        connection.execute(insert(phases), bound)
+
+
+def _same_round(terms: SessionTerms) -> ColumnElement[bool]:
+    """Phases that share one roster: those of a round, or one outside rounds by itself."""
+    of_round = and_(phases.c.job_digest == terms.job_digest, phases.c.round == terms.round)
+    if "." in terms.phase:
+        return and_(of_round, phases.c.phase == terms.phase)
+    return and_(of_round, phases.c.phase.not_like("%.%"))
+
+
+def _same_phase(table: Any, key: SessionTerms | PendingReveal) -> ColumnElement[bool]:
+    columns = table.c
+    return and_(columns.job_digest == key.job_digest, columns.round == key.round, columns.phase == key.phase)
+
+
+def _row(connection: Connection, key: SessionTerms | PendingReveal) -> Row[Any] | None:
+    return connection.execute(select(reveals).where(_same_phase(reveals, key))).one_or_none()
+
+
+def _changes(connection: Connection, job_digest: bytes, kind: str) -> set[str]:
+    of_job = and_(cohort_changes.c.job_digest == job_digest, cohort_changes.c.kind == kind)
+    return set(connection.execute(select(cohort_changes.c.survivors).where(of_job)).scalars())
+
+
+def _change(pending: PendingReveal) -> dict[str, Any]:
+    return {
+        "job_digest": pending.job_digest,
+        "kind": kind_of(pending.phase),
+        "survivors": _joined(pending.survivors),
+    }
+
+
+def _key(key: SessionTerms | PendingReveal) -> dict[str, Any]:
+    return {"job_digest": key.job_digest, "round": key.round, "phase": key.phase}
+
+
+def _joined(names: Iterable[str]) -> str:
+    return "\n".join(sorted(names))
+
+
+def _refusal(key: SessionTerms | PendingReveal, why: str, code: Refusal) -> PolicyRefusal:
+    return PolicyRefusal(f"job {key.job_digest.hex()[:12]} round {key.round} {key.phase}: {why}", code=code)
