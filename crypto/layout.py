@@ -17,6 +17,7 @@ WORD_BITS = (16, 32, 64)
 CLIPPED = "clipped"  # reserved: the encoder itself fills in how many values it clipped
 MAX_QUANTITIES = 256
 MAX_VALUES = 1 << 31  # of one quantity; 8 GiB of 32-bit words
+BOUND_RANGE = (1e-30, 1e30)  # within it scale and scaled values are ordinary float64 numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,13 @@ class Quantity:
     def __post_init__(self) -> None:
         if self.word not in WORD_BITS:
             raise ConfigError(f"quantity {self.name}: word is 16, 32 or 64, got {self.word}")
-        if not (math.isfinite(self.bound) and self.bound > 0):
-            raise ConfigError(f"quantity {self.name}: bound is a positive number, got {self.bound}")
+        least, most = BOUND_RANGE
+        if not least <= self.bound <= most:
+            raise ConfigError(f"quantity {self.name}: bound is {least:g} to {most:g}, got {self.bound}")
         if self.is_count and self.bound != int(self.bound):
             raise ConfigError(f"quantity {self.name}: the bound of a count is whole, got {self.bound}")
+        if self.name == CLIPPED and not (self.is_count and self.shape == ()):
+            raise ConfigError(f"quantity {self.name}: the name is reserved for a single count")
         if not 0 < self.size <= MAX_VALUES:
             raise ConfigError(f"quantity {self.name}: expected 1 to {MAX_VALUES} values, got {self.size}")
 
@@ -54,14 +58,17 @@ class Quantity:
 
         Both sides compute it from m, so nobody is told. Raises ConfigError if none fits.
         """
-        room = (1 << (self.word - 1)) - 1
+        room = ((1 << (self.word - 1)) - 1) // members
+        least = int(self.bound) if self.is_count else 1
+        if least > room:
+            raise ConfigError(
+                f"quantity {self.name}: {self.word} bits do not hold the sum of {members} silos"
+            )
         if self.is_count:
-            if members * int(self.bound) > room:
-                raise ConfigError(f"quantity {self.name}: {self.word} bits do not hold {members} counts up to {self.bound:g}")
             return 1.0
         # the largest whole number per silo decides; start above and step down to the exact fit
-        exponent = math.floor(math.log2(room // members) - math.log2(self.bound)) + 1
-        while members * math.ceil(math.ldexp(self.bound, exponent)) > room:
+        exponent = math.floor(math.log2(room) - math.log2(self.bound)) + 1
+        while math.ceil(math.ldexp(self.bound, exponent)) > room:
             exponent -= 1
         return math.ldexp(1.0, exponent)
 
@@ -75,6 +82,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         names = [quantity.name for quantity in self.quantities]
+        if self.members < 1:
+            raise ConfigError(f"layout: expected at least one member, got {self.members}")
         if not 0 < len(names) <= MAX_QUANTITIES:
             raise ConfigError(f"layout: expected 1 to {MAX_QUANTITIES} quantities, got {len(names)}")
         if len(set(names)) != len(names):
