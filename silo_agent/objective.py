@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from chorale.job import JobSpec
-from crypto.errors import ConfigError
+from crypto.errors import ChoraleError, ConfigError
 from silo_agent.data.base import SiloData
 from silo_agent.settings import SiloSettings
 from strategies.base import Array, Arrays, PhaseContext
 
 DEFAULT_OBJECTIVE = "silo_agent.training:TorchObjective"
+
+
+class Cancelled(ChoraleError):
+    """The work is no longer wanted; raised between batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,9 +37,13 @@ class PartitionSettings(BaseModel):
     silos: int = Field(ge=1, le=10_000, description="into how many parts the data set is cut")
     index: int = Field(ge=0, description="which part is this silo's, from 0")
     seed: int = Field(default=0, ge=0, lt=2**63, description="the same for all silos of one run")
-    shards_per_silo: int = Field(default=2, ge=1, le=1_000, description="shards: s, label-sorted pieces a silo gets")
-    alpha: float = Field(default=0.5, gt=0, le=1e6, description="dirichlet: concentration; smaller is less even")
-    balance: bool = Field(default=False, description="dirichlet: silos of equal size")
+    shards_per_silo: int = Field(
+        default=2, ge=1, le=1_000, description="shards: s, label-sorted pieces a silo gets"
+    )
+    alpha: float = Field(
+        default=0.5, gt=0, le=1e6, description="dirichlet: concentration; smaller is less even"
+    )
+    balance: bool = Field(default=False, description="dirichlet: silos that hold their even part get no more")
     min_samples: int = Field(default=10, ge=1, description="redraw while a silo has fewer samples")
 
     @model_validator(mode="after")
@@ -59,8 +63,21 @@ class DataSettings(BaseModel):
     module: str | None = Field(
         default=None, pattern=ENTRY_POINT, description="module: package.module:function of this machine"
     )
+    columns_in_file: tuple[str, ...] | None = Field(
+        default=None, description="csv: names of the columns in order, for a file without a header line"
+    )
+    missing: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="csv: further texts that mean 'missing' in a column, beside empty, ?, NA and nan",
+    )
+    labels: dict[str, int] = Field(
+        default_factory=dict,
+        description="csv: class of each text in the label column; empty: it holds the class",
+    )
     partition: PartitionSettings | None = Field(default=None, description="this silo's part, on one machine")
-    holdout: float = Field(default=0.2, ge=0.0, lt=1.0, description="share of the samples kept for evaluation")
+    holdout: float = Field(
+        default=0.2, ge=0.0, lt=1.0, description="share of the samples kept for evaluation"
+    )
     name: str = Field(
         default="data",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
@@ -74,5 +91,7 @@ class DataSettings(BaseModel):
         if needs_module != (self.module is not None):
             raise ValueError("module: expected with format: module, and only with it")
         if needs_path != (self.path is not None):
-            raise ValueError(f"path: format {self.format.value} {'needs one' if needs_path else 'takes none'}")
+            raise ValueError(
+                f"path: format {self.format.value} {'needs one' if needs_path else 'takes none'}"
+            )
         return self

@@ -1,0 +1,45 @@
+"""Samples as tensors, batched by indexing: the arrays are in memory, so no worker process helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silo_agent.data.base import Samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensors:
+    """Shapes: features (N, ...) float32, labels (N,) int64, on one device."""
+
+    features: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, samples: Samples, device: torch.device) -> Tensors:
+        """Without a copy on the CPU, unless the arrays are read-only."""
+        features, labels = (
+            torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
+            for array in (samples.features, samples.labels)
+        )
+        return cls(features=features, labels=labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self.features[start:stop], self.labels[start:stop]
+
+    def shuffled(
+        self, batch_size: int, *, generator: torch.Generator, least: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch in random order. A last batch of fewer than `least` samples is left out."""
+        order = torch.randperm(len(self), generator=generator)
+        for chosen in order.split(batch_size):
+            if len(chosen) >= least:
+                picked = chosen.to(self.labels.device)
+                yield self.features[picked], self.labels[picked]

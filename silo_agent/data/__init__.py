@@ -1,0 +1,152 @@
+"""A silo's data: read, cut, checked against the job, in memory.
+
+One file a format; what a loader returns is checked here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from crypto.errors import ConfigError
+from silo_agent.data import cifar, csv, digits, idx, image_folder, module, npz
+from silo_agent.data.base import Features, Loader, Samples, SiloData, Source
+from silo_agent.data.partition import (
+    Partition,
+    cut_dirichlet,
+    cut_iid,
+    cut_shards,
+    split_holdout,
+)
+from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
+from silo_agent.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from chorale.job import JobSpec
+
+LOADERS: dict[DataFormat, Loader] = {
+    DataFormat.DIGITS: digits.load,
+    DataFormat.MNIST: idx.load,
+    DataFormat.NPZ: npz.load,
+    DataFormat.IMAGE_FOLDER: image_folder.load,
+    DataFormat.CSV: csv.load,
+    DataFormat.CIFAR10: cifar.load,
+    DataFormat.CIFAR100: cifar.load,
+}
+BRIGHTEST = 255  # of 8-bit pixels
+
+
+def load_data(settings: DataSettings, job: JobSpec) -> SiloData:
+    """This silo's samples for a job: train and hold-out, float32 in the job's input shape.
+
+    The hold-out is the data set's own test split where it has one, else a fixed share of each
+    class that depends on the settings alone, so no sample ever changes sides.
+    Raises ConfigError that names the setting or file and what is allowed.
+    """
+    if settings.format is DataFormat.MODULE:
+        return _checked(module.load(settings), job=job)
+    source = LOADERS[settings.format](settings, job)
+    for samples in (source.train, source.test):
+        if samples is not None:
+            _check_labels(samples, classes=job.classes)
+    train, holdout = _own_part(source, settings=settings, classes=job.classes)
+    return _checked(SiloData(train=train, holdout=holdout, name=settings.name), job=job)
+
+
+def _own_part(source: Source, *, settings: DataSettings, classes: int) -> tuple[Samples, Samples]:
+    train, holdout = _with_holdout(source, settings)
+    if settings.partition is None:
+        return train, holdout
+    cut = _cut(train, holdout, settings.partition, classes=classes)
+    index = settings.partition.index
+    return train.take(cut.train[index]), holdout.take(cut.test[index])
+
+
+def _with_holdout(source: Source, settings: DataSettings) -> tuple[Samples, Samples]:
+    if source.test is not None:
+        return source.train, source.test
+    rng = np.random.default_rng(derive_seed("holdout", settings.name))
+    kept, held = split_holdout(source.train.labels, fraction=settings.holdout, rng=rng)
+    return source.train.take(kept), source.train.take(held)
+
+
+def _cut(train: Samples, holdout: Samples, settings: PartitionSettings, *, classes: int) -> Partition:
+    rng = np.random.default_rng(derive_seed("partition", settings.seed))
+    match settings.kind:
+        case PartitionKind.IID:
+            return cut_iid(train.labels, holdout.labels, silos=settings.silos, rng=rng)
+        case PartitionKind.SHARDS:
+            return cut_shards(
+                train.labels,
+                holdout.labels,
+                classes=classes,
+                silos=settings.silos,
+                shards_per_silo=settings.shards_per_silo,
+                rng=rng,
+            )
+        case PartitionKind.DIRICHLET:
+            return cut_dirichlet(
+                train.labels,
+                holdout.labels,
+                classes=classes,
+                silos=settings.silos,
+                alpha=settings.alpha,
+                min_samples=settings.min_samples,
+                balance=settings.balance,
+                rng=rng,
+            )
+
+
+def _checked(data: SiloData, *, job: JobSpec) -> SiloData:
+    """The same data as float32 in the job's shape; refuses what training would choke on."""
+    if not len(data.train):
+        raise ConfigError(f"data {data.name}: no training samples in this silo, expected at least 1")
+    return SiloData(
+        train=_prepared(data.train, name=data.name, job=job),
+        holdout=_prepared(data.holdout, name=data.name, job=job),
+        name=data.name,
+    )
+
+
+def _prepared(samples: Samples, *, name: str, job: JobSpec) -> Samples:
+    _check_labels(samples, classes=job.classes)
+    features = _as_float32(_in_shape(samples.features, job.input_shape, name=name))
+    if not np.isfinite(features).all():
+        raise ConfigError(f"data {name}: features hold NaN or infinity, expected finite numbers")
+    return Samples(features=features, labels=samples.labels.astype(np.int64, copy=False))
+
+
+def _check_labels(samples: Samples, *, classes: int) -> None:
+    if samples.labels.dtype.kind not in "iu":
+        raise ConfigError(f"data: labels are whole numbers, got {samples.labels.dtype}")
+    if not len(samples):
+        return
+    low, high = int(samples.labels.min()), int(samples.labels.max())
+    if low < 0 or high >= classes:
+        raise ConfigError(
+            f"data: labels must be 0 to {classes - 1} (job: classes {classes}), got {low} to {high}"
+        )
+
+
+def _in_shape(features: Features, shape: tuple[int, ...], *, name: str) -> Features:
+    """Channels first, a grey channel added, or flat where the job asks for a flat vector."""
+    found = features.shape[1:]
+    if found == shape:
+        return features
+    if (1, *found) == shape:
+        return features[:, np.newaxis]
+    if len(found) == 3 and (found[2], *found[:2]) == shape:
+        return np.ascontiguousarray(features.transpose(0, 3, 1, 2))
+    if shape == (math.prod(found),):
+        return features.reshape(len(features), -1)
+    raise ConfigError(f"data {name}: a sample has shape {found}, the job's input_shape is {shape}")
+
+
+def _as_float32(features: Features) -> Features:
+    if features.dtype == np.uint8:
+        return features.astype(np.float32) / np.float32(BRIGHTEST)
+    if features.dtype.kind not in "iufb":
+        raise ConfigError(f"data: features are numbers, got {features.dtype}")
+    return np.ascontiguousarray(features, dtype=np.float32)

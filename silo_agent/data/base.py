@@ -1,0 +1,91 @@
+"""What a silo's data is, whatever file it came from. Loaders give a Source; training gets SiloData.
+
+N = samples. Numpy only: the agent's core reads these types and imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chorale.job import JobSpec
+    from silo_agent.data.settings import DataSettings
+
+Features = NDArray[Any]
+Labels = NDArray[np.int64]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Shapes: features (N, ...), labels (N,) int64."""
+
+    features: Features
+    labels: Labels
+
+    def __post_init__(self) -> None:
+        if self.features.ndim == 0 or self.labels.shape != self.features.shape[:1]:
+            raise ConfigError(
+                f"data: expected one label per sample, got features {self.features.shape} "
+                f"and labels {self.labels.shape}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Indices) -> Samples:
+        return Samples(features=self.features[indices], labels=self.labels[indices])
+
+    def first(self, count: int) -> Samples:
+        """The first `count` samples, for a hold-out cut to a multiple of the count granularity."""
+        return Samples(features=self.features[:count], labels=self.labels[:count])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a file holds, before partition and conversion. test is None where it has no split of its own."""
+
+    train: Samples
+    test: Samples | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloData:
+    """Float32 features in the job's input shape. name: data set id in the ledger."""
+
+    train: Samples
+    holdout: Samples
+    name: str
+
+
+Loader = Callable[["DataSettings", "JobSpec"], Source]
+
+
+def required_path(settings: DataSettings) -> Path:
+    """The data path of the settings. Raises ConfigError if it is not given or not there."""
+    if settings.path is None:
+        raise ConfigError(f"data.path: format {settings.format} needs a file or folder, none is given")
+    path = Path(settings.path)
+    if not path.exists():
+        raise ConfigError(f"data.path: no such file or folder: {path}")
+    return path
+
+
+def whole_labels(labels: NDArray[Any], *, source: str) -> Labels:
+    """Labels as int64 (N,), also from an (N, 1) column. Raises ConfigError if they are not whole numbers."""
+    column = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if column.ndim != 1 or column.dtype.kind not in "iuf":
+        raise ConfigError(
+            f"{source}: labels are one whole number per sample, got {labels.dtype} {labels.shape}"
+        )
+    if column.dtype.kind == "f" and not np.all(np.isfinite(column) & (column == np.floor(column))):
+        raise ConfigError(f"{source}: labels are whole numbers, got a fraction or a missing value")
+    return column.astype(np.int64)

@@ -1,0 +1,48 @@
+"""CIFAR-10 and CIFAR-100 from a local folder, read by torchvision. Nothing is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from crypto.errors import ConfigError
+from silo_agent.data.base import Samples, Source, required_path
+from silo_agent.data.settings import DataFormat
+
+if TYPE_CHECKING:
+    from chorale.job import JobSpec
+    from silo_agent.data.settings import DataSettings
+
+CLASSES = {DataFormat.CIFAR10: 10, DataFormat.CIFAR100: 100}
+
+
+def load(settings: DataSettings, job: JobSpec) -> Source:
+    """Shapes: features (50000, 32, 32, 3) and (10000, 32, 32, 3) uint8.
+
+    Raises ConfigError if the folder does not hold the official python batches.
+    """
+    folder = required_path(settings)
+    classes = CLASSES[settings.format]
+    if job.classes != classes:
+        raise ConfigError(
+            f"classes: {settings.format.value} has {classes} classes, the job says {job.classes}"
+        )
+    return Source(
+        train=_split(folder, settings.format, is_train=True),
+        test=_split(folder, settings.format, is_train=False),
+    )
+
+
+def _split(folder: Path, kind: DataFormat, *, is_train: bool) -> Samples:
+    from silo_agent.torchvision_compat import torchvision
+
+    reader = torchvision.datasets.CIFAR10 if kind is DataFormat.CIFAR10 else torchvision.datasets.CIFAR100
+    try:
+        found = reader(root=str(folder), train=is_train, download=False)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"data.path: {folder} does not hold the folder {reader.base_folder} with whole, official files"
+        ) from error
+    return Samples(features=found.data, labels=np.asarray(found.targets, dtype=np.int64))

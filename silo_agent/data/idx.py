@@ -1,0 +1,65 @@
+"""MNIST and Fashion-MNIST: idx files, plain or gzipped, under their official names in one folder."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import ConfigError
+from silo_agent.data.base import Samples, Source, required_path
+
+if TYPE_CHECKING:
+    from chorale.job import JobSpec
+    from silo_agent.data.settings import DataSettings
+
+IMAGES_MAGIC = 2051  # unsigned bytes in three dimensions
+LABELS_MAGIC = 2049  # unsigned bytes in one dimension
+
+
+def load(settings: DataSettings, job: JobSpec) -> Source:
+    """Shapes: features (60000, 28, 28) uint8 for the official files, with their own test split.
+
+    Raises ConfigError if a file is missing, of another kind or not of its declared length.
+    """
+    folder = required_path(settings)
+    return Source(train=_split(folder, "train"), test=_split(folder, "t10k"))
+
+
+def _split(folder: Path, prefix: str) -> Samples:
+    images = _read(folder, f"{prefix}-images-idx3-ubyte", magic=IMAGES_MAGIC)
+    labels = _read(folder, f"{prefix}-labels-idx1-ubyte", magic=LABELS_MAGIC)
+    if len(images) != len(labels):
+        raise ConfigError(f"{folder}: {prefix} has {len(images)} images but {len(labels)} labels")
+    return Samples(features=images, labels=labels.astype(np.int64))
+
+
+def _read(folder: Path, name: str, *, magic: int) -> NDArray[Any]:
+    path, content = _content(folder, name)
+    dimensions = magic & 0xFF
+    header = np.frombuffer(content, dtype=">u4", count=min(1 + dimensions, len(content) // 4))
+    if len(header) < 1 + dimensions or header[0] != magic:
+        found = int(header[0]) if len(header) else "nothing"
+        raise ConfigError(f"{path}: expected an idx file with magic number {magic}, got {found}")
+    shape = tuple(int(size) for size in header[1:])
+    start = header.nbytes
+    if len(content) - start != math.prod(shape):
+        raise ConfigError(f"{path}: expected {math.prod(shape)} bytes of data, got {len(content) - start}")
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def _content(folder: Path, name: str) -> tuple[Path, bytes]:
+    plain, packed = folder / name, folder / f"{name}.gz"
+    if plain.is_file():
+        return plain, plain.read_bytes()
+    if not packed.is_file():
+        raise ConfigError(f"data.path: {folder} holds neither {name} nor {name}.gz")
+    try:
+        return packed, gzip.decompress(packed.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{packed}: not a whole gzip file") from error

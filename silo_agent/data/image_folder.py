@@ -1,0 +1,75 @@
+"""Images in one folder a class; the classes are numbered by the folders' sorted names.
+
+A folder may be empty, but every class of the job needs one: numbers are never inferred from
+what this silo happens to hold.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import ConfigError
+from silo_agent.data.base import Samples, Source, required_path
+
+if TYPE_CHECKING:
+    from chorale.job import JobSpec
+    from silo_agent.data.settings import DataSettings
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"})
+MODES = {1: "L", 3: "RGB"}  # Pillow's names by number of channels
+
+
+def load(settings: DataSettings, job: JobSpec) -> Source:
+    """Shapes: features (N, channels, H, W) uint8, resized to the job's input shape.
+
+    Raises ConfigError if the folders are not one a class or an image cannot be read.
+    """
+    root = required_path(settings)
+    channels, height, width = _image_shape(job.input_shape)
+    files, labels = _files(_class_folders(root, job.classes))
+    images = [_read(path, mode=MODES[channels], size=(width, height)) for path in files]
+    features = np.asarray(images, dtype=np.uint8).reshape(len(images), height, width, channels)
+    labels_N = np.asarray(labels, dtype=np.int64)
+    return Source(train=Samples(features=features.transpose(0, 3, 1, 2), labels=labels_N))
+
+
+def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) != 3 or shape[0] not in MODES:
+        raise ConfigError(
+            f"input_shape: format image-folder needs (1 or 3, height, width), the job says {shape}"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _class_folders(root: Path, classes: int) -> list[Path]:
+    if not root.is_dir():
+        raise ConfigError(f"data.path: {root} is not a folder")
+    folders = sorted(path for path in root.iterdir() if path.is_dir())
+    if len(folders) != classes:
+        raise ConfigError(
+            f"data.path: {root} has {len(folders)} class folders, the job says classes {classes}"
+        )
+    return folders
+
+
+def _files(folders: list[Path]) -> tuple[list[Path], list[int]]:
+    files, labels = [], []
+    for label, folder in enumerate(folders):
+        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+        files += found
+        labels += [label] * len(found)
+    return files, labels
+
+
+def _read(path: Path, *, mode: str, size: tuple[int, int]) -> NDArray[Any]:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert(mode).resize(size))
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"{path}: not a readable image") from error

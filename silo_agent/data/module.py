@@ -1,0 +1,23 @@
+"""Data from a function of this machine, named in the silo's own settings file and never by a peer."""
+
+from __future__ import annotations
+
+from silo_agent.data.base import SiloData
+from silo_agent.data.settings import DataSettings
+
+from crypto.errors import ConfigError
+
+
+def load(settings: DataSettings) -> SiloData:
+    """What `module: package.module:function` returns for these settings.
+
+    Raises ConfigError if it cannot be loaded or returns anything but SiloData.
+    """
+    from silo_agent.objective import resolve  # it imports this package
+
+    if settings.module is None:
+        raise ConfigError("data.module: format module needs package.module:function, none is given")
+    data = resolve(settings.module, field="data.module")(settings)
+    if not isinstance(data, SiloData):
+        raise ConfigError(f"data.module: {settings.module} returned {type(data).__name__}, expected SiloData")
+    return data

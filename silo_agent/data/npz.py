@@ -1,0 +1,62 @@
+"""One .npz file of numpy arrays: x, y or x_train, y_train and, if there is a test split, x_test, y_test.
+
+MedMNIST's names (train_images, train_labels, test_images, test_labels) are read too. Never unpickled.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import ConfigError
+from silo_agent.data.base import Samples, Source, required_path, whole_labels
+
+if TYPE_CHECKING:
+    from chorale.job import JobSpec
+    from silo_agent.data.settings import DataSettings
+
+TRAIN_KEYS = (("x_train", "y_train"), ("train_images", "train_labels"), ("x", "y"))
+TEST_KEYS = (("x_test", "y_test"), ("test_images", "test_labels"))
+
+
+def load(settings: DataSettings, job: JobSpec) -> Source:
+    """Features as stored, labels as int64. Raises ConfigError if keys or file are unusable."""
+    path = required_path(settings)
+    arrays = _open(path)
+    train = _first(arrays, TRAIN_KEYS, path)
+    if train is None:
+        names = ", ".join(sorted(arrays)) or "nothing"
+        raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
+    return Source(train=train, test=_first(arrays, TEST_KEYS, path))
+
+
+def _open(path: Path) -> dict[str, NDArray[Any]]:
+    known = {name for pair in TRAIN_KEYS + TEST_KEYS for name in pair}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ConfigError(f"{path}: expected an .npz archive, got a single array")
+            return {name: archive[name] for name in archive.files if name in known}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"{path}: not a readable .npz archive of plain arrays") from error
+
+
+def _first(
+    arrays: Mapping[str, NDArray[Any]], pairs: tuple[tuple[str, str], ...], path: Path
+) -> Samples | None:
+    for features, labels in pairs:
+        if features in arrays and labels in arrays:
+            return _samples(arrays[features], whole_labels(arrays[labels], source=str(path)), path)
+    return None
+
+
+def _samples(features: NDArray[Any], labels: NDArray[np.int64], path: Path) -> Samples:
+    if features.shape[:1] != labels.shape:
+        raise ConfigError(f"{path}: {len(labels)} labels for features of shape {features.shape}")
+    return Samples(features=features, labels=labels)

@@ -1,0 +1,51 @@
+"""A model tested on a silo's hold-out: sums, never means, because they go into a secure sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from silo_agent.batches import Tensors
+from silo_agent.models.base import CutModel
+from silo_agent.objective import Cancelled
+from silo_agent.objectives.base import SampleLoss, run_model
+from strategies.base import Array
+
+TEST_BATCH = 512  # samples; bounds memory only, the sums do not depend on it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Sums over the hold-out."""
+
+    correct: int
+    tested: int
+    loss_sum: float
+
+    def quantities(self) -> dict[str, Array]:
+        """As the train and evaluate phases name them."""
+        return {
+            "correct": np.asarray(self.correct, dtype=np.int64),
+            "tested": np.asarray(self.tested, dtype=np.int64),
+            "loss_sum": np.asarray(self.loss_sum, dtype=np.float64),
+        }
+
+
+@torch.inference_mode()
+def evaluate(
+    model: CutModel, samples: Tensors, *, loss: SampleLoss, is_cancelled: Callable[[], bool]
+) -> Figures:
+    """Counts in integers, losses in float32, their sum in float64. Raises Cancelled."""
+    model.eval()
+    correct, loss_sum = 0, 0.0
+    for start in range(0, len(samples), TEST_BATCH):
+        if is_cancelled():
+            raise Cancelled("evaluation: no longer wanted")
+        inputs, labels_N = samples.slice(start, start + TEST_BATCH)
+        outputs = run_model(model, inputs)
+        correct += int((outputs.logits_NC.argmax(dim=1) == labels_N).sum())
+        loss_sum += float(loss.per_sample(outputs, labels_N).double().sum())
+    return Figures(correct=correct, tested=len(samples), loss_sum=loss_sum)

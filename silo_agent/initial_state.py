@@ -1,0 +1,19 @@
+"""The global state that a job starts from, built from model name and seed by the operator."""
+
+from __future__ import annotations
+
+from chorale.job import JobSpec
+from silo_agent.models import build_model
+from silo_agent.models.state import model_arrays
+from silo_agent.seeding import derive_seed, seeded
+from strategies.base import Array
+
+
+def initial_state(spec: JobSpec) -> dict[str, Array]:
+    """Arrays named model/<parameter>, float32; the same seed gives the same bytes everywhere.
+
+    Raises ConfigError if the model is not built in: such a job brings its own file.
+    """
+    with seeded(derive_seed("model", spec.model.seed)):
+        model = build_model(spec.model, classes=spec.classes, input_shape=spec.input_shape)
+    return model_arrays(model)

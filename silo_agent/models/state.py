@@ -1,0 +1,68 @@
+"""A model's parameters and float buffers as named arrays of the global state, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from crypto.errors import Refusal, RemoteProtocolError
+from strategies.base import MODEL, Array, Arrays
+
+FloatArray = NDArray[np.float32]
+
+
+def shared_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What travels, without prefix: float parameters and buffers. BatchNorm's step counters stay."""
+    return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+
+
+def model_arrays(model: nn.Module) -> dict[str, Array]:
+    """The model as arrays of the global state, named model/<parameter>, float32."""
+    return {MODEL + name: _array(tensor) for name, tensor in shared_tensors(model).items()}
+
+
+def load_arrays(model: nn.Module, state: Arrays) -> None:
+    """Copy the global state into the model.
+
+    Raises RemoteProtocolError if names, shapes or types are not this model's.
+    """
+    tensors = shared_tensors(model)
+    received = {name.removeprefix(MODEL): array for name, array in state.items() if name.startswith(MODEL)}
+    if tensors.keys() != received.keys():
+        odd = ", ".join(sorted(tensors.keys() ^ received.keys())[:3])
+        raise RemoteProtocolError(
+            f"global state: its arrays are not the job's model, differing in {odd}", code=Refusal.STATE
+        )
+    for name, tensor in tensors.items():
+        _check_array(name, received[name], tensor)
+        tensor.copy_(torch.tensor(received[name]))
+
+
+def flat_values(model: nn.Module, names: Sequence[str]) -> FloatArray:
+    """Named tensors, flattened and joined in the order of the names."""
+    tensors = shared_tensors(model)
+    return flat_arrays([_array(tensors[name]) for name in names])
+
+
+def flat_arrays(arrays: Sequence[Array]) -> FloatArray:
+    """Arrays flattened and joined; empty for none."""
+    flat = [np.asarray(array, dtype=np.float32).reshape(-1) for array in arrays]
+    return np.concatenate(flat) if flat else np.empty(0, dtype=np.float32)
+
+
+def _check_array(name: str, array: Array, tensor: Tensor) -> None:
+    if array.dtype != np.float32 or array.shape != tuple(tensor.shape):
+        raise RemoteProtocolError(
+            f"global state: {MODEL}{name} is {array.dtype} {array.shape}, "
+            f"expected float32 {tuple(tensor.shape)}",
+            code=Refusal.STATE,
+        )
+
+
+def _array(tensor: Tensor) -> Array:
+    values: Array = tensor.detach().cpu().numpy().copy()
+    return values

@@ -1,0 +1,46 @@
+"""Seeds from names: one job seed gives every silo, round and purpose its own stream.
+
+The only place that seeds torch, and only inside a fork of its generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from crypto import encoding
+
+if TYPE_CHECKING:
+    import torch
+
+
+def derive_seed(purpose: str, *parts: str | int) -> int:
+    """63 bits of SHA-256 over purpose and parts: torch and numpy both take them."""
+    hashed = encoding.digest("seed", purpose, *parts)
+    return int.from_bytes(hashed[:8], "big") >> 1
+
+
+def training_seed(*, job_seed: int, silo: str, round: int) -> int:
+    """What a silo's shuffles and dropout in one round follow from."""
+    return derive_seed("training", job_seed, silo, round)
+
+
+def shuffler(seed: int) -> torch.Generator:
+    """A CPU generator of its own for permutations."""
+    import torch
+
+    return torch.Generator().manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run the body with torch's global generators seeded; module init and dropout take no generator.
+
+    The state from before comes back at the end, on the CPU and on every GPU.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
