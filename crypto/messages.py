@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from crypto import encoding
 from crypto.cohort import CohortRule
 from crypto.layout import Layout
 
@@ -36,7 +37,30 @@ class SessionTerms:
     layout: Layout
     state_digest: bytes
 
-    # digest() -> bytes: the session digest
+    def digest(self) -> bytes:
+        """The session digest: every silo computes it from its own reading of job and roster.
+
+        Source: docs/protocol.md 5.1.
+        """
+        return encoding.digest("session", *self.fields())
+
+    def fields(self) -> list[encoding.Field]:
+        """What the digest covers, in order; the layout stands in it by its own digest."""
+        return [
+            self.federation,
+            self.job_digest,
+            self.roster_version,
+            self.roster_digest,
+            self.round,
+            self.phase,
+            self.attempt,
+            list(self.names),
+            self.layout.digest,
+            self.rule.members,
+            self.rule.threshold,
+            self.rule.min_cohort,
+            self.state_digest,
+        ]
 
 
 # silo -> coordinator
