@@ -1,0 +1,165 @@
+"""YAML files that a person writes, checked against a pydantic model, with one clear line for each mistake."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from chorale.files import read_limited
+from crypto.errors import ConfigError
+
+MAX_BYTES = 256 * 1024  # a job that names 1,000 silos and 1,000 columns takes about 150 KiB
+MAX_DEPTH = 16
+MAX_SHOWN = 60  # characters of a wrong value that are shown again
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_settings(
+    model: type[Model], path: Path, env_prefix: str, *, environment: Mapping[str, str] | None = None
+) -> Model:
+    """Settings from a file, overridden by the environment: PREFIX_FIELD, PREFIX_FIELD__INNER.
+
+    Raises ConfigError that names file, field and what is allowed.
+    """
+    values = parse_mapping(read_limited(path, MAX_BYTES), source=str(path))
+    environ = os.environ if environment is None else environment
+    _override(values, env_prefix, environ)
+    return check_values(model, values, source=str(path))
+
+
+def parse_mapping(data: bytes, *, source: str) -> dict[str, Any]:
+    """The YAML mapping in the bytes: no aliases, tags, repeated keys, nor deep nesting.
+
+    Raises ConfigError. Security: the loader builds plain values only (guarantee G5).
+    """
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{source}: expected at most {MAX_BYTES} bytes, got {len(data)}")
+    try:
+        values = yaml.load(data.decode(), Loader=_StrictLoader)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{source}: expected UTF-8 text") from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{source}: {_place(error)}{error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source}: expected fields and values, got {_kind(values)}")
+    return values
+
+
+def check_values(model: type[Model], values: Mapping[str, Any], *, source: str) -> Model:
+    """The model that the values make. Raises ConfigError that names every wrong field."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        lines = [_explain(detail, model) for detail in error.errors(include_url=False)]
+        raise ConfigError(f"{source}: {'; '.join(lines)}") from None
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader without aliases (they multiply), repeated keys (they hide) and depth (it recurses)."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise _odd("aliases are not allowed", self.get_mark())
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _odd(f"expected at most {MAX_DEPTH} levels", self.get_mark())
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if key_node.tag != "tag:yaml.org,2002:str":
+                raise _odd("field names are text", key_node.start_mark)
+            if key_node.value in seen:
+                raise _odd(f"{key_node.value} is given twice", key_node.start_mark)
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _override(values: dict[str, Any], prefix: str, environment: Mapping[str, str]) -> None:
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(prefix):
+            continue
+        *outer, last = variable.removeprefix(prefix).lower().split("__")
+        inner = values
+        for name in outer:
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{variable}: {name} is a single value in the file")
+        inner[last] = _from_environment(variable, text)
+
+
+def _from_environment(variable: str, text: str) -> Any:
+    """Lists and mappings are written as in YAML; everything else is text that the model reads."""
+    if text == "null":
+        return None
+    if text.startswith(("[", "{")):
+        return parse_mapping(f"value: {text}".encode(), source=variable)["value"]
+    return text
+
+
+def _explain(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    field = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return f"{field}: unknown field, expected one of {', '.join(_fields_at(model, detail['loc'][:-1]))}"
+    if detail["type"] == "missing":
+        return f"{field}: a value is required"
+    if detail["type"] in ("value_error", "assertion_error"):
+        message = str(detail.get("ctx", {}).get("error", detail["msg"]))
+        return f"{field}: {message}" if field else message
+    message = detail["msg"].replace("Input should", "it should")
+    return f"{field}: {message[0].lower()}{message[1:]}{_got(detail['input'])}"
+
+
+def _got(value: object) -> str:
+    if not isinstance(value, str | int | float | bool | None):
+        return f", got {_kind(value)}"
+    return f", got {'nothing' if value is None else repr(value)[:MAX_SHOWN]}"
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "nothing"
+    names = {"dict": "fields and values", "list": "a list", "str": "text", "int": "a number"}
+    return names.get(type(value).__name__, type(value).__name__)
+
+
+def _fields_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
+    """Field names of the model that lies at the place where an unknown field was given."""
+    for part in place:
+        if isinstance(part, int) or part not in model.model_fields:
+            continue
+        inner = _model_in(model.model_fields[part].annotation)
+        if inner is not None:
+            model = inner
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(argument) for argument in get_args(annotation))
+    return next((model for model in found if model is not None), None)
+
+
+def _odd(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _place(error: yaml.MarkedYAMLError) -> str:
+    return "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "

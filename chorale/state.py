@@ -1,0 +1,139 @@
+"""The global state as bytes: named arrays in a safetensors file without metadata.
+
+Its digest is the SHA-256 of the file, so one set of arrays has one digest on every machine.
+Source: docs/protocol.md 10.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from crypto.errors import RemoteProtocolError
+from strategies.base import MODEL, Array, Arrays
+
+GlobalState: TypeAlias = Arrays
+
+ARRAY_NAME = re.compile(r"[A-Za-z0-9._/-]{1,200}")
+DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "U8": np.uint8}
+MAX_HEADER_BYTES = 1 << 22
+MAX_STATE_BYTES = 1 << 33  # 2^31 float32 parameters
+MAX_ARRAYS = 10_000
+MAX_RANK = 8
+BUFFER_SUFFIXES = ("running_mean", "running_var")  # BatchNorm's statistics
+
+
+def state_to_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """Safetensors bytes; the same arrays always give the same bytes.
+
+    Raises RemoteProtocolError for names and types that a reader would refuse.
+    """
+    _check_count(len(arrays))
+    for name, array in arrays.items():
+        _check_array(name, _DTYPE_NAMES.get(array.dtype, str(array.dtype)), list(array.shape))
+    # safetensors writes the memory as it lies, so an array that is not C-contiguous comes out scrambled
+    return safetensors.numpy.save({name: np.asarray(arrays[name], order="C") for name in sorted(arrays)})
+
+
+def state_from_bytes(data: bytes) -> dict[str, Array]:
+    """Arrays of a state that a peer sent. Raises RemoteProtocolError."""
+    _check_header(data[: 8 + MAX_HEADER_BYTES], total_bytes=len(data))
+    try:
+        return dict(sorted(safetensors.numpy.load(data).items()))
+    except safetensors.SafetensorError as error:
+        raise _odd(str(error)) from None
+
+
+def state_from_file(path: Path) -> dict[str, Array]:
+    """Arrays of a state file, read through a memory map. Raises RemoteProtocolError."""
+    with path.open("rb") as file:
+        _check_header(file.read(8 + MAX_HEADER_BYTES), total_bytes=path.stat().st_size)
+    try:
+        with safetensors.safe_open(path, framework="numpy") as opened:
+            return {name: opened.get_tensor(name) for name in sorted(opened.keys())}
+    except safetensors.SafetensorError as error:
+        raise _odd(str(error)) from None
+
+
+def state_digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def digest_of_file(path: Path) -> bytes:
+    """SHA-256 of a state file, read piece by piece."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def trained_names(state: GlobalState) -> tuple[str, ...]:
+    """Names, without prefix and sorted, of the float32 model arrays that are not buffers.
+
+    Integer arrays of a model are BatchNorm's batch counters: nobody sums them and they stay as they are.
+    """
+    return tuple(name for name in _model_floats(state) if not name.endswith(BUFFER_SUFFIXES))
+
+
+def buffer_names(state: GlobalState) -> tuple[str, ...]:
+    """Names, without prefix and sorted, of BatchNorm's float buffers."""
+    return tuple(name for name in _model_floats(state) if name.endswith(BUFFER_SUFFIXES))
+
+
+def float32_bytes(state: GlobalState) -> int:
+    """Bytes of the trained parameters as float32: what an unmasked upload would take."""
+    return 4 * sum(state[MODEL + name].size for name in trained_names(state))
+
+
+_DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+
+
+def _model_floats(state: GlobalState) -> list[str]:
+    floats = (name for name, array in state.items() if array.dtype == np.float32)
+    return sorted(name.removeprefix(MODEL) for name in floats if name.startswith(MODEL))
+
+
+def _check_header(start: bytes, *, total_bytes: int) -> None:
+    """Look at names, types and shapes before anything is allocated for them."""
+    header_bytes = int.from_bytes(start[:8], "little")
+    if not 8 <= total_bytes <= MAX_STATE_BYTES:
+        raise _odd(f"expected 8 to {MAX_STATE_BYTES} bytes, got {total_bytes}")
+    if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, total_bytes - 8):
+        raise _odd(f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}")
+    try:
+        header = json.loads(start[8 : 8 + header_bytes])
+        entries = {name: (entry["dtype"], entry["shape"]) for name, entry in header.items()}
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        raise _odd("the header is not that of a safetensors file without metadata") from None
+    _check_count(len(entries))
+    for name, (dtype, shape) in entries.items():
+        _check_array(name, dtype, shape)
+
+
+def _check_count(count: int) -> None:
+    if not 1 <= count <= MAX_ARRAYS:
+        raise _odd(f"expected 1 to {MAX_ARRAYS} arrays, got {count}")
+
+
+def _check_array(name: str, dtype: object, shape: object) -> None:
+    if not ARRAY_NAME.fullmatch(name):
+        raise _odd("an array's name is 1 to 200 letters, digits and ._/-")
+    if dtype not in DTYPES:
+        raise _odd(f"{name}: expected one of {', '.join(DTYPES)}, got {str(dtype)[:20]}")
+    if not isinstance(shape, list) or len(shape) > MAX_RANK:
+        raise _odd(f"{name}: expected at most {MAX_RANK} dimensions")
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise _odd(f"{name}: a dimension is a whole number")
+    if math.prod(shape) > MAX_STATE_BYTES:
+        raise _odd(f"{name}: larger than any state")
+
+
+def _odd(message: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"state: {message}")
