@@ -1,0 +1,217 @@
+"""`chorale authority`: the offline party that says who is in the federation.
+
+Its folder holds authority.key (mode 0600), authority.crt and roster.json, the newest roster.
+Source: docs/protocol.md 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.errors import with_hint
+from cli.keys import write_new, write_private_key
+from crypto.errors import ConfigError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+    from crypto.identity import PrivateKey
+    from crypto.roster import Member, Roster
+
+KEY, CERTIFICATE, ROSTER = "authority.key", "authority.crt", "roster.json"
+ROLES = ("silo", "coordinator", "operator")
+MAX_FILE_BYTES = 2 << 20  # a roster of the largest federation
+DIRECTORY = click.option(
+    "--directory", required=True, type=click.Path(path_type=Path), help="The authority's own folder."
+)
+OUT_ROSTER = click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help=f"Also write it here, beside {ROSTER} in the folder.",
+)
+ROSTER_DAYS = click.option(
+    "--valid-days", default=90, show_default=True, type=click.IntRange(1, 3650), help="Days until it expires."
+)
+
+
+@click.group()
+def authority() -> None:
+    """Found a federation, sign members, keep the roster. Run it on a machine that is not online."""
+
+
+@authority.command()
+@click.option("--federation", required=True, help="Name: lower-case letters, digits, hyphens.")
+@DIRECTORY
+@click.option("--valid-days", default=3650, show_default=True, type=click.IntRange(1, 3650))
+def init(federation: str, directory: Path, valid_days: int) -> None:
+    """Make the federation's CA key and certificate."""
+    from crypto.identity import certificate_to_pem, key_to_pem, new_authority
+
+    key, certificate = new_authority(federation, now=datetime.now(UTC), valid_days=valid_days)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private_key(directory / KEY, key_to_pem(key))
+    write_new(directory / CERTIFICATE, certificate_to_pem(certificate), what="a certificate")
+    click.echo(f"{directory / KEY}: the federation's key; keep it offline")
+    click.echo(f"{directory / CERTIFICATE}: the federation's certificate, for every member")
+
+
+@authority.command()
+@click.argument("csr", type=click.Path(path_type=Path))
+@DIRECTORY
+@click.option("--host", "hosts", multiple=True, help="Further host or address of a coordinator.")
+@click.option("--out", type=click.Path(path_type=Path), help="Certificate; default: CSR's name with .crt.")
+@click.option("--valid-days", default=365, show_default=True, type=click.IntRange(1, 3650))
+def sign(csr: Path, directory: Path, hosts: tuple[str, ...], out: Path | None, valid_days: int) -> None:
+    """Sign the request in file CSR; its role decides what the certificate may do."""
+    from crypto.identity import certificate_to_pem, requested_member, sign_csr
+
+    folder, request = Folder.open(directory), read(csr)
+    member = requested_member(request)
+    certificate = sign_csr(
+        request,
+        authority_key=folder.key,
+        authority_certificate=folder.certificate,
+        role=member.role,
+        now=datetime.now(UTC),
+        valid_days=valid_days,
+        hosts=hosts,
+    )
+    target = out or csr.with_suffix(".crt")
+    write_new(target, certificate_to_pem(certificate), what="a certificate")
+    click.echo(f"{target}: {member.uri}, valid until {certificate.not_valid_after_utc:%Y-%m-%d}")
+
+
+@authority.command()
+@click.argument("certificates", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="CERT...")
+@DIRECTORY
+@OUT_ROSTER
+@ROSTER_DAYS
+def roster(certificates: tuple[Path, ...], directory: Path, out: Path | None, valid_days: int) -> None:
+    """Add members and sign the next version of the roster.
+
+    CERT is a certificate file or a folder of .crt files. A member that is already on the roster
+    gets the certificate given here.
+    """
+    folder = Folder.open(directory)
+    added = [folder.member(path) for path in _certificate_files(certificates)]
+    members = {(entry.role, entry.name): entry for entry in (*folder.members(), *added)}
+    folder.publish(members.values(), valid_days=valid_days, out=out)
+
+
+@authority.command()
+@click.argument("name")
+@DIRECTORY
+@click.option(
+    "--role", type=click.Choice(["silo", "coordinator", "operator"]), default="silo", show_default=True
+)
+@OUT_ROSTER
+@ROSTER_DAYS
+def revoke(name: str, directory: Path, role: str, out: Path | None, valid_days: int) -> None:
+    """Sign the next version of the roster without NAME: it is out with the next heartbeat."""
+    folder = Folder.open(directory)
+    members = folder.members()
+    staying = [member for member in members if (member.role.value, member.name) != (role, name)]
+    if len(staying) == len(members):
+        known = ", ".join(sorted(member.name for member in members if member.role.value == role))
+        raise ConfigError(f"{role} {name}: not on the roster; it names {known or 'none'}")
+    folder.publish(staying, valid_days=valid_days, out=out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """The authority's folder, opened."""
+
+    directory: Path
+    key: PrivateKey
+    certificate: x509.Certificate
+    federation: str
+
+    @classmethod
+    def open(cls, directory: Path) -> Folder:
+        """Raises ConfigError if it is no authority's folder."""
+        from crypto.identity import federation_of, load_certificate, load_key
+
+        if not (directory / CERTIFICATE).exists():
+            error = ConfigError(f"{directory}: expected an authority's folder, it has no {CERTIFICATE}")
+            raise with_hint(error, "chorale authority init --federation NAME --directory DIR")
+        certificate = load_certificate(read(directory / CERTIFICATE))
+        key = load_key(read(directory / KEY))
+        return cls(
+            directory=directory, key=key, certificate=certificate, federation=federation_of(certificate)
+        )
+
+    def newest(self) -> Roster | None:
+        """The newest roster, expired or not; None before the first."""
+        from crypto.roster import read_roster, roster_from_file_bytes
+
+        path = self.directory / ROSTER
+        if not path.exists():
+            return None
+        signed = roster_from_file_bytes(read(path))
+        return read_roster(signed, authority=self.certificate, federation=self.federation)
+
+    def members(self) -> tuple[Member, ...]:
+        newest = self.newest()
+        return () if newest is None else newest.members
+
+    def member(self, path: Path) -> Member:
+        """The roster entry for a certificate that this authority signed. Raises ConfigError."""
+        from crypto.identity import check_certificate, fingerprint, load_certificate, member_of
+        from crypto.roster import Member
+
+        certificate = load_certificate(read(path))
+        try:
+            member = member_of(certificate)
+            check_certificate(
+                certificate,
+                authority=self.certificate,
+                role=member.role,
+                federation=self.federation,
+                now=datetime.now(UTC),
+            )
+        except RemoteProtocolError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        return Member(member.role, member.name, fingerprint(certificate))
+
+    def publish(self, members: Iterable[Member], *, valid_days: int, out: Path | None) -> None:
+        """Sign and write the next version."""
+        from chorale.files import write_atomic
+        from crypto.roster import roster_to_file_bytes, sign_roster
+
+        newest, now = self.newest(), datetime.now(UTC)
+        listed = tuple(members)
+        version = 1 if newest is None else newest.version + 1
+        signed = sign_roster(
+            authority_key=self.key,
+            federation=self.federation,
+            version=version,
+            issued=now,
+            expires=now + timedelta(days=valid_days),
+            members=listed,
+        )
+        for path in dict.fromkeys([self.directory / ROSTER, out or self.directory / ROSTER]):
+            write_atomic(path, roster_to_file_bytes(signed), mode=0o644)
+            click.echo(f"{path}: roster version {version}, {len(listed)} members")
+
+
+def read(path: Path) -> bytes:
+    """A small file that a person named. Raises ConfigError if it is missing or too large."""
+    from chorale.files import read_limited
+
+    return read_limited(path, MAX_FILE_BYTES)
+
+
+def _certificate_files(paths: Iterable[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.crt")) if path.is_dir() else [path]
+        if not inside:
+            raise ConfigError(f"{path}: no .crt file in this folder")
+        found += inside
+    return found

@@ -1,0 +1,73 @@
+"""Keys and signing requests of members: a key is made where it lives, only the request travels.
+
+Source: docs/protocol.md 1.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from cli.errors import with_hint
+from crypto.errors import ConfigError
+
+
+def csr_command(role_name: str) -> click.Command:
+    """The `csr` command of a role: writes NAME.key (mode 0600) and NAME.csr."""
+
+    @click.command("csr", help=f"Make a {role_name}'s key and the request that the authority signs.")
+    @click.option("--name", required=True, help="Name: lower-case letters, digits, hyphens.")
+    @click.option("--federation", required=True, help="Name of the federation.")
+    @click.option("--host", "hosts", multiple=True, help=_host_help(role_name))
+    @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the two files.")
+    def csr(name: str, federation: str, hosts: tuple[str, ...], out: Path) -> None:
+        key_path, csr_path = write_request(role_name, name=name, federation=federation, hosts=hosts, out=out)
+        click.echo(f"{key_path}: private key, stays here")
+        click.echo(f"{csr_path}: request, for `chorale authority sign`")
+
+    return csr
+
+
+def _host_help(role_name: str) -> str:
+    if role_name == "coordinator":
+        return "Host name or IP address that silos dial; repeatable."
+    return "Not used: nobody dials this role."
+
+
+def write_request(
+    role_name: str, *, name: str, federation: str, hosts: tuple[str, ...], out: Path
+) -> tuple[Path, Path]:
+    """Raises ConfigError if a name is not allowed or a key is already there."""
+    from crypto.identity import MemberId, Role, key_to_pem, new_csr, new_key
+
+    role = Role(role_name)
+    if hosts and role is not Role.COORDINATOR:
+        raise ConfigError(f"--host: only a coordinator is dialled; a {role_name} takes none")
+    member = MemberId(federation=federation, role=role, name=name)
+    key_path, csr_path = out / f"{name}.key", out / f"{name}.csr"
+    key = new_key()
+    request = new_csr(key, member, hosts)
+    out.mkdir(parents=True, exist_ok=True)
+    write_private_key(key_path, key_to_pem(key))
+    csr_path.write_bytes(request)
+    return key_path, csr_path
+
+
+def write_private_key(path: Path, pem: bytes) -> None:
+    """Write a key that nobody else can read. Raises ConfigError rather than replace one."""
+    write_new(path, pem, what="a key", mode=0o600)
+
+
+def write_new(path: Path, data: bytes, *, what: str, mode: int = 0o644) -> None:
+    """Create a file with its final mode. Raises ConfigError if it is already there."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        error = ConfigError(f"{path}: {what} is already there and is never overwritten")
+        raise with_hint(error, "choose another folder, or move the old file away first") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,100 @@
+"""Entry point of `chorale`: finds the command, runs it, and turns what went wrong into one line.
+
+Command modules load only when their command runs, so `chorale --help` needs neither torch nor
+grpc nor a database.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib import metadata
+from typing import cast
+
+import click
+
+from cli.errors import ExitCode, Failure, failure_of
+
+COMMANDS = {
+    "demo": ("cli.demo:demo", "Train on real data with every party on this machine."),
+    "authority": ("cli.authority:authority", "Found a federation, sign members, keep the roster."),
+    "silo": ("cli.silo:silo", "Run and inspect an institution's agent."),
+    "coordinator": ("cli.coordinator:coordinator", "Run the coordinator."),
+    "operator": ("cli.operator:operator", "Make an operator's key."),
+    "job": ("cli.job:job", "Submit, watch, steer and fetch jobs."),
+    "audit": ("cli.audit:audit", "Check an audit log."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is called, not before."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        return cast(click.Command, getattr(importlib.import_module(module_name), attribute))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+def version() -> str:
+    try:
+        return metadata.version("chorale")
+    except metadata.PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"chorale {version()}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+def chorale() -> None:
+    """Train one PyTorch model together without pooling data: many voices, one sum."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit with a code of docs/protocol.md 9."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code; errors end as one line on stderr."""
+    try:
+        result = chorale.main(arguments, prog_name="chorale", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx is not None else "", err=True)
+        return _tell(Failure(code=ExitCode.USAGE, message="a command is missing"))
+    except BaseException as error:
+        return _tell(failure_of(error))
+    return result if isinstance(result, int) else ExitCode.DONE
+
+
+def _tell(failure: Failure) -> int:
+    if failure.hint:
+        click.echo(f"chorale: hint: {failure.hint}", err=True)
+    if failure.message:
+        click.echo(f"chorale: error: {failure.message}", err=True)
+    return failure.code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""A job as its events tell it, in plain lines or as a table for a terminal. Pure: no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from chorale.v1.operations_pb2 import JobEvent
+from chorale.v1.records_pb2 import JobSummary, PhaseRecord
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+ENDED = frozenset({"done", "cancelled", "failed"})
+ROLL_CALL, TRAIN, EVALUATE = "roll-call", "train", "evaluate"
+
+
+@dataclass(slots=True)
+class JobHistory:
+    """What the coordinator told of one job so far."""
+
+    summary: JobSummary = field(default_factory=JobSummary)
+    records: list[PhaseRecord] = field(default_factory=list)
+
+    def add(self, event: JobEvent) -> PhaseRecord | None:
+        """Take in one event; the record, if it was one that is not known yet."""
+        if event.WhichOneof("kind") == "summary":
+            self.summary = event.summary
+            return None
+        if any(_key(record) == _key(event.record) for record in self.records):
+            return None
+        self.records.append(event.record)
+        return event.record
+
+    @property
+    def has_ended(self) -> bool:
+        return self.summary.status in ENDED
+
+    def of_kind(self, kind: str) -> list[PhaseRecord]:
+        return [record for record in self.records if kind_of(record) == kind]
+
+
+def kind_of(record: PhaseRecord) -> str:
+    return record.phase.partition(".")[0]
+
+
+def accuracy_by_round(history: JobHistory) -> list[float | None]:
+    """Entry i is the accuracy of the model after round i + 1; None where no sum measured it.
+
+    A round's sum tests the model it started from, so round r measures the model after r - 1.
+    """
+    trained = history.of_kind(TRAIN)
+    measured = {record.round - 1: _figure(record, "accuracy") for record in trained}
+    for record in history.of_kind(EVALUATE):
+        measured[record.round] = _figure(record, "accuracy")
+    last = max((record.round for record in trained), default=0)
+    return [measured.get(round) for round in range(1, last + 1)]
+
+
+def final_accuracy(history: JobHistory) -> float | None:
+    """Accuracy of the last model, from the closing evaluation; None if there was none."""
+    closing = [record for record in history.of_kind(EVALUATE) if record.result == "applied"]
+    return _figure(closing[-1], "accuracy") if closing else None
+
+
+def plain_line(record: PhaseRecord, *, rounds: int) -> str:
+    """One line for one phase, for logs and pipes."""
+    parts = [_title(record, rounds), _outcome(record), _measured(record), _missing(record)]
+    return "  ".join(part for part in parts if part)
+
+
+def table(history: JobHistory, *, notes: Iterable[str] = ()) -> RenderableType:
+    """The job so far, for rich's Live."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("round", "accuracy before", "silos", "share of data", "seconds", "left out"):
+        rows.add_column(title, justify="left" if title == "left out" else "right")
+    for record in history.records:
+        rows.add_row(*_cells(record, history.summary.rounds))
+    status = history.summary.progress or history.summary.status or "waiting for the coordinator"
+    return Group(rows, Text(status, style="dim"), *(Text(note, style="yellow") for note in notes))
+
+
+def _cells(record: PhaseRecord, rounds: int) -> tuple[str, ...]:
+    accuracy = _figure(record, "accuracy")
+    return (
+        _title(record, rounds),
+        "" if accuracy is None else f"{accuracy:.3f}",
+        str(len(record.cohort)) if record.result == "applied" else record.result,
+        f"{record.data_share:.0%}" if kind_of(record) == TRAIN and record.cohort else "",
+        f"{record.wall_seconds:.1f}",
+        ", ".join(left.silo for left in record.left_out),
+    )
+
+
+def _title(record: PhaseRecord, rounds: int) -> str:
+    return f"round {record.round}/{rounds}" if kind_of(record) == TRAIN else kind_of(record)
+
+
+def _outcome(record: PhaseRecord) -> str:
+    if record.result != "applied":
+        return f"used up ({record.reason})"
+    share = f", {record.data_share:.0%} of the data" if kind_of(record) == TRAIN else ""
+    attempts = f", attempt {record.attempts}" if record.attempts > 1 else ""
+    return f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
+
+
+def _measured(record: PhaseRecord) -> str:
+    accuracy, loss = _figure(record, "accuracy"), _figure(record, "loss")
+    if accuracy is None:
+        return ""
+    of_model = "final model" if kind_of(record) == EVALUATE else f"model after round {record.round - 1}"
+    return f"{of_model}: accuracy {accuracy:.3f}" + ("" if loss is None else f", loss {loss:.3f}")
+
+
+def _missing(record: PhaseRecord) -> str:
+    return "; ".join(f"without {left.silo} ({left.stage}: {left.reason})" for left in record.left_out)
+
+
+def _figure(record: PhaseRecord, name: str) -> float | None:
+    return dict(record.figures).get(name)
+
+
+def _key(record: PhaseRecord) -> tuple[int, str]:
+    return record.round, record.phase

@@ -1,0 +1,213 @@
+"""The report of a job: report.json's document and a page that needs nothing else. Pure: no I/O.
+
+The document's keys are fixed by docs/protocol.md 10 and read by other programs.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from chorale.v1.records_pb2 import PhaseRecord
+from cli.progress import TRAIN, JobHistory, accuracy_by_round, final_accuracy
+
+Document = dict[str, Any]
+WIDTH, HEIGHT, MARGIN = 640, 240, 36
+
+SEEN = (
+    (
+        "coordinator",
+        "public keys, sealed envelopes and masked vectors it cannot read; one sum a phase",
+    ),
+    (
+        "each silo",
+        "its own data, every round's model, who took part; no other silo's contribution",
+    ),
+    ("authority", "names and certificates; it was offline during training"),
+    ("operator", "what this report shows, and the model"),
+)
+
+
+def document(history: JobHistory) -> Document:
+    """What report.json holds."""
+    summary, trained = history.summary, history.of_kind(TRAIN)
+    return {
+        "job": summary.job_digest.hex(),
+        "name": summary.name,
+        "status": summary.status,
+        "strategy": summary.strategy,
+        "silos": len(summary.silos),
+        "silo_names": list(summary.silos),
+        "rounds": summary.rounds,
+        "rounds_completed": summary.rounds_completed,
+        "final_accuracy": final_accuracy(history),
+        "accuracy_by_round": accuracy_by_round(history),
+        "secure_aggregation": True,  # there is no other way a silo's numbers travel
+        "quantities": _ordered(name for record in history.records for name in record.quantities),
+        "dropped": _dropped(history.records),
+        "wall_seconds": round(sum(record.wall_seconds for record in history.records), 3),
+        "upload_bytes_per_silo_round": _mean(
+            [record.upload_bytes for record in trained if record.upload_bytes]
+        ),
+        "float32_bytes": summary.float32_bytes,
+        "epsilon": None,
+        "epsilon_unit": None,
+        "phases": [_phase(record) for record in history.records],
+    }
+
+
+def page(report: Document) -> str:
+    """One HTML file with no script and nothing fetched."""
+    title = f"Chorale: {html.escape(report['name'])}"
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
+            f"<style>{STYLE}</style></head><body>",
+            f"<h1>{title}</h1>",
+            f"<p>{_headline(report)}</p>",
+            "<h2>Accuracy</h2>",
+            _curve(report["accuracy_by_round"]),
+            "<h2>Rounds</h2>",
+            _rounds_table(report["phases"]),
+            "<h2>Who was left out</h2>",
+            _dropped_table(report["dropped"]),
+            "<h2>What was summed</h2>",
+            f"<p>{html.escape(', '.join(report['quantities'])) or 'nothing'}. Only sums over the "
+            "silos of a round were revealed, exact in fixed point.</p>",
+            "<h2>What each party saw</h2>",
+            _table(("party", "saw"), SEEN),
+            "</body></html>",
+        ]
+    )
+
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; color: #1b1f24 }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid #d8dee4 }
+svg { width: 100%; height: auto }
+text { font-size: 12px; fill: #57606a }
+"""
+
+
+def _phase(record: PhaseRecord) -> Document:
+    return {
+        "round": record.round,
+        "phase": record.phase,
+        "result": record.result,
+        "reason": record.reason,
+        "attempts": record.attempts,
+        "cohort": list(record.cohort),
+        "left_out": [_left_out(record, index) for index in range(len(record.left_out))],
+        "data_share": record.data_share,
+        "figures": dict(sorted(record.figures.items())),
+        "wall_seconds": record.wall_seconds,
+        "upload_bytes": record.upload_bytes,
+        "state_digest": record.state_digest.hex(),
+    }
+
+
+def _left_out(record: PhaseRecord, index: int) -> Document:
+    left = record.left_out[index]
+    return {"round": record.round, "silo": left.silo, "stage": left.stage, "reason": left.reason}
+
+
+def _dropped(records: Iterable[PhaseRecord]) -> list[Document]:
+    found: list[Document] = []
+    for record in records:
+        entries = (_left_out(record, index) for index in range(len(record.left_out)))
+        found += [entry for entry in entries if entry not in found]
+    return found
+
+
+def _headline(report: Document) -> str:
+    final = report["final_accuracy"]
+    accuracy = "no final accuracy" if final is None else f"final accuracy {final:.4f}"
+    return html.escape(
+        f"{report['strategy']} over {report['silos']} silos: {report['status']}, "
+        f"{report['rounds_completed']} of {report['rounds']} rounds, {accuracy}, "
+        f"{report['wall_seconds']:.1f} s. A silo sent {report['upload_bytes_per_silo_round']:,} bytes a round; the model has "
+        f"{report['float32_bytes']:,} bytes."
+    )
+
+
+def _curve(accuracies: Sequence[float | None]) -> str:
+    """Accuracy over rounds as inline SVG; rounds that measured nothing leave no point."""
+    points = [
+        (_x(index, len(accuracies)), _y(value)) for index, value in enumerate(accuracies) if value is not None
+    ]
+    if not points:
+        return "<p>No round measured an accuracy.</p>"
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    grid = "".join(
+        f'<line x1="{MARGIN}" x2="{WIDTH - 8}" y1="{_y(level):.1f}" y2="{_y(level):.1f}" stroke="#d8dee4"/>'
+        f'<text x="4" y="{_y(level) + 4:.1f}">{level:g}</text>'
+        for level in (0.0, 0.25, 0.5, 0.75, 1.0)
+    )
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#0969da"/>' for x, y in points)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="accuracy of the model after each round">'
+        f'{grid}<polyline points="{path}" fill="none" stroke="#0969da" stroke-width="2"/>{dots}'
+        f'<text x="{MARGIN}" y="{HEIGHT - 6}">round 1</text>'
+        f'<text x="{WIDTH - 64}" y="{HEIGHT - 6}">round {len(accuracies)}</text></svg>'
+    )
+
+
+def _x(index: int, count: int) -> float:
+    return MARGIN + (WIDTH - MARGIN - 12) * (index / max(count - 1, 1))
+
+
+def _y(accuracy: float) -> float:
+    return 12 + (HEIGHT - 12 - 28) * (1 - accuracy)
+
+
+def _rounds_table(phases: Iterable[Document]) -> str:
+    rows = [
+        (
+            phase["round"],
+            phase["phase"],
+            phase["result"] if not phase["reason"] else f"{phase['result']}: {phase['reason']}",
+            ", ".join(phase["cohort"]),
+            f"{phase['data_share']:.0%}" if phase["phase"].startswith(TRAIN) else "",
+            f"{phase['figures']['accuracy']:.4f}" if "accuracy" in phase["figures"] else "",
+            f"{phase['wall_seconds']:.1f}",
+        )
+        for phase in phases
+    ]
+    header = (
+        "round",
+        "phase",
+        "result",
+        "silos in the sum",
+        "data",
+        "accuracy of the model received",
+        "seconds",
+    )
+    return _table(header, rows)
+
+
+def _dropped_table(dropped: Sequence[Document]) -> str:
+    if not dropped:
+        return "<p>Nobody.</p>"
+    return _table(
+        ("round", "silo", "stage", "reason"),
+        [(entry["round"], entry["silo"], entry["stage"], entry["reason"]) for entry in dropped],
+    )
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _mean(values: Sequence[int]) -> int:
+    return round(sum(values) / len(values)) if values else 0

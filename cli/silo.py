@@ -1,0 +1,103 @@
+"""`chorale silo`: the institution's side. Every command reads the agent's own settings file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.keys import csr_command
+
+if TYPE_CHECKING:
+    from silo_agent.ledger import Ledger
+    from silo_agent.settings import SiloSettings
+
+CONFIG = click.option(
+    "--config", required=True, type=click.Path(path_type=Path), help="The silo's settings file."
+)
+
+
+@click.group()
+def silo() -> None:
+    """Run and inspect an institution's agent."""
+
+
+silo.add_command(csr_command("silo"))
+
+
+@silo.command()
+@CONFIG
+def run(config: Path) -> None:
+    """Take part in the federation until stopped (SIGTERM or Ctrl-C)."""
+    from silo_agent.agent import run as run_agent
+
+    run_agent(_settings(config))
+
+
+@silo.command()
+@CONFIG
+def policy(config: Path) -> None:
+    """Show the effective policy and what it would refuse."""
+    from silo_agent.policy import load_policy
+
+    click.echo(load_policy(_settings(config).policy).describe())
+
+
+@silo.command()
+@CONFIG
+@click.argument("job", required=False)
+def approve(config: Path, job: str | None) -> None:
+    """Approve JOB, or list the jobs that wait when none is given."""
+    ledger = _ledger(_settings(config))
+    try:
+        if job is None:
+            _list_waiting(ledger)
+        else:
+            approved = ledger.approve(job)
+            click.echo(f"{approved.id}: {approved.name} by {approved.operator} is approved")
+    finally:
+        ledger.close()
+
+
+@silo.command("ledger")
+@CONFIG
+@click.option("--check", is_flag=True, help="Compare the ledger with the audit log.")
+def show_ledger(config: Path, check: bool) -> None:
+    """Show what this silo remembers: jobs, decisions, the newest roster."""
+    settings = _settings(config)
+    ledger = _ledger(settings)
+    try:
+        if check:
+            agreeing = ledger.check(settings.audit_path)
+            click.echo(f"{settings.ledger_path}: {agreeing} reveals agree with the audit log")
+            return
+        click.echo(f"newest roster: version {ledger.roster_version}")
+        for job in ledger.jobs():
+            click.echo(f"{job.id}  {job.decision:<9}  {job.rounds:>5} rounds  {job.operator}  {job.name}")
+    finally:
+        ledger.close()
+
+
+def _list_waiting(ledger: Ledger) -> None:
+    from silo_agent.reveals import Decision
+
+    waiting = [job for job in ledger.jobs() if job.decision is Decision.OFFERED]
+    if not waiting:
+        click.echo("no job waits for approval")
+    for job in waiting:
+        click.echo(
+            f"{job.id}  {job.name}  {job.rounds} rounds  by {job.operator}  {job.offered:%Y-%m-%d %H:%M}"
+        )
+
+
+def _settings(config: Path) -> SiloSettings:
+    from silo_agent.settings import load_silo_settings
+
+    return load_silo_settings(config)
+
+
+def _ledger(settings: SiloSettings) -> Ledger:
+    from silo_agent.ledger import Ledger
+
+    return Ledger(settings.ledger_path)
