@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from chorale.files import read_limited
 from crypto.errors import ConfigError
 
-MAX_BYTES = 256 * 1024  # a job that names 1,000 silos and 1,000 columns takes about 150 KiB
+MAX_BYTES = 256 * 1024  # a job that names 200 silos and 1,000 columns takes about 100 KiB
 MAX_DEPTH = 16
 MAX_SHOWN = 60  # characters of a wrong value that are shown again
 
