@@ -1,0 +1,87 @@
+"""An authority in a test's folder: certificates and rosters as files, made by the product's own functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+from crypto import identity, roster
+from crypto.identity import Identity, MemberId, PrivateKey, Role
+from crypto.roster import Member
+
+
+@dataclass(kw_only=True)
+class Ceremony:
+    """Founds a federation under `folder`; members are files `<role>-<name>.crt` and `.key`."""
+
+    folder: Path
+    federation: str = "test"
+    version: int = 0
+    members: dict[tuple[Role, str], x509.Certificate] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.key, self.certificate = identity.new_authority(self.federation, now=_now(), valid_days=10)
+        self.certificate_path.write_bytes(identity.certificate_to_pem(self.certificate))
+
+    @property
+    def certificate_path(self) -> Path:
+        return self.folder / "authority.crt"
+
+    @property
+    def roster_path(self) -> Path:
+        return self.folder / "roster.json"
+
+    def enrol(self, role: Role, name: str, *, days: int = 5, now: datetime | None = None) -> Identity:
+        """A member with files; it stands on the next roster."""
+        key = identity.new_key()
+        hosts = ["127.0.0.1", "localhost"] if role is Role.COORDINATOR else []
+        request = identity.new_csr(key, MemberId(self.federation, role, name), hosts)
+        certificate = identity.sign_csr(
+            request,
+            authority_key=self.key,
+            authority_certificate=self.certificate,
+            role=role,
+            now=now or _now(),
+            valid_days=days,
+            hosts=hosts,
+        )
+        return self.adopt(key, certificate)
+
+    def adopt(self, key: PrivateKey, certificate: x509.Certificate) -> Identity:
+        """Write a member's files, whoever made its certificate."""
+        member = identity.member_of(certificate)
+        self.path_of(member.role, member.name, "crt").write_bytes(identity.certificate_to_pem(certificate))
+        self.path_of(member.role, member.name, "key").write_bytes(identity.key_to_pem(key))
+        self.members[member.role, member.name] = certificate
+        return Identity(member, certificate, key)
+
+    def path_of(self, role: Role, name: str, ending: str) -> Path:
+        return self.folder / f"{role.value}-{name}.{ending}"
+
+    def publish(self, *, without: tuple[str, ...] = (), issued: datetime | None = None) -> None:
+        """Write the next version of the roster, without the named members."""
+        self.version += 1
+        begin = issued or _now()
+        signed = roster.sign_roster(
+            federation=self.federation,
+            version=self.version,
+            issued=begin,
+            expires=begin + timedelta(days=5),
+            members=[
+                Member(role, name, identity.fingerprint(certificate))
+                for (role, name), certificate in self.members.items()
+                if name not in without
+            ],
+            authority_key=self.key,
+        )
+        temporary = self.roster_path.with_suffix(".new")
+        temporary.write_bytes(roster.roster_to_file_bytes(signed))
+        temporary.replace(self.roster_path)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,81 @@
+"""Silos without torch: silo i contributes the one-hot vector e_i, so a sum tells who is in it.
+
+Named by `module:function` in the silos' own settings files, as an institution names its code.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from crypto.errors import ConfigError
+from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.settings import DataSettings
+from silo_agent.objective import Objective, Work
+from strategies.base import Array
+
+SAMPLES = 100
+HOLDOUT = 20
+GATE = "CHORALE_TEST_GATE"  # while this file exists, training waits
+RECORD = "CHORALE_TEST_RECORD"  # folder where inputs are written as they go into the ring
+
+
+def data(settings: DataSettings) -> SiloData:
+    return SiloData(train=_zeros(SAMPLES), holdout=_zeros(HOLDOUT), name=settings.name)
+
+
+def objective() -> Objective:
+    return OneHot()
+
+
+def poisoned_objective() -> Objective:
+    return OneHot(spoil=np.nan)
+
+
+class OneHot:
+    """delta = p e_i, i the silo's place in the job's list; evaluation counts i correct answers."""
+
+    def __init__(self, *, spoil: float | None = None) -> None:
+        self._spoil = spoil
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        _wait_at_gate(work)
+        place = work.spec.silos.index(work.silo)
+        values: dict[str, Array] = {
+            "correct": np.array(place),
+            "tested": np.array(HOLDOUT),
+            "loss_sum": np.array(float(place)),
+        }
+        if work.phase_kind == "train":
+            values["delta"] = self._delta(work, place)
+            values["weight"] = np.array(work.weight)
+        _record(work, values)
+        return values
+
+    def _delta(self, work: Work, place: int) -> Array:
+        size = sum(work.state[f"model/{name}"].size for name in work.context.trained)
+        delta_P = np.zeros(size, np.float32)
+        delta_P[place] = work.weight if self._spoil is None else self._spoil
+        return delta_P
+
+
+def _zeros(count: int) -> Samples:
+    return Samples(features=np.zeros((count, 2), np.float32), labels=np.zeros(count, np.int64))
+
+
+def _wait_at_gate(work: Work) -> None:
+    gate = os.environ.get(GATE)
+    while gate and Path(gate).exists():
+        if work.is_cancelled():
+            raise ConfigError("cancelled at the gate")
+        time.sleep(0.02)  # polls a file of another process: there is nothing to wait on
+
+
+def _record(work: Work, values: Mapping[str, Array]) -> None:
+    folder = os.environ.get(RECORD)
+    if folder:
+        np.savez(Path(folder) / f"{work.silo}-{work.phase_kind}-{work.round}.npz", **dict(values))
