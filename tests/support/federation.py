@@ -1,0 +1,185 @@
+"""A federation of real processes on loopback: mutual TLS, real stores, one-hot silos or real training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import yaml
+
+from chorale.state import state_from_file, state_to_bytes
+from crypto.identity import Role
+from tests.support.ceremony import Ceremony
+from tests.support.processes import Record, Service, run_cli, wait_until
+
+COORDINATOR = "hub"
+OPERATOR = "ops"
+Settings = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class LocalFederation:
+    """silos: how many. `coordinator`, `policy`, `silo` override fields of the files of each kind."""
+
+    folder: Path
+    silos: int = 4
+    coordinator: Settings = field(default_factory=dict)
+    policy: Settings = field(default_factory=dict)
+    silo: Settings = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    services: dict[str, Service] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ceremony = Ceremony(folder=self.folder / "members")
+        self.ceremony.enrol(Role.COORDINATOR, COORDINATOR)
+        self.ceremony.enrol(Role.OPERATOR, OPERATOR)
+        for name in self.names:
+            self.ceremony.enrol(Role.SILO, name)
+        self.ceremony.publish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for service in self.services.values():
+            if service.is_running:
+                service.kill()
+
+    @property
+    def names(self) -> list[str]:
+        return [f"silo-{place}" for place in range(self.silos)]
+
+    @property
+    def hub(self) -> Service:
+        return self.services[COORDINATOR]
+
+    # starting and stopping
+
+    def start(self) -> None:
+        """Coordinator, then every silo."""
+        self.start_coordinator()
+        for name in self.names:
+            self.start_silo(name)
+
+    def start_coordinator(self) -> Service:
+        endpoint = self.folder / COORDINATOR / "endpoint.json"
+        endpoint.unlink(missing_ok=True)
+        path = self._write(f"{COORDINATOR}.yaml", self._coordinator_settings())
+        service = self._spawn(COORDINATOR, ["coordinator", "run", "--config", str(path)])
+        wait_until(
+            lambda: endpoint.exists() or not service.is_running, "the coordinator's endpoint", detail=service.tail
+        )
+        assert endpoint.exists(), service.tail()
+        self.endpoint = json.loads(endpoint.read_text())
+        # a coordinator that comes back must listen where the silos dial
+        self.coordinator = {**self.coordinator, "listen": self.endpoint["grpc"]}
+        return service
+
+    def start_silo(self, name: str, *, address: str | None = None, env: Mapping[str, str] | None = None) -> Service:
+        policy = self._write(f"{name}-policy.yaml", self._policy())
+        settings = self._silo_settings(name, policy, address or self.endpoint["grpc"])
+        path = self._write(f"{name}.yaml", settings)
+        return self._spawn(name, ["silo", "run", "--config", str(path)], env)
+
+    # jobs
+
+    def submit(self, *, values: int = 4, **fields: Any) -> str:
+        """Submit a one-hot job whose model is `values` zeros; returns the job's id."""
+        state = self.folder / "initial.safetensors"
+        state.write_bytes(state_to_bytes({"model/votes": np.zeros(values, np.float32)}))
+        path = self._write("job.yaml", self.job(**fields))
+        done = self.cli("job", "submit", path, "--init", state)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()[0]
+
+    def job(self, **fields: Any) -> Settings:
+        return {
+            "name": "one-hot",
+            "federation": self.ceremony.federation,
+            "silos": self.names,
+            "rounds": 2,
+            "model": {"name": "custom"},
+            "classes": 2,
+            "input_shape": [2],
+            **fields,
+        }
+
+    def cli(self, *arguments: str | Path) -> Any:
+        """A command of the operator."""
+        return run_cli(*arguments, "--config", self._operator_file())
+
+    def finish(self, *, seconds: float = 120.0) -> Record:
+        """Wait for the job's last record in the coordinator's log."""
+        return self.hub.wait_for(lambda record: record.get("event") == "job ended", seconds=seconds)
+
+    def fetch(self, job_id: str) -> dict[str, Any]:
+        """The job's current global state."""
+        path = self.folder / "fetched.safetensors"
+        done = self.cli("job", "fetch", job_id, "--out", path)
+        assert done.returncode == 0, done.stderr
+        return dict(state_from_file(path))
+
+    # files
+
+    def _coordinator_settings(self) -> Settings:
+        return {
+            "federation": self.ceremony.federation,
+            "listen": "127.0.0.1:0",
+            "identity": self._identity(Role.COORDINATOR, COORDINATOR),
+            "authority": str(self.ceremony.certificate_path),
+            "roster": str(self.ceremony.roster_path),
+            "directory": str(self.folder / COORDINATOR),
+            "heartbeat_seconds": 0.5,
+            "reconnect_grace_seconds": 2.0,
+            "stage_deadline_seconds": 8.0,
+            **self.coordinator,
+        }
+
+    def _silo_settings(self, name: str, policy: Path, address: str) -> Settings:
+        return {
+            "name": name,
+            "federation": self.ceremony.federation,
+            "coordinator": address,
+            "identity": self._identity(Role.SILO, name),
+            "authority": str(self.ceremony.certificate_path),
+            "directory": str(self.folder / name),
+            "policy": str(policy),
+            "data": {"format": "module", "module": "tests.support.one_hot:data", "name": f"{name}-data"},
+            "objective": "tests.support.one_hot:objective",
+            **self.silo,
+        }
+
+    def _policy(self) -> Settings:
+        return {"federation": self.ceremony.federation, "approval": "automatic", **self.policy}
+
+    def _operator_file(self) -> Path:
+        return self._write(
+            "operator.yaml",
+            {
+                "federation": self.ceremony.federation,
+                "coordinator": self.endpoint["grpc"],
+                "identity": self._identity(Role.OPERATOR, OPERATOR),
+                "authority": str(self.ceremony.certificate_path),
+            },
+        )
+
+    def _identity(self, role: Role, name: str) -> Settings:
+        paths = {ending: self.ceremony.path_of(role, name, ending) for ending in ("crt", "key")}
+        return {"certificate": str(paths["crt"]), "key": str(paths["key"])}
+
+    def _write(self, name: str, settings: Settings) -> Path:
+        path = self.folder / name
+        path.write_text(yaml.safe_dump(settings))
+        return path
+
+    def _spawn(self, name: str, arguments: list[str], env: Mapping[str, str] | None = None) -> Service:
+        log = self.folder / f"{name}.log"
+        self.services[name] = Service(name, arguments, log=log, extra_env={**self.env, **(env or {})})
+        return self.services[name]

@@ -1,0 +1,118 @@
+"""A process of the product under test: its log as records, its end by signal, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+POLL_SECONDS = 0.02
+PATIENCE_SECONDS = 90.0
+
+Record = dict[str, Any]
+
+
+class Service:
+    """`chorale <arguments>` in a process group of its own; stderr goes to a file of JSON lines."""
+
+    def __init__(self, name: str, arguments: list[str], *, log: Path, extra_env: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cli.main", *arguments],
+                cwd=REPOSITORY,
+                env=environment(extra_env),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def records(self) -> list[Record]:
+        """Every JSON line of the log so far; a torn last line is left for later."""
+        lines = self.log.read_bytes().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
+
+    def wait_for(self, wanted: Callable[[Record], bool], *, seconds: float = PATIENCE_SECONDS) -> Record:
+        """The first record that fits, as soon as it is written."""
+        found: list[Record] = []
+
+        def is_written() -> bool:
+            found.extend(record for record in self.records() if wanted(record))
+            return bool(found) or not self.is_running
+
+        wait_until(is_written, f"{self.name}: a log record", seconds=seconds, detail=self.tail)
+        if not found:
+            raise AssertionError(f"{self.name} ended with {self.process.returncode}\n{self.tail()}")
+        return found[0]
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut would."""
+        self._signal(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self._signal(signal.SIGTERM)
+        return self.process.returncode
+
+    def freeze(self) -> None:
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.killpg(self.process.pid, signal.SIGCONT)
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.is_running:
+            os.killpg(self.process.pid, signal.SIGCONT)
+            os.killpg(self.process.pid, number)
+        try:
+            self.process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise AssertionError(f"{self.name} does not end on signal {number}\n{self.tail()}") from None
+
+
+def wait_until(
+    is_done: Callable[[], bool], what: str, *, seconds: float = PATIENCE_SECONDS, detail: Callable[[], str] = str
+) -> None:
+    """Polls what other processes write: there is nothing of theirs to wait on."""
+    limit = time.monotonic() + seconds
+    while not is_done():
+        if time.monotonic() > limit:
+            raise AssertionError(f"waited {seconds:g} s for {what}\n{detail()}")
+        time.sleep(POLL_SECONDS)
+
+
+def run_cli(*arguments: str | Path, extra_env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """One command to its end, output captured."""
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *map(str, arguments)],
+        cwd=REPOSITORY,
+        env=environment(extra_env or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The surroundings of a test process: none of the caller's settings, one thread each."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("CHORALE_")}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **extra}
