@@ -1,0 +1,73 @@
+"""A small federation for the tests of crypto's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pytest
+from cryptography import x509
+
+from crypto import identity
+from crypto.identity import Identity, MemberId, PrivateKey, Role
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+FEDERATION = "hospitals"
+
+
+@dataclass(frozen=True)
+class Authority:
+    key: PrivateKey
+    certificate: x509.Certificate
+
+    def issue(
+        self,
+        role: Role,
+        name: str,
+        *,
+        federation: str = FEDERATION,
+        hosts: Sequence[str] = (),
+        now: datetime = NOW,
+        valid_days: int = 30,
+    ) -> Identity:
+        key = identity.new_key()
+        member = MemberId(federation=federation, role=role, name=name)
+        certificate = identity.sign_csr(
+            identity.new_csr(key, member, hosts),
+            authority_key=self.key,
+            authority_certificate=self.certificate,
+            role=role,
+            now=now,
+            valid_days=valid_days,
+        )
+        return Identity(member=member, certificate=certificate, key=key)
+
+
+def make_authority(federation: str = FEDERATION, *, now: datetime = NOW, valid_days: int = 365) -> Authority:
+    return Authority(*identity.new_authority(federation, now=now, valid_days=valid_days))
+
+
+@pytest.fixture(scope="session")
+def now() -> datetime:
+    return NOW
+
+
+@pytest.fixture(scope="session")
+def authority() -> Authority:
+    return make_authority()
+
+
+@pytest.fixture(scope="session")
+def other_authority() -> Authority:
+    return make_authority()
+
+
+@pytest.fixture(scope="session")
+def silo(authority: Authority) -> Identity:
+    return authority.issue(Role.SILO, "clinic-a")
+
+
+@pytest.fixture(scope="session")
+def coordinator(authority: Authority) -> Identity:
+    return authority.issue(Role.COORDINATOR, "hub", hosts=["hub.example.org", "127.0.0.1"])
