@@ -69,3 +69,16 @@ class Phase(Protocol):
 
         Shapes: each sum has its quantity's shape, float64 or int64 for counts.
         """
+
+
+class Statistic(Protocol):
+    """What rides in a phase beside its main sum: quantities, and what their sums say."""
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """What every silo sums for it, in declared order."""
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
+        """Numbers for the phase's record."""
+
+    def arrays(self, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+        """method/ arrays that it writes into the next global state."""

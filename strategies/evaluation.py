@@ -1,0 +1,58 @@
+"""Federated evaluation: correct answers, tested samples and loss, summed like everything else.
+
+Leaks the federation's accuracy and loss on the silos' hold-outs, and their total size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from crypto.layout import Quantity
+from strategies.base import Array, PhaseContext, PhaseResult
+
+MAX_COUNT = float(1 << 40)  # samples at one silo; 2^22 such silos fit a 64-bit word
+MAX_LOSS_SUM = float(1 << 30)  # of one silo's hold-out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The statistic that rides in the train phase: the model as the silos received it."""
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        return (
+            Quantity(name="correct", bound=MAX_COUNT, is_count=True),
+            Quantity(name="tested", bound=MAX_COUNT, is_count=True),
+            Quantity(name="loss_sum", bound=MAX_LOSS_SUM),
+        )
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+        """accuracy, loss (mean per tested sample; NaN where nothing was tested) and tested."""
+        tested = float(sums["tested"])
+        correct, loss_sum = float(sums["correct"]), float(sums["loss_sum"])
+        return {
+            "accuracy": correct / tested if tested > 0 else math.nan,
+            "loss": loss_sum / tested if tested > 0 else math.nan,
+            "tested": tested,
+        }
+
+    def arrays(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, Array]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatePhase:
+    """Closing phase: the final model's figures; the state stays as it is."""
+
+    evaluation: Evaluation = Evaluation()
+
+    @property
+    def kind(self) -> str:
+        return "evaluate"
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        return self.evaluation.quantities(context)
+
+    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        return PhaseResult(state=context.state, figures=self.evaluation.figures(context, sums))

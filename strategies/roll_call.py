@@ -1,0 +1,40 @@
+"""Roll-call: how many silos there are and how many samples they hold together.
+
+Leaks the sum of the silos' rounded sample counts; sums over two cohorts show the count of a silo
+that missed one, which is why counts are rounded at the silo (docs/threat-model.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from crypto.layout import Quantity
+from strategies.base import TOTAL, Array, PhaseContext, PhaseResult
+from strategies.evaluation import MAX_COUNT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollCallPhase:
+    """Sums 1 and the rounded sample count, and writes their total into the state."""
+
+    @property
+    def kind(self) -> str:
+        return "roll-call"
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        return (
+            Quantity(name="silos", bound=1.0, is_count=True),
+            Quantity(name="samples", bound=MAX_COUNT, is_count=True),
+        )
+
+    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """Write method/total, an int64 array of shape ()."""
+        silos, samples = int(sums["silos"]), int(sums["samples"])
+        figures = {"silos": float(silos), "samples": float(samples)}
+        if samples <= 0:
+            return PhaseResult(state=None, figures=figures, reason="no-data")
+        state = {**context.state, TOTAL: np.array(samples, dtype=np.int64)}
+        return PhaseResult(state=state, figures=figures)

@@ -1,0 +1,121 @@
+"""Weighted mean of the silos' model deltas, and what is summed beside it.
+
+FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+2017, algorithm 1: w <- w + sum_k (n_k/n) delta_k, here over the silos of the revealed sum:
+w <- w + (sum_k p_k delta_k) / (sum_k p_k) with p_k = n_k/total. Source: docs/protocol.md 4 and 7.
+Leaks sum_k p_k delta_k of each round and the share of the data that took part.
+
+P = trained parameters, B = values of float buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from crypto.layout import CLIPPED, MAX_VALUES, Quantity
+from strategies.base import MODEL, Array, FloatArray, PhaseContext, PhaseResult, Statistic
+
+BUFFER_BOUND = 1e3  # of BatchNorm's running means and variances
+CLIPPED_SHARE_LIMIT = 1e-3  # above it the figure `clipped_too_often` is 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainPhase:
+    """One round of training: p * delta, p, the statistics, and how many values were clipped."""
+
+    statistics: tuple[Statistic, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "train"
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """Shapes: delta (P,) in the order of context.trained, buffers (B,) in that of context.buffers."""
+        statistics = [quantity for part in self.statistics for quantity in part.quantities(context)]
+        clipped = Quantity(name=CLIPPED, bound=float(MAX_VALUES), is_count=True)
+        return (*_mean_quantities(context), *statistics, clipped)
+
+    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """Add the mean delta and take over the mean buffers; nothing where too little data took part."""
+        weight = float(sums["weight"])
+        data_share = min(max(weight, 0.0), 1.0)  # the ring's resolution leaves 1.0000000001
+        figures = {**_clipped_figures(context, sums)}
+        for part in self.statistics:
+            figures.update(part.figures(context, sums))
+        if weight <= 0.0:
+            return PhaseResult(state=None, figures=figures, reason="no-data")
+        if data_share < context.min_weight:
+            return PhaseResult(state=None, figures=figures, data_share=data_share, reason="min-weight")
+        state = {**context.state, **_moved(context, sums["delta"] / weight)}
+        if context.buffers:
+            state |= _averaged_buffers(context, sums["buffers"] / weight)
+        for part in self.statistics:
+            state |= part.arrays(context, sums)
+        return PhaseResult(state=state, figures=figures, data_share=data_share)
+
+
+def flatten(arrays: Mapping[str, Array], names: tuple[str, ...]) -> FloatArray:
+    """The named arrays, end to end. Shapes: any -> (P,) float64."""
+    return np.concatenate([np.asarray(arrays[name], dtype=np.float64).ravel() for name in names])
+
+
+def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
+    """Cut a vector into arrays shaped as in `like`. Shapes: (P,) -> any."""
+    cuts = np.cumsum([like[name].size for name in names])[:-1]
+    parts = np.split(values_P, cuts)
+    return {name: part.reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def _mean_quantities(context: PhaseContext) -> list[Quantity]:
+    quantities = [
+        Quantity(
+            name="delta",
+            shape=(_size(context, context.trained),),
+            bound=context.update_bound,
+            word=context.update_word,
+        )
+    ]
+    if context.buffers:
+        quantities.append(
+            Quantity(name="buffers", shape=(_size(context, context.buffers),), bound=BUFFER_BOUND)
+        )
+    return [*quantities, Quantity(name="weight", bound=1.0)]
+
+
+def _size(context: PhaseContext, names: tuple[str, ...]) -> int:
+    return sum(context.state[MODEL + name].size for name in names)
+
+
+def _moved(context: PhaseContext, delta_P: FloatArray) -> dict[str, Array]:
+    names = tuple(MODEL + name for name in context.trained)
+    return {
+        name: (context.state[name] + delta).astype(np.float32)
+        for name, delta in unflatten(delta_P, context.state, names).items()
+    }
+
+
+def _averaged_buffers(context: PhaseContext, mean_B: FloatArray) -> dict[str, Array]:
+    names = tuple(MODEL + name for name in context.buffers)
+    averaged = unflatten(mean_B, context.state, names)
+    return {name: _buffer(name, value) for name, value in averaged.items()}
+
+
+def _buffer(name: str, value: FloatArray) -> Array:
+    # stochastic rounding may take a variance of zero just below it
+    floor = 0.0 if name.endswith("running_var") else -np.inf
+    return np.maximum(value, floor).astype(np.float32)
+
+
+def _clipped_figures(context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+    """clipped_share is of the values that all m silos would send, so exact where none was left out."""
+    clipped = float(sums[CLIPPED])
+    values = context.members * (_size(context, context.trained) + _size(context, context.buffers))
+    share = clipped / values
+    return {
+        "clipped": clipped,
+        "clipped_share": share,
+        "clipped_too_often": float(share > CLIPPED_SHARE_LIMIT),
+    }
