@@ -297,7 +297,7 @@ def sign_csr(
     if role is Role.COORDINATOR and not all_hosts:
         raise ConfigError("request: a coordinator needs at least one host name or address")
     if role is not Role.COORDINATOR and all_hosts:
-        raise ConfigError(f"request: a {role} has no host names or addresses")
+        raise ConfigError(f"request: only a coordinator has host names or addresses, got role {role}")
     not_after = min(_valid_until(now, valid_days), authority_certificate.not_valid_after_utc)
     if now >= not_after:
         raise ConfigError("authority: the certificate is expired")
@@ -403,7 +403,7 @@ def _check_usage(certificate: x509.Certificate, role: Role) -> None:
         not isinstance(n, x509.UniformResourceIdentifier) for n in _alternative_names(certificate)
     )
     if has_hosts and role is not Role.COORDINATOR:
-        raise _refused(f"a {role} has no host names or addresses")
+        raise _refused(f"only a coordinator has host names or addresses, got role {role}")
 
 
 def _refused(message: str) -> RemoteProtocolError:
@@ -413,9 +413,12 @@ def _refused(message: str) -> RemoteProtocolError:
 def _public_key(
     holder: x509.Certificate | x509.CertificateSigningRequest,
 ) -> ec.EllipticCurvePublicKey:
-    key = holder.public_key()
+    try:
+        key = holder.public_key()
+    except _ODD_CERTIFICATE:
+        raise _refused("its key is unreadable") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise RemoteProtocolError("certificate: expected a P-256 key")
+        raise _refused("expected a P-256 key")
     return key
 
 

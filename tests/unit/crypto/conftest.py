@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
@@ -55,7 +55,8 @@ def now() -> datetime:
 
 @pytest.fixture(scope="session")
 def authority() -> Authority:
-    return make_authority()
+    # older than what it signs, so that a silo's own dates are what tests run into
+    return make_authority(now=NOW - timedelta(days=1))
 
 
 @pytest.fixture(scope="session")

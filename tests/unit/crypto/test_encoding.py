@@ -46,7 +46,10 @@ def test_decode_returns_what_was_encoded(values: list[encoding.Value]) -> None:
 
 
 @settings(max_examples=400)
-@given(st.binary(max_size=60) | fields.map(lambda values: encoding.encode("x", *values)[len(b"chorale/v1/x\0") :]))
+@given(
+    st.binary(max_size=60)
+    | fields.map(lambda values: encoding.encode("x", *values)[len(b"chorale/v1/x\0") :])
+)
 def test_decode_refuses_or_gives_back_the_identical_bytes(tail: bytes) -> None:
     data = PREFIX + tail
     try:
