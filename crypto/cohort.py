@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from crypto.errors import ConfigError
 
@@ -78,9 +79,14 @@ def named_set(
     Source: docs/protocol.md 3.2.
     """
     present = [name for name in silos if name in on_roster]
-    wanted = math.ceil(fraction * len(silos))
+    wanted = drawn_count(len(silos), fraction)
     ranked = sorted(present, key=lambda name: _draw(job_digest, roster_digest, round, name))
     return tuple(sorted(ranked[:wanted]))
+
+
+def drawn_count(silos: int, fraction: float) -> int:
+    """ceil(q R), with q as it is written: 0.07 of 100 silos are 7, though 0.07 * 100 is a little more."""
+    return math.ceil(Fraction(str(fraction)) * silos)
 
 
 def _draw(job_digest: bytes, roster_digest: bytes, round: int, name: str) -> bytes:

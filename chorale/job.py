@@ -1,0 +1,263 @@
+"""A signed job, and the terms of a session as coordinator and silo each compute them from it.
+
+Source: docs/protocol.md 3, 5.1 and 7.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from cryptography import x509
+
+from chorale.job_spec import (
+    ColumnSpec,
+    JobSpec,
+    ModelSpec,
+    ScheduleSpec,
+    StrategySpec,
+    TrainingSpec,
+)
+from chorale.state import GlobalState, buffer_names, trained_names
+from chorale.wire import PHASE_PATTERN, PhaseKey
+from crypto import encoding
+from crypto.cohort import CohortRule, named_set
+from crypto.errors import ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
+from crypto.identity import (
+    Identity,
+    Role,
+    certificate_from_der,
+    check_certificate,
+    verify,
+)
+from crypto.layout import Layout
+from crypto.messages import SessionTerms, SignedBody
+from crypto.roster import Roster
+from strategies.base import Phase, PhaseContext
+from strategies.presets import Strategy
+
+__all__ = [
+    "ColumnSpec",
+    "Job",
+    "JobSpec",
+    "ModelSpec",
+    "ScheduleSpec",
+    "SignedJob",
+    "StrategySpec",
+    "TrainingSpec",
+    "open_job",
+    "sign_job",
+]
+
+PURPOSE = "job"
+FIRST_REPEAT = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedJob:
+    """A job as it travels: the signature covers the digest of the bytes."""
+
+    spec_bytes: bytes
+    signature: bytes
+    operator_certificate: bytes  # DER
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.spec_bytes).digest()
+
+    @property
+    def id(self) -> str:
+        """What people call the job by."""
+        return self.digest.hex()[:12]
+
+
+def sign_job(spec_bytes: bytes, operator: Identity) -> SignedJob:
+    """Sign a job file with the operator's key."""
+    digest = hashlib.sha256(spec_bytes).digest()
+    return SignedJob(
+        spec_bytes=spec_bytes,
+        signature=operator.sign(PURPOSE, digest).signature,
+        operator_certificate=operator.certificate_der,
+    )
+
+
+def open_job(signed: SignedJob, *, roster: Roster, authority: x509.Certificate, now: datetime) -> Job:
+    """The job, if an operator who is on the roster now signed it and it is sound and still valid.
+
+    Called anew for every session, because rosters change. Raises RemoteProtocolError.
+    """
+    operator = _check_operator(signed, roster=roster, authority=authority, now=now)
+    try:
+        spec = JobSpec.from_yaml(signed.spec_bytes, source=f"job {signed.id}")
+        spec.check_submittable(now=now)
+    except ConfigError as error:
+        raise RemoteProtocolError(str(error), code=Refusal.JOB_INVALID) from None
+    if spec.federation != roster.federation:
+        message = f"job {signed.id}: expected federation {roster.federation}, got {spec.federation}"
+        raise RemoteProtocolError(message, code=Refusal.JOB_INVALID)
+    return Job(spec=spec, signed=signed, operator=operator)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job that was verified. operator: name of who signed it."""
+
+    spec: JobSpec
+    signed: SignedJob = field(repr=False)
+    operator: str
+
+    @property
+    def digest(self) -> bytes:
+        return self.signed.digest
+
+    @property
+    def id(self) -> str:
+        return self.signed.id
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.spec.method
+
+    @property
+    def opening(self) -> str:
+        """The first phase, in round 0."""
+        return _first(self.strategy.opening[0])
+
+    def next_after(self, round: int, phase: str) -> tuple[int, str] | None:
+        """Round and phase that follow, or None after the last. A repeated opening phase leads on to
+        the next round. Source: docs/protocol.md 7."""
+        kind, repeat = split_phase(phase)
+        strategy = self.strategy
+        if kind in strategy.opening:
+            after = _following(strategy.opening, kind) if round == 0 else None
+            return (0, _first(after)) if after is not None else self._round_after(round)
+        if kind in strategy.round_phases:
+            after = _following(strategy.round_phases, kind)
+            return (round, after) if after is not None else self._round_after(round)
+        after = _following(strategy.closing, kind)
+        return (round, _first(after)) if after is not None else None
+
+    def phase(self, name: str) -> Phase:
+        """Raises ConfigError for a phase that the job's method does not have."""
+        kind, _ = split_phase(name)
+        return self.strategy.phase(kind)
+
+    def names_everyone(self, phase: str) -> bool:
+        """Phases outside rounds name all silos, whatever `fraction` is."""
+        return split_phase(phase)[0] not in self.strategy.round_phases
+
+    def named(self, roster: Roster, round: int, everyone: bool) -> tuple[str, ...]:
+        """The silos that take part in a round, sorted. Source: docs/protocol.md 3.2."""
+        return named_set(
+            self.spec.silos,
+            on_roster=roster.silo_names,
+            job_digest=self.digest,
+            roster_digest=roster.digest,
+            round=round,
+            fraction=1.0 if everyone else self.spec.fraction,
+        )
+
+    def rule(self, members: int) -> CohortRule:
+        return self.spec.rule(members)
+
+    def context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
+        """All that a phase's quantities and server step may depend on."""
+        return self._context(key.round, state, members)
+
+    def layout(self, key: PhaseKey, state: GlobalState, members: int) -> Layout:
+        """Raises ConfigError if a quantity does not fit its word."""
+        return self._layout(key.round, key.phase, state, members)
+
+    def terms(
+        self,
+        *,
+        roster: Roster,
+        round: int,
+        phase: str,
+        attempt: int,
+        state: GlobalState,
+        state_digest: bytes,
+    ) -> SessionTerms:
+        """What a session is about. Both sides call this, and only this; nobody is told the result.
+
+        Raises ConfigError if the roster leaves too few silos or the job has no such phase or round.
+        """
+        self._check_round(round, phase)
+        names = self.named(roster, round, self.names_everyone(phase))
+        return SessionTerms(
+            federation=self.spec.federation,
+            job_digest=self.digest,
+            roster_version=roster.version,
+            roster_digest=roster.digest,
+            round=round,
+            phase=phase,
+            attempt=attempt,
+            names=names,
+            rule=self.rule(len(names)),
+            layout=self._layout(round, phase, state, len(names)),
+            state_digest=state_digest,
+        )
+
+    def _context(self, round: int, state: GlobalState, members: int) -> PhaseContext:
+        return PhaseContext(
+            round=round,
+            members=members,
+            classes=self.spec.classes,
+            state=state,
+            trained=trained_names(state),
+            buffers=buffer_names(state),
+            update_bound=self.spec.update_bound,
+            update_word=self.spec.update_word,
+            min_weight=self.spec.min_weight,
+            options=self.spec.strategy.options,
+        )
+
+    def _layout(self, round: int, phase: str, state: GlobalState, members: int) -> Layout:
+        context = self._context(round, state, members)
+        return Layout(quantities=self.phase(phase).quantities(context), members=members)
+
+    def _round_after(self, round: int) -> tuple[int, str]:
+        if round < self.spec.rounds:
+            return round + 1, self.strategy.round_phases[0]
+        return round, _first(self.strategy.closing[0])
+
+    def _check_round(self, round: int, phase: str) -> None:
+        """Only phases of the rounds are counted from 1, and only they have no repeat counter."""
+        lowest = 0 if self.names_everyone(phase) else 1
+        if not lowest <= round <= self.spec.rounds:
+            raise ConfigError(
+                f"job {self.id}: {phase}: expected round {lowest} to {self.spec.rounds}, got {round}"
+            )
+        if self.names_everyone(phase) != ("." in phase):
+            raise ConfigError(
+                f"job {self.id}: {phase}: phases outside rounds, and only they, end in a number"
+            )
+
+
+def split_phase(name: str) -> tuple[str, int]:
+    """Kind and repeat counter of a phase name: roll-call.2 is the third roll-call."""
+    if not PHASE_PATTERN.fullmatch(name):
+        raise LocalProtocolError("phase: expected a name such as train or roll-call.0")
+    kind, _, repeat = name.partition(".")
+    return kind, int(repeat or 0)
+
+
+def _first(kind: str) -> str:
+    return f"{kind}.{FIRST_REPEAT}"
+
+
+def _following(kinds: tuple[str, ...], kind: str) -> str | None:
+    place = kinds.index(kind) + 1
+    return kinds[place] if place < len(kinds) else None
+
+
+def _check_operator(signed: SignedJob, *, roster: Roster, authority: x509.Certificate, now: datetime) -> str:
+    certificate = certificate_from_der(signed.operator_certificate)
+    check_certificate(
+        certificate, authority=authority, role=Role.OPERATOR, federation=roster.federation, now=now
+    )
+    operator = roster.check_member(certificate)
+    body = SignedBody(body=encoding.encode(PURPOSE, signed.digest), signature=signed.signature)
+    verify(body, purpose=PURPOSE, certificate=certificate, code=Refusal.JOB_INVALID)
+    return operator.name
