@@ -126,7 +126,7 @@ def open_envelope(
     """What `sender` signed for `receiver` in this cohort, still sealed. docs/protocol.md 5.3."""
     scope = f"envelope {sender} to {receiver}"
     reader = _open(signed, "envelope", certificate, scope=scope, code=Refusal.ENVELOPE)
-    envelope = read_envelope_fields(reader)
+    envelope = _envelope(reader)
     bound = (envelope.cohort_digest, envelope.sender, envelope.receiver)
     if bound != (cohort_digest, sender, receiver):
         message = f"{scope}: signed for another cohort, sender or receiver"
@@ -135,19 +135,9 @@ def open_envelope(
     return envelope
 
 
-def read_envelope_fields(reader: FieldReader) -> Envelope:
-    envelope = Envelope(
-        cohort_digest=reader.data(DIGEST_BYTES),
-        sender=reader.text(),
-        receiver=reader.text(),
-        self_mask_share_hash=reader.data(DIGEST_BYTES),
-        recovery_share_hash=reader.data(DIGEST_BYTES),
-        sealed_shares=reader.data(),
-        pair_seed_hash=reader.data(),
-        sealed_pair_seed=reader.data(),
-    )
-    reader.end()
-    return envelope
+def read_envelope(signed: SignedBody) -> Envelope:
+    """Fields of an envelope that was opened before (open_envelope)."""
+    return _envelope(FieldReader(encoding.decode("envelope", signed.body), what="envelope"))
 
 
 def sign_own_share(identity: Identity, own: OwnShare) -> SignedBody:
@@ -159,15 +149,15 @@ def open_own_share(
 ) -> OwnShare:
     scope = f"own share of {sender}"
     reader = _open(signed, "own-share", certificate, scope=scope, code=Refusal.ENVELOPE)
-    own = OwnShare(
-        cohort_digest=reader.data(DIGEST_BYTES),
-        sender=reader.text(),
-        self_mask_share_hash=reader.data(DIGEST_BYTES),
-    )
-    reader.end()
+    own = _own_share(reader)
     if (own.cohort_digest, own.sender) != (cohort_digest, sender):
         raise RemoteProtocolError(f"{scope}: signed for another cohort or silo", code=Refusal.ENVELOPE)
     return own
+
+
+def read_own_share(signed: SignedBody) -> OwnShare:
+    """Fields of an own share that was opened before (open_own_share)."""
+    return _own_share(FieldReader(encoding.decode("own-share", signed.body), what="own share"))
 
 
 def sign_consistency(identity: Identity, said: Consistency) -> SignedBody:
@@ -203,6 +193,31 @@ def open_complaint(
     if (complaint.cohort_digest, complaint.sender) != (cohort_digest, sender):
         raise RemoteProtocolError(f"{scope}: signed for another cohort or silo")
     return complaint
+
+
+def _envelope(reader: FieldReader) -> Envelope:
+    envelope = Envelope(
+        cohort_digest=reader.data(DIGEST_BYTES),
+        sender=reader.text(),
+        receiver=reader.text(),
+        self_mask_share_hash=reader.data(DIGEST_BYTES),
+        recovery_share_hash=reader.data(DIGEST_BYTES),
+        sealed_shares=reader.data(),
+        pair_seed_hash=reader.data(),
+        sealed_pair_seed=reader.data(),
+    )
+    reader.end()
+    return envelope
+
+
+def _own_share(reader: FieldReader) -> OwnShare:
+    own = OwnShare(
+        cohort_digest=reader.data(DIGEST_BYTES),
+        sender=reader.text(),
+        self_mask_share_hash=reader.data(DIGEST_BYTES),
+    )
+    reader.end()
+    return own
 
 
 def _consistency_fields(said: Consistency) -> list[encoding.Field]:

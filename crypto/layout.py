@@ -116,11 +116,12 @@ class Layout:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 over m and every field of every quantity."""
-        fields = [_fields(quantity) for quantity in self.quantities]
+        fields = [quantity_fields(quantity) for quantity in self.quantities]
         return encoding.digest("layout", self.members, fields)
 
 
-def _fields(quantity: Quantity) -> list[encoding.Field]:
+def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
+    """Every field of a quantity as the layout's digest covers it; floats in hexadecimal, so exact."""
     sensitivity = "" if quantity.sensitivity_l2 is None else quantity.sensitivity_l2.hex()
     return [
         quantity.name,

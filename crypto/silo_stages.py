@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from crypto import bodies, dealing, seeds
+from crypto import bodies, seeds
 from crypto.bodies import VerifiedAdvert
 from crypto.dealing import Dealt, OwnSecrets, Received
 from crypto.identity import Identity
