@@ -28,10 +28,17 @@ def load_settings(
 
     Raises ConfigError that names file, field and what is allowed.
     """
-    values = parse_mapping(read_limited(path, MAX_BYTES), source=str(path))
-    environ = os.environ if environment is None else environment
-    _override(values, env_prefix, environ)
+    values = load_mapping(path, env_prefix, environment=environment)
     return check_values(model, values, source=str(path))
+
+
+def load_mapping(
+    path: Path | None, env_prefix: str, *, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The unchecked values of a file, or none, overridden by the environment. Raises ConfigError."""
+    values = {} if path is None else parse_mapping(read_limited(path, MAX_BYTES), source=str(path))
+    _override(values, env_prefix, os.environ if environment is None else environment)
+    return values
 
 
 def parse_mapping(data: bytes, *, source: str) -> dict[str, Any]:
