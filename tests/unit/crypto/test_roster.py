@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from crypto import encoding, identity, roster
+from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from crypto.identity import CLOCK_SKEW, Identity, Role
+from crypto.messages import SignedBody
+from crypto.roster import Member, Roster
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+DATES = (int(NOW.timestamp()), int(NOW.timestamp()) + 3600)
+ROW = ["silo", "clinic-a", bytes(32)]
+
+
+def sign(authority, members, *, version: int = 3, expires: datetime = NOW + timedelta(days=30)) -> SignedBody:
+    return roster.sign_roster(
+        authority_key=authority.key,
+        federation="hospitals",
+        version=version,
+        issued=NOW,
+        expires=expires,
+        members=members,
+    )
+
+
+def open_(
+    signed: SignedBody, authority, *, federation: str = "hospitals", now: datetime = NOW, max_age=None
+) -> Roster:
+    return roster.open_roster(
+        signed, authority=authority.certificate, federation=federation, now=now, max_age=max_age
+    )
+
+
+def as_member(who: Identity) -> Member:
+    return Member(who.member.role, who.member.name, who.fingerprint)
+
+
+@pytest.fixture(scope="module")
+def signed(authority, silo: Identity, coordinator: Identity) -> SignedBody:
+    return sign(authority, [as_member(silo), as_member(coordinator)])
+
+
+def test_open_gives_back_what_was_signed(signed, authority, silo, coordinator) -> None:
+    opened = open_(signed, authority)
+    assert (opened.federation, opened.version) == ("hospitals", 3)
+    assert (opened.issued, opened.expires) == (NOW, NOW + timedelta(days=30))
+    assert opened.members == (as_member(coordinator), as_member(silo))
+    assert opened.silo_names == {"clinic-a"}
+    assert opened.digest == hashlib.sha256(signed.body).digest()
+
+
+def test_holds_asks_for_role_name_and_certificate_together(signed, authority, silo, coordinator) -> None:
+    opened = open_(signed, authority)
+    assert opened.holds(Role.SILO, "clinic-a", silo.fingerprint)
+    assert not opened.holds(Role.OPERATOR, "clinic-a", silo.fingerprint)
+    assert not opened.holds(Role.SILO, "clinic-b", silo.fingerprint)
+    assert not opened.holds(Role.SILO, "clinic-a", coordinator.fingerprint)
+
+
+def test_check_member_accepts_this_very_certificate_only(signed, authority, silo) -> None:
+    opened = open_(signed, authority)
+    assert opened.check_member(silo.certificate) == silo.member
+    renewed = authority.issue(Role.SILO, "clinic-a")
+    with pytest.raises(RemoteProtocolError, match="version 3 does not hold silo clinic-a") as caught:
+        opened.check_member(renewed.certificate)
+    assert caught.value.code is Refusal.ROSTER
+
+
+def test_check_member_refuses_another_federation(signed, authority) -> None:
+    banks = type(authority)(*identity.new_authority("banks", now=NOW, valid_days=1))
+    stranger = banks.issue(Role.SILO, "clinic-a", federation="banks")
+    with pytest.raises(RemoteProtocolError, match="expected federation hospitals, got banks"):
+        open_(signed, authority).check_member(stranger.certificate)
+
+
+def test_expired_future_and_old_rosters_are_refused(signed, authority) -> None:
+    week = timedelta(days=7)
+    assert open_(signed, authority, now=NOW + week, max_age=week)
+    assert open_(signed, authority, now=NOW - CLOCK_SKEW)
+    assert open_(signed, authority, now=NOW + timedelta(days=30))
+    for now, max_age, message in [
+        (NOW + timedelta(days=30, seconds=1), None, "version 3 expired at 2026-12-21"),
+        (NOW - CLOCK_SKEW - timedelta(seconds=1), None, "issued at 2026-11-21T12:00"),
+        (NOW + timedelta(days=8), week, "version 3 is 8 days old, at most 7 allowed"),
+    ]:
+        with pytest.raises(RemoteProtocolError, match=message) as caught:
+            open_(signed, authority, now=now, max_age=max_age)
+        assert caught.value.code is Refusal.ROSTER
+
+
+def test_read_roster_opens_an_expired_one(authority, silo) -> None:
+    expired = sign(authority, [as_member(silo)], expires=NOW + timedelta(seconds=1))
+    read = roster.read_roster(expired, authority=authority.certificate, federation="hospitals")
+    assert read.silo_names == {"clinic-a"}
+
+
+def test_a_roster_of_another_authority_or_federation_is_refused(signed, authority, other_authority) -> None:
+    with pytest.raises(RemoteProtocolError, match="roster: the signature does not hold") as caught:
+        open_(signed, other_authority)
+    assert caught.value.code is Refusal.ROSTER
+    with pytest.raises(RemoteProtocolError, match="expected federation banks, got hospitals"):
+        open_(signed, authority, federation="banks")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (["hospitals", 1, *DATES], "a field is missing"),
+        (["hospitals", 1, *DATES, [], 0], "1 fields too many"),
+        (["hospitals", 1, *DATES, [ROW, ROW]], "named twice"),
+        (["hospitals", 1, *DATES, [["silo", "b", bytes(32)], ["silo", "a", bytes(32)]]], "not sorted"),
+        (["hospitals", 1, *DATES, [["silo", "a", bytes(32)], ["silo", "a", bytes([1] * 32)]]], "named twice"),
+        (["hospitals", 1, *DATES, [["nurse", "a", bytes(32)]]], "role or name is malformed"),
+        (["hospitals", 1, *DATES, [["silo", "A", bytes(32)]]], "role or name is malformed"),
+        (["hospitals", 1, *DATES, [["silo", "a", bytes(31)]]], "expected 32 bytes, got 31"),
+        (["hospitals", 1, *DATES, [[*ROW, 1]]], "1 fields too many"),
+        (["hospitals", 1, *DATES, ["silo"]], "expected a list, got str"),
+        (["hospitals", 1, DATES[0], encoding.MAX_NUMBER, [ROW]], "a date is out of range"),
+    ],
+)
+def test_a_signed_but_odd_roster_is_refused(authority, fields, message) -> None:
+    odd = identity.sign(authority.key, "roster", *fields)
+    with pytest.raises(RemoteProtocolError, match=message) as caught:
+        open_(odd, authority)
+    assert caught.value.code is Refusal.ROSTER
+
+
+def test_sign_roster_refuses_what_nobody_would_accept(authority, silo) -> None:
+    member = as_member(silo)
+    with pytest.raises(ConfigError, match="a version from 1 on"):
+        sign(authority, [member], version=0)
+    with pytest.raises(ConfigError, match="expires after it is issued"):
+        sign(authority, [member], expires=NOW)
+    with pytest.raises(ConfigError, match="each named once"):
+        sign(authority, [member, member])
+    crowd = [Member(Role.SILO, f"s{i}", bytes(32)) for i in range(roster.MAX_MEMBERS + 1)]
+    with pytest.raises(ConfigError, match="at most 4096 members"):
+        sign(authority, crowd)
+    assert len(open_(sign(authority, crowd[:-1]), authority).members) == roster.MAX_MEMBERS
+
+
+def test_file_bytes_are_read_back(signed) -> None:
+    assert roster.roster_from_file_bytes(roster.roster_to_file_bytes(signed)) == signed
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"3",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"body": "AA=="}',
+        b'{"body": "AA==", "signature": "AA==", "more": 1}',
+        b'{"body": 1, "signature": "AA=="}',
+        b'{"body": "A", "signature": "AA=="}',
+        b'{"body": "A?==", "signature": "AA=="}',
+        json.dumps({"body": "A" * (2 << 20), "signature": ""}).encode(),
+    ],
+    ids=range(11),
+)
+def test_odd_files_are_refused(data: bytes) -> None:
+    with pytest.raises(ConfigError, match="roster file: expected JSON with body and signature"):
+        roster.roster_from_file_bytes(data)
