@@ -20,10 +20,10 @@ from chorale.job_spec import (
     TrainingSpec,
 )
 from chorale.state import GlobalState, buffer_names, trained_names
-from chorale.wire import PHASE_PATTERN, PhaseKey
+from chorale.wire import PhaseKey, phase_kind
 from crypto import encoding
 from crypto.cohort import CohortRule, named_set
-from crypto.errors import ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
+from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.identity import (
     Identity,
     Role,
@@ -125,10 +125,11 @@ class Job:
         return _first(self.strategy.opening[0])
 
     def next_after(self, round: int, phase: str) -> tuple[int, str] | None:
-        """Round and phase that follow, or None after the last. A repeated opening phase leads on to
-        the next round. Source: docs/protocol.md 7."""
-        kind, repeat = split_phase(phase)
-        strategy = self.strategy
+        """Round and phase that follow, or None after the last.
+
+        A roll-call that is repeated between rounds leads on to the next round. Source: docs/protocol.md 7.
+        """
+        kind, strategy = self.phase(phase).kind, self.strategy
         if kind in strategy.opening:
             after = _following(strategy.opening, kind) if round == 0 else None
             return (0, _first(after)) if after is not None else self._round_after(round)
@@ -140,12 +141,11 @@ class Job:
 
     def phase(self, name: str) -> Phase:
         """Raises ConfigError for a phase that the job's method does not have."""
-        kind, _ = split_phase(name)
-        return self.strategy.phase(kind)
+        return self.strategy.phase(phase_kind(name))
 
     def names_everyone(self, phase: str) -> bool:
         """Phases outside rounds name all silos, whatever `fraction` is."""
-        return split_phase(phase)[0] not in self.strategy.round_phases
+        return phase_kind(phase) not in self.strategy.round_phases
 
     def named(self, roster: Roster, round: int, everyone: bool) -> tuple[str, ...]:
         """The silos that take part in a round, sorted. Source: docs/protocol.md 3.2."""
@@ -233,14 +233,6 @@ class Job:
             raise ConfigError(
                 f"job {self.id}: {phase}: phases outside rounds, and only they, end in a number"
             )
-
-
-def split_phase(name: str) -> tuple[str, int]:
-    """Kind and repeat counter of a phase name: roll-call.2 is the third roll-call."""
-    if not PHASE_PATTERN.fullmatch(name):
-        raise LocalProtocolError("phase: expected a name such as train or roll-call.0")
-    kind, _, repeat = name.partition(".")
-    return kind, int(repeat or 0)
 
 
 def _first(kind: str) -> str:

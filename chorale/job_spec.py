@@ -47,7 +47,7 @@ class ModelSpec(_Part):
     """Which network is trained; its weights come with the initial state."""
 
     name: Literal["mlp", "cnn", "resnet18", "vgg11", "mobilenet_v2", "custom"] = Field(
-        description="a built-in backbone with a linear head, or custom: one that the silos' own objective knows"
+        description="a built-in backbone with a linear head, or custom: one of the silos' own objective"
     )
     norm: Literal["batch", "group", "none"] = Field(
         default="none",

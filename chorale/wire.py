@@ -36,7 +36,7 @@ MAX_BODY_BYTES = 16 << 10  # of one advert or envelope: keys and ciphertexts of 
 MAX_SETS_BYTES = 32 << 10  # of a CONSISTENCY body: two sets of 200 names of 63 letters
 MAX_SIGNATURE_BYTES = 72  # DER of an ECDSA P-256 signature
 MAX_ROUND = 1 << 20
-PHASE_PATTERN = re.compile(r"[a-z-]{1,32}(\.[0-9]{1,6})?")
+PHASE_PATTERN = re.compile(r"[a-z-]{1,32}(\.(0|[1-9][0-9]{0,5}))?")  # one name for one phase: no roll-call.00
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -51,7 +51,11 @@ class PhaseKey:
     @property
     def kind(self) -> str:
         """train, roll-call ...: the phase name without its repeat counter."""
-        return self.phase.partition(".")[0]
+        return phase_kind(self.phase)
+
+
+def phase_kind(phase: str) -> str:
+    return phase.partition(".")[0]
 
 
 def key_to_wire(key: PhaseKey) -> session_pb2.SessionKey:

@@ -1,0 +1,138 @@
+"""Structured logs: one line, one event, its fields as key=value or JSON; never payloads.
+
+Long bytes and arrays are written by their size alone, so that no key, share or vector can slip in.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = "chorale"
+MAX_HASH_BYTES = 32  # digests are shown, whatever is longer is payload
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class Logger:
+    """A named logger with fields of its own: `log.info("round applied", job=job.id, round=3)`."""
+
+    def __init__(self, inner: logging.Logger, fields: Mapping[str, object]) -> None:
+        self._inner = inner
+        self._fields = dict(fields)
+
+    def bind(self, **fields: object) -> Logger:
+        """The same logger with more fields in each of its lines."""
+        return Logger(self._inner, self._fields | fields)
+
+    def debug(self, message: str, **fields: object) -> None:
+        self._log(logging.DEBUG, message, fields)
+
+    def info(self, message: str, **fields: object) -> None:
+        self._log(logging.INFO, message, fields)
+
+    def warning(self, message: str, **fields: object) -> None:
+        self._log(logging.WARNING, message, fields)
+
+    def error(self, message: str, **fields: object) -> None:
+        self._log(logging.ERROR, message, fields)
+
+    def exception(self, message: str, **fields: object) -> None:
+        """An error with the traceback of the exception being handled: a bug of ours."""
+        self._log(logging.ERROR, message, fields, has_traceback=True)
+
+    def _log(
+        self, level: int, message: str, fields: Mapping[str, object], *, has_traceback: bool = False
+    ) -> None:
+        if self._inner.isEnabledFor(level):
+            extra = {"fields": self._fields | dict(fields)}
+            self._inner.log(level, message, extra=extra, exc_info=has_traceback)
+
+
+def get_logger(name: str, **fields: object) -> Logger:
+    """The logger of a module. Nothing is written before `configure`, except warnings to stderr."""
+    return Logger(logging.getLogger(f"{ROOT}.{name}"), fields)
+
+
+def configure(
+    *,
+    stream: IO[str] | None = None,
+    path: Path | None = None,
+    level: str = "info",
+    json: bool = True,
+    **static: object,
+) -> None:
+    """Send the logs of this process to a stream (stderr by default) or a file.
+
+    static: fields of every line, such as the silo's name.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr) if path is None else logging.FileHandler(path)
+    handler.setFormatter(_JsonFormatter(static) if json else _TextFormatter(static))
+    root = logging.getLogger(ROOT)
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    root.propagate = False
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, static: Mapping[str, object]) -> None:
+        super().__init__()
+        self._static = dict(static)
+
+    def fields(self, record: logging.LogRecord) -> dict[str, object]:
+        own = getattr(record, "fields", {})
+        fields = {name: _shown(value) for name, value in (self._static | own).items()}
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return fields
+
+
+class _JsonFormatter(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        return json.dumps(line | {k: v for k, v in self.fields(record).items() if k not in line})
+
+
+class _TextFormatter(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{name}={_word(value)}" for name, value in self.fields(record).items())
+        return f"{_time(record)} {record.levelname.lower()} {record.getMessage()} {fields}".rstrip()
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+def _shown(value: object) -> object:
+    """What a line may hold of a value: numbers, text, short hashes; sizes of everything else."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex() if len(value) <= MAX_HASH_BYTES else f"<{len(value)} bytes>"
+    if isinstance(value, Mapping):
+        return {str(name): _shown(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [
+            _shown(inner)
+            for inner in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
+        ]
+    if hasattr(value, "shape"):
+        return f"<array of shape {tuple(value.shape)}>"
+    return str(value)
+
+
+def _word(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return json.dumps(text) if any(letter in text for letter in ' "\n=') else text
