@@ -62,29 +62,33 @@ def init(federation: str, directory: Path, valid_days: int) -> None:
 
 
 @authority.command()
-@click.argument("csr", type=click.Path(path_type=Path))
+@click.argument("requests", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="CSR...")
 @DIRECTORY
 @click.option("--host", "hosts", multiple=True, help="Further host or address of a coordinator.")
-@click.option("--out", type=click.Path(path_type=Path), help="Certificate; default: CSR's name with .crt.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder; default: beside each CSR.")
 @click.option("--valid-days", default=365, show_default=True, type=click.IntRange(1, 3650))
-def sign(csr: Path, directory: Path, hosts: tuple[str, ...], out: Path | None, valid_days: int) -> None:
-    """Sign the request in file CSR; its role decides what the certificate may do."""
+def sign(
+    requests: tuple[Path, ...], directory: Path, hosts: tuple[str, ...], out: Path | None, valid_days: int
+) -> None:
+    """Sign the requests in the files CSR; the role in each decides what its certificate may do."""
     from crypto.identity import certificate_to_pem, requested_member, sign_csr
 
-    folder, request = Folder.open(directory), read(csr)
-    member = requested_member(request)
-    certificate = sign_csr(
-        request,
-        authority_key=folder.key,
-        authority_certificate=folder.certificate,
-        role=member.role,
-        now=datetime.now(UTC),
-        valid_days=valid_days,
-        hosts=hosts,
-    )
-    target = out or csr.with_suffix(".crt")
-    write_new(target, certificate_to_pem(certificate), what="a certificate")
-    click.echo(f"{target}: {member.uri}, valid until {certificate.not_valid_after_utc:%Y-%m-%d}")
+    folder = Folder.open(directory)
+    for path in requests:
+        request = read(path)
+        member = requested_member(request)
+        certificate = sign_csr(
+            request,
+            authority_key=folder.key,
+            authority_certificate=folder.certificate,
+            role=member.role,
+            now=datetime.now(UTC),
+            valid_days=valid_days,
+            hosts=hosts,
+        )
+        target = (out or path.parent) / f"{path.stem}.crt"
+        write_new(target, certificate_to_pem(certificate), what="a certificate")
+        click.echo(f"{target}: {member.uri}, valid until {certificate.not_valid_after_utc:%Y-%m-%d}")
 
 
 @authority.command()

@@ -14,6 +14,7 @@ from typing import cast
 import click
 
 from cli.errors import ExitCode, Failure, failure_of
+from cli.parent import die_with_parent
 
 COMMANDS = {
     "demo": ("cli.demo:demo", "Train on real data with every party on this machine."),
@@ -73,6 +74,7 @@ def chorale() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with a code of docs/protocol.md 9."""
+    die_with_parent()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

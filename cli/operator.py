@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -12,6 +13,15 @@ from cli.keys import csr_command
 ENV_PREFIX = "CHORALE_OPERATOR_"
 NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 ADDRESS = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
+
+
+class IdentityFiles(BaseModel):
+    """Certificate and key of this operator, PEM."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    certificate: Path = Field(description="signed by the federation's authority")
+    key: Path = Field(description="made on this machine, never copied")
 
 
 class OperatorSettings(BaseModel):
@@ -25,8 +35,7 @@ class OperatorSettings(BaseModel):
         default=None,
         description="name in the coordinator's certificate, where it is not the dialled host",
     )
-    certificate: Path = Field(description="this operator's certificate, PEM, signed by the authority")
-    key: Path = Field(description="this operator's private key, PEM, made on this machine")
+    identity: IdentityFiles
     authority: Path = Field(description="certificate of the federation's authority, PEM")
 
 
@@ -36,3 +45,20 @@ def operator() -> None:
 
 
 operator.add_command(csr_command("operator"))
+
+
+def operator_settings(
+    config: Path | None, *, given: Mapping[str, object], identity: Mapping[str, object]
+) -> OperatorSettings:
+    """Settings from file and environment, with the options that were given on top.
+
+    Raises ConfigError that names what is missing.
+    """
+    from chorale.settings_file import check_values, load_mapping
+
+    values = load_mapping(config, ENV_PREFIX)
+    values |= {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in identity.items() if value is not None}
+    if chosen:
+        values["identity"] = {**values.get("identity", {}), **chosen}
+    return check_values(OperatorSettings, values, source=str(config or "options"))

@@ -1,10 +1,13 @@
-"""A job as its events tell it, in plain lines or as a table for a terminal. Pure: no I/O."""
+"""A job as its events tell it, in plain lines or as a table for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import click
 
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord
@@ -127,3 +130,23 @@ def _figure(record: PhaseRecord, name: str) -> float | None:
 
 def _key(record: PhaseRecord) -> tuple[int, str]:
     return record.round, record.phase
+
+
+def show(events: Iterable[JobEvent], history: JobHistory, *, notes: Sequence[str] = ()) -> None:
+    """Show events on stderr as they come: a live table on a terminal, else a line per phase.
+
+    notes: lines below the table, read anew with each event.
+    """
+    if not sys.stderr.isatty():
+        for event in events:
+            record = history.add(event)
+            if record is not None:
+                click.echo(plain_line(record, rounds=history.summary.rounds), err=True)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(table(history), console=Console(stderr=True), refresh_per_second=8) as live:
+        for event in events:
+            history.add(event)
+            live.update(table(history, notes=notes))

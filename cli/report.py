@@ -125,11 +125,13 @@ def _dropped(records: Iterable[PhaseRecord]) -> list[Document]:
 def _headline(report: Document) -> str:
     final = report["final_accuracy"]
     accuracy = "no final accuracy" if final is None else f"final accuracy {final:.4f}"
+    sizes = (
+        f"{report['upload_bytes_per_silo_round']:,} bytes; the model has {report['float32_bytes']:,} bytes."
+    )
     return html.escape(
         f"{report['strategy']} over {report['silos']} silos: {report['status']}, "
         f"{report['rounds_completed']} of {report['rounds']} rounds, {accuracy}, "
-        f"{report['wall_seconds']:.1f} s. A silo sent {report['upload_bytes_per_silo_round']:,} bytes a round; the model has "
-        f"{report['float32_bytes']:,} bytes."
+        f"{report['wall_seconds']:.1f} s. In a round a silo sent {sizes}"
     )
 
 

@@ -1,0 +1,190 @@
+"""`chorale demo`: a whole federation on this machine, each party a process of its own, on real data."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.demo_setup import (
+    COORDINATOR,
+    FEDERATION,
+    DemoPlan,
+    clean_folder,
+    hold_ceremony,
+    write_coordinator,
+    write_job,
+    write_operator,
+    write_silo,
+)
+from cli.processes import Child, Processes, run_commands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cli.operations import Operations
+    from cli.progress import JobHistory
+
+START_SECONDS = 60.0  # for a party to come up on a busy machine
+DROP_ROUND = 2
+
+
+@click.command()
+@click.option("--silos", default=4, show_default=True, type=click.IntRange(3, 200), help="Number of silos.")
+@click.option(
+    "--rounds", default=10, show_default=True, type=click.IntRange(1, 1000), help="Training rounds."
+)
+@click.option("--strategy", default="fedavg", show_default=True, help="Training method.")
+@click.option("--drop", default=0, show_default=True, help="Kill this many silos in round 2, for good.")
+@click.option("--out", default=Path("runs/demo"), show_default=True, type=click.Path(path_type=Path))
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of split and model.")
+def demo(silos: int, rounds: int, strategy: str, drop: int, out: Path, seed: int) -> None:
+    """Train on real data with every party a process on this machine.
+
+    Leaves report.json, report.html and model.safetensors in the --out folder.
+    """
+    plan = DemoPlan(silos=silos, rounds=rounds, strategy=strategy, drop=drop, out=out.resolve(), seed=seed)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # every end goes through the same door
+    logs = plan.parties / "logs"
+    with clean_folder(plan), Processes(logs) as processes:
+        logs.mkdir()
+        report = _run(plan, processes)
+    _conclude(plan, out, report)
+
+
+def _run(plan: DemoPlan, processes: Processes) -> dict[str, object]:
+    """From the first key to the report."""
+    from cli import report
+    from cli.job import check_done
+    from cli.operations import connect
+    from cli.operator import operator_settings
+
+    _say(f"making keys and certificates for {plan.silos} silos, a coordinator and an operator")
+    hold_ceremony(plan)
+    address, silos = _start(plan, processes)
+    config = write_operator(plan, coordinator=address)
+    with connect(operator_settings(config, given={}, identity={})) as (operations, _):
+        _await_silos(plan, processes, operations)
+        digest = _submit(plan, operations, config)
+        history = _follow(plan, operations, digest, silos)
+        check_done(history)
+        summary, data = operations.fetch(digest)
+        history.summary = summary
+        _write(plan.out / "model.safetensors", b"".join(data))
+    document = report.document(history)
+    _write(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode())
+    _write(plan.out / "report.html", report.page(document).encode())
+    return document
+
+
+def _start(plan: DemoPlan, processes: Processes) -> tuple[str, list[Child]]:
+    """Start coordinator and silos; returns the coordinator's address and the silos' processes."""
+    _say("starting the coordinator")
+    processes.start(COORDINATOR, ["coordinator", "run", "--config", str(write_coordinator(plan))])
+    processes.wait_until(plan.endpoint.exists, what="the coordinator's endpoint", seconds=START_SECONDS)
+    address = str(json.loads(plan.endpoint.read_text())["grpc"])
+    _say(f"starting {plan.silos} silos; the coordinator listens on {address}")
+    configs = {name: write_silo(plan, name, coordinator=address) for name in plan.names}
+    started = [
+        processes.start(name, ["silo", "run", "--config", str(path)]) for name, path in configs.items()
+    ]
+    return address, started
+
+
+def _await_silos(plan: DemoPlan, processes: Processes, operations: Operations) -> None:
+    def are_connected() -> bool:
+        return sum(silo.connected for silo in operations.silos().silos) == plan.silos
+
+    processes.wait_until(are_connected, what="all silos connected", seconds=START_SECONDS)
+
+
+def _submit(plan: DemoPlan, operations: Operations, config: Path) -> bytes:
+    _say(f"submitting a job: {plan.strategy}, {plan.rounds} rounds")
+    (output,) = run_commands([["job", "submit", str(write_job(plan)), "--config", str(config)]])
+    return operations.find(output.split()[0])
+
+
+def _follow(plan: DemoPlan, operations: Operations, digest: bytes, silos: list[Child]) -> JobHistory:
+    from cli.progress import JobHistory, show
+
+    history, notes = JobHistory(), list[str]()
+    doomed = {child.name: child for child in silos if child.name in plan.doomed}
+    is_over = threading.Event()
+    reaper = threading.Thread(
+        target=_reap, args=(plan.parties / "logs" / f"{COORDINATOR}.log", doomed, notes, is_over)
+    )
+    reaper.start()
+    try:
+        show(operations.watch(digest), history, notes=notes)
+    finally:
+        is_over.set()
+        reaper.join()
+    return history
+
+
+def _reap(log: Path, doomed: dict[str, Child], notes: list[str], is_over: threading.Event) -> None:
+    """Kill each doomed silo once the coordinator reports its shares of the round: before any envelope
+    is relayed, so the others have to recover its masks."""
+    waiting = dict(doomed)
+    for record in _records(log, is_over):
+        if not waiting:
+            return
+        is_moment = record.get("event") == "shares received" and record.get("phase") == "train"
+        if not is_moment or record.get("round") != DROP_ROUND:
+            continue
+        child = waiting.pop(str(record.get("silo")), None)
+        if child is not None:
+            child.kill()
+            notes.append(f"killed {child.name} in round {DROP_ROUND}, after its shares were received")
+            if not sys.stderr.isatty():
+                _say(notes[-1])
+
+
+def _records(log: Path, is_over: threading.Event) -> Iterator[dict[str, object]]:
+    """JSON lines of a log as they are written."""
+    with log.open("rb") as stream:
+        while not is_over.is_set():
+            start = stream.tell()
+            line = stream.readline()
+            if not line.endswith(b"\n"):
+                stream.seek(start)
+                is_over.wait(0.02)
+            elif line.startswith(b"{"):
+                yield json.loads(line)
+
+
+def _conclude(plan: DemoPlan, out: Path, report: dict[str, object]) -> None:
+    """Results on stdout, and where to go from here."""
+    command, silo = _own_command(), out / "federation" / plan.names[0]
+    accuracy = report["final_accuracy"]
+    click.echo(f"final accuracy {accuracy:.4f}" if isinstance(accuracy, float) else "final accuracy unknown")
+    click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}")
+    click.echo("try next:")
+    click.echo(f"  {command} audit verify {silo / 'state' / 'audit.jsonl'}")
+    click.echo(f"  {command} silo policy --config {silo / 'silo.yaml'}")
+    click.echo(f"  {command} demo --silos 7 --drop 2 --out {out.parent / 'demo-drop'}")
+
+
+def _own_command() -> str:
+    """How this shell would call the command again."""
+    if shutil.which("chorale"):
+        return "chorale"
+    beside = Path(sys.executable).parent / "chorale"
+    return os.path.relpath(beside) if beside.exists() else f"{os.path.relpath(sys.executable)} -m cli.main"
+
+
+def _write(path: Path, data: bytes) -> None:
+    from chorale.files import write_atomic
+
+    write_atomic(path, data, mode=0o644)
+
+
+def _say(text: str) -> None:
+    click.echo(f"{FEDERATION}: {text}", err=True)

@@ -1,0 +1,201 @@
+"""The demo's files: who is who, one settings file a party, the job. Everything lies under one folder.
+
+The ceremony runs the same commands that a real federation runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cli.processes import run_commands
+from crypto.cohort import CohortRule
+from crypto.errors import ConfigError
+
+FEDERATION, COORDINATOR, OPERATOR = "demo", "hub", "you"
+MARKER = ".chorale-demo"  # what says that a folder's content is ours to replace
+PARTIES = "federation"
+RESULTS = ("report.json", "report.html", "model.safetensors")
+HOLD_SECONDS = 1.0  # so that --drop hits between the last shares and their relay
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlan:
+    """What was asked for, checked."""
+
+    silos: int
+    rounds: int
+    strategy: str
+    drop: int
+    out: Path
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError that names the option and what is allowed."""
+        from strategies.presets import strategy_for
+
+        rule = CohortRule.for_members(self.silos)
+        largest = self.silos - rule.least_survivors
+        if not 0 <= self.drop <= largest:
+            raise ConfigError(
+                f"--drop: {self.silos} silos can lose at most {largest} and keep the "
+                f"{rule.least_survivors} that a sum needs, got {self.drop}"
+            )
+        if self.drop and self.rounds < 2:
+            raise ConfigError("--drop: silos are killed in round 2, so --rounds is at least 2")
+        strategy_for(self.strategy, {})
+
+    @property
+    def names(self) -> list[str]:
+        return [f"silo-{number}" for number in range(1, self.silos + 1)]
+
+    @property
+    def doomed(self) -> list[str]:
+        """Those that --drop kills."""
+        return self.names[self.silos - self.drop :]
+
+    @property
+    def parties(self) -> Path:
+        return self.out / PARTIES
+
+    def folder(self, party: str) -> Path:
+        return self.parties / party
+
+    @property
+    def roster(self) -> Path:
+        return self.parties / "roster.json"
+
+    @property
+    def authority_certificate(self) -> Path:
+        return self.folder("authority") / "authority.crt"
+
+    @property
+    def endpoint(self) -> Path:
+        return self.folder(COORDINATOR) / "state" / "endpoint.json"
+
+
+@contextmanager
+def clean_folder(plan: DemoPlan) -> Iterator[None]:
+    """The out folder, emptied of an earlier demo and held against another one that runs now.
+
+    Raises ConfigError for a folder that holds anything else.
+    """
+    marker = plan.out / MARKER
+    if plan.out.exists() and not plan.out.is_dir():
+        raise ConfigError(f"--out: {plan.out} is a file, expected a folder")
+    if plan.out.is_dir() and any(plan.out.iterdir()) and not marker.exists():
+        raise ConfigError(f"--out: {plan.out} holds files that no demo wrote; choose an empty folder")
+    plan.out.mkdir(parents=True, exist_ok=True)
+    with marker.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"--out: another demo is running in {plan.out}") from None
+        shutil.rmtree(plan.parties, ignore_errors=True)
+        for name in RESULTS:
+            (plan.out / name).unlink(missing_ok=True)
+        plan.parties.mkdir(mode=0o700)
+        yield
+
+
+def hold_ceremony(plan: DemoPlan) -> None:
+    """Found the federation, make every party's key where it lives, sign, publish the roster."""
+    authority = str(plan.folder("authority"))
+    members = [("coordinator", COORDINATOR), ("operator", OPERATOR), *(("silo", name) for name in plan.names)]
+    run_commands([["authority", "init", "--federation", FEDERATION, "--directory", authority]])
+    run_commands([_csr(plan, role, name) for role, name in members])
+    requests = [str(plan.folder(name) / f"{name}.csr") for _, name in members if name != COORDINATOR]
+    hub_request = str(plan.folder(COORDINATOR) / f"{COORDINATOR}.csr")
+    run_commands([["authority", "sign", *requests, hub_request, "--directory", authority]])
+    certificates = [str(plan.folder(name) / f"{name}.crt") for _, name in members]
+    run_commands(
+        [["authority", "roster", *certificates, "--directory", authority, "--out", str(plan.roster)]]
+    )
+
+
+def _csr(plan: DemoPlan, role: str, name: str) -> list[str]:
+    hosts = ["--host", "127.0.0.1", "--host", "localhost"] if role == "coordinator" else []
+    folder = str(plan.folder(name))
+    return [role, "csr", "--name", name, "--federation", FEDERATION, "--out", folder, *hosts]
+
+
+def write_coordinator(plan: DemoPlan) -> Path:
+    settings = {
+        **_membership(plan, COORDINATOR),
+        "listen": "127.0.0.1:0",
+        "roster": str(plan.roster),
+        "directory": str(plan.folder(COORDINATOR) / "state"),
+        "heartbeat_seconds": 0.5,
+        "reconnect_grace_seconds": 1.0,
+        "hold_before_relay_seconds": HOLD_SECONDS if plan.drop else 0.0,
+    }
+    return _write(plan.folder(COORDINATOR) / "coordinator.yaml", settings)
+
+
+def write_silo(plan: DemoPlan, name: str, *, coordinator: str) -> Path:
+    """Settings and policy of one silo, and with them its part of the digits."""
+    folder = plan.folder(name)
+    policy = _write(folder / "policy.yaml", {"federation": FEDERATION, "approval": "automatic"})
+    partition = {
+        "kind": "dirichlet",
+        "alpha": 1.0,
+        "silos": plan.silos,
+        "index": plan.names.index(name),
+        "seed": plan.seed,
+    }
+    settings = {
+        **_membership(plan, name),
+        "name": name,
+        "coordinator": coordinator,
+        "directory": str(folder / "state"),
+        "policy": str(policy),
+        "data": {"format": "digits", "name": "digits", "partition": partition},
+        "device": "cpu",
+    }
+    return _write(folder / "silo.yaml", settings)
+
+
+def write_operator(plan: DemoPlan, *, coordinator: str) -> Path:
+    settings = {**_membership(plan, OPERATOR), "coordinator": coordinator}
+    return _write(plan.folder(OPERATOR) / "operator.yaml", settings)
+
+
+def write_job(plan: DemoPlan) -> Path:
+    settings = {
+        "name": "digits",
+        "federation": FEDERATION,
+        "silos": plan.names,
+        "rounds": plan.rounds,
+        "strategy": {"preset": plan.strategy},
+        "model": {"name": "mlp", "hidden": [64], "seed": plan.seed},
+        "classes": 10,
+        "input_shape": [1, 8, 8],
+        "training": {"local_epochs": 3, "batch_size": 32, "learning_rate": 0.05},
+        "seed": plan.seed,
+    }
+    return _write(plan.folder(OPERATOR) / "job.yaml", settings)
+
+
+def _membership(plan: DemoPlan, name: str) -> Settings:
+    folder = plan.folder(name)
+    return {
+        "federation": FEDERATION,
+        "identity": {"certificate": str(folder / f"{name}.crt"), "key": str(folder / f"{name}.key")},
+        "authority": str(plan.authority_certificate),
+    }
+
+
+def _write(path: Path, settings: Settings) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    os.chmod(path, 0o600)
+    return path

@@ -1,0 +1,222 @@
+"""`chorale job`: what an operator does. The coordinator relays; silos decide."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.errors import CommandFailed, with_hint
+from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chorale.job_spec import JobSpec
+    from cli.operations import Operations
+    from cli.operator import OperatorSettings
+    from cli.progress import JobHistory
+
+DEFAULT_LIFE = timedelta(days=30)  # not_after of a job file that names none
+MAX_STATE_BYTES = 4 << 30
+REFUSED_BY_BUDGET, REFUSED_BY_POLICY = "budget", "policy"
+
+
+def operator_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command `settings`, from --config, the environment and single options."""
+    path = click.Path(path_type=Path)
+
+    @click.option("--config", type=path, help="The operator's settings file.")
+    @click.option("--coordinator", help="host:port of the coordinator.")
+    @click.option("--certificate", type=path, help="The operator's certificate.")
+    @click.option("--key", type=path, help="The operator's private key.")
+    @click.option("--authority", type=path, help="Certificate of the federation's authority.")
+    @click.option("--federation", help="Name of the federation.")
+    @wraps(command)
+    def with_settings(
+        config: Path | None,
+        coordinator: str | None,
+        certificate: Path | None,
+        key: Path | None,
+        authority: Path | None,
+        federation: str | None,
+        **arguments: Any,
+    ) -> None:
+        from cli.operator import operator_settings
+
+        identity = {"certificate": certificate, "key": key}
+        given = {"coordinator": coordinator, "authority": authority, "federation": federation}
+        command(settings=operator_settings(config, given=given, identity=identity), **arguments)
+
+    return with_settings
+
+
+@click.group()
+def job() -> None:
+    """Submit, watch, steer and fetch jobs."""
+
+
+@job.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
+@click.option("--init", type=click.Path(path_type=Path), help="Initial model, safetensors; default: by seed.")
+@click.option("--watch", "is_watched", is_flag=True, help="Stay until the job ends.")
+@operator_options
+def submit(settings: OperatorSettings, file: Path, init: Path | None, is_watched: bool) -> None:
+    """Sign the job in JOB.yaml and hand it to the coordinator; prints its id."""
+    from chorale.job import sign_job
+    from chorale.state import state_digest
+    from cli.operations import connect
+
+    spec = read_spec(file)
+    state = _initial_state(spec, init)
+    spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=state_digest(state))
+    spec.check_submittable(now=datetime.now(UTC))
+    with connect(settings) as (operations, identity):
+        digest = operations.submit(sign_job(spec.to_yaml(), identity), state)
+        click.echo(f"{digest.hex()[:12]}  {spec.name}  submitted to {settings.coordinator}")
+        if is_watched:
+            end_of(follow(operations, digest))
+
+
+@job.command("list")
+@operator_options
+def list_jobs(settings: OperatorSettings) -> None:
+    """List the coordinator's jobs."""
+    from cli.operations import connect
+
+    with connect(settings) as (operations, _):
+        for summary in operations.jobs():
+            rounds = f"{summary.rounds_completed}/{summary.rounds} rounds"
+            note = summary.progress or summary.reason
+            click.echo(
+                f"{summary.job_digest.hex()[:12]}  {summary.status:<9}  {rounds}  {summary.name}  {note}"
+            )
+
+
+@job.command()
+@click.argument("job_id", metavar="ID")
+@operator_options
+def watch(settings: OperatorSettings, job_id: str) -> None:
+    """Show a job's rounds until it ends. ID: the first digits of the job digest."""
+    from cli.operations import connect
+
+    with connect(settings) as (operations, _):
+        end_of(follow(operations, operations.find(job_id)))
+
+
+@job.command()
+@click.argument("job_id", metavar="ID")
+@operator_options
+def pause(settings: OperatorSettings, job_id: str) -> None:
+    """Start no further phase until the job is resumed."""
+    _control(settings, job_id, "pause")
+
+
+@job.command()
+@click.argument("job_id", metavar="ID")
+@operator_options
+def resume(settings: OperatorSettings, job_id: str) -> None:
+    """Go on with a paused job."""
+    _control(settings, job_id, "resume")
+
+
+@job.command()
+@click.argument("job_id", metavar="ID")
+@operator_options
+def cancel(settings: OperatorSettings, job_id: str) -> None:
+    """End a job for good; the rounds that are done stay."""
+    _control(settings, job_id, "cancel")
+
+
+@job.command()
+@click.argument("job_id", metavar="ID")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="File for the model, safetensors."
+)
+@operator_options
+def fetch(settings: OperatorSettings, job_id: str, out: Path) -> None:
+    """Save a job's newest model."""
+    from chorale.files import write_atomic
+    from cli.operations import connect
+
+    with connect(settings) as (operations, _):
+        summary, data = operations.fetch(operations.find(job_id))
+        write_atomic(out, data)
+    click.echo(f"{out}: {summary.name} after {summary.rounds_completed} of {summary.rounds} rounds")
+
+
+def read_spec(file: Path) -> JobSpec:
+    """The job file; not_after is filled in where it is left out. Raises ConfigError."""
+    from chorale.files import read_limited
+    from chorale.job_spec import JobSpec
+    from chorale.settings_file import MAX_BYTES, check_values, parse_mapping
+
+    values = parse_mapping(read_limited(file, MAX_BYTES), source=str(file))
+    not_after = datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE
+    return check_values(JobSpec, {"not_after": not_after, **values}, source=str(file))
+
+
+def follow(operations: Operations, job_digest: bytes) -> JobHistory:
+    """Show the job on stderr until it ends: a live table on a terminal, else a line per phase."""
+    from cli.progress import JobHistory, show
+
+    history = JobHistory()
+    show(operations.watch(job_digest), history)
+    return history
+
+
+def end_of(history: JobHistory) -> None:
+    """Print how the job ended. Raises what the exit code is made of if it is not done."""
+    from cli.progress import final_accuracy
+
+    summary = history.summary
+    check_done(history)
+    accuracy = final_accuracy(history)
+    measured = "" if accuracy is None else f"  final accuracy {accuracy:.4f}"
+    click.echo(f"{summary.job_digest.hex()[:12]}  done  {summary.rounds_completed} rounds{measured}")
+
+
+def check_done(history: JobHistory) -> None:
+    """Raises PolicyRefusal, BudgetExhausted or CommandFailed for a job that did not reach its end."""
+    summary = history.summary
+    if summary.status == "done":
+        return
+    message = (
+        f"job {summary.job_digest.hex()[:12]}: {summary.status or 'unknown'}: {summary.reason or 'no reason'}"
+    )
+    if REFUSED_BY_BUDGET in summary.reason:
+        raise BudgetExhausted(message)
+    if REFUSED_BY_POLICY in summary.reason:
+        raise PolicyRefusal(message)
+    raise CommandFailed(message)
+
+
+def _control(settings: OperatorSettings, job_id: str, action: str) -> None:
+    from cli.operations import connect
+
+    with connect(settings) as (operations, _):
+        summary = operations.control(operations.find(job_id), action)
+    click.echo(f"{summary.job_digest.hex()[:12]}  {summary.status}")
+
+
+def _initial_state(spec: JobSpec, init: Path | None) -> bytes:
+    """The initial global state as file bytes: the operator's file, or built from model and seed."""
+    from chorale.files import read_limited
+    from chorale.state import state_from_bytes, state_to_bytes
+
+    if init is not None:
+        data = read_limited(init, MAX_STATE_BYTES)
+        try:
+            return state_to_bytes(state_from_bytes(data))
+        except RemoteProtocolError as error:
+            raise ConfigError(f"{init}: {error}") from None
+    try:
+        from silo_agent.initial_state import initial_state
+    except ModuleNotFoundError as error:
+        missing = ConfigError(f"--init: without it the model is built here, which needs {error.name}")
+        raise with_hint(missing, "give --init FILE.safetensors, or pip install 'chorale[silo]'") from None
+    return state_to_bytes(initial_state(spec))

@@ -1,0 +1,125 @@
+"""The operator's end of the Operations service: mutual TLS, bounded messages, jobs found by id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cli.operator import OperatorSettings
+from crypto.errors import ConfigError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    import grpc
+
+    from chorale.job import SignedJob
+    from chorale.v1 import federation_pb2, operations_pb2
+    from chorale.v1.operations_pb2_grpc import OperationsStub
+    from chorale.v1.records_pb2 import JobSummary
+    from crypto.identity import Identity
+
+MAX_PEM_BYTES = 64 << 10
+
+
+class Operations:
+    """One connection of one operator."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        from chorale.v1.operations_pb2_grpc import OperationsStub
+
+        self._stub: OperationsStub = OperationsStub(channel)
+
+    def submit(self, signed: SignedJob, state: bytes) -> bytes:
+        """Send a job and its initial state; returns the job digest."""
+        from chorale.v1 import federation_pb2
+
+        job = federation_pb2.SignedJob(
+            spec=signed.spec_bytes,
+            signature=signed.signature,
+            operator_certificate=signed.operator_certificate,
+        )
+        digest = self._stub.SubmitJob(_submission(job, state)).job_digest
+        if digest != signed.digest:
+            raise RemoteProtocolError("coordinator: it acknowledged another job than the one submitted")
+        return digest
+
+    def jobs(self) -> list[JobSummary]:
+        from chorale.v1 import operations_pb2
+
+        return list(self._stub.ListJobs(operations_pb2.ListJobsRequest()).jobs)
+
+    def silos(self) -> operations_pb2.ListSilosReply:
+        from chorale.v1 import operations_pb2
+
+        return self._stub.ListSilos(operations_pb2.ListSilosRequest())
+
+    def find(self, job_id: str) -> bytes:
+        """Digest of the one job that begins with this id. Raises ConfigError unless it is one."""
+        known = [job.job_digest for job in self.jobs()]
+        found = [digest for digest in known if job_id and digest.hex().startswith(job_id.lower())]
+        if len(found) != 1:
+            what = "no job" if not found else f"{len(found)} jobs"
+            raise ConfigError(f"job {job_id}: expected the id of one job, {what} begin with it")
+        return found[0]
+
+    def watch(self, job_digest: bytes) -> Iterator[operations_pb2.JobEvent]:
+        """All records so far, then each new one, until the job ends."""
+        from chorale.v1 import operations_pb2
+
+        yield from self._stub.WatchJob(operations_pb2.WatchRequest(job_digest=job_digest))
+
+    def control(self, job_digest: bytes, action: str) -> JobSummary:
+        """action: pause, resume or cancel."""
+        from chorale.v1 import operations_pb2
+
+        number = operations_pb2.ControlRequest.Action.Value(f"ACTION_{action.upper()}")
+        return self._stub.ControlJob(operations_pb2.ControlRequest(job_digest=job_digest, action=number))
+
+    def fetch(self, job_digest: bytes) -> tuple[JobSummary, Iterator[bytes]]:
+        """The job, and the bytes of its newest model as they arrive."""
+        from chorale.v1 import operations_pb2
+
+        stream = iter(self._stub.FetchModel(operations_pb2.FetchRequest(job_digest=job_digest)))
+        first = next(stream, None)
+        if first is None or first.WhichOneof("kind") != "summary":
+            raise RemoteProtocolError("coordinator: expected the job before its model")
+        return first.summary, _model_bytes(stream)
+
+
+@contextmanager
+def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]:
+    """A connection as this operator, and the identity it uses. Raises ConfigError for bad files."""
+    from chorale import tls
+
+    tls.restrict_to_tls13()
+    import grpc
+
+    from crypto.identity import Identity, Role
+
+    files = read_identity_files(settings)
+    identity = Identity.load(files.certificate, files.key)
+    tls.check_own_certificate(identity)
+    with grpc.secure_channel(settings.coordinator, tls.channel_credentials(files)) as channel:
+        yield Operations(channel), identity
+
+
+def _submission(job: federation_pb2.SignedJob, state: bytes) -> Iterator[operations_pb2.SubmitMessage]:
+    from chorale.v1 import federation_pb2, operations_pb2
+    from chorale.wire import CHUNK_BYTES
+
+    yield operations_pb2.SubmitMessage(job=job)
+    for offset in range(0, len(state), CHUNK_BYTES):
+        chunk = federation_pb2.Chunk(offset=offset, data=state[offset : offset + CHUNK_BYTES])
+        yield operations_pb2.SubmitMessage(chunk=chunk)
+
+
+def _model_bytes(stream: Iterator[operations_pb2.FetchMessage]) -> Iterator[bytes]:
+    from chorale.wire import chunk_from_wire
+
+    expected = 0
+    for message in stream:
+        offset, data = chunk_from_wire(message.chunk)
+        if offset != expected:
+            raise RemoteProtocolError(f"coordinator: model chunk at offset {offset}, expected {expected}")
+        expected += len(data)
+        yield data
