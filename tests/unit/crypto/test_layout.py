@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crypto.errors import ConfigError
+from crypto.layout import CLIPPED, MAX_QUANTITIES, MAX_VALUES, Layout, Quantity
+
+DELTA = Quantity(name="delta", shape=(5,), bound=8.0, word=32)
+WEIGHT = Quantity(name="weight", bound=1.0)
+CORRECT = Quantity(name="correct", bound=100, is_count=True)
+HALF = Quantity(name="half", shape=(2, 3), bound=1.0, word=16, sensitivity_l2=0.5)
+
+
+def layout(*quantities: Quantity, members: int = 10) -> Layout:
+    return Layout(quantities=quantities, members=members)
+
+
+@given(
+    st.floats(1e-30, 1e30),
+    st.sampled_from([16, 32, 64]),
+    st.integers(1, 1000),
+)
+def test_scale_is_the_largest_power_of_two_that_cannot_overflow(
+    bound: float, word: int, members: int
+) -> None:
+    scale = Quantity(name="x", bound=bound, word=word).scale(members)
+    most = 2 ** (word - 1) - 1
+    mantissa, _ = math.frexp(scale)
+    assert mantissa == 0.5
+    assert members * math.ceil(scale * bound) <= most
+    assert members * math.ceil(2 * scale * bound) > most
+
+
+def test_scale_of_a_count_is_one() -> None:
+    assert CORRECT.scale(10) == 1.0
+    assert Quantity(name="n", bound=3276, word=16, is_count=True).scale(10) == 1.0
+
+
+def test_scale_refuses_what_the_word_does_not_hold() -> None:
+    with pytest.raises(ConfigError, match="quantity n: 16 bits do not hold the sum of 10 silos"):
+        Quantity(name="n", bound=3277, word=16, is_count=True).scale(10)
+    with pytest.raises(ConfigError, match="quantity x: 16 bits do not hold the sum of 32768 silos"):
+        Quantity(name="x", bound=1.0, word=16).scale(32768)
+    assert Quantity(name="x", bound=1.0, word=16).scale(32767) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"word": 8}, "word is 16, 32 or 64, got 8"),
+        ({"bound": 0.0}, "bound is 1e-30 to 1e"),
+        ({"bound": -1.0}, "bound is 1e-30 to 1e"),
+        ({"bound": math.inf}, "bound is 1e-30 to 1e"),
+        ({"bound": math.nan}, "bound is 1e-30 to 1e"),
+        ({"bound": 1.5, "is_count": True}, "the bound of a count is whole, got 1.5"),
+        ({"shape": (0,)}, "expected 1 to 2147483648 values, got 0"),
+        ({"shape": (MAX_VALUES, 2)}, "expected 1 to 2147483648 values"),
+        ({"name": CLIPPED}, "reserved for a single count"),
+        ({"name": CLIPPED, "is_count": True, "shape": (1,)}, "reserved for a single count"),
+    ],
+)
+def test_a_quantity_is_checked(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(DELTA, **change)
+
+
+def test_quantities_lie_in_declared_order_in_the_vector_of_their_word_size() -> None:
+    mixed = layout(WEIGHT, HALF, CORRECT, DELTA)
+    assert mixed.words == (16, 32, 64)
+    assert [mixed.length(word) for word in (16, 32, 64)] == [6, 5, 2]
+    assert mixed.total_bytes == 6 * 2 + 5 * 4 + 2 * 8
+    assert mixed.slices(64) == {"weight": slice(0, 1), "correct": slice(1, 2)}
+    assert mixed.slices(16) == {"half": slice(0, 6)}
+
+
+@pytest.mark.parametrize(
+    ("quantities", "members", "message"),
+    [
+        ((), 10, "expected 1 to 256 quantities, got 0"),
+        ((DELTA, DELTA), 10, "a quantity is named twice"),
+        ((DELTA,), 0, "at least one member, got 0"),
+        ((HALF,), 40_000, "16 bits do not hold"),
+        (
+            tuple(replace(WEIGHT, name=f"w{i}") for i in range(MAX_QUANTITIES + 1)),
+            3,
+            "256 quantities, got 257",
+        ),
+    ],
+)
+def test_a_layout_is_checked(quantities: tuple[Quantity, ...], members: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        layout(*quantities, members=members)
+
+
+def test_the_digest_binds_every_field_order_and_members() -> None:
+    base = layout(DELTA, WEIGHT)
+    others = [
+        layout(WEIGHT, DELTA),
+        layout(DELTA),
+        layout(DELTA, WEIGHT, members=9),
+        layout(replace(DELTA, name="delta2"), WEIGHT),
+        layout(replace(DELTA, shape=(1, 5)), WEIGHT),
+        layout(replace(DELTA, bound=8.000000000000002), WEIGHT),
+        layout(replace(DELTA, word=64), WEIGHT),
+        layout(replace(DELTA, is_count=True), WEIGHT),
+        layout(replace(DELTA, sensitivity_l2=1.0), WEIGHT),
+    ]
+    assert len({each.digest for each in (base, *others)}) == 1 + len(others)
+    assert layout(DELTA, WEIGHT).digest == base.digest
+    assert layout(replace(DELTA, bound=8), WEIGHT).digest == base.digest  # 8 and 8.0 are one number
