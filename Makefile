@@ -1,0 +1,49 @@
+# Every target works from a fresh clone: it makes .venv/ and installs what it needs first.
+
+PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3 python; do \
+	$$each -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+	&& echo $$each && break; done)
+BIN := .venv/bin
+READY := .venv/.installed
+
+# four silos with two OpenMP threads each spin against one another, 30 times slower
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint typecheck bench proto soak
+
+help: ## say what each target does
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+setup: $(READY) ## make .venv/ with the exact versions of constraints.txt
+
+demo: $(READY) ## a federation of processes on this machine; ARGS="--silos 6 --drop 1"
+	$(BIN)/chorale demo $(ARGS)
+
+test: $(READY) ## all tests; ARGS="tests/unit -k ring"
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(READY) ## mypy --strict
+	$(BIN)/mypy
+
+bench: $(READY) ## cost of the secure sum; ARGS="--silos 20"
+	$(BIN)/python -m bench.secagg --silos 10 --length 1000000 --drop 2 --word 32 --json $(ARGS)
+
+proto: $(READY) ## generate the stubs in chorale/v1/ from proto/
+	cd proto && PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I . \
+		--python_out=.. --grpc_python_out=.. --mypy_out=.. --mypy_grpc_out=.. chorale/v1/*.proto
+
+soak: $(READY) ## protocol and fault tests with a thousand examples each
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/protocol tests/faults --timeout 3600 $(ARGS)
+
+# torch goes first and by itself, so that the machine's own choice of build stands
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "chorale: error: Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "chorale: error: $(PYTHON) cannot make a virtual environment; install its venv package" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch torchvision
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[silo,dev]'
+	@touch $@
