@@ -1,0 +1,23 @@
+"""What every test shares: how hard Hypothesis tries, and an environment without settings of ours."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+from chorale.tls import restrict_to_tls13
+
+restrict_to_tls13()  # before any test imports grpc
+
+hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("soak", deadline=None, print_blob=True, max_examples=1000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in os.environ:
+        if variable.startswith("CHORALE_"):
+            monkeypatch.delenv(variable)
