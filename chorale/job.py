@@ -19,8 +19,10 @@ from chorale.job_spec import (
     StrategySpec,
     TrainingSpec,
 )
+from chorale.settings_file import MAX_BYTES
 from chorale.state import GlobalState, buffer_names, trained_names
-from chorale.wire import PhaseKey, phase_kind
+from chorale.v1 import federation_pb2, session_pb2
+from chorale.wire import PhaseKey, phase_kind, signed_body_from_wire
 from crypto import encoding
 from crypto.cohort import CohortRule, named_set
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
@@ -52,6 +54,7 @@ __all__ = [
 
 PURPOSE = "job"
 FIRST_REPEAT = 0
+MAX_CERTIFICATE_BYTES = 8 << 10  # ours take about 700
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,30 @@ class SignedJob:
     def id(self) -> str:
         """What people call the job by."""
         return self.digest.hex()[:12]
+
+    def to_wire(self) -> federation_pb2.SignedJob:
+        return federation_pb2.SignedJob(
+            spec=self.spec_bytes,
+            signature=self.signature,
+            operator_certificate=self.operator_certificate,
+        )
+
+    @classmethod
+    def from_wire(cls, wire: federation_pb2.SignedJob) -> SignedJob:
+        """Raises RemoteProtocolError for sizes that no signed job has."""
+        signed_body_from_wire(
+            session_pb2.SignedBody(body=wire.spec, signature=wire.signature), max_bytes=MAX_BYTES
+        )
+        if not 0 < len(wire.operator_certificate) <= MAX_CERTIFICATE_BYTES:
+            raise RemoteProtocolError(
+                f"job: expected an operator's certificate of 1 to {MAX_CERTIFICATE_BYTES} bytes, "
+                f"got {len(wire.operator_certificate)}"
+            )
+        return cls(
+            spec_bytes=wire.spec,
+            signature=wire.signature,
+            operator_certificate=wire.operator_certificate,
+        )
 
 
 def sign_job(spec_bytes: bytes, operator: Identity) -> SignedJob:
