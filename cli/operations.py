@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cli.operator import OperatorSettings
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from chorale.v1.operations_pb2_grpc import OperationsStub
     from chorale.v1.records_pb2 import JobSummary
     from crypto.identity import Identity
-
-MAX_PEM_BYTES = 64 << 10
 
 
 class Operations:
@@ -94,13 +93,28 @@ def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]
     tls.restrict_to_tls13()
     import grpc
 
-    from crypto.identity import Identity, Role
+    from crypto.identity import Role, certificate_to_pem
 
-    files = read_identity_files(settings)
-    identity = Identity.load(files.certificate, files.key)
-    tls.check_own_certificate(identity)
-    with grpc.secure_channel(settings.coordinator, tls.channel_credentials(files)) as channel:
+    identity, authority = tls.load_identity(settings.identity), tls.load_authority(settings.authority)
+    tls.check_own_certificate(
+        identity,
+        authority=authority,
+        role=Role.OPERATOR,
+        federation=settings.federation,
+        now=datetime.now(UTC),
+    )
+    credentials = tls.channel_credentials(settings.identity, certificate_to_pem(authority))
+    with grpc.secure_channel(settings.coordinator, credentials, options=_options(settings)) as channel:
         yield Operations(channel), identity
+
+
+def _options(settings: OperatorSettings) -> list[tuple[str, str | int]]:
+    from chorale.wire import MAX_MESSAGE_BYTES
+
+    options: list[tuple[str, str | int]] = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
+    if settings.coordinator_name is not None:
+        options.append(("grpc.ssl_target_name_override", settings.coordinator_name))
+    return options
 
 
 def _submission(job: federation_pb2.SignedJob, state: bytes) -> Iterator[operations_pb2.SubmitMessage]:

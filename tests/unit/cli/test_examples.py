@@ -1,0 +1,100 @@
+"""The files of docs/examples load, name every field of their model, and explain each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from chorale.job_spec import JobSpec
+from chorale.settings_file import check_values, parse_mapping
+from cli.operator import OperatorSettings
+from coordinator.settings import CoordinatorSettings
+from silo_agent.policy import Policy
+from silo_agent.settings import SiloSettings
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+FILES: list[tuple[str, type[BaseModel]]] = [
+    ("job.yaml", JobSpec),
+    ("job-csv.yaml", JobSpec),
+    ("policy.yaml", Policy),
+    ("silo.yaml", SiloSettings),
+    ("coordinator.yaml", CoordinatorSettings),
+    ("operator.yaml", OperatorSettings),
+]
+
+
+def _values(name: str) -> dict[str, Any]:
+    return parse_mapping((EXAMPLES / name).read_bytes(), source=name)
+
+
+@pytest.mark.parametrize(("name", "model"), FILES)
+def test_example_loads(name: str, model: type[BaseModel]) -> None:
+    values = _values(name)
+    if name == "job-csv.yaml":  # it leaves out what `job submit` fills in
+        values["not_after"] = "2099-12-31T00:00:00Z"
+    check_values(model, values, source=name)
+
+
+@pytest.mark.parametrize(
+    ("names", "model"),
+    [(("job.yaml", "job-csv.yaml"), JobSpec), *(((name,), model) for name, model in FILES[2:])],
+)
+def test_examples_name_every_field_and_no_other(names: tuple[str, ...], model: type[BaseModel]) -> None:
+    given = set().union(*(_paths(_values(name), model) for name in names))
+    assert given == _all_paths(model)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in FILES if name != "job-csv.yaml"])
+def test_every_field_of_an_example_has_a_comment_above_it(name: str) -> None:
+    lines = (EXAMPLES / name).read_text().splitlines()
+    bare = [
+        line.strip()
+        for before, line in zip(lines, lines[1:], strict=False)
+        if line.strip() and not line.strip().startswith("#") and not before.strip().startswith("#")
+    ]
+    assert bare == []
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "own"),
+    [("policy.yaml", Policy, set()), ("coordinator.yaml", CoordinatorSettings, {"metrics_listen"})],
+)
+def test_optional_fields_are_written_with_their_defaults(
+    name: str, model: type[BaseModel], own: set[str]
+) -> None:
+    written = check_values(model, _values(name), source=name)
+    optional = {field: info for field, info in model.model_fields.items() if not info.is_required()}
+    defaults = {field: info.get_default(call_default_factory=True) for field, info in optional.items()}
+    differing = {field for field, default in defaults.items() if getattr(written, field) != default}
+    assert differing == own
+
+
+def _paths(values: Any, model: type[BaseModel], prefix: str = "") -> set[str]:
+    """Dotted names of the fields that a file gives, as the model nests them."""
+    found: set[str] = set()
+    for field, value in values.items():
+        found.add(prefix + field)
+        inner = _model_in(model.model_fields[field].annotation)
+        if inner is not None and value is not None:
+            for item in value if isinstance(value, list) else [value]:
+                found |= _paths(item, inner, f"{prefix}{field}.")
+    return found
+
+
+def _all_paths(model: type[BaseModel], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for field, info in model.model_fields.items():
+        found.add(prefix + field)
+        inner = _model_in(info.annotation)
+        if inner is not None:
+            found |= _all_paths(inner, f"{prefix}{field}.")
+    return found
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for found in map(_model_in, get_args(annotation)) if found), None)
