@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from sqlite3 import Connection as SqliteConnection
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, event, insert, select, update
 
 from chorale import audit
 from chorale.database import open_database
 from chorale.job import Job
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from crypto.reveal import PendingReveal
 from crypto.roster import Roster
 from silo_agent.ledger_tables import jobs, metadata, reveals, roster_mark
 from silo_agent.policy import Policy
@@ -44,6 +46,10 @@ class LedgerJob:
         return self.job_digest.hex()[:12]
 
 
+def _nobody(pending: PendingReveal) -> None:
+    return None
+
+
 def utc_now() -> datetime:
     return datetime.now(UTC)
 
@@ -54,23 +60,30 @@ class Ledger:
     def __init__(self, path: Path, *, clock: Callable[[], datetime] = utc_now) -> None:
         _create_private(path)
         self._engine = open_database(path)
+        event.listen(self._engine, "connect", _erase_for_good)
+        self._engine.dispose()  # connections from now on have been told
         self._clock = clock
         metadata.create_all(self._engine)
 
     def close(self) -> None:
         self._engine.dispose()
 
-    def reveals(self, *, policy: Policy, data_set: str) -> Reveals:
-        """The reveal rule under this policy, for one data set."""
-        return Reveals(self._engine, policy=policy, data_set=data_set, clock=self._clock)
+    def reveals(
+        self, *, policy: Policy, data_set: str, tell: Callable[[PendingReveal], None] = _nobody
+    ) -> Reveals:
+        """The reveal rule under this policy, for one data set.
 
-    def record_job(self, job: Job, *, operator: str, is_approved: bool) -> Decision:
+        tell: hears of every reveal when it is durable and before a share leaves.
+        """
+        return Reveals(self._engine, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
+
+    def record_job(self, job: Job, *, is_approved: bool) -> Decision:
         """Remember an offered job; what was decided before stays. Returns the decision in force."""
         decision = Decision.APPROVED if is_approved else Decision.OFFERED
         with self._engine.begin() as connection:
             found = connection.execute(select(jobs).where(jobs.c.job_digest == job.digest)).one_or_none()
             if found is None:
-                connection.execute(insert(jobs), self._job_row(job, operator, decision))
+                connection.execute(insert(jobs), self._job_row(job, decision))
                 return decision
             if is_approved and found.decision == Decision.OFFERED:
                 _decide(connection, job.digest, decision)
@@ -161,11 +174,11 @@ class Ledger:
             _decide(connection, found[0].job_digest, decision)
         return found[0]
 
-    def _job_row(self, job: Job, operator: str, decision: Decision) -> dict[str, Any]:
+    def _job_row(self, job: Job, decision: Decision) -> dict[str, Any]:
         return {
             "job_digest": job.digest,
             "name": job.spec.name,
-            "operator": operator,
+            "operator": job.operator,
             "rounds": job.spec.rounds,
             "max_attempts": job.spec.max_attempts,
             "decision": decision,
@@ -181,6 +194,10 @@ def _create_private(path: Path) -> None:
         path.chmod(0o600)
     except OSError as error:
         raise ConfigError(f"directory: cannot open {path}: {error.strerror}") from error
+
+
+def _erase_for_good(connection: SqliteConnection, _record: object) -> None:
+    connection.execute("PRAGMA secure_delete=ON")  # erased shares are overwritten
 
 
 def _decide(connection: Connection, job_digest: bytes, decision: Decision) -> None:

@@ -6,7 +6,7 @@ Source: docs/protocol.md 6, 9 (guarantee G3).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Sized
 from enum import StrEnum
 from pathlib import Path
 
@@ -83,7 +83,7 @@ class Policy(BaseModel):
         default=10,
         ge=1,
         le=1_000_000,
-        description="sample counts are rounded down to a multiple; 1 accepts that the exact count is published",
+        description="sample counts are rounded down to a multiple; 1 accepts that they are published",
     )
     max_roster_age_days: float = Field(
         default=7.0, gt=0, le=366, description="a roster signed longer ago than this is refused"
@@ -114,11 +114,11 @@ class Policy(BaseModel):
         self.check_cohort(terms.names)
         self.check_quantities(terms.layout.quantities)
 
-    def check_cohort(self, names: Collection[str]) -> None:
+    def check_cohort(self, members: Sized) -> None:
         """Raises PolicyRefusal where fewer silos than `least_silos` would stand in a sum."""
-        if len(names) < self.least_silos:
+        if len(members) < self.least_silos:
             raise PolicyRefusal(
-                f"policy: expected a cohort of at least {self.least_silos} silos, got {len(names)}",
+                f"policy: expected a cohort of at least {self.least_silos} silos, got {len(members)}",
                 code=Refusal.COHORT_TOO_SMALL,
             )
 
@@ -136,15 +136,21 @@ class Policy(BaseModel):
 
     def describe(self) -> str:
         """The effective policy field by field, then what it refuses."""
-        lines = [f"{name}: {_shown(getattr(self, name))}  # {info.description}" for name, info in _fields()]
+        lines = [
+            f"{name}: {_shown(getattr(self, name))}  # {info.description}"
+            for name, info in Policy.model_fields.items()
+        ]
         return "\n".join([*lines, "", "This silo refuses:", *(f"  - {line}" for line in self._refused())])
 
     def _refused(self) -> list[str]:
         refused = [
-            f"jobs of other federations than {self.federation}, longer than {self.max_rounds} rounds, or naming fewer than {self.least_silos} silos",
-            f"every sum over fewer than {self.least_silos} silos, and attempt {self.max_attempts + 1} at any phase",
-            f"in one job, more than {self.max_cohort_changes} sums of a kind over a cohort close to an earlier one",
-            f"rosters signed more than {self.max_roster_age_days:g} days ago, models above {self.max_state_megabytes} MB",
+            f"jobs of other federations than {self.federation}",
+            f"jobs of more than {self.max_rounds} rounds",
+            f"jobs and sums of fewer than {self.least_silos} silos",
+            f"attempt {self.max_attempts + 1} at any phase",
+            f"more than {self.max_cohort_changes} near repeats of a cohort, per job and kind of phase",
+            f"rosters signed more than {self.max_roster_age_days:g} days ago",
+            f"global models above {self.max_state_megabytes} MB",
         ]
         if self.approval is Approval.MANUAL:
             refused.append("every job that nobody approved here (chorale silo approve)")
@@ -164,10 +170,6 @@ class Policy(BaseModel):
 def load_policy(path: Path) -> Policy:
     """Raises ConfigError that names file, field and what is allowed."""
     return load_settings(Policy, path, ENV_PREFIX)
-
-
-def _fields() -> list[tuple[str, object]]:
-    return list(Policy.model_fields.items())
 
 
 def _refusal(got: str, expected: str) -> PolicyRefusal:

@@ -17,7 +17,7 @@ from sqlalchemy.sql import ColumnElement
 
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.messages import SessionTerms
-from crypto.silo_session import PendingReveal
+from crypto.reveal import PendingReveal
 from silo_agent.ledger_tables import cohort_changes, jobs, phases, reveals, signed_sets
 from silo_agent.policy import Policy
 
@@ -43,12 +43,24 @@ class Reveals:
     """`crypto.silo_session.RevealLedger` of one silo: synchronous and durable."""
 
     def __init__(
-        self, engine: Engine, *, policy: Policy, data_set: str, clock: Callable[[], datetime]
+        self,
+        engine: Engine,
+        *,
+        policy: Policy,
+        data_set: str,
+        clock: Callable[[], datetime],
+        tell: Callable[[PendingReveal], None],
     ) -> None:
         self._engine = engine
         self._policy = policy
         self._data_set = data_set
         self._clock = clock
+        self._tell = tell
+
+    def check_attempt(self, terms: SessionTerms) -> None:
+        """What `begin_attempt` would refuse, before any data is touched. Writes nothing."""
+        with self._engine.connect() as connection:
+            _check_attempt(connection, terms)
 
     def begin_attempt(self, terms: SessionTerms) -> None:
         """Bind the phase to roster and state, and erase what an earlier attempt left pending.
@@ -57,10 +69,8 @@ class Reveals:
         attempt is out of range, or roster or state differ from the first attempt's.
         """
         with self._engine.begin() as connection:
-            _check_job(connection, terms)
-            _check_not_revealed(connection, terms)
-            _check_round(connection, terms)
-            _bind_phase(connection, terms)
+            if not _check_attempt(connection, terms):
+                connection.execute(insert(phases), _bound(terms))
             pending = _same_phase(reveals, terms)
             connection.execute(delete(reveals).where(pending, reveals.c.status == RevealStatus.PENDING))
 
@@ -85,11 +95,13 @@ class Reveals:
             connection.execute(insert(reveals), self._pending_row(pending))
 
     def mark_revealed(self, pending: PendingReveal) -> None:
-        """Durable before the first share leaves. Repeating it for the same answer changes nothing."""
+        """Durable, and told, before the first share leaves; once, however often it is repeated."""
         with self._engine.begin() as connection:
             found = _row(connection, pending)
             if found is None or found.cohort_digest != pending.cohort_digest:
                 raise _refusal(pending, "no such answer is recorded", Refusal.ALREADY_REVEALED)
+            if found.status == RevealStatus.REVEALED:
+                return
             connection.execute(
                 update(reveals).where(_same_phase(reveals, pending)).values(status=RevealStatus.REVEALED)
             )
@@ -97,6 +109,21 @@ class Reveals:
             # do: its cohort was not revealed and need not be compared with again.
             others = and_(_same_phase(signed_sets, pending), signed_sets.c.attempt != pending.attempt)
             connection.execute(delete(signed_sets).where(others))
+        self._tell(pending)
+
+    def bound_roster(self, job_digest: bytes, round: int, phase: str) -> int | None:
+        """Version of the roster under which this silo adverted for the round; None if it did not."""
+        with self._engine.connect() as connection:
+            versions = select(phases.c.roster_version).where(_same_round(job_digest, round, phase))
+            return connection.execute(versions.limit(1)).scalar_one_or_none()
+
+    def has_answered(self, job_digest: bytes, kind: str) -> bool:
+        """Whether this silo stands in a signed cohort of this kind of phase in the job."""
+        of_kind = and_(signed_sets.c.job_digest == job_digest, signed_sets.c.kind == kind)
+        with self._engine.connect() as connection:
+            return (
+                connection.execute(select(signed_sets.c.attempt).where(of_kind).limit(1)).first() is not None
+            )
 
     def recorded(self, job_digest: bytes, round: int, phase: str) -> tuple[PendingReveal, bool] | None:
         """The recorded answer of a phase and whether it may have left; None if there is none."""
@@ -189,6 +216,14 @@ def kind_of(phase: str) -> str:
     return phase.partition(".")[0]
 
 
+def _check_attempt(connection: Connection, terms: SessionTerms) -> bool:
+    """Whether an earlier attempt began the phase. Raises PolicyRefusal."""
+    _check_job(connection, terms)
+    _check_not_revealed(connection, terms)
+    _check_round(connection, terms)
+    return _check_begun(connection, terms)
+
+
 def _check_job(connection: Connection, terms: SessionTerms) -> None:
     job = connection.execute(select(jobs).where(jobs.c.job_digest == terms.job_digest)).one_or_none()
     if job is None or job.decision != Decision.APPROVED:
@@ -213,28 +248,33 @@ def _check_round(connection: Connection, terms: SessionTerms) -> None:
         raise _refusal(terms, f"round {last} was begun already", Refusal.STAGE)
 
 
-def _bind_phase(connection: Connection, terms: SessionTerms) -> None:
-    begun = connection.execute(select(phases).where(_same_round(terms))).all()
+def _check_begun(connection: Connection, terms: SessionTerms) -> bool:
+    """Whether the phase was begun, with this roster and this state."""
+    begun = connection.execute(
+        select(phases).where(_same_round(terms.job_digest, terms.round, terms.phase))
+    ).all()
     for row in begun:
         if (row.roster_version, row.roster_digest) != (terms.roster_version, terms.roster_digest):
             raise _refusal(terms, f"was begun under roster version {row.roster_version}", Refusal.ROSTER)
     same = [row for row in begun if row.phase == terms.phase]
     if same and same[0].state_digest != terms.state_digest:
         raise _refusal(terms, "was begun with another global state", Refusal.STATE)
-    if not same:
-        bound = _key(terms) | {
-            "roster_version": terms.roster_version,
-            "roster_digest": terms.roster_digest,
-            "state_digest": terms.state_digest,
-        }
-        connection.execute(insert(phases), bound)
+    return bool(same)
 
 
-def _same_round(terms: SessionTerms) -> ColumnElement[bool]:
+def _bound(terms: SessionTerms) -> dict[str, Any]:
+    return _key(terms) | {
+        "roster_version": terms.roster_version,
+        "roster_digest": terms.roster_digest,
+        "state_digest": terms.state_digest,
+    }
+
+
+def _same_round(job_digest: bytes, round: int, phase: str) -> ColumnElement[bool]:
     """Phases that share one roster: those of a round, or one outside rounds by itself."""
-    of_round = and_(phases.c.job_digest == terms.job_digest, phases.c.round == terms.round)
-    if "." in terms.phase:
-        return and_(of_round, phases.c.phase == terms.phase)
+    of_round = and_(phases.c.job_digest == job_digest, phases.c.round == round)
+    if "." in phase:
+        return and_(of_round, phases.c.phase == phase)
     return and_(of_round, phases.c.phase.not_like("%.%"))
 
 

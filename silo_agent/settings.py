@@ -39,7 +39,7 @@ class SiloSettings(BaseModel):
     federation: str = Field(pattern=NAME, description="the federation's name, as in its certificate")
     coordinator: str = Field(pattern=ADDRESS, description="host:port that the agent dials")
     coordinator_name: str | None = Field(
-        default=None, description="host name in the coordinator's certificate, where it is not the dialled host"
+        default=None, description="host name in the coordinator's certificate, if not the dialled one"
     )
     identity: IdentityFiles
     authority: Path = Field(description="certificate of the federation's authority, PEM")
@@ -55,7 +55,7 @@ class SiloSettings(BaseModel):
     )
     data: DataSettings
     objective: str | None = Field(
-        default=None, pattern=ENTRY_POINT, description="package.module:function in place of the built-in training"
+        default=None, pattern=ENTRY_POINT, description="package.module:function instead of the built-in training"
     )
     device: Device = Field(default=Device.AUTO, description="where training runs: auto, cpu or cuda")
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of one training")

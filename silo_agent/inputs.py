@@ -1,0 +1,219 @@
+"""x(u): what this silo contributes to a phase, computed once and reused by every attempt at it.
+
+It depends on the silo's data, its policy, the job and the global state alone; no message of a
+session reaches this module. Source: docs/protocol.md 4, 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from chorale.job import Job
+from chorale.logs import get_logger
+from chorale.wire import PhaseKey
+from crypto import ring
+from crypto.errors import ConfigError, PolicyRefusal, QuantisationError, Refusal
+from crypto.messages import SessionTerms
+from crypto.ring import Encoded
+from silo_agent.data.base import SiloData
+from silo_agent.metrics import SiloMetrics
+from silo_agent.objective import Objective, Work
+from silo_agent.policy import Policy
+from strategies.base import TOTAL, Array, Arrays
+
+log = get_logger("silo_agent.inputs")
+
+WEIGHT = "weight"  # the quantity that carries p
+PhaseName = tuple[bytes, int, str]  # job digest, round, phase: what one input belongs to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One phase of one job, as every attempt at it sees it."""
+
+    job: Job
+    key: PhaseKey
+    terms: SessionTerms
+    state: Arrays = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    state_digest: bytes
+    layout_digest: bytes
+    is_cancelled: threading.Event
+    encoded: asyncio.Future[Encoded]
+
+
+class Inputs:
+    """Computes one input at a time, in a thread of its own, while the event loop goes on."""
+
+    def __init__(
+        self,
+        *,
+        silo: str,
+        policy: Policy,
+        metrics: SiloMetrics,
+        load_data: Callable[[Job], SiloData],
+        load_objective: Callable[[], Objective],
+    ) -> None:
+        self._silo = silo
+        self._policy = policy
+        self._metrics = metrics
+        self._load_data = load_data
+        self._load_objective = load_objective
+        self._objective: Objective | None = None
+        self._data: dict[bytes, SiloData] = {}
+        self._entries: dict[PhaseName, _Entry] = {}
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
+
+    async def get(self, request: Request) -> Encoded:
+        """The phase's only input.
+
+        Raises PolicyRefusal(code=STATE) for another state or layout than the first attempt's, and
+        PolicyRefusal(code=DATA) where data, counts or values do not allow one.
+        """
+        name = _name(request.key)
+        entry = self._entries.get(name)
+        if entry is None:
+            entry = self._entries[name] = self._start(request)
+        digests = request.terms.state_digest, request.terms.layout.digest
+        if digests != (entry.state_digest, entry.layout_digest):
+            raise _refusal(request, "another global state or layout than before", Refusal.STATE)
+        try:
+            return await asyncio.shield(entry.encoded)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            # nothing was computed, so a later attempt may try again
+            if self._entries.get(name) is entry:
+                del self._entries[name]
+            raise
+
+    def drop_phase(self, key: PhaseKey) -> None:
+        """The phase is over: its input is never needed again."""
+        entry = self._entries.pop(_name(key), None)
+        if entry is not None:
+            entry.is_cancelled.set()
+
+    def drop_older(self, key: PhaseKey) -> None:
+        """Rounds before the key's: the ledger refuses them once this silo adverted for a later one."""
+        for name in [name for name in self._entries if name[0] == key.job_digest and name[1] < key.round]:
+            self._entries.pop(name).is_cancelled.set()
+
+    def drop_job(self, job_digest: bytes) -> None:
+        self._data.pop(job_digest, None)
+        for name in [name for name in self._entries if name[0] == job_digest]:
+            self._entries.pop(name).is_cancelled.set()
+
+    def close(self) -> None:
+        """Ask running training to stop; it looks between batches."""
+        for entry in self._entries.values():
+            entry.is_cancelled.set()
+        self._entries.clear()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, request: Request) -> _Entry:
+        cancelled = threading.Event()
+        work = asyncio.get_running_loop().run_in_executor(
+            self._worker, self._compute, request, cancelled.is_set
+        )
+        work.add_done_callback(_look_at)  # its attempt may be gone by then
+        return _Entry(
+            state_digest=request.terms.state_digest,
+            layout_digest=request.terms.layout.digest,
+            is_cancelled=cancelled,
+            encoded=work,
+        )
+
+    def _compute(self, request: Request, is_cancelled: Callable[[], bool]) -> Encoded:
+        started = time.monotonic()
+        try:
+            values = self._values(request, is_cancelled)
+            encoded = ring.encode(values, layout=request.terms.layout)
+        except (ConfigError, QuantisationError) as error:
+            raise _refusal(request, str(error), Refusal.DATA) from error
+        seconds = time.monotonic() - started
+        self._metrics.training_seconds.inc(seconds)
+        self._metrics.clipped.inc(encoded.clipped_total)
+        log.info(
+            "input ready",
+            job=request.job.id,
+            round=request.key.round,
+            phase=request.key.phase,
+            seconds=round(seconds, 3),
+            clipped=encoded.clipped_total,
+        )
+        return encoded
+
+    def _values(self, request: Request, is_cancelled: Callable[[], bool]) -> Mapping[str, Array]:
+        data = self._own_data(request.job)
+        samples = self._policy.rounded(len(data.train))
+        if samples == 0:
+            least = self._policy.count_granularity
+            raise _refusal(request, f"fewer than {least} samples (count_granularity)", Refusal.DATA)
+        if request.key.kind == "roll-call":
+            return {"silos": np.array(1), "samples": np.array(samples)}
+        work = Work(
+            spec=request.job.spec,
+            phase_kind=request.key.kind,
+            round=request.key.round,
+            silo=self._silo,
+            state=request.state,
+            context=request.job.context(request.key, request.state, request.terms.rule.members),
+            data=data,
+            weight=_weight(request, samples),
+            is_cancelled=is_cancelled,
+        )
+        return self._trained(work, samples=len(data.train))
+
+    def _trained(self, work: Work, *, samples: int) -> Mapping[str, Array]:
+        if self._objective is None:
+            self._objective = self._load_objective()
+        started = time.monotonic()
+        values = self._objective.compute(work)
+        if work.phase_kind == "train":
+            seen = samples * work.spec.training.local_epochs
+            self._metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
+        return values
+
+    def _own_data(self, job: Job) -> SiloData:
+        """Loaded once per job, the hold-out cut so that its size tells no exact count."""
+        if job.digest not in self._data:
+            data = self._load_data(job)
+            tested = self._policy.rounded(len(data.holdout))
+            self._data[job.digest] = SiloData(
+                train=data.train, holdout=data.holdout.first(tested), name=data.name
+            )
+        return self._data[job.digest]
+
+
+def _weight(request: Request, samples: int) -> float:
+    """p = n / total, with the total that roll-call left in the global state; 0 where none is sent."""
+    if all(quantity.name != WEIGHT for quantity in request.terms.layout.quantities):
+        return 0.0
+    total = int(request.state[TOTAL]) if TOTAL in request.state else 0
+    if samples > total:
+        raise _refusal(request, "more samples than roll-call counted in all silos", Refusal.NOT_ENROLLED)
+    return samples / total
+
+
+def _name(key: PhaseKey) -> PhaseName:
+    return key.job_digest, key.round, key.phase
+
+
+def _look_at(work: asyncio.Future[Encoded]) -> None:
+    if not work.cancelled():
+        work.exception()
+
+
+def _refusal(request: Request, why: str, code: Refusal) -> PolicyRefusal:
+    key = request.key
+    return PolicyRefusal(f"job {request.job.id} round {key.round} {key.phase}: {why}", code=code)

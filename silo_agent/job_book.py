@@ -1,0 +1,85 @@
+"""Jobs that the coordinator offered, each opened anew against the roster before it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from cryptography import x509
+
+from chorale.job import Job, SignedJob, open_job
+from chorale.logs import get_logger
+from crypto.errors import PolicyRefusal, Refusal
+from crypto.roster import Roster
+from silo_agent.ledger import Ledger
+from silo_agent.policy import Approval, Policy
+from silo_agent.reveals import Decision
+
+MAX_JOBS = 256  # held at once; a coordinator that offers more is out of its mind
+
+log = get_logger("silo_agent.jobs")
+
+
+class JobBook:
+    """Which jobs this silo serves: signed by an operator of the roster, allowed, approved."""
+
+    def __init__(
+        self,
+        *,
+        silo: str,
+        ledger: Ledger,
+        policy: Policy,
+        authority: x509.Certificate,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._silo = silo
+        self._ledger = ledger
+        self._policy = policy
+        self._authority = authority
+        self._clock = clock
+        self._signed: dict[bytes, SignedJob] = {}
+
+    def offer(self, signed: SignedJob, roster: Roster) -> Job:
+        """Take an offered job into the book. Raises PolicyRefusal or RemoteProtocolError."""
+        if signed.digest not in self._signed and len(self._signed) >= MAX_JOBS:
+            raise PolicyRefusal(f"job {signed.id}: {MAX_JOBS} jobs are open already", code=Refusal.POLICY)
+        job = self._open(signed, roster)
+        self._signed[signed.digest] = signed
+        self._check_decision(job)
+        return job
+
+    def approved(self, job_digest: bytes, roster: Roster) -> Job:
+        """The job, if it may be served now. Raises PolicyRefusal or RemoteProtocolError."""
+        signed = self._signed.get(job_digest)
+        if signed is None:
+            raise PolicyRefusal(f"job {job_digest.hex()[:12]}: was never offered", code=Refusal.JOB_INVALID)
+        job = self._open(signed, roster)
+        self._check_decision(job)
+        return job
+
+    def is_approved(self, job_digest: bytes) -> bool:
+        return self._ledger.decision(job_digest) is Decision.APPROVED
+
+    def forget(self, job_digest: bytes) -> None:
+        self._signed.pop(job_digest, None)
+
+    def _open(self, signed: SignedJob, roster: Roster) -> Job:
+        job = open_job(signed, roster=roster, authority=self._authority, now=self._clock())
+        if self._silo not in job.spec.silos:
+            raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
+        self._policy.check_job(job.spec, operator=job.operator)
+        return job
+
+    def _check_decision(self, job: Job) -> None:
+        is_known = self._ledger.decision(job.digest) is not None
+        decision = self._ledger.record_job(job, is_approved=self._policy.approval is Approval.AUTOMATIC)
+        if not is_known:
+            log.info("job offered", job=job.id, name=job.spec.name, decision=decision.value)
+        if decision is Decision.REJECTED:
+            raise PolicyRefusal(f"job {job.id}: was rejected here", code=Refusal.JOB_NOT_APPROVED)
+        if decision is Decision.OFFERED:
+            raise PolicyRefusal(
+                f"job {job.id} ({job.spec.name}) waits for approval: "
+                f"chorale silo approve --config <this silo's file> {job.id}",
+                code=Refusal.JOB_NOT_APPROVED,
+            )
