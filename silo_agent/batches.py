@@ -39,7 +39,7 @@ class Tensors:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch in random order. A last batch of fewer than `least` samples is left out."""
         order = torch.randperm(len(self), generator=generator)
-        for chosen in order.split(batch_size):
+        for chosen in torch.split(order, batch_size):
             if len(chosen) >= least:
                 picked = chosen.to(self.labels.device)
                 yield self.features[picked], self.labels[picked]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chorale.job import JobSpec
+from chorale.job_spec import JobSpec
 from silo_agent.models import build_model
 from silo_agent.models.state import model_arrays
 from silo_agent.seeding import derive_seed, seeded

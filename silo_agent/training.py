@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from chorale.job import JobSpec
+from chorale.job_spec import JobSpec
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.batches import Tensors
 from silo_agent.evaluation import Figures, evaluate
@@ -105,7 +105,7 @@ def train_locally(
             if is_cancelled():
                 raise Cancelled("training: no longer wanted")
             optimizer.zero_grad()
-            loss.per_sample(run_model(model, inputs), labels_N).mean().backward()
+            torch.autograd.backward(loss.per_sample(run_model(model, inputs), labels_N).mean())
             optimizer.step()
 
 

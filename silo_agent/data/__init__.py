@@ -6,10 +6,10 @@ One file a format; what a loader returns is checked here and nowhere else.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chorale.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data import cifar, csv, digits, idx, image_folder, module, npz
 from silo_agent.data.base import Features, Loader, Samples, SiloData, Source
@@ -22,9 +22,6 @@ from silo_agent.data.partition import (
 )
 from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
 from silo_agent.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from chorale.job import JobSpec
 
 LOADERS: dict[DataFormat, Loader] = {
     DataFormat.DIGITS: digits.load,
@@ -105,9 +102,15 @@ def _checked(data: SiloData, *, job: JobSpec) -> SiloData:
         raise ConfigError(f"data {data.name}: no training samples in this silo, expected at least 1")
     return SiloData(
         train=_prepared(data.train, name=data.name, job=job),
-        holdout=_prepared(data.holdout, name=data.name, job=job),
+        holdout=_prepared(_in_random_order(data.holdout, name=data.name), name=data.name, job=job),
         name=data.name,
     )
+
+
+def _in_random_order(samples: Samples, *, name: str) -> Samples:
+    """The same order every time; the agent cuts the hold-out's end, which must not be all one class."""
+    rng = np.random.default_rng(derive_seed("holdout-order", name))
+    return samples.take(rng.permutation(len(samples)))
 
 
 def _prepared(samples: Samples, *, name: str, job: JobSpec) -> Samples:
@@ -149,4 +152,5 @@ def _as_float32(features: Features) -> Features:
         return features.astype(np.float32) / np.float32(BRIGHTEST)
     if features.dtype.kind not in "iufb":
         raise ConfigError(f"data: features are numbers, got {features.dtype}")
-    return np.ascontiguousarray(features, dtype=np.float32)
+    with np.errstate(over="ignore"):  # becomes infinity, which the caller refuses
+        return np.ascontiguousarray(features, dtype=np.float32)

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chorale.job_spec import JobSpec
 from crypto.errors import ConfigError
-
-if TYPE_CHECKING:
-    from chorale.job import JobSpec
-    from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataSettings
 
 Features = NDArray[Any]
 Labels = NDArray[np.int64]
@@ -66,7 +64,7 @@ class SiloData:
     name: str
 
 
-Loader = Callable[["DataSettings", "JobSpec"], Source]
+Loader = Callable[[DataSettings, JobSpec], Source]
 
 
 def required_path(settings: DataSettings) -> Path:

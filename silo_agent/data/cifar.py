@@ -1,19 +1,18 @@
-"""CIFAR-10 and CIFAR-100 from a local folder, read by torchvision. Nothing is downloaded."""
+"""CIFAR-10 and CIFAR-100 from a local folder, read by torchvision. Nothing is downloaded.
+
+The official files are pickles: torchvision opens them only if their MD5 is the official one.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chorale.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, Source, required_path
-from silo_agent.data.settings import DataFormat
-
-if TYPE_CHECKING:
-    from chorale.job import JobSpec
-    from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataFormat, DataSettings
 
 CLASSES = {DataFormat.CIFAR10: 10, DataFormat.CIFAR100: 100}
 

@@ -15,17 +15,15 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chorale.job_spec import ColumnSpec, JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, Source, required_path
-
-if TYPE_CHECKING:
-    from chorale.job import ColumnSpec, JobSpec
-    from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataSettings
 
 MISSING = frozenset({"", "?", "NA", "nan", "NaN"})
 
@@ -89,8 +87,8 @@ def _column(table: _Table, column: ColumnSpec, missing: Collection[str]) -> NDAr
         column.fill if row[place] in texts_as_missing else _number(row[place], table.path, line, column.name)
         for line, row in table.rows
     ]
-    standardised = (np.asarray(values, dtype=np.float64) - column.mean) / column.scale
-    return standardised.astype(np.float32)
+    standardised_N = (np.asarray(values, dtype=np.float64) - column.mean) / column.scale
+    return np.asarray(standardised_N, dtype=np.float32)
 
 
 def _number(text: str, path: Path, line: int, column: str) -> float:

@@ -5,16 +5,12 @@ Source: UCI "Optical Recognition of Handwritten Digits", E. Alpaydin and C. Kayn
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from chorale.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, Source
-
-if TYPE_CHECKING:
-    from chorale.job import JobSpec
-    from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataSettings
 
 CLASSES = 10
 BRIGHTEST = 16.0  # pixels are counts of set dots in a 4x4 block

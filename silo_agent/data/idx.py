@@ -6,17 +6,15 @@ import gzip
 import math
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chorale.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, Source, required_path
-
-if TYPE_CHECKING:
-    from chorale.job import JobSpec
-    from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataSettings
 
 IMAGES_MAGIC = 2051  # unsigned bytes in three dimensions
 LABELS_MAGIC = 2049  # unsigned bytes in one dimension

@@ -7,17 +7,15 @@ what this silo happens to hold.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chorale.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, Source, required_path
-
-if TYPE_CHECKING:
-    from chorale.job import JobSpec
-    from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataSettings
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"})
 MODES = {1: "L", 3: "RGB"}  # Pillow's names by number of channels

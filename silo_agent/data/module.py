@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from crypto.errors import ConfigError
 from silo_agent.data.base import SiloData
 from silo_agent.data.settings import DataSettings
-
-from crypto.errors import ConfigError
 
 
 def load(settings: DataSettings) -> SiloData:

@@ -9,17 +9,15 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chorale.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, Source, required_path, whole_labels
-
-if TYPE_CHECKING:
-    from chorale.job import JobSpec
-    from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataSettings
 
 TRAIN_KEYS = (("x_train", "y_train"), ("train_images", "train_labels"), ("x", "y"))
 TEST_KEYS = (("x_test", "y_test"), ("test_images", "test_labels"))
@@ -39,7 +37,8 @@ def load(settings: DataSettings, job: JobSpec) -> Source:
 def _open(path: Path) -> dict[str, NDArray[Any]]:
     known = {name for pair in TRAIN_KEYS + TEST_KEYS for name in pair}
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ConfigError(f"{path}: expected an .npz archive, got a single array")
             return {name: archive[name] for name in archive.files if name in known}

@@ -126,7 +126,8 @@ def _draw_shares(
     for label, count in enumerate(counts_C):
         shares_K = rng.dirichlet(np.full(silos, alpha))
         if balance:
-            shares_K = shares_K * (held_K < len(labels) / silos)
+            has_room_K = held_K < len(labels) / silos
+            shares_K = shares_K * has_room_K if has_room_K.any() else shares_K
         if not (np.isfinite(shares_K).all() and shares_K.sum() > 0):
             return None
         shares_CK[label] = shares_K / shares_K.sum()

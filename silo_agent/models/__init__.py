@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from chorale.job_spec import ModelSpec
 from crypto.errors import ConfigError
 from silo_agent.models.base import Backbone, CutModel
 from silo_agent.models.cnn import cnn
@@ -11,9 +10,6 @@ from silo_agent.models.mlp import mlp
 from silo_agent.models.mobilenet_v2 import mobilenet_v2
 from silo_agent.models.resnet18 import resnet18
 from silo_agent.models.vgg11 import vgg11
-
-if TYPE_CHECKING:
-    from chorale.job import ModelSpec
 
 IMAGE_BACKBONES = {"cnn": cnn, "resnet18": resnet18, "vgg11": vgg11, "mobilenet_v2": mobilenet_v2}
 

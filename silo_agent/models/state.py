@@ -26,12 +26,16 @@ def model_arrays(model: nn.Module) -> dict[str, Array]:
 
 
 def load_arrays(model: nn.Module, state: Arrays) -> None:
-    """Copy the global state into the model.
+    """Copy the global state into the model; integer arrays, if a state has any, are left alone.
 
     Raises RemoteProtocolError if names, shapes or types are not this model's.
     """
     tensors = shared_tensors(model)
-    received = {name.removeprefix(MODEL): array for name, array in state.items() if name.startswith(MODEL)}
+    received = {
+        name.removeprefix(MODEL): array
+        for name, array in state.items()
+        if name.startswith(MODEL) and array.dtype.kind == "f"
+    }
     if tensors.keys() != received.keys():
         odd = ", ".join(sorted(tensors.keys() ^ received.keys())[:3])
         raise RemoteProtocolError(
