@@ -158,6 +158,11 @@ class CoordinatorSession:
         return self._record.cohort
 
     @property
+    def cohort_digest(self) -> bytes:
+        """What everything after ADVERTISE is bound to, once ADVERTISE is closed."""
+        return self._record.cohort_digest
+
+    @property
     def sharers(self) -> tuple[str, ...]:
         """U2, once SHARE is closed."""
         return self._record.sharers
