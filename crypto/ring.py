@@ -191,7 +191,7 @@ class _Rounder:
 
     def __init__(self, dice: prg.Keystream) -> None:
         self._dice = dice
-        self._random_B = np.empty(BLOCK_VALUES, np.uint32)
+        self._random_B = np.empty(BLOCK_VALUES, np.dtype("<u4"))
         self._fraction_B = np.empty(BLOCK_VALUES, np.float64)
         self._below_B = np.empty(BLOCK_VALUES, np.bool_)
 

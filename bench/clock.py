@@ -1,0 +1,36 @@
+"""CPU and wall time of named steps."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    cpu_seconds: float
+    wall_seconds: float
+
+
+class Clock:
+    """Takes the times of a process that does one thing at a time."""
+
+    def __init__(self) -> None:
+        self._taken: defaultdict[str, list[Times]] = defaultdict(list)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        cpu, wall = time.process_time(), time.perf_counter()
+        yield
+        self._taken[name].append(Times(time.process_time() - cpu, time.perf_counter() - wall))
+
+    def total(self, name: str) -> Times:
+        taken = self._taken[name]
+        return Times(sum(one.cpu_seconds for one in taken), sum(one.wall_seconds for one in taken))
+
+    def mean(self, name: str) -> Times:
+        total, times = self.total(name), len(self._taken[name])
+        return Times(total.cpu_seconds / times, total.wall_seconds / times)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from bench import secagg
+from crypto.errors import LocalProtocolError
+from crypto.masking import UnmaskPlan
+
+KEYS = [
+    "silos",
+    "length",
+    "word",
+    "dropped",
+    "silo_mask_cpu_seconds",
+    "silo_mask_wall_seconds",
+    "encode_cpu_seconds",
+    "setup_cpu_seconds",
+    "noise_cpu_seconds",
+    "keystream_cpu_seconds",
+    "mask_to_keystream",
+    "coordinator_unmask_seconds",
+    "upload_bytes",
+    "float32_bytes",
+    "max_abs_error",
+    "peak_rss_mb",
+]
+
+
+def test_json_is_one_object_with_every_documented_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert secagg.main(["--silos", "4", "--length", "5000", "--drop", "1", "--word", "32", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == KEYS
+    assert [report[key] for key in KEYS[:4]] == [4, 5000, 32, 1]
+    assert report["float32_bytes"] == 20_000
+    assert 20_000 < report["upload_bytes"] < 20_000 + 4 * 4000  # the vector and four silos' envelopes
+    assert report["noise_cpu_seconds"] == 0.0
+    assert all(report[key] > 0 for key in KEYS if key.endswith("_seconds") and not key.startswith("noise"))
+    assert report["mask_to_keystream"] == pytest.approx(
+        report["silo_mask_cpu_seconds"] / report["keystream_cpu_seconds"]
+    )
+
+
+@pytest.mark.parametrize("word", [16, 32, 64])
+def test_the_error_is_below_one_step_per_survivor(word: int) -> None:
+    report = secagg.measure(silos=6, length=3000, drop=1, word=word)
+    step = 2.0 ** -(word - 1 - 3 - 3 - 1)  # 2^(word - 1) holds 6 silos of magnitude 8, a power of two
+    assert report.max_abs_error <= 5 * step
+    assert report.max_abs_error > 0 or word == 64
+
+
+def test_a_sum_that_is_not_exact_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    unmask: Callable[..., None] = UnmaskPlan.unmask
+
+    def forgetful(plan: UnmaskPlan, sums: dict[int, np.ndarray]) -> None:
+        unmask(dataclasses.replace(plan, seeds=plan.seeds[1:]), sums)
+
+    monkeypatch.setattr(UnmaskPlan, "unmask", forgetful)
+    with pytest.raises(LocalProtocolError, match="the revealed sum is not the sum of the inputs"):
+        secagg.measure(silos=3, length=10, drop=0, word=32)
+
+
+def test_without_json_it_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert secagg.main(["--silos", "3", "--length", "10", "--drop", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == KEYS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--silos", "2"], "--silos: expected a whole number from 3 to 200, got 2"),
+        (["--silos", "x"], "--silos: expected a whole number from 3 to 200, got x"),
+        (["--length", "0"], "--length: expected a whole number from 1 to"),
+        (["--word", "8"], "--word: invalid choice: 8"),
+        (["--silos", "10", "--drop", "4"], "--drop: 10 silos bear the loss of 3, got 4"),
+        (["--silos", "3", "--drop", "1"], "--drop: 3 silos bear the loss of 0, got 1"),
+        (["--fast"], "unrecognized arguments: --fast"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        secagg.main(arguments)
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert errors[0].startswith(
+        "secagg: error: argument" if "--fast" not in arguments else "secagg: error: un"
+    )
+    assert message in errors[0]
