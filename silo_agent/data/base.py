@@ -68,13 +68,11 @@ Loader = Callable[[DataSettings, JobSpec], Source]
 
 
 def required_path(settings: DataSettings) -> Path:
-    """The data path of the settings. Raises ConfigError if it is not given or not there."""
-    if settings.path is None:
-        raise ConfigError(f"data.path: format {settings.format} needs a file or folder, none is given")
-    path = Path(settings.path)
-    if not path.exists():
-        raise ConfigError(f"data.path: no such file or folder: {path}")
-    return path
+    """The data path of the settings. Raises ConfigError if nothing is there."""
+    assert settings.path is not None  # DataSettings refuses a format that needs one without it
+    if not settings.path.exists():
+        raise ConfigError(f"data.path: no such file or folder: {settings.path}")
+    return settings.path
 
 
 def whole_labels(labels: NDArray[Any], *, source: str) -> Labels:

@@ -14,8 +14,7 @@ def load(settings: DataSettings) -> SiloData:
     """
     from silo_agent.objective import resolve  # it imports this package
 
-    if settings.module is None:
-        raise ConfigError("data.module: format module needs package.module:function, none is given")
+    assert settings.module is not None  # DataSettings refuses this format without it
     data = resolve(settings.module, field="data.module")(settings)
     if not isinstance(data, SiloData):
         raise ConfigError(f"data.module: {settings.module} returned {type(data).__name__}, expected SiloData")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import ValidationError
 
 from chorale.job_spec import ColumnSpec, JobSpec, ModelSpec, TrainingSpec
 from crypto.errors import ConfigError
@@ -514,6 +515,36 @@ def test_module_data_is_checked_like_any_other(own_module: ModuleType) -> None:
     own_module.__dict__["read"] = lambda settings: SiloData(train=samples, holdout=samples, name="ward")
     with pytest.raises(ConfigError, match=r"labels must be 0 to 1 .* got 0 to 5"):
         load(make_job(2, (2,)), format="module", module="own_hospital_data:read")
+
+
+def test_module_labels_are_whole_numbers(own_module: ModuleType) -> None:
+    labels: Any = np.array([0.0, 1.0])
+    samples = Samples(features=np.ones((2, 2)), labels=labels)
+    own_module.__dict__["read"] = lambda settings: SiloData(train=samples, holdout=samples, name="ward")
+    with pytest.raises(ConfigError, match="labels are whole numbers, got float64"):
+        load(make_job(2, (2,)), format="module", module="own_hospital_data:read")
+
+
+def test_samples_need_a_label_each() -> None:
+    with pytest.raises(ConfigError, match=r"one label per sample, got features \(3, 2\) and labels \(2,\)"):
+        Samples(features=np.ones((3, 2)), labels=np.zeros(2, dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"format": "npz"}, "path: format npz needs one"),
+        ({"format": "digits", "path": "somewhere"}, "path: format digits takes none"),
+        ({"format": "module"}, "module: expected with format: module, and only with it"),
+        (
+            {"format": "digits", "partition": {"kind": "iid", "silos": 2, "index": 2}},
+            "expected 0 to 1, got 2",
+        ),
+    ],
+)
+def test_settings_that_contradict_themselves_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        DataSettings.model_validate(fields)
 
 
 def test_module_that_returns_something_else_is_named(own_module: ModuleType) -> None:

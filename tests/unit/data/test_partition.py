@@ -148,6 +148,16 @@ def test_balance_keeps_the_largest_silo_smaller() -> None:
     assert largest(balance=True) < largest(balance=False)
 
 
+def test_balance_draws_again_where_all_of_a_class_falls_to_a_full_silo() -> None:
+    labels = balanced_labels(2, 20)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        cut = cut_dirichlet(
+            labels, labels, classes=2, silos=2, alpha=1e-6, min_samples=10, balance=True, rng=rng
+        )
+        assert [len(part) for part in cut.train] == [20, 20]
+
+
 def test_same_seed_cuts_alike_and_another_does_not() -> None:
     labels = balanced_labels(10, 40)
 

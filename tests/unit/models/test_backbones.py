@@ -55,6 +55,17 @@ def test_group_norm_sees_no_other_sample_of_the_batch() -> None:
     torch.testing.assert_close(model(inputs)[:1], model(inputs[:1]), rtol=1e-4, atol=1e-5)
 
 
+def test_group_norm_takes_widths_that_sixteen_does_not_divide() -> None:
+    spec = ModelSpec(name="mlp", norm="group", hidden=(50, 7))
+    assert build_model(spec, classes=3, input_shape=(5,))(torch.rand(1, 5)).shape == (1, 3)
+
+
+def test_mlp_without_hidden_layers_is_a_linear_model() -> None:
+    model = build_model(ModelSpec(name="mlp", hidden=()), classes=3, input_shape=(1, 2, 2))
+    assert set(model_arrays(model)) == {"model/head.weight", "model/head.bias"}
+    assert model.features(torch.ones(2, 1, 2, 2)).shape == (2, 4)
+
+
 def test_vgg11_body_has_the_size_of_the_papers() -> None:
     body = make_model("vgg11", shape=(3, 32, 32)).body
     assert sum(parameter.numel() for parameter in body.parameters()) == 9_745_792
