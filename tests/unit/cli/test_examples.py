@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, get_args
 
@@ -52,7 +53,7 @@ def test_every_field_of_an_example_has_a_comment_above_it(name: str) -> None:
     lines = (EXAMPLES / name).read_text().splitlines()
     bare = [
         line.strip()
-        for before, line in zip(lines, lines[1:], strict=False)
+        for before, line in itertools.pairwise(lines)
         if line.strip() and not line.strip().startswith("#") and not before.strip().startswith("#")
     ]
     assert bare == []

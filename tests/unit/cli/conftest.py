@@ -1,0 +1,111 @@
+"""Settings files of every party in a test's folder, and commands run in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cli.main import run
+from crypto.identity import Role
+from tests.support.ceremony import Ceremony
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    """A federation's files, all valid: each test spoils one of them."""
+
+    folder: Path
+    ceremony: Ceremony
+
+    def identity(self, role: Role, name: str) -> Settings:
+        paths = {what: self.ceremony.path_of(role, name, what) for what in ("crt", "key")}
+        return {"certificate": str(paths["crt"]), "key": str(paths["key"])}
+
+    def write(self, name: str, settings: Settings) -> Path:
+        path = self.folder / name
+        path.write_text(yaml.safe_dump(settings))
+        return path
+
+    def operator(self, **changes: Any) -> Path:
+        settings = {
+            "federation": "test",
+            "coordinator": "127.0.0.1:1",  # nothing listens on port 1
+            "identity": self.identity(Role.OPERATOR, "ops"),
+            "authority": str(self.ceremony.certificate_path),
+        }
+        return self.write("operator.yaml", settings | changes)
+
+    def coordinator(self, **changes: Any) -> Path:
+        settings = {
+            "federation": "test",
+            "listen": "127.0.0.1:0",
+            "identity": self.identity(Role.COORDINATOR, "hub"),
+            "authority": str(self.ceremony.certificate_path),
+            "roster": str(self.ceremony.roster_path),
+            "directory": str(self.folder / "hub"),
+        }
+        return self.write("coordinator.yaml", settings | changes)
+
+    def silo(self, **changes: Any) -> Path:
+        settings = {
+            "name": "silo-0",
+            "federation": "test",
+            "coordinator": "127.0.0.1:1",
+            "identity": self.identity(Role.SILO, "silo-0"),
+            "authority": str(self.ceremony.certificate_path),
+            "directory": str(self.folder / "silo-0"),
+            "policy": str(self.write("policy.yaml", {"federation": "test"})),
+            "data": {"format": "digits"},
+        }
+        return self.write("silo.yaml", settings | changes)
+
+    def job(self, **changes: Any) -> Path:
+        settings = {
+            "name": "digits",
+            "federation": "test",
+            "silos": ["silo-0", "silo-1", "silo-2"],
+            "rounds": 1,
+            "model": {"name": "mlp"},
+            "classes": 10,
+            "input_shape": [1, 8, 8],
+            "training": {"learning_rate": 0.1},
+        }
+        return self.write("job.yaml", settings | changes)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    ceremony = Ceremony(folder=tmp_path / "members")
+    ceremony.enrol(Role.COORDINATOR, "hub")
+    ceremony.enrol(Role.OPERATOR, "ops")
+    ceremony.enrol(Role.SILO, "silo-0")
+    ceremony.publish()
+    return Desk(folder=tmp_path, ceremony=ceremony)
+
+
+@pytest.fixture
+def chorale(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Runs one command in this process."""
+
+    def call(*arguments: str | Path) -> Ended:
+        code = run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ended(code=int(code), out=captured.out, err=captured.err)
+
+    return call

@@ -1,0 +1,106 @@
+"""The authority's commands, one after the other as a federation is founded."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography.x509 import ExtendedKeyUsage
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from crypto.identity import Role, load_certificate
+from crypto.roster import Roster, open_roster, roster_from_file_bytes
+from tests.unit.cli.conftest import Ended
+
+Chorale = Callable[..., Ended]
+
+
+@pytest.fixture
+def founded(tmp_path: Path, chorale: Chorale) -> Path:
+    """A folder with an authority, a coordinator and three silos, all signed."""
+    assert chorale("authority", "init", "--federation", "fed", "--directory", tmp_path / "ca").code == 0
+    for name in ("a", "b", "c"):
+        _request(chorale, tmp_path, "silo", name)
+    _request(chorale, tmp_path, "coordinator", "hub", "--host", "127.0.0.1")
+    requests = [tmp_path / f"{name}.csr" for name in ("a", "b", "c", "hub")]
+    assert chorale("authority", "sign", *requests, "--directory", tmp_path / "ca").code == 0
+    return tmp_path
+
+
+def test_keys_are_private_and_certificates_fit_the_role(founded: Path) -> None:
+    for key in (founded / "a.key", founded / "ca" / "authority.key"):
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    usages = {name: _usage(founded / f"{name}.crt") for name in ("a", "hub")}
+    assert usages == {
+        "a": [ExtendedKeyUsageOID.CLIENT_AUTH],
+        "hub": [ExtendedKeyUsageOID.SERVER_AUTH],
+    }
+
+
+def test_roster_grows_by_certificates_and_shrinks_by_revoking(founded: Path, chorale: Chorale) -> None:
+    ca, out = founded / "ca", founded / "roster.json"
+    assert chorale("authority", "roster", founded / "a.crt", "--directory", ca, "--out", out).code == 0
+    assert chorale("authority", "roster", founded, "--directory", ca, "--out", out).code == 0
+    grown = _roster(founded)
+    assert (grown.version, grown.silo_names) == (2, {"a", "b", "c"})
+    assert {member.role for member in grown.members} == {Role.SILO, Role.COORDINATOR}
+    assert chorale("authority", "revoke", "b", "--directory", ca, "--out", out).code == 0
+    shrunk = _roster(founded)
+    assert (shrunk.version, shrunk.silo_names) == (3, {"a", "c"})
+    assert (ca / "roster.json").read_bytes() == out.read_bytes()
+
+
+def test_revoking_a_stranger_names_who_is_there(founded: Path, chorale: Chorale) -> None:
+    chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca")
+    ended = chorale("authority", "revoke", "z", "--directory", founded / "ca")
+    assert ended.code == 2
+    assert "silo z: not on the roster; it names a\n" in ended.err
+
+
+def test_key_is_never_overwritten(founded: Path, chorale: Chorale) -> None:
+    before = (founded / "a.key").read_bytes()
+    ended = _request(chorale, founded, "silo", "a", code=2)
+    assert "a.key: a key is already there and is never overwritten" in ended.err
+    again = chorale("authority", "init", "--federation", "fed", "--directory", founded / "ca")
+    assert again.code == 2
+    assert (founded / "a.key").read_bytes() == before
+
+
+def test_host_is_for_coordinators_alone(tmp_path: Path, chorale: Chorale) -> None:
+    ended = _request(chorale, tmp_path, "silo", "a", "--host", "a.example.org", code=2)
+    assert "--host: only a coordinator is dialled" in ended.err
+    assert not (tmp_path / "a.key").exists()
+
+
+def test_certificate_of_another_authority_is_not_put_on_the_roster(founded: Path, chorale: Chorale) -> None:
+    chorale("authority", "init", "--federation", "fed", "--directory", founded / "other")
+    ended = chorale("authority", "roster", founded / "a.crt", "--directory", founded / "other")
+    assert ended.code == 2
+    assert "a.crt: certificate: it was not issued by this federation's authority" in ended.err
+
+
+def test_folder_without_certificates_is_named(founded: Path, chorale: Chorale) -> None:
+    (founded / "empty").mkdir()
+    ended = chorale("authority", "roster", founded / "empty", "--directory", founded / "ca")
+    assert ended.code == 2
+    assert "no .crt file in this folder" in ended.err
+
+
+def _request(chorale: Chorale, folder: Path, role: str, name: str, *more: str, code: int = 0) -> Ended:
+    ended = chorale(role, "csr", "--name", name, "--federation", "fed", "--out", folder, *more)
+    assert ended.code == code, ended.err
+    return ended
+
+
+def _usage(path: Path) -> list[object]:
+    extension = load_certificate(path.read_bytes()).extensions.get_extension_for_class(ExtendedKeyUsage)
+    return list(extension.value)
+
+
+def _roster(folder: Path) -> Roster:
+    authority = load_certificate((folder / "ca" / "authority.crt").read_bytes())
+    signed = roster_from_file_bytes((folder / "roster.json").read_bytes())
+    return open_roster(signed, authority=authority, federation="fed", now=datetime.now(UTC))

@@ -1,0 +1,145 @@
+"""The entry point: what loads, what is printed, which code a command ends with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from cli import main
+from cli.errors import ExitCode, failure_of, with_hint
+from crypto.errors import (
+    BudgetExhausted,
+    ChoraleError,
+    ConfigError,
+    LocalProtocolError,
+    PolicyRefusal,
+    RemoteProtocolError,
+)
+from tests.support.processes import REPOSITORY, environment
+from tests.unit.cli.conftest import Ended
+
+HEAVY = ("torch", "grpc", "sqlalchemy", "sklearn", "numpy")
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_import_nothing_heavy(option: str) -> None:
+    code = (
+        "import sys; from cli.main import run; code = run(sys.argv[1:]);"
+        f"print([name for name in {HEAVY} if name in sys.modules], code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, option],
+        cwd=REPOSITORY,
+        env=environment({}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[] 0"
+
+
+def test_help_names_every_command(chorale: Callable[..., Ended]) -> None:
+    ended = chorale("--help")
+    assert ended.code == 0
+    for name in main.COMMANDS:
+        assert f"\n  {name}" in ended.out
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_of_the_table_loads(name: str, chorale: Callable[..., Ended]) -> None:
+    ended = chorale(name, "--help")
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_command_is_missing(chorale: Callable[..., Ended]) -> None:
+    ended = chorale()
+    assert ended.code == ExitCode.USAGE
+    assert ended.err.endswith("chorale: error: a command is missing\n")
+
+
+class _RpcError(Exception):
+    """Looks like what grpc raises."""
+
+    def __init__(self, status: str, details: str) -> None:
+        super().__init__(details)
+        self._status, self._details = status, details
+
+    def code(self) -> object:
+        import grpc
+
+        return getattr(grpc.StatusCode, self._status)
+
+    def details(self) -> str:
+        return self._details
+
+
+def _rpc_error(status: str) -> Exception:
+    import grpc
+
+    return type("Error", (_RpcError, grpc.RpcError), {})(status, "why\nthat was")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (click.UsageError("X."), 2),
+        (PolicyRefusal("x"), 3),
+        (BudgetExhausted("x"), 3),
+        (RemoteProtocolError("x"), 4),
+        (LocalProtocolError("x"), 1),
+        (ChoraleError("x"), 1),
+        (OSError(98, "Address already in use"), 1),
+        (click.Abort(), 130),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(0), 0),
+        (SystemExit("x"), 1),
+    ],
+)
+def test_exit_code_of_error(error: BaseException, code: int) -> None:
+    assert failure_of(error).code == code
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        ("PERMISSION_DENIED", 4),
+        ("UNAUTHENTICATED", 4),
+        ("FAILED_PRECONDITION", 4),
+        ("INVALID_ARGUMENT", 4),
+        ("ALREADY_EXISTS", 4),
+        ("UNAVAILABLE", 1),
+        ("INTERNAL", 1),
+    ],
+)
+def test_exit_code_of_what_the_coordinator_answered(status: str, code: int) -> None:
+    failure = failure_of(_rpc_error(status))
+    assert failure.code == code
+    assert "why that was" in failure.message
+    assert (failure.hint != "") == (status == "UNAVAILABLE")
+
+
+def test_hint_of_an_error_comes_from_its_notes() -> None:
+    assert failure_of(with_hint(ConfigError("x"), "do this")).hint == "do this"
+
+
+def test_bug_ends_in_one_line_that_says_where_the_traceback_is() -> None:
+    failure = failure_of(ZeroDivisionError("inside"))
+    path = Path(failure.message.rpartition(" ")[2])
+    assert failure.code == ExitCode.FAILED
+    assert "\n" not in failure.message
+    assert "ZeroDivisionError: inside" in path.read_text()
+    path.unlink()
+
+
+def test_bug_shows_its_traceback_when_debugging(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CHORALE_DEBUG", "1")
+    assert failure_of(ZeroDivisionError("inside")).message == "internal error: ZeroDivisionError"
+    assert "ZeroDivisionError: inside" in capsys.readouterr().err
