@@ -39,7 +39,7 @@ class Ceremony:
         """A member with files; it stands on the next roster."""
         key = identity.new_key()
         hosts = ["127.0.0.1", "localhost"] if role is Role.COORDINATOR else []
-        request = identity.new_csr(key, MemberId(self.federation, role, name), hosts)
+        request = identity.new_csr(key, MemberId(federation=self.federation, role=role, name=name), hosts)
         certificate = identity.sign_csr(
             request,
             authority_key=self.key,
@@ -57,7 +57,7 @@ class Ceremony:
         self.path_of(member.role, member.name, "crt").write_bytes(identity.certificate_to_pem(certificate))
         self.path_of(member.role, member.name, "key").write_bytes(identity.key_to_pem(key))
         self.members[member.role, member.name] = certificate
-        return Identity(member, certificate, key)
+        return Identity(member=member, certificate=certificate, key=key)
 
     def path_of(self, role: Role, name: str, ending: str) -> Path:
         return self.folder / f"{role.value}-{name}.{ending}"
