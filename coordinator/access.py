@@ -1,0 +1,214 @@
+"""Who may call what: certificate, roster and role, checked at every call; all else is refused.
+
+A grpc.aio interceptor sees only method and metadata, so it replaces the handler by one that
+reads the TLS session first. Identity never comes from a message. Source: docs/protocol.md 1, 8.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from cryptography import x509
+
+from chorale.logs import get_logger
+from coordinator.clock import Clock
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.roster_book import RosterBook
+from crypto.errors import ChoraleError, ConfigError
+from crypto.identity import MemberId, Role, check_certificate, fingerprint, load_certificate, member_of
+
+FEDERATION_METHODS = frozenset(f"/chorale.v1.Federation/{name}" for name in ("Attend", "Download", "Upload"))
+OPERATIONS_METHODS = frozenset(
+    f"/chorale.v1.Operations/{name}"
+    for name in ("SubmitJob", "ListJobs", "WatchJob", "ControlJob", "FetchModel", "ListSilos")
+)
+COMMON_METHODS = frozenset(
+    {
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.health.v1.Health/List",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    }
+)
+ALLOWED: dict[Role, frozenset[str]] = {
+    Role.SILO: FEDERATION_METHODS | COMMON_METHODS,
+    Role.OPERATOR: OPERATIONS_METHODS | COMMON_METHODS,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Check = Callable[[Context], Awaitable[None]]
+
+log = get_logger("coordinator.access")
+
+
+class AccessDenied(ChoraleError):
+    """The caller is not let in; `code` is what gRPC tells it."""
+
+    def __init__(self, message: str, *, code: grpc.StatusCode, role: str = "unknown") -> None:
+        super().__init__(message)
+        self.code = code
+        self.role = role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    member: MemberId
+    certificate: x509.Certificate
+
+    @property
+    def name(self) -> str:
+        return self.member.name
+
+
+class AccessGuard:
+    """Decides from the TLS session and the roster of this moment."""
+
+    def __init__(
+        self,
+        *,
+        federation: str,
+        authority: x509.Certificate,
+        roster_book: RosterBook,
+        clock: Clock,
+        metrics: CoordinatorMetrics,
+    ) -> None:
+        self._federation = federation
+        self._authority = authority
+        self._roster_book = roster_book
+        self._clock = clock
+        self._metrics = metrics
+
+    def check(self, context: Context, method: str) -> Caller:
+        """Raises AccessDenied that says which check failed."""
+        try:
+            return self._checked(_auth_context(context), method)
+        except AccessDenied as denied:
+            self._metrics.refused_calls.labels(role=denied.role).inc()
+            log.warning("call refused", method=method, reason=str(denied))
+            raise
+
+    def _checked(self, auth: dict[str, bytes], method: str) -> Caller:
+        if auth.get("ssl_tls_version") != b"TLSv1.3":
+            raise _unauthenticated("connection: expected TLS 1.3")
+        certificate = _peer_certificate(auth)
+        role = _role_of(certificate)
+        if method not in ALLOWED.get(role, frozenset()):
+            raise _denied(f"{method}: not allowed to a {role.value}", role)
+        try:
+            member = check_certificate(
+                certificate,
+                authority=self._authority,
+                role=role,
+                federation=self._federation,
+                now=self._clock.now(),
+            )
+        except ChoraleError as error:
+            raise _denied(str(error), role) from None
+        self._check_roster(member, certificate)
+        return Caller(member=member, certificate=certificate)
+
+    def _check_roster(self, member: MemberId, certificate: x509.Certificate) -> None:
+        roster = self._roster_book.current
+        if self._clock.now() >= roster.expires:
+            raise _denied(f"roster: version {roster.version} has expired", member.role)
+        if not roster.holds(member.role, member.name, fingerprint(certificate)):
+            raise _denied(
+                f"roster: version {roster.version} does not list this certificate of "
+                f"{member.role.value} {member.name}",
+                member.role,
+            )
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):
+    """Puts the guard before every handler of the server."""
+
+    def __init__(self, guard: AccessGuard) -> None:
+        self._guard = guard
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+
+        async def check(context: Context) -> None:
+            try:
+                self._guard.check(context, method)
+            except AccessDenied as denied:
+                await context.abort(denied.code, str(denied))
+
+        return _guarded(handler, check)
+
+
+def _guarded(handler: Any, check: Check) -> Any:
+    """The same handler behind the check. gRPC treats coroutines and async generators differently,
+    so each is wrapped as what it is."""
+    behaviour = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+    wrapped = _wrap_generator(behaviour, check) if _yields(behaviour) else _wrap_coroutine(behaviour, check)
+    factory = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[(bool(handler.request_streaming), bool(handler.response_streaming))]
+    return factory(wrapped, handler.request_deserializer, handler.response_serializer)
+
+
+def _yields(behaviour: Any) -> bool:
+    return inspect.isasyncgenfunction(behaviour)
+
+
+def _wrap_generator(behaviour: Any, check: Check) -> Any:
+    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+        await check(context)
+        async for reply in behaviour(request, context):
+            yield reply
+
+    return guarded
+
+
+def _wrap_coroutine(behaviour: Any, check: Check) -> Any:
+    async def guarded(request: Any, context: Context) -> Any:
+        await check(context)
+        return await behaviour(request, context)
+
+    return guarded
+
+
+def _auth_context(context: Context) -> dict[str, bytes]:
+    """First value of each property of the TLS session."""
+    return {key: next(iter(values), b"") for key, values in context.auth_context().items()}
+
+
+def _peer_certificate(auth: dict[str, bytes]) -> x509.Certificate:
+    try:
+        return load_certificate(auth.get("x509_pem_cert", b""))
+    except ConfigError:
+        raise _unauthenticated("connection: expected a client certificate with a P-256 key") from None
+
+
+def _role_of(certificate: x509.Certificate) -> Role:
+
+    try:
+        return member_of(certificate).role
+    except ChoraleError as error:
+        raise _unauthenticated(str(error)) from None
+
+
+def caller_of(context: Context) -> Caller:
+    """Who called, for a handler that the guard has let through."""
+    certificate = _peer_certificate(_auth_context(context))
+
+    return Caller(member=member_of(certificate), certificate=certificate)
+
+
+def _unauthenticated(message: str) -> AccessDenied:
+    return AccessDenied(message, code=grpc.StatusCode.UNAUTHENTICATED)
+
+
+def _denied(message: str, role: Role) -> AccessDenied:
+    return AccessDenied(message, code=grpc.StatusCode.PERMISSION_DENIED, role=role.value)

@@ -1,0 +1,69 @@
+"""The sum of masked vectors: added as they come, stored before it is unmasked.
+
+Memory is one sum, whatever the number of silos: an upload is read from its spool block by block.
+Everything here blocks and runs in a worker thread. Source: docs/protocol.md 5.4, 5.6 and 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from chorale.files import write_atomic
+from crypto import ring
+from crypto.layout import Layout
+from crypto.masking import UnmaskPlan, vectors_from_stream
+from crypto.ring import Words
+
+BLOCK_BYTES = 1 << 20
+
+
+class MaskedSum:
+    """Vectors of a session added modulo 2^w."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._sums = ring.zeros(layout)
+
+    def add(self, spooled: Path) -> None:
+        """Add one silo's complete upload: a stream of little-endian words in ascending word size."""
+        with spooled.open("rb", buffering=0) as stream:
+            for word in self._layout.words:
+                little_endian = ring.word_type(word).newbyteorder("<")
+                sum_L = self._sums[word]
+                for start in range(0, sum_L.size, BLOCK_BYTES * 8 // word):
+                    block_B = sum_L[start : start + BLOCK_BYTES * 8 // word]
+                    part_B = np.fromfile(stream, dtype=little_endian, count=block_B.size)
+                    np.add(block_B, part_B, out=block_B)
+
+    def store(self, path: Path) -> None:
+        """Durable once it returns."""
+        store_vectors(path, self._sums, layout=self._layout)
+
+
+def store_vectors(path: Path, vectors: dict[int, Words], *, layout: Layout) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomic(path, _stream(vectors, layout))
+
+
+def load_vectors(path: Path, *, layout: Layout) -> dict[int, Words]:
+    """The vectors of a stored sum, writable."""
+    data = bytearray(path.read_bytes())
+    vectors = vectors_from_stream(layout, data)
+    return {word: vector_L.astype(ring.word_type(word), copy=False) for word, vector_L in vectors.items()}
+
+
+def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
+    """Take the masks off a stored sum and store what remains; both files are whole or absent."""
+    vectors = load_vectors(source, layout=plan.layout)
+    plan.unmask(vectors)
+    store_vectors(target, vectors, layout=plan.layout)
+
+
+def _stream(vectors: dict[int, Words], layout: Layout) -> Iterator[bytes]:
+    for word in layout.words:
+        little_endian_L = vectors[word].astype(ring.word_type(word).newbyteorder("<"), copy=False)
+        for start in range(0, little_endian_L.size, BLOCK_BYTES * 8 // word):
+            yield little_endian_L[start : start + BLOCK_BYTES * 8 // word].tobytes()

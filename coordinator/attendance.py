@@ -1,0 +1,152 @@
+"""Which silos are connected, and a bounded way to each of them.
+
+One connection per silo: a newer one replaces the older, because a silo that dials again has
+lost the old one even where this side has not noticed yet. Source: docs/protocol.md 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, auto
+from typing import Protocol
+
+from chorale.logs import get_logger
+from chorale.v1 import federation_pb2 as pb
+from coordinator.metrics import CoordinatorMetrics, Transfer
+
+MAX_QUEUED_MESSAGES = 256  # a silo that lets so many wait is treated as gone and resumes later
+
+log = get_logger("coordinator.attendance")
+
+
+class Leaving(Enum):
+    """Why a control stream ends at this side."""
+
+    REPLACED = auto()
+    TOO_SLOW = auto()
+    DRAINING = auto()
+    REFUSED = auto()
+    MALFORMED = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Farewell:
+    why: Leaving
+    sentence: str
+
+
+class Listener(Protocol):
+    """A job driver, which hears of its silos' coming and going."""
+
+    def on_connected(self, silo: str) -> None: ...
+
+    def on_lost(self, silo: str) -> None: ...
+
+    def on_message(self, silo: str, message: pb.SiloMessage) -> None: ...
+
+
+class Connection:
+    """The way to one silo."""
+
+    def __init__(self, silo: str, *, certificate_expires: datetime) -> None:
+        self.silo = silo
+        self.certificate_expires = certificate_expires
+        self.farewell: Farewell | None = None
+        self._queue: asyncio.Queue[pb.CoordinatorMessage] = asyncio.Queue(MAX_QUEUED_MESSAGES)
+        self._ended = asyncio.Event()
+
+    def send(self, message: pb.CoordinatorMessage) -> None:
+        try:
+            self._queue.put_nowait(message)
+        except asyncio.QueueFull:
+            self.end(Farewell(why=Leaving.TOO_SLOW, sentence="control stream: too many messages wait unread"))
+
+    def end(self, farewell: Farewell | None = None) -> None:
+        """Without a farewell: the silo itself has gone."""
+        if not self._ended.is_set():
+            self.farewell = farewell
+            self._ended.set()
+
+    async def outgoing(self) -> AsyncIterator[pb.CoordinatorMessage]:
+        """Messages in order, until the connection ends."""
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            while not self._ended.is_set():
+                following = asyncio.ensure_future(self._queue.get())
+                await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    following.cancel()
+                    return
+                yield following.result()
+        finally:
+            ended.cancel()
+
+
+class Attendance:
+    """All connections, and the listeners to whom they matter."""
+
+    def __init__(self, *, metrics: CoordinatorMetrics) -> None:
+        self._metrics = metrics
+        self._connections: dict[str, Connection] = {}
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def is_connected(self, silo: str) -> bool:
+        return silo in self._connections
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        return tuple(self._connections.values())
+
+    def join(self, connection: Connection) -> None:
+        older = self._connections.get(connection.silo)
+        self._connections[connection.silo] = connection
+        if older is not None:
+            older.end(
+                Farewell(why=Leaving.REPLACED, sentence="control stream: replaced by a newer connection")
+            )
+        self._metrics.connected_silos.set(len(self._connections))
+        log.info("silo connected", silo=connection.silo)
+        for listener in tuple(self._listeners):
+            listener.on_connected(connection.silo)
+
+    def leave(self, connection: Connection) -> None:
+        connection.end()
+        if self._connections.get(connection.silo) is not connection:
+            return
+        del self._connections[connection.silo]
+        self._metrics.connected_silos.set(len(self._connections))
+        log.info("silo disconnected", silo=connection.silo)
+        for listener in tuple(self._listeners):
+            listener.on_lost(connection.silo)
+
+    def deliver(self, silo: str, message: pb.SiloMessage) -> None:
+        self._metrics.received_bytes.labels(kind=Transfer.MESSAGE.value).inc(message.ByteSize())
+        for listener in tuple(self._listeners):
+            listener.on_message(silo, message)
+
+    def send(self, silo: str, message: pb.CoordinatorMessage) -> bool:
+        """False where the silo is not connected; who needs the message sends it again later."""
+        connection = self._connections.get(silo)
+        if connection is None:
+            return False
+        connection.send(message)
+        self._metrics.sent_bytes.labels(kind=Transfer.MESSAGE.value).inc(message.ByteSize())
+        return True
+
+    def send_all(self, silos: Iterable[str], message: pb.CoordinatorMessage) -> None:
+        for silo in silos:
+            self.send(silo, message)
+
+    def end_all(self, farewell: Farewell) -> None:
+        for connection in self.connections:
+            connection.end(farewell)

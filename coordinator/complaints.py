@@ -1,0 +1,48 @@
+"""Who sits out after complaints of envelopes that did not open.
+
+The accused sits out the next attempt of the round or, if there is none, the whole next round.
+A silo whose complaint was heeded once and that then complains of another sits out itself, so
+that no silo can keep others away for long. Source: docs/protocol.md 5.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiledComplaint:
+    """attempt: number of the attempt in which it was filed."""
+
+    attempt: int
+    sender: str
+    accused: str
+
+
+def sitting_out(
+    *, attempt: int, here: Sequence[FiledComplaint], before: Sequence[FiledComplaint]
+) -> frozenset[str]:
+    """Silos kept out of this attempt.
+
+    here: complaints of this phase so far. before: those of the phase before it, whose last
+    attempt left nobody to sit out but this phase.
+    """
+    last_attempt = max((complaint.attempt for complaint in before), default=0)
+    owed = [complaint for complaint in before if complaint.attempt == last_attempt]
+    recent = [complaint for complaint in here if complaint.attempt == attempt - 1]
+    history = [*before, *here]
+    return frozenset(
+        [_kept_out(complaint, _earlier(before, complaint)) for complaint in owed]
+        + [_kept_out(complaint, _earlier(history, complaint)) for complaint in recent]
+    )
+
+
+def _earlier(history: Iterable[FiledComplaint], complaint: FiledComplaint) -> list[FiledComplaint]:
+    listed = list(history)
+    return listed[: listed.index(complaint)]
+
+
+def _kept_out(complaint: FiledComplaint, earlier: Sequence[FiledComplaint]) -> str:
+    accused_before = {past.accused for past in earlier if past.sender == complaint.sender}
+    return complaint.sender if accused_before - {complaint.accused} else complaint.accused

@@ -1,0 +1,84 @@
+"""How long a stage waits for each silo. Pure: every method is told what time it is.
+
+A stage waits `deadline` seconds for a silo that shows no sign of progress and never longer
+than `hard_cap`. Progress moves the deadline: an upload that keeps the minimum rate, or a
+heartbeat that lists the phase as being prepared. A silo whose connection is gone is waited for
+`grace` seconds. Times are seconds of one monotonic clock. Source: docs/protocol.md 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLimits:
+    """deadline, hard_cap, grace: seconds. min_rate: bytes per second that count as progress.
+    chunk_bytes: how much of an upload arrives at once, so how long silence may look like progress."""
+
+    deadline: float
+    hard_cap: float
+    grace: float
+    min_rate: float = 1.0
+    chunk_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Wait:
+    since: float  # last moment at which the silo kept up
+    seen_bytes: int = 0
+    is_uploading: bool = False
+    lost_at: float | None = None
+
+
+class StageDeadlines:
+    """The waiting times of one stage."""
+
+    def __init__(self, limits: StageLimits, *, started: float) -> None:
+        self.limits = limits
+        self.started = started
+        self._waits: dict[str, _Wait] = {}
+
+    @property
+    def hard_cap_at(self) -> float:
+        return self.started + self.limits.hard_cap
+
+    def on_alive(self, name: str, *, now: float) -> None:
+        """The silo says that it is at work on its answer."""
+        wait = self._wait(name)
+        wait.since = max(wait.since, now)
+
+    def on_upload(self, name: str, *, received_bytes: int, now: float) -> None:
+        """So many bytes of the silo's vector are here."""
+        wait = self._wait(name)
+        wait.is_uploading = True
+        if received_bytes - wait.seen_bytes >= self.limits.min_rate * (now - wait.since):
+            wait.since, wait.seen_bytes = now, received_bytes
+
+    def on_lost(self, name: str, *, now: float) -> None:
+        self._wait(name).lost_at = now
+
+    def on_present(self, name: str) -> None:
+        self._wait(name).lost_at = None
+
+    def is_present(self, name: str, *, now: float) -> bool:
+        """Connected, or gone for no longer than the grace."""
+        lost_at = self._wait(name).lost_at
+        return lost_at is None or now < lost_at + self.limits.grace
+
+    def expires_at(self, name: str) -> float:
+        """When the stage stops waiting for this silo, as things stand."""
+        wait = self._wait(name)
+        patience = self.limits.deadline
+        if wait.is_uploading:
+            patience = max(patience, self.limits.chunk_bytes / self.limits.min_rate)
+        expires = min(wait.since + patience, self.hard_cap_at)
+        return expires if wait.lost_at is None else min(expires, wait.lost_at + self.limits.grace)
+
+    def awaited(self, names: Iterable[str], *, now: float) -> frozenset[str]:
+        """Those of the names that are still worth waiting for."""
+        return frozenset(name for name in names if now < self.expires_at(name))
+
+    def _wait(self, name: str) -> _Wait:
+        return self._waits.setdefault(name, _Wait(since=self.started))

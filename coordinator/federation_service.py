@@ -1,0 +1,196 @@
+"""chorale.v1.Federation, the silos' side: one control stream each, downloads, uploads.
+
+gRPC codes are set here and nowhere below. Source: docs/protocol.md 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from importlib import metadata
+
+import grpc
+
+from chorale import wire
+from chorale.logs import get_logger
+from chorale.v1 import federation_pb2 as pb
+from chorale.v1 import federation_pb2_grpc
+from coordinator.access import AccessDenied, AccessGuard, Caller, caller_of
+from coordinator.attempt import Attempt
+from coordinator.attendance import Connection, Farewell, Leaving
+from coordinator.desk import Desk
+from coordinator.job_desk import JobDesk
+from coordinator.metrics import Transfer
+from coordinator.service_errors import Context, abort, errors_as_codes
+from coordinator.spool import Spool
+from crypto.errors import Refusal, RemoteProtocolError
+from crypto.roster import Roster
+
+ATTEND = "/chorale.v1.Federation/Attend"
+FAREWELL_CODES = {
+    Leaving.REPLACED: grpc.StatusCode.ABORTED,
+    Leaving.TOO_SLOW: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Leaving.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Leaving.REFUSED: grpc.StatusCode.PERMISSION_DENIED,
+    Leaving.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+log = get_logger("coordinator.federation")
+
+
+class FederationService(federation_pb2_grpc.FederationServicer):
+    """Identity is the certificate's; no field of a message says who speaks."""
+
+    def __init__(self, *, desk: Desk, job_desk: JobDesk, guard: AccessGuard) -> None:
+        self._desk = desk
+        self._job_desk = job_desk
+        self._guard = guard
+        desk.roster_book.on_change(self._push_roster)
+
+    async def Attend(
+        self, request_iterator: AsyncIterator[pb.SiloMessage], context: Context
+    ) -> AsyncIterator[pb.CoordinatorMessage]:
+        """The silo's control stream: hello and welcome, then heartbeats and session messages."""
+        caller = caller_of(context)
+        await self._check_hello(request_iterator, context)
+        connection = Connection(caller.name, certificate_expires=caller.certificate.not_valid_after_utc)
+        yield self._welcome()
+        tasks = [
+            asyncio.create_task(self._read(connection, request_iterator, caller, context)),
+            asyncio.create_task(self._beat(connection, context)),
+        ]
+        self._desk.attendance.join(connection)
+        try:
+            async for message in connection.outgoing():
+                yield message
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._desk.attendance.leave(connection)
+        if connection.farewell is not None:
+            await abort(context, FAREWELL_CODES[connection.farewell.why], connection.farewell.sentence)
+
+    async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+        """The bytes of a global state, from an offset on."""
+        caller = caller_of(context)
+        async with errors_as_codes(context):
+            driver = self._job_desk.driver(wire.checked_digest(request.job_digest, what="job digest"))
+            digest = wire.checked_digest(request.state_digest, what="state digest")
+            if not driver.may_download(caller.name, digest):
+                raise RemoteProtocolError(
+                    "download: not a present state of a job of this silo", code=Refusal.NOT_NAMED
+                )
+            path = self._desk.checkpoints.path(request.job_digest, digest)
+            sent = self._desk.metrics.sent_bytes.labels(kind=Transfer.DOWNLOAD.value)
+            with path.open("rb") as file:
+                file.seek(request.offset)
+                offset = request.offset
+                while data := await asyncio.to_thread(file.read, wire.CHUNK_BYTES):
+                    yield pb.Chunk(offset=offset, data=data)
+                    offset += len(data)
+                    sent.inc(len(data))
+
+    async def Upload(
+        self, request_iterator: AsyncIterator[pb.UploadMessage], context: Context
+    ) -> AsyncIterator[pb.UploadReceipt]:
+        """One masked vector: header, receipt with the offset to go on from, chunks, end, receipt."""
+        caller = caller_of(context)
+        async with errors_as_codes(context):
+            attempt, spool = await self._open_upload(caller.name, request_iterator)
+            yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=spool.is_complete)
+            if spool.is_complete:
+                return
+            async for message in request_iterator:
+                if message.WhichOneof("kind") == "end":
+                    attempt.finish_upload(caller.name, spool, message.end.sha256)
+                    yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=True)
+                    return
+                self._take_chunk(caller.name, attempt, spool, message)
+
+    async def _open_upload(
+        self, silo: str, messages: AsyncIterator[pb.UploadMessage]
+    ) -> tuple[Attempt, Spool]:
+        first = await anext(aiter(messages), None)
+        if first is None or first.WhichOneof("kind") != "header":
+            raise RemoteProtocolError("upload: expected a header first")
+        key = wire.key_from_wire(first.header.key)
+        attempt = self._job_desk.driver(key.job_digest).attempt_for(silo, key)
+        spool = attempt.open_upload(silo, first.header.total_bytes)
+        attempt.on_upload_progress(silo, spool, chunk_bytes=first.ByteSize())
+        return attempt, spool
+
+    def _take_chunk(self, silo: str, attempt: Attempt, spool: Spool, message: pb.UploadMessage) -> None:
+        if message.WhichOneof("kind") != "chunk":
+            raise RemoteProtocolError("upload: expected a chunk or the end")
+        offset, data = wire.chunk_from_wire(message.chunk)
+        spool.append(offset, data)
+        attempt.on_upload_progress(silo, spool, chunk_bytes=message.ByteSize())
+        self._desk.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value).inc(len(data))
+
+    async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:
+        first = await anext(aiter(messages), None)
+        if first is None or first.WhichOneof("kind") != "hello":
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "control stream: expected a hello first")
+        if first.hello.protocol_version != wire.PROTOCOL_VERSION:
+            await abort(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"protocol version: this coordinator speaks {wire.PROTOCOL_VERSION}, "
+                f"the silo {first.hello.protocol_version}; upgrade the older side",
+            )
+
+    def _welcome(self) -> pb.CoordinatorMessage:
+        welcome = pb.Welcome(
+            protocol_version=wire.PROTOCOL_VERSION,
+            software_version=software_version(),
+            unix_seconds=self._desk.clock.unix_seconds(),
+            heartbeat_seconds=self._desk.settings.heartbeat_seconds,
+            roster=wire.signed_body_to_wire(self._desk.roster_book.current.signed),
+        )
+        return pb.CoordinatorMessage(welcome=welcome)
+
+    async def _read(
+        self,
+        connection: Connection,
+        messages: AsyncIterator[pb.SiloMessage],
+        caller: Caller,
+        context: Context,
+    ) -> None:
+        """Pass the silo's messages on until it closes its side; every heartbeat is a check."""
+        try:
+            async for message in messages:
+                if message.WhichOneof("kind") == "heartbeat":
+                    self._guard.check(context, ATTEND)
+                self._desk.attendance.deliver(caller.name, message)
+            connection.end()
+        except AccessDenied as denied:
+            connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
+        except RemoteProtocolError as error:
+            connection.end(Farewell(why=Leaving.MALFORMED, sentence=str(error)))
+        except (grpc.RpcError, grpc.aio.BaseError, grpc.aio.UsageError):
+            connection.end()
+
+    async def _beat(self, connection: Connection, context: Context) -> None:
+        """Heartbeats, each after a look at certificate and roster of this moment."""
+        while True:
+            await asyncio.sleep(self._desk.settings.heartbeat_seconds)
+            try:
+                self._guard.check(context, ATTEND)
+            except AccessDenied as denied:
+                connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
+                return
+            beat = pb.Heartbeat(unix_seconds=self._desk.clock.unix_seconds())
+            connection.send(pb.CoordinatorMessage(heartbeat=beat))
+
+    def _push_roster(self, roster: Roster) -> None:
+        update = pb.RosterUpdate(roster=wire.signed_body_to_wire(roster.signed))
+        message = pb.CoordinatorMessage(roster=update)
+        for connection in self._desk.attendance.connections:
+            connection.send(message)
+
+
+def software_version() -> str:
+    try:
+        return metadata.version("chorale")
+    except metadata.PackageNotFoundError:
+        return "unknown"

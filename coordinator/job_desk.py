@@ -1,0 +1,216 @@
+"""All jobs of this coordinator: accepted, running, steered, watched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from chorale.job import Job, JobSpec, SignedJob, open_job
+from chorale.logs import get_logger
+from chorale.state import float32_bytes, state_from_file
+from chorale.v1 import operations_pb2 as pb
+from chorale.v1 import records_pb2
+from chorale.wire import PhaseKey
+from coordinator.bulletin import Bulletin
+from coordinator.desk import Desk
+from coordinator.jobs import JobDriver, completed_rounds
+from coordinator.store import JobRow, JobStatus
+from crypto.errors import ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
+
+log = get_logger("coordinator.jobs")
+
+NOT_KNOWN = "job: not known here"
+
+
+class TooManyJobs(RemoteProtocolError):
+    """The coordinator runs as many jobs as its settings allow."""
+
+
+class JobDesk:
+    """Starts a driver for every unfinished job and answers for all of them."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._drivers: dict[bytes, JobDriver] = {}
+        self._tasks: dict[bytes, asyncio.Task[None]] = {}
+        self._bulletins: dict[bytes, Bulletin] = {}
+
+    def resume_all(self) -> None:
+        """At start-up: every unfinished job goes on where it was."""
+        for row in self._desk.store.jobs():
+            if row.status.is_ended:
+                continue
+            job = self._stored_job(row)
+            self._start(job, is_paused=row.status is JobStatus.PAUSED)
+            log.info("job resumed", job=job.id, status=row.status.value)
+
+    async def stop(self) -> None:
+        """Leave every job as it is stored; the next start goes on from there."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # submitting
+
+    def check(self, signed: SignedJob) -> Job:
+        """Raises RemoteProtocolError for a job that this federation's silos would refuse as a whole."""
+        if len(self._drivers) >= self._desk.settings.max_jobs and self._desk.store.job(signed.digest) is None:
+            limit = self._desk.settings.max_jobs
+            raise TooManyJobs(f"job {signed.id}: {limit} jobs are unfinished, which is the most allowed")
+        return open_job(
+            signed,
+            roster=self._desk.roster_book.current,
+            authority=self._desk.authority,
+            now=self._desk.clock.now(),
+        )
+
+    def has(self, digest: bytes) -> bool:
+        return self._desk.store.job(digest) is not None
+
+    def submit(self, job: Job, received: Path) -> None:
+        """Take over a checked job and its initial state. Raises RemoteProtocolError."""
+        digest = bytes.fromhex(job.spec.initial_state or "")
+        self._check_state(job, received)
+        self._desk.checkpoints.adopt(job.digest, digest, received)
+        unix_seconds = self._desk.clock.unix_seconds()
+        if self._desk.store.add_job(job.signed, state_digest=digest, unix_seconds=unix_seconds):
+            self._desk.audit.append("job_submitted", job=job.id, name=job.spec.name, operator=job.operator)
+            log.info("job submitted", job=job.id, name=job.spec.name, operator=job.operator)
+            self._start(job)
+
+    def _check_state(self, job: Job, received: Path) -> None:
+        """The initial state parses, and the opening phase can be laid out over it."""
+        state = state_from_file(received)
+        everyone = job.named(self._desk.roster_book.current, 0, everyone=True)
+        key = PhaseKey(job_digest=job.digest, round=0, phase=job.opening, attempt=1)
+        try:
+            job.rule(len(everyone))
+            job.layout(key, state, len(everyone))
+            for kind in job.strategy.round_phases:
+                job.layout(
+                    PhaseKey(job_digest=job.digest, round=1, phase=kind, attempt=1), state, len(everyone)
+                )
+        except ConfigError as error:
+            raise RemoteProtocolError(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
+
+    def _start(self, job: Job, *, is_paused: bool = False) -> None:
+        bulletin = self._bulletin(job.digest)
+        driver = JobDriver(self._desk, job, on_change=bulletin.notify)
+        if is_paused:
+            driver.pause()
+        self._drivers[job.digest] = driver
+        task = asyncio.create_task(driver.run(), name=f"job {job.id}")
+        self._tasks[job.digest] = task
+        task.add_done_callback(lambda _: self._forget(job.digest))
+
+    def _forget(self, digest: bytes) -> None:
+        row = self._desk.store.job(digest)
+        if row is not None and row.status.is_ended:
+            self._drivers.pop(digest, None)
+            self._tasks.pop(digest, None)
+        self._bulletin(digest).notify()
+
+    # running
+
+    def driver(self, digest: bytes) -> JobDriver:
+        """Raises RemoteProtocolError where no such job is unfinished."""
+        driver = self._drivers.get(digest)
+        if driver is None:
+            raise RemoteProtocolError("job: no such job is running", code=Refusal.STAGE)
+        return driver
+
+    async def control(self, digest: bytes, action: int) -> records_pb2.JobSummary:
+        """Pause, resume or cancel. Raises RemoteProtocolError where the job has ended."""
+        driver = self.driver(digest)
+        if action == pb.ControlRequest.ACTION_PAUSE:
+            self._desk.store.set_job_status(digest, JobStatus.PAUSED)
+            driver.pause()
+        elif action == pb.ControlRequest.ACTION_RESUME:
+            self._desk.store.set_job_status(digest, JobStatus.RUNNING)
+            driver.resume()
+        elif action == pb.ControlRequest.ACTION_CANCEL:
+            await self._cancel(digest, driver)
+        else:
+            raise RemoteProtocolError("control: expected pause, resume or cancel")
+        self._bulletin(digest).notify()
+        return self.summary(digest)
+
+    async def _cancel(self, digest: bytes, driver: JobDriver) -> None:
+        task = self._tasks[digest]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        driver.end(JobStatus.CANCELLED)
+        self._forget(digest)
+
+    # watching
+
+    def summaries(self) -> list[records_pb2.JobSummary]:
+        return [self._summary(row) for row in self._desk.store.jobs()]
+
+    def summary(self, digest: bytes) -> records_pb2.JobSummary:
+        """Raises RemoteProtocolError for an unknown job."""
+        return self._summary(self._row(digest))
+
+    async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
+        """All records so far, then each new one, and the summary with every change."""
+        told, last = 0, None
+        bulletin = self._bulletin(digest)
+        while True:
+            change = bulletin.next_change()
+            summary = self.summary(digest)
+            records = self._records(digest)
+            for record in records[told:]:
+                yield pb.JobEvent(record=record)
+            told = len(records)
+            if summary != last:
+                yield pb.JobEvent(summary=summary)
+            last = summary
+            if JobStatus(summary.status).is_ended:
+                return
+            await change.wait()
+
+    def model_path(self, digest: bytes) -> Path:
+        """The newest global state. Raises RemoteProtocolError for an unknown job."""
+        return self._desk.checkpoints.path(digest, self._row(digest).state_digest)
+
+    # helpers
+
+    def _row(self, digest: bytes) -> JobRow:
+        row = self._desk.store.job(digest)
+        if row is None:
+            raise RemoteProtocolError(NOT_KNOWN, code=Refusal.JOB_INVALID)
+        return row
+
+    def _records(self, digest: bytes) -> list[records_pb2.PhaseRecord]:
+        return [row.record for row in self._desk.store.phases(digest) if row.record is not None]
+
+    def _summary(self, row: JobRow) -> records_pb2.JobSummary:
+        job = self._stored_job(row)
+        driver = self._drivers.get(row.digest)
+        state = state_from_file(self._desk.checkpoints.path(row.digest, row.state_digest))
+        return records_pb2.JobSummary(
+            job_digest=row.digest,
+            name=job.spec.name,
+            status=row.status.value,
+            strategy=job.spec.strategy.preset,
+            rounds=job.spec.rounds,
+            rounds_completed=completed_rounds(job, self._desk.store.phases(row.digest)),
+            reason=row.reason,
+            submitted_unix_seconds=row.submitted_unix_seconds,
+            float32_bytes=float32_bytes(state),
+            silos=job.spec.silos,
+            progress="" if driver is None else driver.progress,
+        )
+
+    def _stored_job(self, row: JobRow) -> Job:
+        """A job that was checked when it was submitted; phases check it again before they begin."""
+        try:
+            spec = JobSpec.from_yaml(row.signed.spec_bytes, source=f"job {row.signed.id}")
+        except ConfigError as error:
+            raise LocalProtocolError(f"store: {error}") from None
+        return Job(spec=spec, signed=row.signed, operator="")
+
+    def _bulletin(self, digest: bytes) -> Bulletin:
+        return self._bulletins.setdefault(digest, Bulletin())

@@ -1,0 +1,300 @@
+"""Jobs from submission to end: which phase comes next, and the silos' side of it.
+
+One JobDriver per unfinished job; what it must remember is in the store, so a driver that starts
+again goes on where the last one was. Source: docs/protocol.md 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from chorale import wire
+from chorale.job import Job, open_job
+from chorale.logs import get_logger
+from chorale.v1 import federation_pb2 as pb
+from chorale.v1 import records_pb2
+from chorale.wire import phase_kind
+from coordinator.attempt import SESSION_MESSAGES, Attempt
+from coordinator.complaints import FiledComplaint
+from coordinator.desk import Desk
+from coordinator.presence import Presence
+from coordinator.round_machine import RoundState
+from coordinator.rounds import RoundDriver
+from coordinator.store import JobStatus, PhaseRow
+from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
+from crypto.roster import Roster
+
+log = get_logger("coordinator.jobs")
+
+
+class JobFailed(ChoraleError):
+    """The job cannot go on; the message is what its operator reads."""
+
+
+class JobDriver:
+    """Runs one job, phase by phase, and passes on what its silos send."""
+
+    def __init__(self, desk: Desk, job: Job, *, on_change: Callable[[], None]) -> None:
+        self.job = job
+        self.progress = "starting"
+        self._desk = desk
+        self._on_change = on_change
+        self._round: RoundDriver | None = None
+        self._going = asyncio.Event()
+        self._going.set()
+        self._presence = Presence(
+            job.spec.silos,
+            connected=[silo for silo in job.spec.silos if desk.attendance.is_connected(silo)],
+            now=desk.clock.monotonic(),
+        )
+
+    async def run(self) -> None:
+        """To the job's end, which is stored and told to its silos. Cancellation leaves it resumable."""
+        self._desk.attendance.listen(self)
+        self._desk.metrics.know_job(self.job.id)
+        self._offer(self.job.spec.silos)
+        try:
+            while (step := self._next_step()) is not None:
+                if not self._is_begun(step):
+                    await self._going.wait()
+                await self._run_phase(*step)
+            self.end(JobStatus.DONE)
+        except JobFailed as error:
+            self.end(JobStatus.FAILED, reason=str(error))
+        except Exception as error:
+            # disk or database: nothing was lost, and the next start of the coordinator goes on from there
+            log.exception("job stopped", job=self.job.id)
+            self._tell_progress(
+                f"stopped by {type(error).__name__}; it goes on when the coordinator restarts"
+            )
+        finally:
+            self._desk.attendance.unlisten(self)
+
+    def pause(self) -> None:
+        """Takes effect before the next phase."""
+        self._going.clear()
+
+    def resume(self) -> None:
+        self._going.set()
+
+    def end(self, status: JobStatus, *, reason: str = "") -> None:
+        self._desk.store.set_job_status(self.job.digest, status, reason=reason)
+        self._desk.audit.append("job_ended", job=self.job.id, status=status.value, reason=reason)
+        ended = pb.JobEnded(job_digest=self.job.digest, status=status.value, reason=reason)
+        self._desk.attendance.send_all(self.job.spec.silos, pb.CoordinatorMessage(job_ended=ended))
+        log.info("job ended", job=self.job.id, status=status.value, reason=reason)
+        self._tell_progress("")
+
+    # what the silos do
+
+    def attempt_for(self, silo: str, key: wire.PhaseKey) -> Attempt:
+        """Raises RemoteProtocolError unless that very attempt is running and names the silo."""
+        attempt = None if self._round is None else self._round.attempt
+        if attempt is None or attempt.key != key or silo not in self.job.spec.silos:
+            raise RemoteProtocolError("session: no such attempt is running for this silo", code=Refusal.STAGE)
+        return attempt
+
+    def may_download(self, silo: str, state_digest: bytes) -> bool:
+        """The job's present state and the one before it, for the job's own silos."""
+        states = [row.state_digest for row in self._desk.store.phases(self.job.digest)[-2:]]
+        return silo in self.job.spec.silos and state_digest in states
+
+    def on_connected(self, silo: str) -> None:
+        if silo not in self.job.spec.silos:
+            return
+        self._presence.on_connected(silo)
+        self._offer([silo])
+        self._tell_last_outcome(silo)
+        if self._attempt is not None:
+            self._attempt.on_connected(silo)
+
+    def on_lost(self, silo: str) -> None:
+        if silo not in self.job.spec.silos:
+            return
+        self._presence.on_lost(silo, now=self._desk.clock.monotonic())
+        if self._attempt is not None:
+            self._attempt.on_lost(silo)
+
+    def on_message(self, silo: str, message: pb.SiloMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if self._attempt is None or silo not in self.job.spec.silos:
+            return
+        if kind == "heartbeat":
+            if wire.key_to_wire(self._attempt.key) in message.heartbeat.preparing:
+                self._attempt.on_preparing(silo)
+        elif kind in SESSION_MESSAGES and getattr(message, kind).key == wire.key_to_wire(self._attempt.key):
+            self._attempt.on_message(silo, message)
+
+    @property
+    def _attempt(self) -> Attempt | None:
+        return None if self._round is None else self._round.attempt
+
+    # phases
+
+    async def _run_phase(self, round: int, phase: str) -> None:
+        row = self._begin(round, phase)
+        self._check_job()
+        driver = RoundDriver(
+            desk=self._desk,
+            job=self.job,
+            row=row,
+            presence=self._presence,
+            complaints_before=self._complaints_before(row),
+            on_progress=self._tell_progress,
+        )
+        self._round = driver
+        try:
+            record = await driver.run()
+        finally:
+            self._round = None
+        self._after(record)
+        if driver.ends_job:
+            raise JobFailed(f"refused by silos: {_who(record)}")
+
+    def _begin(self, round: int, phase: str) -> PhaseRow:
+        """The phase's row. Phases of a round share the roster of its first one."""
+        store, version = self._desk.store, self._desk.roster_book.current.version
+        if not self.job.names_everyone(phase):
+            version = store.pin_round_roster(self.job.digest, round, version)
+        return store.begin_phase(
+            self.job.digest,
+            round,
+            phase,
+            roster_version=version,
+            unix_seconds=self._desk.clock.unix_seconds(),
+        )
+
+    def _check_job(self) -> None:
+        """An operator who left the roster, or a job past its date, starts no phase."""
+        try:
+            open_job(
+                self.job.signed,
+                roster=self._desk.roster_book.current,
+                authority=self._desk.authority,
+                now=self._desk.clock.now(),
+            )
+        except ChoraleError as error:
+            raise JobFailed(str(error)) from None
+
+    def _after(self, record: records_pb2.PhaseRecord) -> None:
+        message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
+        self._desk.attendance.send_all(self.job.spec.silos, message)
+        rows = self._desk.store.phases(self.job.digest)
+        rounds_completed = completed_rounds(self.job, rows)
+        self._desk.metrics.rounds_completed.labels(federation_job=self.job.id).set(rounds_completed)
+        states = dict.fromkeys(row.record.state_digest for row in reversed(rows) if row.record is not None)
+        self._desk.checkpoints.keep_only(
+            self.job.digest, list(states)[: self._desk.settings.keep_checkpoints]
+        )
+        self._on_change()
+
+    def _next_step(self) -> tuple[int, str] | None:
+        """Round and phase that come next. Raises JobFailed where there is nothing to go on with."""
+        rows = self._desk.store.phases(self.job.digest)
+        if not rows:
+            return 0, self.job.opening
+        last = rows[-1]
+        if not last.is_ended:
+            return last.round, last.phase
+        if last.state is RoundState.USED_UP and self.job.names_everyone(last.phase):
+            return self._repeated(rows)
+        following = self.job.next_after(last.round, last.phase)
+        if following is None or self.job.names_everyone(following[1]):
+            return following
+        return self._roll_call_before(rows) if self._needs_roll_call(rows, following[0]) else following
+
+    def _repeated(self, rows: Sequence[PhaseRow]) -> tuple[int, str]:
+        """A phase outside rounds that was used up is tried under its next number, a few times."""
+        last = rows[-1]
+        kind = phase_kind(last.phase)
+        failed = 0
+        for row in reversed(rows):
+            if phase_kind(row.phase) != kind or row.state is not RoundState.USED_UP:
+                break
+            failed += 1
+        if failed >= self.job.spec.max_attempts:
+            reason = "" if last.record is None else last.record.reason
+            raise JobFailed(f"{kind}: used up {failed} times, last reason {reason}")
+        return last.round, f"{kind}.{_repeat(last.phase) + 1}"
+
+    def _needs_roll_call(self, rows: Sequence[PhaseRow], next_round: int) -> bool:
+        """When the job's silos on the roster changed or a silo missed the last one, not too often."""
+        last = self._last_roll_call(rows)
+        if last is None or next_round - 1 - last.round < self.job.spec.roll_call_every:
+            return False
+        enrolled = self._silos_on(self._roster_of(last))
+        has_changed = enrolled != self._silos_on(self._desk.roster_book.current)
+        return has_changed or self._has_asked_to_join(rows, last)
+
+    def _last_roll_call(self, rows: Sequence[PhaseRow]) -> PhaseRow | None:
+        kinds = self.job.strategy.opening
+        applied = [row for row in rows if row.state is RoundState.APPLIED]
+        return next((row for row in reversed(applied) if phase_kind(row.phase) in kinds), None)
+
+    def _has_asked_to_join(self, rows: Sequence[PhaseRow], since: PhaseRow) -> bool:
+        return any(
+            absence.reason == Refusal.NOT_ENROLLED
+            for row in rows
+            if row.sequence > since.sequence
+            for absence in self._desk.store.absences(row.sequence)
+        )
+
+    def _roll_call_before(self, rows: Sequence[PhaseRow]) -> tuple[int, str]:
+        """Phases outside rounds carry the number of the last round used."""
+        kind = self.job.strategy.opening[0]
+        numbers = [_repeat(row.phase) for row in rows if phase_kind(row.phase) == kind]
+        return rows[-1].round, f"{kind}.{max(numbers) + 1}"
+
+    def _silos_on(self, roster: Roster) -> frozenset[str]:
+        return roster.silo_names & frozenset(self.job.spec.silos)
+
+    def _roster_of(self, row: PhaseRow) -> Roster:
+        try:
+            return self._desk.roster_book.of_version(row.roster_version)
+        except RemoteProtocolError:
+            return self._desk.roster_book.current
+
+    def _complaints_before(self, row: PhaseRow) -> list[FiledComplaint]:
+        earlier = [
+            other for other in self._desk.store.phases(self.job.digest) if other.sequence < row.sequence
+        ]
+        return self._desk.store.complaints(earlier[-1].sequence) if earlier else []
+
+    def _is_begun(self, step: tuple[int, str]) -> bool:
+        rows = self._desk.store.phases(self.job.digest)
+        return bool(rows) and (rows[-1].round, rows[-1].phase) == step
+
+    # telling
+
+    def _offer(self, silos: Sequence[str]) -> None:
+        offer = pb.CoordinatorMessage(job=pb.JobOffer(job=self.job.signed.to_wire()))
+        self._desk.attendance.send_all(silos, offer)
+
+    def _tell_last_outcome(self, silo: str) -> None:
+        """A silo that was away, or the coordinator, may have missed how the last phase ended."""
+        rows = self._desk.store.phases(self.job.digest)
+        ended = [row.record for row in rows if row.record is not None]
+        if ended:
+            message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=ended[-1]))
+            self._desk.attendance.send(silo, message)
+
+    def _tell_progress(self, line: str) -> None:
+        if line != self.progress:
+            self.progress = line
+            self._on_change()
+
+
+def completed_rounds(job: Job, rows: Sequence[PhaseRow]) -> int:
+    """Rounds whose last phase was applied."""
+    last = job.strategy.round_phases[-1]
+    return sum(row.phase == last and row.state is RoundState.APPLIED for row in rows)
+
+
+def _repeat(phase: str) -> int:
+    """Repeat counter of a phase outside rounds."""
+    return int(phase.partition(".")[2] or 0)
+
+
+def _who(record: records_pb2.PhaseRecord) -> str:
+    return ", ".join(f"{entry.silo} ({entry.reason})" for entry in record.left_out)

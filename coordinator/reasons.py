@@ -1,0 +1,46 @@
+"""The closed lists of why a session failed and why a silo was left out. Source: docs/protocol.md 9."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from crypto.errors import Refusal
+
+
+class FailureReason(StrEnum):
+    """Why an attempt ended without a sum, or a phase was used up."""
+
+    TOO_FEW_SILOS = "too-few-silos"
+    PROVEN_LIAR = "proven-liar"
+    TRAIN_HARD_CAP = "train-hard-cap"
+    UNMASK_HARD_CAP = "unmask-hard-cap"
+    MIN_WEIGHT = "min-weight"
+    NO_DATA = "no-data"
+    ROSTER = "roster"
+    RESTARTED = "restarted"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+    INTERNAL = "internal"
+
+
+class Absent(StrEnum):
+    """Why a silo was left out; a refusal of its own adds the codes of crypto.errors.Refusal."""
+
+    DISCONNECTED = "disconnected"
+    NO_ANSWER = "no-answer"
+    SITS_OUT = "sits-out"
+    LIED = "lied"
+    COMPLAINED = "complained"
+
+
+# Refusals that stand for the rest of the job: waiting or another attempt changes nothing.
+FATAL_TO_JOB = frozenset({Refusal.JOB_INVALID, Refusal.POLICY, Refusal.BUDGET, Refusal.DATA})
+# Refusals that stand for the rest of the phase.
+FATAL_TO_PHASE = FATAL_TO_JOB | {
+    Refusal.ROSTER,
+    Refusal.NOT_NAMED,
+    Refusal.NOT_ENROLLED,
+    Refusal.TERMS,
+    Refusal.ALREADY_REVEALED,
+    Refusal.NEAR_REVEAL,
+}

@@ -1,0 +1,118 @@
+"""The roster file: read whenever it changes, never taken back to an older version.
+
+The coordinator only relays what the authority signed. Source: docs/protocol.md 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography import x509
+
+from chorale.files import read_limited
+from chorale.logs import get_logger
+from coordinator.clock import Clock
+from coordinator.store import Store
+from crypto.errors import ChoraleError, ConfigError
+from crypto.messages import SignedBody
+from crypto.roster import Roster, open_roster, roster_from_file_bytes
+
+MAX_ROSTER_BYTES = 1 << 20
+
+log = get_logger("coordinator.roster")
+
+
+class RosterBook:
+    """The newest roster, and those that running rounds began with."""
+
+    def __init__(
+        self, path: Path, *, federation: str, authority: x509.Certificate, store: Store, clock: Clock
+    ) -> None:
+        self._path = path
+        self._federation = federation
+        self._authority = authority
+        self._store = store
+        self._clock = clock
+        self._listeners: list[Callable[[Roster], None]] = []
+        self._stamp: tuple[int, int, int] | None = None
+        self._current = self._first()
+
+    @property
+    def current(self) -> Roster:
+        """The newest roster. A file that changed for the worse is logged and left alone."""
+        self.refresh()
+        return self._current
+
+    def on_change(self, listener: Callable[[Roster], None]) -> None:
+        self._listeners.append(listener)
+
+    def refresh(self) -> None:
+        try:
+            if self._stamp_of_file() == self._stamp:
+                return
+            roster = self._read()
+            self._check_version(roster)
+        except (ChoraleError, OSError) as error:
+            self._remember_stamp()
+            log.warning("roster file not taken over", reason=str(error))
+            return
+        self._take(roster)
+
+    def of_version(self, version: int) -> Roster:
+        """A roster that was in use before, checked again. Raises RemoteProtocolError if it expired."""
+        signed = self._store.roster(version)
+        return self._open(signed)
+
+    def _first(self) -> Roster:
+        try:
+            roster = self._read()
+            self._check_version(roster)
+        except OSError as error:
+            raise ConfigError(f"roster: cannot read {self._path}: {error.strerror}") from None
+        except ConfigError:
+            raise
+        except ChoraleError as error:
+            raise ConfigError(f"roster: {self._path}: {error}") from None
+        self._store.add_roster(roster.version, roster.signed)
+        return roster
+
+    def _take(self, roster: Roster) -> None:
+        if roster.version == self._current.version:
+            return
+        self._store.add_roster(roster.version, roster.signed)
+        self._current = roster
+        log.info("roster taken over", version=roster.version, members=len(roster.members))
+        for listener in self._listeners:
+            listener(roster)
+
+    def _read(self) -> Roster:
+        self._remember_stamp()
+        return self._open(roster_from_file_bytes(read_limited(self._path, MAX_ROSTER_BYTES)))
+
+    def _open(self, signed: SignedBody) -> Roster:
+        return open_roster(
+            signed,
+            authority=self._authority,
+            federation=self._federation,
+            now=self._clock.now(),
+            max_age=None,
+        )
+
+    def _check_version(self, roster: Roster) -> None:
+        newest = self._store.newest_roster_version()
+        if roster.version < newest:
+            raise ConfigError(
+                f"roster: {self._path} is version {roster.version}, expected at least {newest}, "
+                "which was in use before"
+            )
+
+    def _stamp_of_file(self) -> tuple[int, int, int]:
+        stat = self._path.stat()
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+    def _remember_stamp(self) -> None:
+        try:
+            self._stamp = self._stamp_of_file()
+        except OSError:
+            self._stamp = None

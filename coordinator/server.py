@@ -1,0 +1,31 @@
+"""Entry point of the coordinator's process: TLS first, then everything that loads grpc.
+
+`coordinator.hosting` holds the server itself; it is imported here late, because grpc reads its
+environment when it is first imported. Source: docs/protocol.md 1 and 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from chorale import logs, tls
+from coordinator.settings import CoordinatorSettings
+
+
+def run(settings: CoordinatorSettings) -> None:
+    """Serve until SIGTERM or SIGINT; logs go to stderr as JSON lines.
+
+    Raises ConfigError for unusable files, ChoraleError where the address is taken.
+    """
+    tls.restrict_to_tls13()
+    logs.configure()
+    asyncio.run(serve(settings))
+
+
+async def serve(settings: CoordinatorSettings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    from coordinator.hosting import Host, stop_signal
+
+    stopping = stop_signal()
+    async with Host(settings):
+        await stopping.wait()

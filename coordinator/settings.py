@@ -1,0 +1,104 @@
+"""The coordinator's settings file: where it listens, what it keeps, how long it waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from chorale.settings_file import load_settings
+
+ENV_PREFIX = "CHORALE_COORDINATOR_"
+NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+ADDRESS = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
+GIB = 1 << 30
+
+
+class IdentityFiles(BaseModel):
+    """Certificate and key of this coordinator, PEM."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    certificate: Path = Field(description="signed by the federation's authority, with this host's names")
+    key: Path = Field(description="made on this machine, never copied")
+
+
+class CoordinatorSettings(BaseModel):
+    """Everything `chorale coordinator run` reads. Paths are relative to the working directory."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    federation: str = Field(pattern=NAME, description="the federation's name, as in every certificate")
+    listen: str = Field(pattern=ADDRESS, description="host:port for gRPC; port 0 takes a free one")
+    metrics_listen: str | None = Field(
+        default="127.0.0.1:0",
+        pattern=ADDRESS,
+        description="host:port of /livez, /readyz, /metrics; port 0 takes a free one; null for none",
+    )
+    identity: IdentityFiles
+    authority: Path = Field(description="certificate of the federation's authority, PEM; never its key")
+    roster: Path = Field(description="the authority's signed roster; read again whenever the file changes")
+    directory: Path = Field(description="jobs, checkpoints, uploads and audit log; on a local disk")
+    heartbeat_seconds: float = Field(
+        default=5.0, ge=0.1, le=300, description="time between heartbeats; certificates are checked at each"
+    )
+    reconnect_grace_seconds: float = Field(
+        default=15.0, ge=0, le=3600, description="how long a silo that lost its connection is waited for"
+    )
+    stage_deadline_seconds: float = Field(
+        default=30.0, gt=0, le=3600, description="a stage waits this long for a silo that shows no progress"
+    )
+    stage_hard_cap_seconds: float = Field(
+        default=600.0, gt=0, le=86_400, description="a stage never lasts longer, whatever arrives"
+    )
+    unmask_hard_cap_seconds: float = Field(
+        default=3600.0, gt=0, le=604_800, description="how long a stored masked sum waits for its shares"
+    )
+    min_upload_bytes_per_second: int = Field(
+        default=10_000, ge=1, le=10**9, description="an upload at least this fast keeps its stage open"
+    )
+    hold_before_relay_seconds: float = Field(
+        default=0.0, ge=0, le=60, description="pause between the last shares received and their relay"
+    )
+    max_jobs: int = Field(default=8, ge=1, le=1000, description="jobs that may be unfinished at once")
+    max_state_bytes: int = Field(
+        default=4 * GIB, ge=1024, le=256 * GIB, description="largest initial state that is accepted"
+    )
+    keep_checkpoints: int = Field(
+        default=3, ge=2, le=1000, description="newest checkpoints kept of a job; the final one always is"
+    )
+
+    @model_validator(mode="after")
+    def _caps_are_above_deadlines(self) -> CoordinatorSettings:
+        if self.stage_hard_cap_seconds < self.stage_deadline_seconds:
+            raise ValueError("stage_hard_cap_seconds: must be at least stage_deadline_seconds")
+        return self
+
+    @property
+    def database_path(self) -> Path:
+        return self.directory / "coordinator.sqlite"
+
+    @property
+    def audit_path(self) -> Path:
+        return self.directory / "audit.jsonl"
+
+    @property
+    def endpoint_path(self) -> Path:
+        return self.directory / "endpoint.json"
+
+    @property
+    def checkpoint_directory(self) -> Path:
+        return self.directory / "checkpoints"
+
+    @property
+    def spool_directory(self) -> Path:
+        return self.directory / "spool"
+
+    @property
+    def sum_directory(self) -> Path:
+        return self.directory / "sums"
+
+
+def load_coordinator_settings(path: Path) -> CoordinatorSettings:
+    """Raises ConfigError that names file, field and what is allowed."""
+    return load_settings(CoordinatorSettings, path, ENV_PREFIX)
