@@ -168,6 +168,7 @@ class Participant:
         self._unapproved.pop(digest, None)
         self._last_outcome.pop(digest, None)
         self._carrier.forget(keep=self._wanted_states())
+        self._reveals.blank_old_shares()
         ended = message.job_ended
         log.info("job ended", job=digest.hex()[:12], status=ended.status[:64], reason=ended.reason[:200])
 

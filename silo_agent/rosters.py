@@ -65,6 +65,11 @@ class Rosters:
         return roster
 
     @property
+    def version(self) -> int:
+        """The newest version that this silo ever accepted; 0 before the first."""
+        return self._ledger.roster_version
+
+    @property
     def current(self) -> Roster:
         """The newest, if it still holds. Raises RemoteProtocolError(code=ROSTER)."""
         if not self._held:

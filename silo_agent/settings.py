@@ -55,7 +55,7 @@ class SiloSettings(BaseModel):
     )
     data: DataSettings
     objective: str | None = Field(
-        default=None, pattern=ENTRY_POINT, description="package.module:function instead of the built-in training"
+        default=None, pattern=ENTRY_POINT, description="package.module:function to train with instead"
     )
     device: Device = Field(default=Device.AUTO, description="where training runs: auto, cpu or cuda")
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of one training")

@@ -1,0 +1,317 @@
+"""The agent of one institution: opens what is its own, then serves until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cryptography import x509
+
+from chorale import logs, tls
+from chorale.audit import AuditLog
+from chorale.files import read_limited, write_atomic
+from chorale.logs import get_logger
+from chorale.probes import ProbeServer
+from crypto.errors import ChoraleError, ConfigError
+from crypto.identity import Identity, Role
+from crypto.reveal import PendingReveal
+from silo_agent.data.base import SiloData
+from silo_agent.inputs import Inputs
+from silo_agent.job_book import JobBook
+from silo_agent.ledger import REVEALED_EVENT, Ledger
+from silo_agent.metrics import SiloMetrics
+from silo_agent.objective import load_objective
+from silo_agent.participate import Participant
+from silo_agent.phase_check import PhaseCheck
+from silo_agent.policy import Policy, load_policy
+from silo_agent.rosters import Rosters
+from silo_agent.settings import SiloSettings
+
+if TYPE_CHECKING:
+    from chorale.job import Job
+    from silo_agent.connection import ControlStream, Outbox
+    from silo_agent.transfer import Transfer
+
+log = get_logger("silo_agent.agent")
+
+
+class AgentFailed(ChoraleError):
+    """The agent cannot start on this machine."""
+
+
+def run(settings: SiloSettings) -> None:
+    """`chorale silo run`: until SIGTERM or Ctrl-C. Raises ChoraleError."""
+    tls.restrict_to_tls13()
+    # more threads per silo than asked for would spin against each other on a shared machine
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.torch_threads))
+    logs.configure(silo=settings.name)
+    asyncio.run(run_agent(settings))
+
+
+async def run_agent(settings: SiloSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigError, AgentFailed, or what ends the stream."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    with ExitStack() as stack:
+        await _serve(settings, stack, stopping)
+    log.info("stopped")
+
+
+async def _serve(settings: SiloSettings, stack: ExitStack, stopping: asyncio.Event) -> None:
+    authority = tls.load_authority(settings.authority)
+    identity = _own_identity(settings, authority)
+    policy = _own_policy(settings)
+    stack.enter_context(_alone(settings.directory))
+    audit = stack.enter_context(closing(AuditLog(settings.audit_path)))
+    ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
+    _agree(ledger, audit, settings.audit_path)
+    metrics = SiloMetrics()
+    metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
+    agent = _Agent(
+        settings,
+        identity=identity,
+        authority=authority,
+        policy=policy,
+        ledger=ledger,
+        audit=audit,
+        metrics=metrics,
+    )
+    stack.enter_context(_probes(settings, metrics, agent))
+    await agent.serve(stopping)
+
+
+class _Agent:
+    """Everything that lives between start and stop, put together once."""
+
+    def __init__(
+        self,
+        settings: SiloSettings,
+        *,
+        identity: Identity,
+        authority: x509.Certificate,
+        policy: Policy,
+        ledger: Ledger,
+        audit: AuditLog,
+        metrics: SiloMetrics,
+    ) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._authority = authority
+        self._policy = policy
+        self._ledger = ledger
+        self._audit = audit
+        self._metrics = metrics
+        self._stream: ControlStream | None = None
+        self._reveals = ledger.reveals(
+            policy=policy, data_set=settings.data.name, tell=partial(_tell_reveal, audit)
+        )
+        self._rosters = Rosters(
+            identity=identity,
+            authority=authority,
+            policy=policy,
+            ledger=ledger,
+            reveals=self._reveals,
+            lowest_version=settings.lowest_roster_version,
+            clock=_now,
+        )
+
+    @property
+    def is_connected(self) -> bool:
+        return self._stream is not None and self._stream.is_connected
+
+    async def serve(self, stopping: asyncio.Event) -> None:
+        """Until `stopping` is set or the stream ends for good."""
+        # grpc reads its environment when it is imported, so not before run() has set it
+        from chorale.v1.federation_pb2_grpc import FederationStub
+        from silo_agent.connection import ControlStream, Outbox, dial
+        from silo_agent.transfer import Transfer
+
+        settings, outbox, draw = self._settings, Outbox(), random.SystemRandom().random
+        self._reveals.blank_old_shares()
+        async with dial(settings, read_limited(settings.authority, tls.MAX_PEM_BYTES)) as channel:
+            stub = FederationStub(channel)
+            carrier = Transfer(stub, cache=settings.cache_directory, metrics=self._metrics, random=draw)
+            participant = self._participant(carrier, outbox)
+            self._stream = ControlStream(
+                stub,
+                target=settings.coordinator,
+                software_version=_version(),
+                served=participant,
+                outbox=outbox,
+                rosters=self._rosters,
+                metrics=self._metrics,
+                check_own_certificate=partial(_check_own, self._identity, self._authority, settings),
+                clock=_now,
+                random=draw,
+            )
+            log.info("started", coordinator=settings.coordinator, policy=str(settings.policy))
+            try:
+                await _until_stopped(self._stream, stopping)
+            finally:
+                await participant.close()
+
+    def _participant(self, carrier: Transfer, outbox: Outbox) -> Participant:
+        jobs = JobBook(
+            silo=self._settings.name,
+            ledger=self._ledger,
+            policy=self._policy,
+            authority=self._authority,
+            clock=_now,
+        )
+        check = PhaseCheck(
+            identity=self._identity,
+            authority=self._authority,
+            policy=self._policy,
+            jobs=jobs,
+            rosters=self._rosters,
+            reveals=self._reveals,
+            clock=_now,
+        )
+        inputs = Inputs(
+            silo=self._settings.name,
+            policy=self._policy,
+            metrics=self._metrics,
+            load_data=partial(_load_data, self._settings),
+            load_objective=partial(load_objective, self._settings),
+        )
+        return Participant(
+            identity=self._identity,
+            rosters=self._rosters,
+            jobs=jobs,
+            check=check,
+            reveals=self._reveals,
+            inputs=inputs,
+            carrier=carrier,
+            audit=self._audit,
+            metrics=self._metrics,
+            send=outbox.send,
+        )
+
+
+async def _until_stopped(stream: ControlStream, stopping: asyncio.Event) -> None:
+    attending = asyncio.ensure_future(stream.run())
+    stopped = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({attending, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if attending.done():
+            attending.result()
+    finally:
+        for task in (attending, stopped):
+            task.cancel()
+            with suppress(asyncio.CancelledError, ChoraleError):
+                await task
+
+
+def _own_identity(settings: SiloSettings, authority: x509.Certificate) -> Identity:
+    identity = tls.load_identity(settings.identity)
+    _check_own(identity, authority, settings)
+    if identity.member.name != settings.name:
+        raise ConfigError(
+            f"{settings.identity.certificate}: expected a certificate of silo {settings.name}, "
+            f"got {identity.member.name}"
+        )
+    return identity
+
+
+def _check_own(identity: Identity, authority: x509.Certificate, settings: SiloSettings) -> None:
+    tls.check_own_certificate(
+        identity, authority=authority, role=Role.SILO, federation=settings.federation, now=_now()
+    )
+
+
+def _own_policy(settings: SiloSettings) -> Policy:
+    policy = load_policy(settings.policy)
+    if policy.federation != settings.federation:
+        raise ConfigError(
+            f"{settings.policy}: federation: expected {settings.federation}, got {policy.federation}"
+        )
+    return policy
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """One agent per directory: two would answer for one another from one ledger."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (directory / "agent.lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"directory: cannot use {directory}: {(error.strerror or '').lower()}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AgentFailed(f"directory: another agent runs in {directory}") from None
+        yield
+
+
+def _agree(ledger: Ledger, audit: AuditLog, audit_path: Path) -> None:
+    """A ledger that lost a reveal must not serve; a reveal that a crash left untold is told now."""
+    ledger.check(audit_path)
+    for untold in ledger.untold_reveals(audit_path):
+        audit.append(REVEALED_EVENT, **untold)
+
+
+def _tell_reveal(audit: AuditLog, pending: PendingReveal) -> None:
+    audit.append(
+        REVEALED_EVENT,
+        job=pending.job_digest,
+        round=pending.round,
+        phase=pending.phase,
+        cohort=pending.cohort_digest,
+        survivors=list(pending.survivors),
+    )
+
+
+@contextmanager
+def _probes(settings: SiloSettings, metrics: SiloMetrics, agent: _Agent) -> Iterator[None]:
+    """/livez, /readyz and /metrics; `endpoint.json` says where."""
+    if settings.metrics_listen is None:
+        yield
+        return
+    host, _, port = settings.metrics_listen.rpartition(":")
+    try:
+        server = ProbeServer(
+            host.strip("[]"),
+            int(port),
+            registry=metrics.registry,
+            is_live=lambda: True,
+            is_ready=lambda: agent.is_connected,
+        )
+    except ConfigError as error:
+        raise AgentFailed(str(error)) from None
+    server.start()
+    try:
+        endpoint = json.dumps({"metrics": f"{host}:{server.port}"}).encode()
+        write_atomic(settings.directory / "endpoint.json", endpoint + b"\n")
+        yield
+    finally:
+        server.stop()
+
+
+def _load_data(settings: SiloSettings, job: Job) -> SiloData:
+    from silo_agent.data import load_data  # a format may need scikit-learn or torchvision
+
+    return load_data(settings.data, job.spec)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("chorale")
+    except metadata.PackageNotFoundError:
+        return "unknown"
