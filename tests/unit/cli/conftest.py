@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Desk:
 
     folder: Path
     ceremony: Ceremony
+    taken_address: str  # something else listens there
 
     def identity(self, role: Role, name: str) -> Settings:
         paths = {what: self.ceremony.path_of(role, name, what) for what in ("crt", "key")}
@@ -90,13 +92,15 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def desk(tmp_path: Path) -> Iterator[Desk]:
     ceremony = Ceremony(folder=tmp_path / "members")
     ceremony.enrol(Role.COORDINATOR, "hub")
     ceremony.enrol(Role.OPERATOR, "ops")
     ceremony.enrol(Role.SILO, "silo-0")
     ceremony.publish()
-    return Desk(folder=tmp_path, ceremony=ceremony)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        yield Desk(folder=tmp_path, ceremony=ceremony, taken_address=address)
 
 
 @pytest.fixture

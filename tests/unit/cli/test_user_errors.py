@@ -1,0 +1,269 @@
+"""Whatever a person gets wrong ends in one clear line, last on stderr, and the right exit code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chorale.state import state_to_bytes
+from crypto.identity import Role
+from tests.support.ceremony import Ceremony
+from tests.support.processes import run_cli
+from tests.unit.cli.conftest import Desk, Ended
+
+Arguments = list[str | Path]
+
+
+def _unknown_field(desk: Desk) -> Arguments:
+    return ["coordinator", "run", "--config", desk.coordinator(listne="127.0.0.1:0")]
+
+
+def _wrong_type(desk: Desk) -> Arguments:
+    return ["coordinator", "run", "--config", desk.coordinator(heartbeat_seconds="often")]
+
+
+def _missing_field(desk: Desk) -> Arguments:
+    path = desk.folder / "silo.yaml"
+    path.write_text("name: silo-0\n")
+    return ["silo", "run", "--config", path]
+
+
+def _missing_file(desk: Desk) -> Arguments:
+    return ["silo", "run", "--config", desk.folder / "nowhere.yaml"]
+
+
+def _folder_for_a_file(desk: Desk) -> Arguments:
+    return ["silo", "policy", "--config", desk.folder]
+
+
+def _invalid_yaml(desk: Desk) -> Arguments:
+    path = desk.folder / "silo.yaml"
+    path.write_text("name: [silo-0\n")
+    return ["silo", "run", "--config", path]
+
+
+def _missing_policy(desk: Desk) -> Arguments:
+    return ["silo", "policy", "--config", desk.silo(policy=str(desk.folder / "nowhere.yaml"))]
+
+
+def _policy_out_of_range(desk: Desk) -> Arguments:
+    config = desk.silo()
+    desk.write("policy.yaml", {"federation": "test", "least_silos": 2})
+    return ["silo", "policy", "--config", config]
+
+
+def _expired_certificate(desk: Desk) -> Arguments:
+    long_ago = datetime.now(UTC) - timedelta(days=9)
+    desk.ceremony.enrol(Role.OPERATOR, "ops", days=1, now=long_ago)
+    return ["job", "list", "--config", desk.operator()]
+
+
+def _certificate_of_another_authority(desk: Desk) -> Arguments:
+    other = Ceremony(folder=desk.folder / "other")
+    return ["job", "list", "--config", desk.operator(authority=str(other.certificate_path))]
+
+
+def _key_of_another_certificate(desk: Desk) -> Arguments:
+    key = desk.ceremony.path_of(Role.SILO, "silo-0", "key")
+    return ["job", "list", "--config", desk.operator(), "--key", key]
+
+
+def _silo_as_operator(desk: Desk) -> Arguments:
+    return ["job", "list", "--config", desk.operator(identity=desk.identity(Role.SILO, "silo-0"))]
+
+
+def _settings_are_not_given(desk: Desk) -> Arguments:
+    return ["job", "list"]
+
+
+def _coordinator_is_not_there(desk: Desk) -> Arguments:
+    return ["job", "list", "--config", desk.operator()]
+
+
+def _unknown_strategy(desk: Desk) -> Arguments:
+    job = desk.job(strategy={"preset": "fedmagic"})
+    return ["job", "submit", job, "--config", desk.operator()]
+
+
+def _unknown_demo_strategy(desk: Desk) -> Arguments:
+    return ["demo", "--strategy", "fedmagic", "--out", desk.folder / "out"]
+
+
+def _two_silos_in_a_job(desk: Desk) -> Arguments:
+    return ["job", "submit", desk.job(silos=["silo-0", "silo-1"]), "--config", desk.operator()]
+
+
+def _job_is_over(desk: Desk) -> Arguments:
+    job = desk.job(not_after="2001-01-01T00:00:00Z")
+    state = desk.folder / "state.safetensors"
+    _write_state(state)
+    return ["job", "submit", job, "--init", state, "--config", desk.operator()]
+
+
+def _state_is_no_safetensors(desk: Desk) -> Arguments:
+    state = desk.folder / "state.safetensors"
+    state.write_bytes(b"\x80\x04pickled")
+    return ["job", "submit", desk.job(), "--init", state, "--config", desk.operator()]
+
+
+def _drops_too_many(desk: Desk) -> Arguments:
+    return ["demo", "--silos", "4", "--drop", "2", "--out", desk.folder / "out"]
+
+
+def _drops_in_a_round_that_is_not(desk: Desk) -> Arguments:
+    return ["demo", "--rounds", "1", "--drop", "1", "--out", desk.folder / "out"]
+
+
+def _too_few_silos(desk: Desk) -> Arguments:
+    return ["demo", "--silos", "2"]
+
+
+def _out_folder_is_somebody_elses(desk: Desk) -> Arguments:
+    return ["demo", "--out", desk.folder]
+
+
+def _unknown_option(desk: Desk) -> Arguments:
+    return ["demo", "--silo", "4"]
+
+
+def _unknown_command(desk: Desk) -> Arguments:
+    return ["trian"]
+
+
+def _missing_option(desk: Desk) -> Arguments:
+    return ["silo", "run"]
+
+
+def _audit_log_is_not_one(desk: Desk) -> Arguments:
+    path = desk.folder / "audit.jsonl"
+    path.write_text("nonsense\n")
+    return ["audit", "verify", path]
+
+
+def _job_is_not_in_the_ledger(desk: Desk) -> Arguments:
+    return ["silo", "approve", "--config", desk.silo(), "abcdef"]
+
+
+def _request_is_none(desk: Desk) -> Arguments:
+    assert (
+        run_cli("authority", "init", "--federation", "f", "--directory", desk.folder / "ca").returncode == 0
+    )
+    return ["authority", "sign", desk.ceremony.certificate_path, "--directory", desk.folder / "ca"]
+
+
+def _authority_is_not_there(desk: Desk) -> Arguments:
+    return ["authority", "roster", desk.folder, "--directory", desk.folder / "ca"]
+
+
+def _name_is_not_allowed(desk: Desk) -> Arguments:
+    return ["silo", "csr", "--name", "Clinic A", "--federation", "f", "--out", desk.folder]
+
+
+HERE = [
+    (_missing_field, 2, r"silo\.yaml: federation: a value is required"),
+    (_missing_file, 2, r"nowhere\.yaml: no such file or directory"),
+    (_folder_for_a_file, 2, r": is a directory"),
+    (_invalid_yaml, 2, r"silo\.yaml: line 2: expected ',' or ']'"),
+    (_missing_policy, 2, r"nowhere\.yaml: no such file or directory"),
+    (_policy_out_of_range, 2, r"policy\.yaml: least_silos: it should be greater than or equal to 3, got 2"),
+    (_expired_certificate, 2, r"own certificate: expired on "),
+    (_certificate_of_another_authority, 2, r"it was not issued by this federation's authority"),
+    (_key_of_another_certificate, 2, r"the key does not belong to the certificate"),
+    (_silo_as_operator, 2, r"own certificate: expected role operator, got silo"),
+    (_settings_are_not_given, 2, r"options: federation: a value is required"),
+    (_coordinator_is_not_there, 1, r"coordinator is unreachable"),
+    (_unknown_strategy, 2, r"job\.yaml: strategy\.preset: expected one of .*fedavg.*, got fedmagic"),
+    (_unknown_demo_strategy, 2, r"strategy\.preset: expected one of .*fedavg.*, got fedmagic"),
+    (_two_silos_in_a_job, 2, r"job\.yaml: silos: .* at least 3"),
+    (_job_is_over, 2, r"not_after: 2001-01-01T00:00:00\+00:00 has passed"),
+    (_state_is_no_safetensors, 2, r"state\.safetensors: state: "),
+    (_drops_too_many, 2, r"--drop: 4 silos can lose at most 1 and keep the 3 that a sum needs, got 2"),
+    (_drops_in_a_round_that_is_not, 2, r"--drop: silos are killed in round 2, so --rounds is at least 2"),
+    (_too_few_silos, 2, r"'--silos': 2 is not in the range 3<=x<=200"),
+    (_out_folder_is_somebody_elses, 2, r"holds files that no demo wrote; choose an empty folder"),
+    (_unknown_option, 2, r"no such option '--silo'"),
+    (_unknown_command, 2, r"no such command 'trian'"),
+    (_missing_option, 2, r"missing option '--config'"),
+    (_audit_log_is_not_one, 2, r"entry 1: not an entry of an audit log"),
+    (_job_is_not_in_the_ledger, 2, r"job abcdef: expected the id of one offered job, no job begin with it"),
+    (_request_is_none, 2, r"request: expected a PEM certificate request"),
+    (_authority_is_not_there, 2, r"expected an authority's folder, it has no authority\.crt"),
+    (_name_is_not_allowed, 2, r"silo: expected 1 to 63 lower-case letters, digits and inner hyphens"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "code", "told"), HERE, ids=[row[0].__name__.strip("_") for row in HERE])
+def test_user_error(
+    spoil: Callable[[Desk], Arguments],
+    code: int,
+    told: str,
+    desk: Desk,
+    chorale: Callable[..., Ended],
+) -> None:
+    _check(chorale(*spoil(desk)), code, told)
+
+
+def _port_in_use(desk: Desk) -> Arguments:
+    return ["coordinator", "run", "--config", desk.coordinator(listen=desk.taken_address)]
+
+
+def _metrics_port_in_use(desk: Desk) -> Arguments:
+    return ["coordinator", "run", "--config", desk.coordinator(metrics_listen=desk.taken_address)]
+
+
+def _coordinator_certificate_expired(desk: Desk) -> Arguments:
+    long_ago = datetime.now(UTC) - timedelta(days=9)
+    desk.ceremony.enrol(Role.COORDINATOR, "hub", days=1, now=long_ago)
+    return ["coordinator", "run", "--config", desk.coordinator()]
+
+
+def _silo_certificate_expired(desk: Desk) -> Arguments:
+    long_ago = datetime.now(UTC) - timedelta(days=9)
+    desk.ceremony.enrol(Role.SILO, "silo-0", days=1, now=long_ago)
+    return ["silo", "run", "--config", desk.silo()]
+
+
+def _roster_of_another_authority(desk: Desk) -> Arguments:
+    other = Ceremony(folder=desk.folder / "other")
+    other.publish()
+    return ["coordinator", "run", "--config", desk.coordinator(roster=str(other.roster_path))]
+
+
+AGENTS = [
+    (_unknown_field, 2, r"coordinator\.yaml: listne: unknown field, expected one of federation, listen"),
+    (_wrong_type, 2, r"coordinator\.yaml: heartbeat_seconds: .*a valid number.*, got 'often'"),
+    (_port_in_use, 1, r"127\.0\.0\.1:\d+"),
+    (_metrics_port_in_use, 1, r"127\.0\.0\.1:\d+"),
+    (_coordinator_certificate_expired, 2, r"own certificate: expired on "),
+    (_silo_certificate_expired, 2, r"own certificate: expired on "),
+    (_roster_of_another_authority, 2, r"roster"),
+]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "told"), AGENTS, ids=[row[0].__name__.strip("_") for row in AGENTS]
+)
+def test_user_error_of_an_agent(spoil: Callable[[Desk], Arguments], code: int, told: str, desk: Desk) -> None:
+    """Agents set up logs and signals of their own, so they run as processes."""
+    done = run_cli(*spoil(desk))
+    _check(Ended(code=done.returncode, out=done.stdout, err=done.stderr), code, told)
+
+
+def _check(ended: Ended, code: int, told: str) -> None:
+    lines = ended.err.splitlines()
+    errors = [line for line in lines if line.startswith("chorale: error: ")]
+    assert len(errors) == 1, ended.err
+    assert lines[-1] == errors[0], ended.err
+    assert ended.code == code, ended.err
+    assert re.search(told, errors[0]), ended.err
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+
+
+def _write_state(path: Path) -> None:
+    path.write_bytes(state_to_bytes({"model/weight": np.zeros(4, np.float32)}))
