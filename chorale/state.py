@@ -125,7 +125,7 @@ def _check_count(count: int) -> None:
 def _check_array(name: str, dtype: object, shape: object) -> None:
     if not ARRAY_NAME.fullmatch(name):
         raise _odd("an array's name is 1 to 200 letters, digits and ._/-")
-    if dtype not in DTYPES:
+    if dtype not in tuple(DTYPES):
         raise _odd(f"{name}: expected one of {', '.join(DTYPES)}, got {str(dtype)[:20]}")
     if not isinstance(shape, list) or len(shape) > MAX_RANK:
         raise _odd(f"{name}: expected at most {MAX_RANK} dimensions")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import hypothesis
-import pytest
 
 from chorale.tls import restrict_to_tls13
 
@@ -16,8 +15,5 @@ hypothesis.settings.register_profile("soak", deadline=None, print_blob=True, max
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in os.environ:
-        if variable.startswith("CHORALE_"):
-            monkeypatch.delenv(variable)
+for _variable in [name for name in os.environ if name.startswith("CHORALE_")]:
+    del os.environ[_variable]

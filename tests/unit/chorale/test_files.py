@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chorale.files import read_limited, write_atomic
+from crypto.errors import ConfigError
+
+
+def test_write_atomic_replaces_a_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "state"
+    target.write_bytes(b"old")
+    write_atomic(target, [b"new ", b"bytes"])
+    assert target.read_bytes() == b"new bytes"
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_write_atomic_keeps_the_old_file_when_the_source_fails(tmp_path: Path) -> None:
+    def failing() -> Iterator[bytes]:
+        yield b"half"
+        raise OSError("the source is gone")
+
+    target = tmp_path / "state"
+    target.write_bytes(b"old")
+    with pytest.raises(OSError, match="the source is gone"):
+        write_atomic(target, failing())
+    assert target.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_write_atomic_makes_files_of_this_user_alone(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "key", b"secret")
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+def test_read_limited_takes_a_file_of_exactly_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1234")
+    assert read_limited(tmp_path / "file", 4) == b"1234"
+
+
+def test_read_limited_refuses_a_larger_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    with pytest.raises(ConfigError, match="file: expected at most 4 bytes, got more"):
+        read_limited(tmp_path / "file", 4)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("missing", "no such file"), (".", "is a directory")])
+def test_read_limited_says_why_a_file_cannot_be_read(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        read_limited(tmp_path / name, 4)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from chorale.settings_file import MAX_BYTES, load_settings, parse_mapping
+from crypto.errors import ConfigError
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seconds: float = Field(default=1.0, gt=0)
+    path: Path = Path("here")
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    inner: Inner | None = None
+    several: tuple[Inner, ...] = ()
+    ports: tuple[int, ...] = ()
+
+
+def load(tmp_path: Path, text: str, **environment: str) -> Settings:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    return load_settings(Settings, path, "CHORALE_TEST_", environment=environment)
+
+
+def test_load_settings_reads_nested_fields(tmp_path: Path) -> None:
+    settings = load(tmp_path, "name: a\ninner: {seconds: 2}\nseveral:\n- path: x\n")
+    assert settings == Settings(name="a", inner=Inner(seconds=2), several=(Inner(path=Path("x")),))
+
+
+def test_environment_overrides_a_field_and_an_inner_field(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        "name: a\ninner: {seconds: 2, path: kept}\n",
+        CHORALE_TEST_NAME="b",
+        CHORALE_TEST_INNER__SECONDS="3.5",
+        CHORALE_TEST_PORTS="[1, 2]",
+        CHORALE_OTHER_NAME="c",
+    )
+    assert settings == Settings(name="b", inner=Inner(seconds=3.5, path=Path("kept")), ports=(1, 2))
+
+
+def test_environment_null_takes_a_field_away(tmp_path: Path) -> None:
+    assert load(tmp_path, "name: a\ninner: {seconds: 2}\n", CHORALE_TEST_INNER="null").inner is None
+
+
+def test_environment_does_not_reach_into_a_single_value(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="CHORALE_TEST_NAME__DEEPER: name is a single value in the file"):
+        load(tmp_path, "name: a\n", CHORALE_TEST_NAME__DEEPER="b")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("inner: {}", r"settings.yaml: name: a value is required$"),
+        ("name: a\ncolour: red", r"colour: unknown field, expected one of name, inner, several, ports$"),
+        ("name: a\ninner: {colour: red}", r"inner.colour: unknown field, expected one of seconds, path$"),
+        ("name: a\nseveral: [{}, {x: 1}]", r"several.1.x: unknown field, expected one of seconds, path$"),
+        ("name: a\ninner: {seconds: 0}", r"inner.seconds: it should be greater than 0, got 0$"),
+        ("name: a\ninner: {seconds: soon}", r"inner.seconds: .*valid number.*, got 'soon'$"),
+        ("name: [a]", r"name: .*valid string, got a list$"),
+        ("name: null", r"name: .*valid string, got nothing$"),
+    ],
+)
+def test_a_wrong_value_is_named_with_file_field_and_what_is_allowed(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, text)
+
+
+def test_every_wrong_field_is_named_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^[^\n]*name: [^\n]*; inner.seconds: [^\n]*$"):
+        load(tmp_path, "inner: {seconds: -1}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"- a", "expected fields and values, got a list"),
+        (b"", "expected fields and values, got nothing"),
+        (b"a: &x 1\nb: *x", "line 2: aliases are not allowed"),
+        (b"a: 1\nb: 2\na: 3", "line 3: a is given twice"),
+        (b"a: {b: 1, b: 2}", "line 1: b is given twice"),
+        (b"<<: {a: 1}", "line 1: field names are text"),
+        (b"1: a", "line 1: field names are text"),
+        (b"a: " + b"[" * 5000, "expected at most 16 levels"),
+        (b"a: " + b"{b: " * 20 + b"1" + b"}" * 20, "expected at most 16 levels"),
+        (b"a: !!python/object/apply:os.system [true]", "could not determine a constructor"),
+        (b"a: b: c", "mapping values are not allowed here"),
+        (b"a: 2026-99-99", "month must be in 1..12"),
+        (b"a: " + b"9" * 5000, "Exceeds the limit"),
+        (b"a: \xff", "expected UTF-8 text"),
+        (b"a: \x07", "unacceptable character"),
+        (b"a: 1\n---\nb: 2", "but found another document"),
+        (b"#" * (MAX_BYTES + 1), f"expected at most {MAX_BYTES} bytes, got {MAX_BYTES + 1}"),
+    ],
+)
+def test_parse_mapping_refuses(text: bytes, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^job.yaml: .*{message}"):
+        parse_mapping(text, source="job.yaml")
+
+
+def test_parse_mapping_takes_sixteen_levels() -> None:
+    text = b"a: " + b"[" * 15 + b"]" * 15
+    assert parse_mapping(text[:-15] + b"]" * 15, source="x")["a"] is not None

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chorale import wire
+from chorale.v1 import federation_pb2, session_pb2
+from chorale.wire import PhaseKey
+from crypto.errors import Refusal, RemoteProtocolError
+from crypto.messages import (
+    Cohort,
+    Envelopes,
+    RecoveredSeeds,
+    RecoverRequest,
+    Shares,
+    Signatures,
+    SignedBody,
+    Survivors,
+    UnmaskShares,
+)
+
+KEY = PhaseKey(job_digest=b"\x01" * 32, round=3, phase="train", attempt=2)
+SIGNED = SignedBody(body=b"body", signature=b"signature")
+OTHER = SignedBody(body=b"other", signature=b"signature")
+
+MESSAGES: list[tuple[str, Any]] = [
+    ("advert", SIGNED),
+    ("shares", Shares(envelopes=(SIGNED, OTHER), own_share=OTHER)),
+    ("complaint", SIGNED),
+    ("consistency", SIGNED),
+    (
+        "unmask_shares",
+        UnmaskShares(
+            self_mask_shares={"b": b"\x02" * 33, "a": b"\x01" * 33}, recovery_shares={"c": b"\x03" * 33}
+        ),
+    ),
+    ("recovered_seeds", RecoveredSeeds(pair_seeds={"a": b"\x01" * 32})),
+    ("refused", Refusal.NEAR_REVEAL),
+    ("cohort", Cohort(adverts=(SIGNED, OTHER))),
+    ("envelopes", Envelopes(sharers=("a", "b"), envelopes=(SIGNED,))),
+    ("survivors", Survivors(survivors=("a", "b"))),
+    ("signatures", Signatures(signatures=(SIGNED, OTHER))),
+    ("recover_request", RecoverRequest(names=("a",))),
+]
+
+
+@pytest.mark.parametrize(("kind", "message"), MESSAGES, ids=[kind for kind, _ in MESSAGES])
+def test_every_message_survives_the_wire_with_its_key(kind: str, message: Any) -> None:
+    to_wire: Callable[..., Any] = getattr(wire, f"{kind}_to_wire")
+    from_wire: Callable[..., Any] = getattr(wire, f"{kind}_from_wire")
+    sent = to_wire(message, KEY)
+    received = type(sent).FromString(sent.SerializeToString())
+    assert from_wire(received) == message
+    assert wire.key_from_wire(received.key) == KEY
+
+
+@pytest.mark.parametrize("phase", ["train", "roll-call.0", "roll-call.999999", "a" * 32])
+def test_phase_names(phase: str) -> None:
+    key = PhaseKey(job_digest=b"\x01" * 32, round=0, phase=phase, attempt=1)
+    assert wire.key_from_wire(wire.key_to_wire(key)) == key
+    assert key.kind == phase.split(".")[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"job_digest": b"\x01" * 31}, "job digest: expected 32 bytes, got 31"),
+        ({"phase": ""}, "expected a phase name"),
+        ({"phase": "Train"}, "expected a phase name"),
+        ({"phase": "train\n"}, "expected a phase name"),
+        ({"phase": "a" * 33}, "expected a phase name"),
+        ({"phase": "roll-call.00"}, "expected a phase name"),  # a second name for roll-call.0: a replay
+        ({"phase": "roll-call.1000000"}, "expected a phase name"),
+        ({"phase": "roll-call."}, "expected a phase name"),
+        ({"round": (1 << 20) + 1}, "round or attempt is out of range"),
+        ({"attempt": (1 << 20) + 1}, "round or attempt is out of range"),
+    ],
+)
+def test_a_session_key_out_of_form_is_refused(fields: dict[str, Any], message: str) -> None:
+    sent = wire.key_to_wire(KEY)
+    for name, value in fields.items():
+        setattr(sent, name, value)
+    with pytest.raises(RemoteProtocolError, match=message):
+        wire.key_from_wire(sent)
+
+
+@pytest.mark.parametrize(
+    ("body", "signature", "message"),
+    [
+        (b"", b"s", "signed body: expected 1 to 16384 bytes, got 0"),
+        (b"b" * 16_385, b"s", "signed body: expected 1 to 16384 bytes, got 16385"),
+        (b"b", b"", "signature: expected 1 to 72 bytes, got 0"),
+        (b"b", b"s" * 73, "signature: expected 1 to 72 bytes, got 73"),
+    ],
+)
+def test_a_signed_body_out_of_size_is_refused(body: bytes, signature: bytes, message: str) -> None:
+    sent = session_pb2.SignedBody(body=body, signature=signature)
+    with pytest.raises(RemoteProtocolError, match=message):
+        wire.signed_body_from_wire(sent)
+    with pytest.raises(RemoteProtocolError, match=message):
+        wire.cohort_from_wire(session_pb2.Cohort(adverts=[sent]))
+
+
+def test_sets_and_rosters_may_be_larger_than_adverts() -> None:
+    large = session_pb2.SignedBody(body=b"b" * wire.MAX_SETS_BYTES, signature=b"s")
+    wire.consistency_from_wire(session_pb2.Consistency(consistency=large))
+    wire.signatures_from_wire(session_pb2.Signatures(signatures=[large]))
+    wire.roster_from_wire(session_pb2.SignedBody(body=b"b" * (1 << 20), signature=b"s"))
+    with pytest.raises(RemoteProtocolError, match="expected 1 to 1048576 bytes"):
+        wire.roster_from_wire(session_pb2.SignedBody(body=b"b" * ((1 << 20) + 1), signature=b"s"))
+
+
+@pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "a" * 64, "a\n", "clinic-ä"])
+def test_a_name_out_of_form_is_refused(name: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="names: expected 1 to 63"):
+        wire.survivors_from_wire(session_pb2.Survivors(survivors=["a", name]))
+    with pytest.raises(RemoteProtocolError, match="names: expected 1 to 63"):
+        wire.recovered_seeds_from_wire(session_pb2.RecoveredSeeds(pair_seeds=[secret(name, 32)]))
+
+
+def test_more_silos_than_a_job_has_are_refused() -> None:
+    names = [f"a{number}" for number in range(wire.MAX_SILOS + 1)]
+    secrets = [secret(name, 33) for name in names]
+    for read, sent, what in [
+        (wire.survivors_from_wire, session_pb2.Survivors(survivors=names), "names"),
+        (wire.cohort_from_wire, session_pb2.Cohort(adverts=[signed()] * len(names)), "adverts"),
+        (wire.unmask_shares_from_wire, session_pb2.UnmaskShares(self_mask_shares=secrets), "secrets"),
+    ]:
+        with pytest.raises(RemoteProtocolError, match=f"{what}: expected at most 200, got 201"):
+            read(sent)
+
+
+@pytest.mark.parametrize(
+    ("secrets", "message"),
+    [
+        ([("a", 33), ("a", 33)], "a is given twice"),
+        ([("a", 32)], "expected 33 bytes, got 32"),
+        ([("a", 34)], "expected 33 bytes, got 34"),
+    ],
+)
+@pytest.mark.parametrize("field", ["self_mask_shares", "recovery_shares"])
+def test_shares_out_of_form_are_refused(field: str, secrets: list[tuple[str, int]], message: str) -> None:
+    sent = session_pb2.UnmaskShares(**{field: [secret(name, size) for name, size in secrets]})  # type: ignore[arg-type]
+    with pytest.raises(RemoteProtocolError, match=message):
+        wire.unmask_shares_from_wire(sent)
+
+
+def test_a_refusal_is_on_the_closed_list_or_nothing() -> None:
+    with pytest.raises(RemoteProtocolError, match="the code is not on the closed list"):
+        wire.refused_from_wire(session_pb2.Refused(code="we hold 17 samples"))
+
+
+@pytest.mark.parametrize("size", [0, wire.CHUNK_BYTES + 1])
+def test_a_chunk_out_of_size_is_refused(size: int) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"chunk: expected 1 to 1048576 bytes, got {size}"):
+        wire.chunk_from_wire(federation_pb2.Chunk(offset=0, data=b"x" * size))
+
+
+def test_a_chunk_tells_where_it_belongs() -> None:
+    assert wire.chunk_from_wire(federation_pb2.Chunk(offset=7, data=b"x")) == (7, b"x")
+
+
+def test_the_largest_messages_fit_the_limit_of_grpc() -> None:
+    """200 silos with names of usual length; sizes of adverts and envelopes as the session makes them."""
+    names = [f"hospital-{number:03}" for number in range(wire.MAX_SILOS)]
+    sets = signed(2 * sum(len(name) + 5 for name in names) + 200)
+    advert, envelope = signed(3_500), signed(3_000)
+    for largest in (
+        session_pb2.Signatures(signatures=[sets] * wire.MAX_SILOS),
+        session_pb2.Cohort(adverts=[advert] * wire.MAX_SILOS),
+        session_pb2.Shares(envelopes=[envelope] * wire.MAX_SILOS),
+    ):
+        assert largest.ByteSize() < wire.MAX_MESSAGE_BYTES
+
+
+def secret(name: str, size: int) -> session_pb2.NamedSecret:
+    return session_pb2.NamedSecret(name=name, secret=b"\x01" * size)
+
+
+def signed(size: int = 1) -> session_pb2.SignedBody:
+    return session_pb2.SignedBody(body=b"b" * size, signature=b"s" * 72)
