@@ -31,8 +31,15 @@ class Party:
     operator: Identity
     silos: dict[str, Identity]
 
-    def issue(self, role: Role, name: str, *, valid_days: int = 30, now: datetime = NOW) -> Identity:
-        return _issue(self.authority_key, self.authority, role, name, valid_days=valid_days, now=now)
+    @classmethod
+    def enrol(cls, now: datetime) -> Party:
+        key, authority = identity.new_authority("test", now=now - timedelta(days=1), valid_days=365)
+        silos = {name: _issue(key, authority, Role.SILO, name, now=now) for name in SILOS}
+        operator = _issue(key, authority, Role.OPERATOR, "ops", now=now)
+        return cls(authority_key=key, authority=authority, operator=operator, silos=silos)
+
+    def issue(self, role: Role, name: str, *, now: datetime = NOW) -> Identity:
+        return _issue(self.authority_key, self.authority, role, name, now=now)
 
     def roster(self, *, version: int = 1, silos: Sequence[str] = SILOS, has_operator: bool = True) -> Roster:
         listed = [self.silos[name] for name in silos] + [self.operator] * has_operator
@@ -50,10 +57,7 @@ class Party:
 
 @pytest.fixture(scope="session")
 def party() -> Party:
-    key, authority = identity.new_authority("test", now=NOW - timedelta(days=1), valid_days=365)
-    silos = {name: _issue(key, authority, Role.SILO, name) for name in SILOS}
-    operator = _issue(key, authority, Role.OPERATOR, "ops")
-    return Party(authority_key=key, authority=authority, operator=operator, silos=silos)
+    return Party.enrol(NOW)
 
 
 @pytest.fixture
@@ -92,15 +96,7 @@ def job_fields() -> dict[str, Any]:
     }
 
 
-def _issue(
-    key: PrivateKey,
-    authority: x509.Certificate,
-    role: Role,
-    name: str,
-    *,
-    valid_days: int = 30,
-    now: datetime = NOW,
-) -> Identity:
+def _issue(key: PrivateKey, authority: x509.Certificate, role: Role, name: str, *, now: datetime) -> Identity:
     own_key = identity.new_key()
     member = MemberId(federation="test", role=role, name=name)
     hosts = ("localhost", "127.0.0.1") if role is Role.COORDINATOR else ()
@@ -110,6 +106,6 @@ def _issue(
         authority_certificate=authority,
         role=role,
         now=now,
-        valid_days=valid_days,
+        valid_days=30,
     )
     return Identity(member=member, certificate=certificate, key=own_key)
