@@ -374,6 +374,8 @@ class Attempt:
         if inbound.state is CoordinatorState.MASKED and silo in self._additions:
             raise RemoteProtocolError("complaint: the silo has masked already", code=Refusal.STAGE)
         inbound.take(self.session, silo, inbound.read(body))
+        if inbound.state is CoordinatorState.SHARE:
+            log.info("shares received", silo=silo, **self._scope)
         self._out.pop(silo, None)
         if inbound.state is CoordinatorState.MASKED:
             self._out[silo] = Absent.COMPLAINED.value
