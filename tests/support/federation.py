@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -108,6 +109,8 @@ class LocalFederation:
             "model": {"name": "custom"},
             "classes": 2,
             "input_shape": [2],
+            "training": {"learning_rate": 0.1},
+            "not_after": (datetime.now(UTC) + timedelta(days=1)).isoformat(),
             **fields,
         }
 
