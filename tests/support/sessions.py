@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -145,7 +145,7 @@ class MemoryLedger:
 class Exchange:
     """One session, one method a stage; whoever is dropped sends nothing from that stage on.
 
-    What left each silo is in `sent` (shares) and `masked` (vectors).
+    What left each silo is in `sent` (shares) and `masked` (vectors); the last message to it in `told`.
     """
 
     federation: Federation
@@ -157,32 +157,39 @@ class Exchange:
     maskers: dict[str, Masker] = field(default_factory=dict)
     masked: dict[str, bytes] = field(default_factory=dict)
     sent: dict[str, UnmaskShares] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
+    hooks: dict[str, Callable[[], object]] = field(default_factory=dict)  # run when a stage opens
     plan: UnmaskPlan | None = None
 
+    def tell(self, name: str, message: Any) -> Any:
+        """Give a silo a message of the coordinator; its answer."""
+        self.told[name] = message
+        return self.silos[name].receive(message)
+
     def advertise(self, drop: Collection[str] = ()) -> None:
-        for name in self._staying(self.terms.names, drop):
+        for name in self._staying("advertise", self.terms.names, drop):
             self.coordinator.on_advert(name, self.silos[name].advertise())
 
     def share(self, drop: Collection[str] = ()) -> None:
         cohort = self.coordinator.close_advertise()
-        for name in self._staying(self.coordinator.cohort, drop):
-            self.coordinator.on_shares(name, self.silos[name].receive(cohort))
+        for name in self._staying("share", self.coordinator.cohort, drop):
+            self.coordinator.on_shares(name, self.tell(name, cohort))
 
     def mask(self, drop: Collection[str] = ()) -> None:
         envelopes = self.coordinator.close_share()
-        for name in self._staying(self.coordinator.sharers, drop):
-            self.maskers[name] = self.silos[name].receive(envelopes[name])
+        for name in self._staying("masked", self.coordinator.sharers, drop):
+            self.maskers[name] = self.tell(name, envelopes[name])
             self.upload(name)
 
     def consistency(self, drop: Collection[str] = ()) -> None:
         survivors = self.coordinator.close_masked()
-        for name in self._staying(self.coordinator.survivors, drop):
-            self.coordinator.on_consistency(name, self.silos[name].receive(survivors))
+        for name in self._staying("consistency", self.coordinator.survivors, drop):
+            self.coordinator.on_consistency(name, self.tell(name, survivors))
 
     def unmask(self, drop: Collection[str] = ()) -> UnmaskPlan | dict[str, RecoverRequest]:
         request = self.coordinator.close_consistency()
-        for name in self._staying(self.coordinator.survivors, drop):
-            self.sent[name] = self.silos[name].receive(request)
+        for name in self._staying("unmask", self.coordinator.survivors, drop):
+            self.sent[name] = self.tell(name, request)
             self.coordinator.on_unmask(name, self.sent[name])
         return self.close_unmask()
 
@@ -194,7 +201,7 @@ class Exchange:
 
     def recover(self, requests: Mapping[str, RecoverRequest]) -> None:
         for name, request in requests.items():
-            self.coordinator.on_recovered(name, self.silos[name].receive(request))
+            self.coordinator.on_recovered(name, self.tell(name, request))
         self.plan = self.coordinator.close_recover()
 
     def upload(self, name: str) -> None:
@@ -248,7 +255,8 @@ class Exchange:
         """Whether no masked vector and no share has left any silo."""
         return not self.masked and not self.sent and not any(one.revealed for one in self.ledgers.values())
 
-    def _staying(self, names: Collection[str], drop: Collection[str]) -> list[str]:
+    def _staying(self, stage: str, names: Collection[str], drop: Collection[str]) -> list[str]:
+        self.hooks.get(stage, lambda: None)()
         self.dropped |= set(drop)
         return [name for name in names if name not in self.dropped]
 
