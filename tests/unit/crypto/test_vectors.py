@@ -1,0 +1,180 @@
+"""The committed vectors: checked without the package, and the package against them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crypto import encoding, seeds, shamir
+from crypto.encoding import FieldReader
+from crypto.errors import RemoteProtocolError
+from crypto.layout import Layout, Quantity
+from crypto.masking import Masker, SignedSeed, UnmaskPlan, vectors_from_stream
+from crypto.ring import Encoded, word_type
+from tests.vectors import make_vectors
+
+FOLDER = Path(make_vectors.__file__).parent
+NAMES = ("encoding", "shamir", "prg", "ring", "session")
+
+
+def load(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def check(folder: Path) -> subprocess.CompletedProcess[str]:
+    """The checker in an interpreter of its own, which ends with 3 if it had imported the package."""
+    script = FOLDER / "check_vectors.py"
+    code = (
+        f"import sys; sys.path[:0] = [{str(FOLDER)!r}]; import check_vectors\n"
+        f"status = check_vectors.main([{str(folder)!r}])\n"
+        "sys.exit(3 if 'crypto' in sys.modules else status)"
+    )
+    assert script.exists()
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def test_the_vectors_hold_without_the_package() -> None:
+    done = check(FOLDER)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(".json")[0] for line in done.stdout.splitlines()] == list(NAMES)
+
+
+def swap_digit(text: str) -> str:
+    return text[:-1] + ("0" if text[-1] != "0" else "1")
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("encoding", ("valid", 1, "encoding")),
+        ("encoding", ("valid", 2, "digest")),
+        ("shamir", ("valid", 2, "shares", "3")),
+        ("shamir", ("valid", 3, "secret")),
+        ("prg", (4, "words", 2)),
+        ("prg", (0, "key")),
+        ("ring", (0, "vectors", "16", 4)),
+        ("ring", (1, "layout_digest")),
+        ("session", ("session_digest",)),
+        ("session", ("silos", "silo-001", "self_mask_seed")),
+        ("session", ("silos", "silo-003", "recovery_seed")),
+        ("session", ("silos", "silo-000", "masked")),
+        ("session", ("silos", "silo-000", "envelopes", 0, "body")),
+        ("session", ("silos", "silo-002", "consistency", "signature")),
+        ("session", ("silos", "silo-002", "answer", "recovery_shares", "silo-003")),
+        ("session", ("sum", "32", 0)),
+    ],
+)
+def test_the_checker_notices_one_changed_digit(
+    name: str, path: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    for each in NAMES:
+        shutil.copy(FOLDER / f"{each}.json", tmp_path)
+    document = load(name)
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = swap_digit(place[path[-1]])
+    (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    done = check(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith(f"{name}.json: ")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_vectors.encoding_vectors,
+        make_vectors.shamir_vectors,
+        make_vectors.prg_vectors,
+        make_vectors.ring_vectors,
+    ],
+)
+def test_the_package_still_makes_the_committed_vectors(make: Any) -> None:
+    assert json.loads(json.dumps(make())) == load(make.__name__.removesuffix("_vectors"))
+
+
+def test_the_package_refuses_what_the_vectors_call_invalid() -> None:
+    for vector in load("encoding")["invalid"]:
+        with pytest.raises(RemoteProtocolError, match="test: "):
+            encoding.decode(vector["purpose"], bytes.fromhex(vector["encoding"]))
+    for vector in load("shamir")["invalid"]:
+        recoverer = shamir.Recoverer([int(x) for x in vector["shares"]], vector["threshold"])
+        with pytest.raises(RemoteProtocolError, match="shamir: "):
+            recoverer.recover([bytes.fromhex(share) for share in vector["shares"].values()])
+
+
+def test_the_package_masks_and_unmasks_the_recorded_session() -> None:
+    vector = load("session")
+    layout = _layout(vector)
+    cohort_digest = bytes.fromhex(vector["cohort_digest"])
+    total = dict.fromkeys(layout.words, 0)
+    for name in vector["survivors"]:
+        row = vector["silos"][name]
+        masker = Masker(layout=layout, cohort_digest=cohort_digest, seeds=_seeds(vector, name))
+        encoded = Encoded(vectors=_vectors(row["input"]), clipped_total=0)
+        assert b"".join(masker.stream(encoded)).hex() == row["masked"]
+        masked = vectors_from_stream(layout, bytes.fromhex(row["masked"]))
+        total = {word: total[word] + masked[word] for word in layout.words}
+    UnmaskPlan(
+        layout=layout,
+        cohort_digest=cohort_digest,
+        seeds=_opposite_seeds(vector),
+        survivors=tuple(vector["survivors"]),
+    ).unmask(total)
+    assert {str(word): [str(each) for each in total[word].tolist()] for word in total} == vector["sum"]
+
+
+def test_a_session_digest_is_that_of_the_recorded_terms() -> None:
+    vector = load("session")
+    advert = bytes.fromhex(vector["silos"]["silo-000"]["advert"]["body"])
+    reader = FieldReader(encoding.decode("advert", advert), what="advert")
+    assert reader.text() == "silo-000"
+    assert reader.data(32).hex() == vector["session_digest"]
+    assert _layout(vector).digest.hex() == vector["layout_digest"]
+
+
+def _layout(vector: Any) -> Layout:
+    rows = [row | {"shape": tuple(row["shape"])} for row in vector["quantities"]]
+    return Layout(quantities=tuple(Quantity(**row) for row in rows), members=vector["terms"]["members"])
+
+
+def _vectors(words: dict[str, list[str]]) -> dict[int, Any]:
+
+    return {
+        int(word): np.array([int(each) for each in row], word_type(int(word))) for word, row in words.items()
+    }
+
+
+def _pair_seed(vector: Any, name: str, peer: str) -> bytes:
+    low, high = sorted((name, peer))
+    recovery_seed = bytes.fromhex(vector["silos"][low]["recovery_seed"])
+    return seeds.pair_seed(recovery_seed, cohort_digest=bytes.fromhex(vector["cohort_digest"]), peer=high)
+
+
+def _seeds(vector: Any, name: str) -> tuple[SignedSeed, ...]:
+    own = SignedSeed(seed=bytes.fromhex(vector["silos"][name]["self_mask_seed"]), sign=1)
+    pairs = [
+        SignedSeed(seed=_pair_seed(vector, name, peer), sign=1 if name < peer else -1)
+        for peer in vector["sharers"]
+        if peer != name
+    ]
+    return (own, *pairs)
+
+
+def _opposite_seeds(vector: Any) -> tuple[SignedSeed, ...]:
+    """Of every survivor's masks, those that no other survivor cancels."""
+    kept = []
+    lost = set(vector["sharers"]) - set(vector["survivors"])
+    for name in vector["survivors"]:
+        own = bytes.fromhex(vector["silos"][name]["self_mask_seed"])
+        kept.append(SignedSeed(seed=own, sign=-1))
+        for peer in lost:
+            kept.append(SignedSeed(seed=_pair_seed(vector, name, peer), sign=-1 if name < peer else 1))
+    return tuple(kept)

@@ -1,0 +1,216 @@
+"""The check of session.json: one session with every message and secret, from advert to sum."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey
+from primitives import (
+    Disagreement,
+    aes_ctr,
+    decode,
+    digest,
+    encode,
+    expect,
+    hkdf,
+    key_pair,
+    layout_digest,
+    little_endian,
+    prg_key,
+    recover,
+    share_number,
+    unseal,
+)
+
+
+def check_session(vector: Any) -> int:
+    session = Session(vector)
+    session.check_digests()
+    session.check_adverts()
+    session.check_dealings()
+    session.check_masked_vectors()
+    session.check_consistency()
+    session.check_answers()
+    session.check_sum()
+    return len(vector["silos"])
+
+
+class Session:
+    def __init__(self, vector: Any) -> None:
+        self.vector = vector
+        self.terms = vector["terms"]
+        self.silos = vector["silos"]
+        self.sharers = vector["sharers"]
+        self.survivors = vector["survivors"]
+        self.lost = [name for name in self.sharers if name not in self.survivors]
+        self.cohort_digest = bytes.fromhex(vector["cohort_digest"])
+        self.x = {name: rank for rank, name in enumerate(self.terms["names"], start=1)}
+        self.certificates: dict[str, x509.Certificate] = {}
+        # (secret, dealer, receiver) -> share
+        self.shares: dict[tuple[str, str, str], bytes] = {}
+
+    def secret(self, name: str, label: str) -> bytes:
+        return bytes.fromhex(self.silos[name][label])
+
+    def check_digests(self) -> None:
+        terms = self.terms
+        layout = layout_digest(self.vector["quantities"], terms["members"])
+        expect("layout digest", layout.hex(), self.vector["layout_digest"])
+        computed = digest(
+            "session",
+            terms["federation"],
+            bytes.fromhex(terms["job_digest"]),
+            terms["roster_version"],
+            bytes.fromhex(terms["roster_digest"]),
+            terms["round"],
+            terms["phase"],
+            terms["attempt"],
+            terms["names"],
+            layout,
+            terms["members"],
+            terms["threshold"],
+            terms["min_cohort"],
+            bytes.fromhex(terms["state_digest"]),
+        )
+        expect("session digest", computed.hex(), self.vector["session_digest"])
+        members = len(terms["names"])
+        expect("m", members, terms["members"])
+        expect("t", 2 * members // 3 + 1, terms["threshold"])
+        expect("min_cohort", max(3, members // 3 + 2), terms["min_cohort"])
+
+    def check_adverts(self) -> None:
+        bodies = []
+        for name in sorted(self.silos):
+            body = bytes.fromhex(self.silos[name]["advert"]["body"])
+            fields = decode("advert", body)
+            self.certificates[name] = x509.load_der_x509_certificate(fields[2])
+            self.open(name, "advert", self.silos[name]["advert"])
+            expected = [
+                name,
+                bytes.fromhex(self.vector["session_digest"]),
+                fields[2],
+                key_pair(self.secret(name, "channel_seed"))[0],
+                self.mask_key(name)[0],
+                digest("self-mask-commitment", name, self.secret(name, "self_mask_seed")),
+            ]
+            expect(f"advert of {name}", fields, expected)
+            bodies.append(body)
+        computed = digest("cohort", bytes.fromhex(self.vector["session_digest"]), bodies)
+        expect("cohort digest", computed, self.cohort_digest)
+
+    def check_dealings(self) -> None:
+        for dealer in self.sharers:
+            receivers = [name for name in sorted(self.silos) if name != dealer]
+            signed = self.silos[dealer]["envelopes"]
+            expect(f"envelopes of {dealer}", len(signed), len(receivers))
+            for receiver, envelope in zip(receivers, signed, strict=True):
+                self.check_envelope(dealer, receiver, self.open(dealer, "envelope", envelope))
+            self.check_secret("recovery", dealer, self.secret(dealer, "recovery_seed"))
+
+    def check_envelope(self, dealer: str, receiver: str, fields: list[Any]) -> None:
+        scope = f"envelope {dealer} to {receiver}"
+        info = encode("sealed-shares", self.cohort_digest, dealer, receiver)
+        both = unseal(key_pair(self.secret(receiver, "channel_seed"))[1], fields[5], info)
+        self_mask_share, recovery_share = both[:33], both[33:]
+        self.shares["self-mask", dealer, receiver] = self_mask_share
+        self.shares["recovery", dealer, receiver] = recovery_share
+        seed_hash = seed = b""
+        if dealer < receiver:
+            seed = self.pair_seed(dealer, receiver)
+            seed_hash = digest("pair-seed-hash", dealer, receiver, seed)
+            info = encode("sealed-pair-seed", self.cohort_digest, dealer, receiver)
+            expect(f"{scope}: pair seed", unseal(self.mask_key(receiver)[1], fields[7], info), seed)
+        expected = [
+            self.cohort_digest,
+            dealer,
+            receiver,
+            digest("self-mask-share-hash", dealer, receiver, self_mask_share),
+            digest("recovery-share-hash", dealer, receiver, recovery_share),
+            fields[5],
+            seed_hash,
+            fields[7] if seed else b"",
+        ]
+        expect(scope, fields, expected)
+
+    def check_masked_vectors(self) -> None:
+        for name in self.survivors:
+            stream = bytes.fromhex(self.silos[name]["masked"])
+            for word, inputs in sorted(self.silos[name]["input"].items(), key=lambda item: int(item[0])):
+                bits = int(word)
+                seeds = [(self.secret(name, "self_mask_seed"), 1)]
+                for peer in self.sharers:
+                    if peer != name:
+                        low, high = sorted((name, peer))
+                        seeds.append((self.pair_seed(low, high), 1 if name == low else -1))
+                masked = self.apply([int(each) for each in inputs], bits, seeds)
+                size = len(masked) * bits // 8
+                expect(f"masked vector of {name}", masked, little_endian(stream[:size], bits))
+                stream = stream[size:]
+            expect(f"rest of the stream of {name}", stream, b"")
+
+    def check_consistency(self) -> None:
+        for name in self.survivors:
+            fields = self.open(name, "consistency", self.silos[name]["consistency"])
+            expected = [self.cohort_digest, name, self.sharers, self.survivors]
+            expect(f"consistency of {name}", fields, expected)
+
+    def check_answers(self) -> None:
+        for name in self.survivors:
+            answer = self.silos[name]["answer"]
+            own = bytes.fromhex(answer["self_mask_shares"][name])
+            self.shares["self-mask", name, name] = own
+            fields = self.open(name, "own-share", self.silos[name]["own_share"])
+            own_hash = digest("self-mask-share-hash", name, name, own)
+            expect(f"own share of {name}", fields, [self.cohort_digest, name, own_hash])
+            for label, dealers in (("self-mask", self.survivors), ("recovery", self.lost)):
+                given = answer[f"{label.replace('-', '_')}_shares"]
+                held = {dealer: self.shares[label, dealer, name].hex() for dealer in dealers}
+                expect(f"{label} shares of {name}", given, held)
+        for name in self.survivors:
+            self.check_secret("self-mask", name, self.secret(name, "self_mask_seed"))
+
+    def check_sum(self) -> None:
+        for word, recorded in self.vector["sum"].items():
+            bits = int(word)
+            inputs = [map(int, self.silos[name]["input"][word]) for name in self.survivors]
+            total = [sum(column) % 2**bits for column in zip(*inputs, strict=True)]
+            expect(f"sum of {word}-bit words", [str(each) for each in total], recorded)
+
+    def check_secret(self, label: str, dealer: str, secret: bytes) -> None:
+        """Every t of the shares that others hold rebuild it."""
+        held = {
+            self.x[who]: share
+            for (kind, by, who), share in self.shares.items()
+            if (kind, by) == (label, dealer)
+        }
+        for chosen in itertools.combinations(held, self.terms["threshold"]):
+            points = {x: share_number(held[x]) for x in chosen}
+            expect(f"{label} seed of {dealer}", recover(points), secret)
+
+    def mask_key(self, name: str) -> tuple[bytes, MLKEM768X25519PrivateKey]:
+        return key_pair(hkdf(self.secret(name, "recovery_seed"), encode("mask-key")))
+
+    def pair_seed(self, low: str, high: str) -> bytes:
+        return hkdf(self.secret(low, "recovery_seed"), encode("pair-seed", self.cohort_digest, high))
+
+    def apply(self, words: list[int], bits: int, seeds: list[tuple[bytes, int]]) -> list[int]:
+        for seed, sign in seeds:
+            stream = aes_ctr(prg_key(seed, self.cohort_digest, bits), 0, len(words) * bits // 8)
+            mask = little_endian(stream, bits)
+            words = [(word + sign * each) % 2**bits for word, each in zip(words, mask, strict=True)]
+        return words
+
+    def open(self, name: str, purpose: str, signed: Any) -> list[Any]:
+        body = bytes.fromhex(signed["body"])
+        key = self.certificates[name].public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        try:
+            key.verify(bytes.fromhex(signed["signature"]), body, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            raise Disagreement(f"{purpose} of {name}: the signature does not hold") from None
+        return decode(purpose, body)

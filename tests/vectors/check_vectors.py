@@ -1,0 +1,155 @@
+"""Re-checks the vectors in this folder without the package they describe.
+
+Usage: python tests/vectors/check_vectors.py [FOLDER]. Ends with 1 and the first disagreement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from check_session import check_session
+from primitives import (
+    PRIME,
+    Disagreement,
+    Malformed,
+    aes_ctr,
+    decode,
+    encode,
+    expect,
+    layout_digest,
+    little_endian,
+    prg_key,
+    recover,
+    share_number,
+)
+
+
+def main(arguments: list[str]) -> int:
+    folder = Path(arguments[0]) if arguments else Path(__file__).parent
+    checks: dict[str, Callable[[Any], int]] = {
+        "encoding": check_encoding,
+        "shamir": check_shamir,
+        "prg": check_prg,
+        "ring": check_ring,
+        "session": check_session,
+    }
+    for name, check in checks.items():
+        try:
+            number = check(json.loads((folder / f"{name}.json").read_text()))
+        except (Disagreement, Malformed) as error:
+            sys.stdout.write(f"{name}.json: {error}\n")
+            return 1
+        sys.stdout.write(f"{name}.json: {number} agree\n")
+    return 0
+
+
+def untagged(field: Any) -> Any:
+    if isinstance(field, dict):
+        return bytes.fromhex(field["bytes"])
+    return [untagged(each) for each in field] if isinstance(field, list) else field
+
+
+def check_encoding(vectors: Any) -> int:
+    for vector in vectors["valid"]:
+        fields, data = untagged(vector["fields"]), bytes.fromhex(vector["encoding"])
+        expect("encoding", encode(vector["purpose"], *fields), data)
+        expect("fields", decode(vector["purpose"], data), fields)
+        expect("digest", hashlib.sha256(data).hexdigest(), vector["digest"])
+    for vector in vectors["invalid"]:
+        try:
+            decode(vector["purpose"], bytes.fromhex(vector["encoding"]))
+        except Malformed:
+            continue
+        raise Disagreement(f"{vector['failure']}: it was read without complaint")
+    return len(vectors["valid"]) + len(vectors["invalid"])
+
+
+def check_shamir(vectors: Any) -> int:
+    expect("prime", str(PRIME), vectors["prime"])
+    for vector in vectors["valid"]:
+        secret, shares = bytes.fromhex(vector["secret"]), shares_of(vector)
+        coefficients = [int.from_bytes(bytes.fromhex(wide), "big") for wide in vector["random"]]
+        for x, share in shares.items():
+            powers = sum(each * x**power for power, each in enumerate(coefficients, start=1))
+            expect(f"share {x}", (int.from_bytes(secret, "big") + powers) % PRIME, share)
+        for chosen in itertools.islice(itertools.combinations(shares, vector["threshold"]), 20):
+            expect("secret", recover({x: shares[x] for x in chosen}), secret)
+    for vector in vectors["invalid"]:
+        try:
+            recover(shares_of(vector))
+        except Malformed:
+            continue
+        raise Disagreement(f"{vector['failure']}: it was recovered without complaint")
+    return len(vectors["valid"]) + len(vectors["invalid"])
+
+
+def shares_of(vector: Any) -> dict[int, int]:
+    return {int(x): share_number(bytes.fromhex(share)) for x, share in vector["shares"].items()}
+
+
+def check_prg(vectors: Any) -> int:
+    for vector in vectors:
+        word = vector["word"]
+        key = prg_key(bytes.fromhex(vector["seed"]), bytes.fromhex(vector["cohort_digest"]), word)
+        expect("key", key.hex(), vector["key"])
+        size = len(vector["words"]) * word // 8
+        words = little_endian(aes_ctr(key, vector["offset_bytes"], size), word)
+        expect(f"words of {word} bits", [str(each) for each in words], vector["words"])
+    return len(vectors)
+
+
+def scale_exponent(quantity: Any, members: int) -> int:
+    if quantity["is_count"]:
+        return 0
+    bound, most = Fraction(quantity["bound"]), 2 ** (quantity["word"] - 1) - 1
+    exponents = [e for e in range(-200, 200) if members * math.ceil(bound * Fraction(2) ** e) <= most]
+    return max(exponents)
+
+
+def check_ring(vectors: Any) -> int:
+    for vector in vectors:
+        members, quantities = vector["members"], vector["quantities"]
+        expect("layout digest", layout_digest(quantities, members).hex(), vector["layout_digest"])
+        dice = rounding_numbers(bytes.fromhex(vector["rounding_key"]))
+        words: dict[str, list[str]] = {str(word): [] for word in sorted({q["word"] for q in quantities})}
+        clipped = sum(
+            abs(value) > quantity["bound"]
+            for quantity in quantities
+            if not quantity["is_count"]
+            for value in vector["values"][quantity["name"]]
+        )
+        expect("clipped", clipped, vector["clipped_total"])
+        for quantity in quantities:
+            expect("scale exponent", scale_exponent(quantity, members), quantity["scale_exponent"])
+            values = vector["values"] | {"clipped": [clipped]}
+            units = [in_units(value, quantity, dice) for value in values[quantity["name"]]]
+            words[str(quantity["word"])] += [str(unit % 2 ** quantity["word"]) for unit in units]
+            sums = [float(members * unit / Fraction(2) ** quantity["scale_exponent"]) for unit in units]
+            expect("sum", sums, vector["sum_of_all_members"][quantity["name"]])
+        expect("words", words, vector["vectors"])
+    return len(vectors)
+
+
+def rounding_numbers(key: bytes) -> Iterator[int]:
+    return iter(little_endian(aes_ctr(key, 0, 4096), 32))
+
+
+def in_units(value: float, quantity: Any, dice: Iterator[int]) -> int:
+    if quantity["is_count"]:
+        return int(value)
+    bound = Fraction(quantity["bound"])
+    exact = max(-bound, min(bound, Fraction(value))) * Fraction(2) ** quantity["scale_exponent"]
+    whole: int = math.floor(exact)
+    return whole + int(next(dice) < (exact - whole) * 2**32)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

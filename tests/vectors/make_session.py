@@ -1,0 +1,175 @@
+"""Writes session.json: four silos, one lost after SHARE, every message and every secret of them.
+
+Seals and signatures differ each time, so nothing re-makes the committed file bit for bit;
+`check_vectors.py` re-computes all that is determined and opens and verifies the rest.
+Run it only when docs/protocol.md 5 changes: python -m tests.vectors.make_session
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from crypto import masking, ring
+from crypto.coordinator_session import CoordinatorSession
+from crypto.layout import Layout
+from crypto.masking import UnmaskPlan
+from crypto.messages import SessionTerms, SignedBody, UnmaskShares
+from crypto.ring import Words
+from crypto.silo_session import SiloSession
+from tests.support import sessions
+from tests.vectors.make_vectors import counter_bytes
+
+SILOS = 4
+LOST = 1
+SECRETS = ("recovery_seed", "self_mask_seed", "channel_seed")  # in the order in which a silo draws them
+
+
+def main() -> None:
+    path = Path(__file__).parent / "session.json"
+    path.write_text(json.dumps(session_vector(), indent=1) + "\n")
+
+
+def session_vector() -> dict[str, Any]:
+    federation = sessions.make_federation(SILOS)
+    terms = sessions.make_terms(federation)
+    coordinator = sessions.make_coordinator(federation, terms)
+    drawn: dict[str, list[bytes]] = {name: [] for name in terms.names}
+    silos = {name: _silo(federation, terms, name, drawn[name]) for name in terms.names}
+    rows: dict[str, dict[str, Any]] = {name: {} for name in terms.names}
+    for name, silo in silos.items():
+        advert = silo.advertise()
+        coordinator.on_advert(name, advert)
+        rows[name] |= {label: secret.hex() for label, secret in zip(SECRETS, drawn[name], strict=False)}
+        rows[name]["advert"] = _signed(advert)
+    cohort = coordinator.close_advertise()
+    for name, silo in silos.items():
+        shares = silo.receive(cohort)
+        coordinator.on_shares(name, shares)
+        rows[name]["envelopes"] = [_signed(one) for one in shares.envelopes]
+        rows[name]["own_share"] = _signed(shares.own_share)
+    total = _mask(coordinator, silos, rows, staying=terms.names[:-LOST])
+    _reveal(coordinator, silos, rows, total)
+    return {
+        "terms": _terms(terms),
+        "quantities": _quantities(terms.layout),
+        "layout_digest": terms.layout.digest.hex(),
+        "session_digest": terms.digest().hex(),
+        "cohort_digest": coordinator.cohort_digest.hex(),
+        "sharers": list(coordinator.sharers),
+        "survivors": list(coordinator.survivors),
+        "silos": rows,
+        "sum": _words(total),
+    }
+
+
+def _mask(
+    coordinator: CoordinatorSession,
+    silos: dict[str, SiloSession],
+    rows: dict[str, dict[str, Any]],
+    *,
+    staying: tuple[str, ...],
+) -> dict[int, Words]:
+    terms = coordinator.terms
+    total = ring.zeros(terms.layout)
+    envelopes = coordinator.close_share()
+    for name in staying:
+        encoded = ring.encode(sessions.one_hot(terms, name), layout=terms.layout)
+        stream = b"".join(silos[name].receive(envelopes[name]).stream(encoded))
+        ring.add_into(total, masking.vectors_from_stream(terms.layout, stream))
+        coordinator.on_masked(name)
+        rows[name] |= {"input": _words(encoded.vectors), "masked": stream.hex()}
+    return total
+
+
+def _reveal(
+    coordinator: CoordinatorSession,
+    silos: dict[str, SiloSession],
+    rows: dict[str, dict[str, Any]],
+    total: dict[int, Words],
+) -> None:
+    survivors = coordinator.close_masked()
+    for name in survivors.survivors:
+        signature = silos[name].receive(survivors)
+        coordinator.on_consistency(name, signature)
+        rows[name]["consistency"] = _signed(signature)
+    request = coordinator.close_consistency()
+    for name in survivors.survivors:
+        answer = silos[name].receive(request)
+        coordinator.on_unmask(name, answer)
+        rows[name]["answer"] = _answer(answer)
+    plan = coordinator.close_unmask()
+    assert isinstance(plan, UnmaskPlan)
+    plan.unmask(total)
+
+
+def _silo(federation: sessions.Federation, terms: SessionTerms, name: str, drawn: list[bytes]) -> SiloSession:
+    return SiloSession(
+        terms=terms,
+        identity=federation.silos[name],
+        roster=federation.roster,
+        authority=federation.authority,
+        ledger=sessions.MemoryLedger(),
+        now=sessions.NOW,
+        random=_recorded(counter_bytes(f"session {name}"), drawn),
+    )
+
+
+def _recorded(random: Callable[[int], bytes], drawn: list[bytes]) -> Callable[[int], bytes]:
+    def draw(size: int) -> bytes:
+        drawn.append(random(size))
+        return drawn[-1]
+
+    return draw
+
+
+def _terms(terms: SessionTerms) -> dict[str, Any]:
+    return {
+        "federation": terms.federation,
+        "job_digest": terms.job_digest.hex(),
+        "roster_version": terms.roster_version,
+        "roster_digest": terms.roster_digest.hex(),
+        "round": terms.round,
+        "phase": terms.phase,
+        "attempt": terms.attempt,
+        "names": list(terms.names),
+        "members": terms.rule.members,
+        "threshold": terms.rule.threshold,
+        "min_cohort": terms.rule.min_cohort,
+        "state_digest": terms.state_digest.hex(),
+    }
+
+
+def _quantities(layout: Layout) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": quantity.name,
+            "shape": list(quantity.shape),
+            "bound": quantity.bound,
+            "word": quantity.word,
+            "is_count": quantity.is_count,
+            "sensitivity_l2": quantity.sensitivity_l2,
+        }
+        for quantity in layout.quantities
+    ]
+
+
+def _signed(signed: SignedBody) -> dict[str, str]:
+    return {"body": signed.body.hex(), "signature": signed.signature.hex()}
+
+
+def _answer(answer: UnmaskShares) -> dict[str, dict[str, str]]:
+    return {
+        "self_mask_shares": {name: share.hex() for name, share in answer.self_mask_shares.items()},
+        "recovery_shares": {name: share.hex() for name, share in answer.recovery_shares.items()},
+    }
+
+
+def _words(vectors: dict[int, Words]) -> dict[str, list[str]]:
+    return {str(word): [str(each) for each in vector.tolist()] for word, vector in sorted(vectors.items())}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Writes the vectors of encoding, Shamir, PRG and ring beside this file from the package itself.
+
+Run it only when docs/protocol.md changes what they hold: python -m tests.vectors.make_vectors
+`check_vectors.py` then re-checks them without the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crypto import encoding, prg, ring, shamir
+from crypto.layout import Layout, Quantity
+
+FOLDER = Path(__file__).parent
+WIDE = 64
+
+
+def main() -> None:
+    for make in (encoding_vectors, shamir_vectors, prg_vectors, ring_vectors):
+        name = make.__name__.removesuffix("_vectors")
+        (FOLDER / f"{name}.json").write_text(json.dumps(make(), indent=1) + "\n")
+
+
+def counter_bytes(label: str) -> Callable[[int], bytes]:
+    """Reproducible bytes: SHA-256 of label and a running number, one block after the other."""
+    blocks = 0
+
+    def random(size: int) -> bytes:
+        nonlocal blocks
+        out = b""
+        while len(out) < size:
+            out += hashlib.sha256(f"{label} {blocks}".encode()).digest()
+            blocks += 1
+        return out[:size]
+
+    return random
+
+
+def tagged(field: Any) -> Any:
+    """A field as JSON that keeps bytes and text apart."""
+    if isinstance(field, bytes):
+        return {"bytes": field.hex()}
+    if isinstance(field, list):
+        return [tagged(each) for each in field]
+    return field
+
+
+def encoding_vectors() -> dict[str, Any]:
+    documents: list[tuple[str, list[Any]]] = [
+        ("empty", []),
+        ("numbers", [0, 1, 255, 256, 2**64 - 1]),
+        ("text", ["", "clinic-a", "Zürich", "\0"]),
+        ("bytes", [b"", b"\0", bytes(range(32))]),
+        ("lists", [[], [[]], ["a", [b"a", 97]], ["a"]]),
+        ("session.terms", ["hospitals", bytes(32), 3, ["clinic-a", "clinic-b"], [7, 5, 4]]),
+    ]
+    valid = [
+        {
+            "purpose": purpose,
+            "fields": tagged(fields),
+            "encoding": encoding.encode(purpose, *fields).hex(),
+            "digest": encoding.digest(purpose, *fields).hex(),
+        }
+        for purpose, fields in documents
+    ]
+    return {"valid": valid, "invalid": invalid_encodings()}
+
+
+def invalid_encodings() -> list[dict[str, str]]:
+    head = b"chorale/v1/test\0"
+    one = (1).to_bytes(4, "big")
+    cases = {
+        "another purpose": b"chorale/v1/other\0" + bytes(4),
+        "no separator": b"chorale/v1/test" + bytes(4),
+        "bytes left over": head + bytes(4) + b"\0",
+        "ends early in the count": head + bytes(3),
+        "ends early in a number": head + one + b"i" + bytes(7),
+        "ends early in text": head + one + b"s" + (2).to_bytes(4, "big") + b"a",
+        "no tag": head + one + b"x" + bytes(8),
+        "overlong UTF-8": head + one + b"s" + (2).to_bytes(4, "big") + b"\xc1\xa1",
+        "surrogate": head + one + b"s" + (3).to_bytes(4, "big") + b"\xed\xa0\x80",
+        "lists within lists": head + one + (b"l" + one) * encoding.MAX_DEPTH + b"l" + bytes(4),
+        "too many fields": head + (encoding.MAX_FIELDS + 1).to_bytes(4, "big"),
+    }
+    return [{"failure": name, "purpose": "test", "encoding": data.hex()} for name, data in cases.items()]
+
+
+def shamir_vectors() -> dict[str, Any]:
+    valid = []
+    for secret, threshold, silos in [
+        (bytes(32), 1, 1),
+        (b"\xff" * 32, 3, 3),
+        (hashlib.sha256(b"secret").digest(), 3, 4),
+        (hashlib.sha256(b"other secret").digest(), 7, 10),
+    ]:
+        wide = counter_bytes(f"shamir {silos}")(WIDE * threshold)
+        random = [wide[WIDE * i : WIDE * (i + 1)] for i in range(threshold - 1)]
+        drawn = iter(random)
+        xs = range(1, silos + 1)
+        shares = shamir.split(secret, threshold=threshold, xs=xs, random=lambda _, drawn=drawn: next(drawn))
+        valid.append(
+            {
+                "secret": secret.hex(),
+                "threshold": threshold,
+                "random": [data.hex() for data in random],
+                "shares": {str(x): share.hex() for x, share in enumerate(shares, start=1)},
+            }
+        )
+    prime = shamir.FIELD
+    invalid = [
+        {
+            "failure": "share not below the prime",
+            "threshold": 1,
+            "shares": {"1": prime.to_bytes(33, "big").hex()},
+        },
+        {"failure": "share of 32 bytes", "threshold": 1, "shares": {"1": bytes(32).hex()}},
+        {
+            "failure": "secret above 32 bytes",
+            "threshold": 1,
+            "shares": {"1": (1 << 256).to_bytes(33, "big").hex()},
+        },
+        {
+            "failure": "secret above 32 bytes",
+            "threshold": 1,
+            "shares": {"1": (prime - 1).to_bytes(33, "big").hex()},
+        },
+    ]
+    return {"prime": str(prime), "valid": valid, "invalid": invalid}
+
+
+def prg_vectors() -> list[dict[str, Any]]:
+    vectors = []
+    seed, cohort = hashlib.sha256(b"seed").digest(), hashlib.sha256(b"cohort").digest()
+    for word in (16, 32, 64):
+        key = prg.mask_key(seed, cohort_digest=cohort, word=word)
+        for offset_bytes in (0, 40, 1 << 20):
+            out = np.empty(48, np.uint8)
+            prg.Keystream(key, offset_bytes=offset_bytes).fill(out)
+            words = out.view(f"<u{word // 8}").tolist()
+            vectors.append(
+                {
+                    "seed": seed.hex(),
+                    "cohort_digest": cohort.hex(),
+                    "word": word,
+                    "key": key.hex(),
+                    "offset_bytes": offset_bytes,
+                    "words": [str(each) for each in words],
+                }
+            )
+    return vectors
+
+
+def ring_vectors() -> list[dict[str, Any]]:
+    vectors = []
+    for members, word, bound in [(3, 16, 1.0), (4, 32, 8.0), (10, 32, 0.3), (100, 64, 1000.0)]:
+        vectors.append(ring_vector(members, word, bound))
+    return vectors
+
+
+def ring_vector(members: int, word: int, bound: float) -> dict[str, Any]:
+    parts = [0.0, 1.0, -1.0, 0.5, -0.3333333333333333, 1e-9, -1e-9, 2.0, -2.0, 0.7]
+    quantities = (
+        Quantity(name="delta", shape=(2, 5), bound=bound, word=word),
+        Quantity(name="correct", shape=(3,), bound=50, word=word, is_count=True),
+        Quantity(name="weight", bound=1.0, word=64),
+        Quantity(name="clipped", bound=1000, is_count=True),
+    )
+    layout = Layout(quantities=quantities, members=members)
+    key = hashlib.sha256(f"rounding {members}".encode()).digest()
+    value = [part * bound for part in parts]
+    values = {"delta": np.array(value).reshape(2, 5), "correct": [0, 50, -7], "weight": 0.3}
+    encoded = ring.encode(values, layout=layout, random=lambda size: key[:size])
+    total = ring.zeros(layout)
+    for _ in range(members):
+        ring.add_into(total, encoded.vectors)
+    decoded = ring.decode(total, layout=layout)
+    return {
+        "members": members,
+        "quantities": [quantity_row(quantity, members) for quantity in quantities],
+        "layout_digest": layout.digest.hex(),
+        "rounding_key": key.hex(),
+        "values": {"delta": value, "correct": [0, 50, -7], "weight": [0.3]},
+        "clipped_total": encoded.clipped_total,
+        "vectors": {str(w): [str(each) for each in v.tolist()] for w, v in encoded.vectors.items()},
+        "sum_of_all_members": {name: np.ravel(array).tolist() for name, array in decoded.items()},
+    }
+
+
+def quantity_row(quantity: Quantity, members: int) -> dict[str, Any]:
+    return {
+        "name": quantity.name,
+        "shape": list(quantity.shape),
+        "bound": quantity.bound,
+        "word": quantity.word,
+        "is_count": quantity.is_count,
+        "sensitivity_l2": quantity.sensitivity_l2,
+        "scale_exponent": int(np.log2(quantity.scale(members))),
+    }
+
+
+if __name__ == "__main__":
+    main()
