@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 import yaml
 
+from chorale.job_spec import JobSpec
 from chorale.state import state_from_file, state_to_bytes
 from crypto.identity import Role
 from tests.support.ceremony import Ceremony
@@ -75,7 +76,9 @@ class LocalFederation:
         path = self._write(f"{COORDINATOR}.yaml", self._coordinator_settings())
         service = self._spawn(COORDINATOR, ["coordinator", "run", "--config", str(path)])
         wait_until(
-            lambda: endpoint.exists() or not service.is_running, "the coordinator's endpoint", detail=service.tail
+            lambda: endpoint.exists() or not service.is_running,
+            "the coordinator's endpoint",
+            detail=service.tail,
         )
         assert endpoint.exists(), service.tail()
         self.endpoint = json.loads(endpoint.read_text())
@@ -83,7 +86,9 @@ class LocalFederation:
         self.coordinator = {**self.coordinator, "listen": self.endpoint["grpc"]}
         return service
 
-    def start_silo(self, name: str, *, address: str | None = None, env: Mapping[str, str] | None = None) -> Service:
+    def start_silo(
+        self, name: str, *, address: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Service:
         policy = self._write(f"{name}-policy.yaml", self._policy())
         settings = self._silo_settings(name, policy, address or self.endpoint["grpc"])
         path = self._write(f"{name}.yaml", settings)
@@ -95,10 +100,18 @@ class LocalFederation:
         """Submit a one-hot job whose model is `values` zeros; returns the job's id."""
         state = self.folder / "initial.safetensors"
         state.write_bytes(state_to_bytes({"model/votes": np.zeros(values, np.float32)}))
-        path = self._write("job.yaml", self.job(**fields))
+        return self.submit_spec(self.job_spec(**fields), state)
+
+    def submit_spec(self, spec: JobSpec, state: Path) -> str:
+        """Submit a job as `chorale job submit` does; returns its id."""
+        path = self.folder / "job.yaml"
+        path.write_bytes(spec.to_yaml())
         done = self.cli("job", "submit", path, "--init", state)
         assert done.returncode == 0, done.stderr
-        return done.stdout.split()[0]
+        return str(done.stdout.split()[0])
+
+    def job_spec(self, **fields: Any) -> JobSpec:
+        return JobSpec.from_yaml(yaml.safe_dump(self.job(**fields)).encode(), source="job.yaml")
 
     def job(self, **fields: Any) -> Settings:
         return {
