@@ -182,6 +182,14 @@ def test_npz_mistakes_are_named(tmp_path: Path, arrays: dict[str, NDArray[Any]],
         load(make_job(2, (2,)), format="npz", path=file)
 
 
+@pytest.mark.parametrize("kind", ["iid", "shards", "dirichlet"])
+def test_labels_are_checked_before_they_are_cut(tmp_path: Path, kind: str) -> None:
+    file = write_npz(tmp_path, x=np.zeros((40, 2)), y=np.r_[np.zeros(39), 7])
+    partition = {"kind": kind, "silos": 2, "index": 0, "min_samples": 1}
+    with pytest.raises(ConfigError, match=r"labels must be 0 to 1 .* got 0 to 7"):
+        load(make_job(2, (2,)), format="npz", path=file, partition=partition)
+
+
 def test_npz_with_objects_is_not_unpickled(tmp_path: Path) -> None:
     file = write_npz(tmp_path, x=np.array([{"a": 1}], dtype=object), y=np.zeros(1))
     with pytest.raises(ConfigError, match=r"data\.npz: not a readable \.npz archive of plain arrays"):

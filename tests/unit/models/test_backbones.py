@@ -10,6 +10,7 @@ from chorale.job_spec import ModelSpec
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.models import build_model
 from silo_agent.models.base import CutModel
+from silo_agent.models.mobilenet_v2 import InvertedResidual
 from silo_agent.models.state import flat_values, load_arrays, model_arrays
 from silo_agent.seeding import seeded
 
@@ -64,6 +65,17 @@ def test_mlp_without_hidden_layers_is_a_linear_model() -> None:
     model = build_model(ModelSpec(name="mlp", hidden=()), classes=3, input_shape=(1, 2, 2))
     assert set(model_arrays(model)) == {"model/head.weight", "model/head.bias"}
     assert model.features(torch.ones(2, 1, 2, 2)).shape == (2, 4)
+
+
+def test_blocks_of_mobilenet_add_to_their_input_where_the_shapes_agree() -> None:
+    inputs = torch.rand(2, 8, 4, 4)
+    same = InvertedResidual(8, 8, expansion=6, stride=1, norm="none")
+    strided = InvertedResidual(8, 8, expansion=6, stride=2, norm="none")
+    for block in (same, strided):
+        for parameter in block.parameters():
+            torch.nn.init.zeros_(parameter)
+    assert torch.equal(same(inputs), inputs)
+    assert torch.equal(strided(inputs), torch.zeros(2, 8, 2, 2))
 
 
 def test_vgg11_body_has_the_size_of_the_papers() -> None:

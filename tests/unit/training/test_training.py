@@ -230,6 +230,21 @@ def test_learning_rate_is_the_one_of_the_round() -> None:
     np.testing.assert_allclose(second, first / 2, rtol=1e-3, atol=1e-7)
 
 
+def test_momentum_carries_steps_within_a_round_and_not_between_rounds() -> None:
+    plain, heavy = (
+        compute(make_work(make_job(momentum=momentum, learning_rate=1e-4, batch_size=1000)))["delta"]
+        for momentum in (0.0, 0.9)
+    )
+    # two nearly equal steps g: g + g without momentum, g + (g + 0.9 g) with it
+    np.testing.assert_allclose(heavy, plain * 1.45, rtol=0.05, atol=1e-6)
+
+
+def test_training_moves_batch_statistics() -> None:
+    work = make_work(make_job("cnn", norm="batch"))
+    before = np.concatenate([work.state[MODEL + name].ravel() for name in work.context.buffers])
+    assert not np.allclose(compute(work)["buffers"] / work.weight, before)
+
+
 def test_evaluation_is_of_the_received_model() -> None:
     job = make_job()
     trained, tested = compute(make_work(job)), compute(make_work(job, kind="evaluate"))
