@@ -74,7 +74,13 @@ def read_advert(signed: SignedBody) -> VerifiedAdvert:
 
 
 def open_advert(
-    signed: SignedBody, *, terms: SessionTerms, roster: Roster, authority: x509.Certificate, now: datetime
+    signed: SignedBody,
+    *,
+    terms: SessionTerms,
+    session_digest: bytes,
+    roster: Roster,
+    authority: x509.Certificate,
+    now: datetime,
 ) -> VerifiedAdvert:
     """An advert of a named silo for exactly this session.
 
@@ -93,11 +99,18 @@ def open_advert(
     if not roster.holds(Role.SILO, name, fingerprint(certificate)):
         raise RemoteProtocolError(f"advert of {name}: certificate not on the roster", code=Refusal.ROSTER)
     _open(signed, "advert", certificate, scope=f"advert of {name}", code=Refusal.ADVERT)
-    if read.advert.session_digest != terms.digest():
+    if read.advert.session_digest != session_digest:
         raise _advert_error(name, "made for another session")
-    for key in (read.advert.channel_key, read.advert.mask_key):
-        seal(key, b"", info=b"")  # an unusable key would fail whoever deals to it, so it stays out here
     return read
+
+
+def check_keys(advert: Advert) -> None:
+    """Seal to both keys once: an unusable key would fail every silo that deals to it.
+
+    Raises RemoteProtocolError(code=ADVERT).
+    """
+    for key in (advert.channel_key, advert.mask_key):
+        seal(key, b"", info=b"")
 
 
 def cohort_digest(session_digest: bytes, adverts: Iterable[VerifiedAdvert]) -> bytes:
@@ -164,10 +177,10 @@ def sign_consistency(identity: Identity, said: Consistency) -> SignedBody:
     return identity.sign("consistency", *_consistency_fields(said))
 
 
-def check_consistency(signed: SignedBody, *, certificate: x509.Certificate, expected: Consistency) -> None:
+def check_consistency(signed: SignedBody, *, certificate: x509.Certificate, sender: str, body: bytes) -> None:
     """The body is known in full, so it is compared and not parsed. docs/protocol.md 5.5."""
-    scope = f"consistency signature of {expected.sender}"
-    if signed.body != consistency_body(expected):
+    scope = f"consistency signature of {sender}"
+    if signed.body != body:
         raise RemoteProtocolError(f"{scope}: made over another cohort or other sets", code=Refusal.SIGNATURES)
     _open(signed, "consistency", certificate, scope=scope, code=Refusal.SIGNATURES)
 

@@ -7,19 +7,25 @@ that protects a silo is made by the silo itself. Source: docs/protocol.md 5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
-from enum import Enum, StrEnum
 from typing import TypeAlias, TypeVar
 
 from cryptography import x509
 
-from crypto import bodies, unmasking
-from crypto.errors import LocalProtocolError, ProtocolError, Refusal, RemoteProtocolError
+from crypto import bodies, coordinator_checks, unmasking
+from crypto.coordinator_table import (
+    AWAITED,
+    TRANSITIONS,
+    AbortReason,
+    CoordinatorState,
+    Event,
+    SessionAborted,
+)
+from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.masking import UnmaskPlan
 from crypto.messages import (
     Cohort,
-    Consistency,
     Envelopes,
     RecoveredSeeds,
     RecoverRequest,
@@ -31,78 +37,13 @@ from crypto.messages import (
     UnmaskShares,
 )
 from crypto.roster import Roster
-from crypto.session_record import Dealing, SessionRecord
+from crypto.session_record import SessionRecord
 from crypto.unmasking import Rebuilt
+
+__all__ = ["AbortReason", "CoordinatorSession", "CoordinatorState", "SessionAborted"]
 
 M = TypeVar("M", SignedBody, Shares, UnmaskShares, RecoveredSeeds, None)
 Payload: TypeAlias = SignedBody | Shares | UnmaskShares | RecoveredSeeds | None
-
-
-class CoordinatorState(Enum):
-    ADVERTISE = "advertise"
-    SHARE = "share"
-    MASKED = "masked"
-    CONSISTENCY = "consistency"
-    UNMASK = "unmask"
-    RECOVER = "recover"
-    DONE = "done"
-    FAILED = "failed"
-
-
-class Event(Enum):
-    """A silo's message, or what the driver asks for when a stage is over."""
-
-    ADVERT = "Advert"
-    SHARES = "Shares"
-    COMPLAINT = "Complaint"
-    MASKED_VECTOR = "masked vector"
-    CONSISTENCY = "Consistency"
-    UNMASK_SHARES = "UnmaskShares"
-    RECOVERED_SEEDS = "RecoveredSeeds"
-    CLOSE = "close"
-    ASK_RECOVERY = "ask recovery"
-
-
-_S, _E = CoordinatorState, Event
-TRANSITIONS: Mapping[tuple[CoordinatorState, Event], CoordinatorState] = {
-    (_S.ADVERTISE, _E.ADVERT): _S.ADVERTISE,
-    (_S.ADVERTISE, _E.CLOSE): _S.SHARE,
-    (_S.SHARE, _E.SHARES): _S.SHARE,
-    (_S.SHARE, _E.CLOSE): _S.MASKED,
-    (_S.MASKED, _E.MASKED_VECTOR): _S.MASKED,
-    (_S.MASKED, _E.COMPLAINT): _S.MASKED,
-    (_S.MASKED, _E.CLOSE): _S.CONSISTENCY,
-    (_S.CONSISTENCY, _E.CONSISTENCY): _S.CONSISTENCY,
-    (_S.CONSISTENCY, _E.CLOSE): _S.UNMASK,
-    (_S.UNMASK, _E.UNMASK_SHARES): _S.UNMASK,
-    (_S.UNMASK, _E.CLOSE): _S.DONE,
-    (_S.UNMASK, _E.ASK_RECOVERY): _S.RECOVER,
-    (_S.RECOVER, _E.RECOVERED_SEEDS): _S.RECOVER,
-    (_S.RECOVER, _E.CLOSE): _S.DONE,
-}
-_AWAITED: Mapping[CoordinatorState, Event] = {
-    _S.ADVERTISE: _E.ADVERT,
-    _S.SHARE: _E.SHARES,
-    _S.MASKED: _E.MASKED_VECTOR,
-    _S.CONSISTENCY: _E.CONSISTENCY,
-    _S.UNMASK: _E.UNMASK_SHARES,
-    _S.RECOVER: _E.RECOVERED_SEEDS,
-}
-
-
-class AbortReason(StrEnum):
-    """Why an attempt ended without a sum. Closed: docs/protocol.md 9."""
-
-    TOO_FEW_SILOS = "too-few-silos"
-    PROVEN_LIAR = "proven-liar"
-
-
-class SessionAborted(ProtocolError):
-    """The attempt is over; the next starts with fresh keys."""
-
-    def __init__(self, message: str, *, reason: AbortReason) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class CoordinatorSession:
@@ -119,6 +60,7 @@ class CoordinatorSession:
         self.state = CoordinatorState.ADVERTISE
         self.liars: dict[str, str] = {}
         self._record = SessionRecord(terms=terms)
+        self._session_digest = terms.digest()
         self._roster = roster
         self._authority = authority
         self._now = now
@@ -179,7 +121,7 @@ class CoordinatorSession:
     @property
     def awaited(self) -> frozenset[str]:
         """Who has not yet answered in this stage and still may."""
-        event = _AWAITED.get(self.state)
+        event = AWAITED.get(self.state)
         if event is None:
             return frozenset()
         return frozenset(
@@ -268,7 +210,9 @@ class CoordinatorSession:
             raise self._aborted("unmask: a self-mask cannot be rebuilt")
         if self._rebuilt.missing:
             self.state = TRANSITIONS[self.state, Event.ASK_RECOVERY]
-            return {name: self.recover_request(name) for name in sorted(self._expected(_E.RECOVERED_SEEDS))}
+            return {
+                name: self.recover_request(name) for name in sorted(self._expected(Event.RECOVERED_SEEDS))
+            }
         return self._finish(target)
 
     def close_recover(self) -> UnmaskPlan:
@@ -331,62 +275,30 @@ class CoordinatorSession:
 
     def _take_advert(self, sender: str, signed: SignedBody) -> None:
         verified = bodies.open_advert(
-            signed, terms=self.terms, roster=self._roster, authority=self._authority, now=self._now
+            signed,
+            terms=self.terms,
+            session_digest=self._session_digest,
+            roster=self._roster,
+            authority=self._authority,
+            now=self._now,
         )
         if verified.advert.name != sender:
             raise RemoteProtocolError(f"advert of {sender}: it names another silo", code=Refusal.ADVERT)
+        bodies.check_keys(verified.advert)
         self._record.adverts[sender] = verified
 
     def _take_shares(self, sender: str, shares: Shares) -> None:
-        adverts, cohort_digest = self._record.adverts, self._record.cohort_digest
-        certificate = adverts[sender].certificate
-        receivers = [name for name in self.cohort if name != sender]
-        if len(shares.envelopes) != len(receivers):
-            message = f"shares of {sender}: expected {len(receivers)} envelopes, got {len(shares.envelopes)}"
-            raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
-        envelopes = {
-            receiver: bodies.open_envelope(
-                signed,
-                certificate=certificate,
-                cohort_digest=cohort_digest,
-                sender=sender,
-                receiver=receiver,
-            )
-            for signed, receiver in zip(shares.envelopes, receivers, strict=True)
-        }
-        own = bodies.open_own_share(
-            shares.own_share, certificate=certificate, cohort_digest=cohort_digest, sender=sender
-        )
-        self._record.dealings[sender] = Dealing(
-            shares=shares,
-            relayed=dict(zip(receivers, shares.envelopes, strict=True)),
-            envelopes=envelopes,
-            own_share_hash=own.self_mask_share_hash,
-        )
+        self._record.dealings[sender] = coordinator_checks.open_dealing(self._record, sender, shares)
 
     def _take_complaint(self, sender: str, signed: SignedBody) -> None:
-        complaint = bodies.open_complaint(
-            signed,
-            certificate=self._record.adverts[sender].certificate,
-            cohort_digest=self._record.cohort_digest,
-            sender=sender,
-        )
-        if complaint.accused == sender or complaint.accused not in self.sharers:
-            raise RemoteProtocolError(f"complaint of {sender}: it accuses nobody who dealt to it")
-        self.complaints.append((sender, complaint.accused))
+        accused = coordinator_checks.open_accusation(self._record, sender, signed)
+        self.complaints.append((sender, accused))
 
     def _take_masked(self, sender: str, _: None) -> None:
         """The vector itself is spooled and summed elsewhere."""
 
     def _take_consistency(self, sender: str, signed: SignedBody) -> None:
-        expected = Consistency(
-            cohort_digest=self._record.cohort_digest,
-            sender=sender,
-            sharers=self.sharers,
-            survivors=self.survivors,
-        )
-        certificate = self._record.adverts[sender].certificate
-        bodies.check_consistency(signed, certificate=certificate, expected=expected)
+        coordinator_checks.check_signature(self._record, sender, signed)
         self._record.signatures[sender] = signed
 
     def _take_unmask(self, sender: str, answer: UnmaskShares) -> None:

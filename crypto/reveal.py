@@ -7,6 +7,7 @@ too: what it answers does not depend on whether it was restarted. Source: docs/p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +24,8 @@ from crypto.messages import (
     SignedBody,
     UnmaskShares,
 )
+
+MAX_PENDING_BYTES = 16 << 20  # a certificate and a few shares for each of 4,096 silos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +103,6 @@ class PendingReveal:
         return pending
 
 
-MAX_PENDING_BYTES = 16 << 20  # a certificate and a few shares for each of 4,096 silos
-
-
 class RevealLedger(Protocol):
     """What a session asks of the silo's ledger: synchronous, durable on return.
 
@@ -129,7 +129,7 @@ def check_signatures(pending: PendingReveal, message: Signatures) -> None:
     Every signature must hold; signers are counted by name, never by signature bytes.
     Raises RemoteProtocolError(code=SIGNATURES). Source: docs/protocol.md 5.6.
     """
-    expected = {bodies.consistency_body(said): said for said in _statements(pending)}
+    expected = {_statement(pending, name): name for name in pending.survivors}
     signers = {_signer(pending, signed, expected) for signed in message.signatures}
     if len(signers) < pending.threshold:
         wanted = f"expected signatures of {pending.threshold} survivors"
@@ -146,26 +146,25 @@ def recovered_seeds(pending: PendingReveal, request: RecoverRequest) -> Recovere
     return RecoveredSeeds(pair_seeds={name: pending.pair_seeds[name] for name in request.names})
 
 
-def _statements(pending: PendingReveal) -> list[Consistency]:
-    return [
+def _statement(pending: PendingReveal, sender: str) -> bytes:
+    return bodies.consistency_body(
         Consistency(
             cohort_digest=pending.cohort_digest,
-            sender=name,
+            sender=sender,
             sharers=pending.sharers,
             survivors=pending.survivors,
         )
-        for name in pending.survivors
-    ]
+    )
 
 
-def _signer(pending: PendingReveal, signed: SignedBody, expected: dict[bytes, Consistency]) -> str:
-    said = expected.get(signed.body)
-    if said is None:
+def _signer(pending: PendingReveal, signed: SignedBody, expected: Mapping[bytes, str]) -> str:
+    sender = expected.get(signed.body)
+    if sender is None:
         message = "unmask: a signature is not a survivor's over this cohort, U2 and U3"
         raise RemoteProtocolError(message, code=Refusal.SIGNATURES)
-    certificate = certificate_from_der(pending.certificates[said.sender])
-    bodies.check_consistency(signed, certificate=certificate, expected=said)
-    return said.sender
+    certificate = certificate_from_der(pending.certificates[sender])
+    bodies.check_consistency(signed, certificate=certificate, sender=sender, body=signed.body)
+    return sender
 
 
 def _rows(named: dict[str, bytes]) -> list[encoding.Field]:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from crypto import bodies
-from crypto.coordinator_session import TRANSITIONS, CoordinatorSession, CoordinatorState, Event
+from crypto.coordinator_session import CoordinatorSession, CoordinatorState
+from crypto.coordinator_table import TRANSITIONS, Event
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.layout import Layout, Quantity
 from crypto.messages import Cohort, RecoveredSeeds, Shares, SignedBody, UnmaskShares
