@@ -10,7 +10,6 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from fractions import Fraction
 
 from crypto.errors import ConfigError
 

@@ -57,11 +57,6 @@ class TrainPhase:
         return PhaseResult(state=state, figures=figures, data_share=data_share)
 
 
-def flatten(arrays: Mapping[str, Array], names: tuple[str, ...]) -> FloatArray:
-    """The named arrays, end to end. Shapes: any -> (P,) float64."""
-    return np.concatenate([np.asarray(arrays[name], dtype=np.float64).ravel() for name in names])
-
-
 def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
     """Cut a vector into arrays shaped as in `like`. Shapes: (P,) -> any."""
     cuts = np.cumsum([like[name].size for name in names])[:-1]

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from chorale.job import Job, SignedJob, open_job, sign_job
+from chorale.job_spec import JobSpec
+from chorale.state import state_digest, state_to_bytes
+from chorale.v1 import federation_pb2
+from chorale.wire import PhaseKey
+from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from crypto.identity import Role
+from crypto.messages import SessionTerms
+from strategies.base import Array
+from tests.unit.chorale.conftest import NOW, SILOS, Party
+
+MakeSpec = Callable[..., JobSpec]
+NONCE = "ab" * 16
+State = dict[str, Array]
+
+
+@pytest.fixture
+def make_job(make_spec: MakeSpec, party: Party) -> Callable[..., Job]:
+    def make(**fields: object) -> Job:
+        spec = make_spec(**fields).filled(nonce=NONCE, initial_state=b"\x01" * 32)
+        return open_job(sign_job(spec.to_yaml(), party.operator), **surroundings(party))
+
+    return make
+
+
+@pytest.fixture
+def signed(make_spec: MakeSpec, party: Party) -> SignedJob:
+    spec = make_spec().filled(nonce=NONCE, initial_state=b"\x01" * 32)
+    return sign_job(spec.to_yaml(), party.operator)
+
+
+def surroundings(party: Party, **changes: object) -> dict[str, object]:
+    return {"roster": party.roster(), "authority": party.authority, "now": NOW} | changes
+
+
+def terms_of(job: Job, party: Party, state: State, **changes: object) -> SessionTerms:
+    digest = state_digest(state_to_bytes(state))
+    fields = {"roster": party.roster(), "round": 1, "phase": "train", "attempt": 1, "state_digest": digest}
+    return job.terms(state=state, **(fields | changes))
+
+
+class TestOpening:
+    def test_a_signed_job_opens(self, signed: SignedJob, party: Party) -> None:
+        job = open_job(signed, **surroundings(party))
+        assert job.digest == hashlib.sha256(signed.spec_bytes).digest()
+        assert job.id == job.digest.hex()[:12] == signed.id
+        assert job.operator == "ops"
+        assert job.spec.silos == SILOS
+
+    def test_a_changed_spec_is_refused(self, signed: SignedJob, party: Party) -> None:
+        changed = signed.spec_bytes.replace(b"rounds: 10", b"rounds: 99")
+        assert changed != signed.spec_bytes
+        self.refuse(
+            dataclasses.replace(signed, spec_bytes=changed), party, "job: the signature", Refusal.JOB_INVALID
+        )
+
+    def test_another_operators_signature_is_refused(self, signed: SignedJob, party: Party) -> None:
+        other = party.issue(Role.OPERATOR, "other")
+        forged = sign_job(signed.spec_bytes, other)
+        mixed = dataclasses.replace(forged, operator_certificate=signed.operator_certificate)
+        self.refuse(mixed, party, "job: the signature does not hold", Refusal.JOB_INVALID)
+
+    def test_an_operator_outside_the_roster_is_refused(self, signed: SignedJob, party: Party) -> None:
+        forged = sign_job(signed.spec_bytes, party.issue(Role.OPERATOR, "ops"))
+        self.refuse(forged, party, "does not hold operator ops with this certificate", Refusal.ROSTER)
+
+    def test_a_revoked_operator_is_refused(self, signed: SignedJob, party: Party) -> None:
+        roster = party.roster(version=2, has_operator=False)
+        with pytest.raises(RemoteProtocolError, match="version 2 does not hold operator ops"):
+            open_job(signed, **surroundings(party, roster=roster))
+
+    def test_a_silo_cannot_sign_jobs(self, signed: SignedJob, party: Party) -> None:
+        forged = sign_job(signed.spec_bytes, party.silos["clinic-a"])
+        self.refuse(forged, party, "expected role operator, got silo", Refusal.ROSTER)
+
+    def test_an_expired_operator_is_refused(self, signed: SignedJob, party: Party) -> None:
+        with pytest.raises(RemoteProtocolError, match="certificate expired at"):
+            open_job(signed, **surroundings(party, now=NOW + timedelta(days=31)))
+
+    def test_a_certificate_that_is_none_is_refused(self, signed: SignedJob, party: Party) -> None:
+        odd = dataclasses.replace(signed, operator_certificate=b"none")
+        self.refuse(odd, party, "the bytes are no certificate", Refusal.MALFORMED)
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            (b"federation: test", b"federation: other", "expected federation test, got other"),
+            (b"rounds: 10", b"rounds: 0", r"job [0-9a-f]{12}: rounds: "),
+            (b"nonce: ", b"nonsense: ", "nonsense: unknown field"),
+            (b"2026-11-22", b"2026-11-20", "has passed"),
+            (b"nonce: " + NONCE.encode() + b"\n", b"", "nonce and initial_state are required"),
+        ],
+    )
+    def test_an_unsound_job_is_refused_though_it_is_signed(
+        self, signed: SignedJob, party: Party, old: bytes, new: bytes, message: str
+    ) -> None:
+        changed = signed.spec_bytes.replace(old, new)
+        assert changed != signed.spec_bytes
+        self.refuse(sign_job(changed, party.operator), party, message, Refusal.JOB_INVALID)
+
+    @staticmethod
+    def refuse(signed: SignedJob, party: Party, message: str, code: Refusal) -> None:
+        with pytest.raises(RemoteProtocolError, match=message) as caught:
+            open_job(signed, **surroundings(party))
+        assert caught.value.code is code
+
+
+class TestWire:
+    def test_a_signed_job_survives(self, signed: SignedJob) -> None:
+        sent = federation_pb2.SignedJob.FromString(signed.to_wire().SerializeToString())
+        assert SignedJob.from_wire(sent) == signed
+
+    @pytest.mark.parametrize(
+        ("field", "size", "message"),
+        [
+            ("spec", 0, "expected 1 to 262144 bytes, got 0"),
+            ("spec", 262_145, "expected 1 to 262144 bytes, got 262145"),
+            ("signature", 73, "expected 1 to 72 bytes, got 73"),
+            ("operator_certificate", 0, "certificate of 1 to 8192 bytes, got 0"),
+            ("operator_certificate", 8193, "certificate of 1 to 8192 bytes, got 8193"),
+        ],
+    )
+    def test_odd_sizes_are_refused(self, signed: SignedJob, field: str, size: int, message: str) -> None:
+        sent = signed.to_wire()
+        setattr(sent, field, b"x" * size)
+        with pytest.raises(RemoteProtocolError, match=message):
+            SignedJob.from_wire(sent)
+
+
+class TestSequence:
+    def test_phases_follow_one_another_to_the_end(self, make_job: Callable[..., Job]) -> None:
+        job = make_job(rounds=3)
+        place: tuple[int, str] | None = (0, job.opening)
+        seen = []
+        while place is not None:
+            seen.append(place)
+            place = job.next_after(*place)
+        assert seen == [(0, "roll-call.0"), (1, "train"), (2, "train"), (3, "train"), (3, "evaluate.0")]
+
+    @pytest.mark.parametrize(
+        ("place", "after"),
+        [
+            ((0, "roll-call.1"), (1, "train")),
+            ((2, "roll-call.1"), (3, "train")),
+            ((3, "roll-call.7"), (3, "evaluate.0")),
+            ((3, "evaluate.4"), None),
+        ],
+    )
+    def test_a_repeated_phase_leads_on(
+        self, make_job: Callable[..., Job], place: tuple[int, str], after: tuple[int, str] | None
+    ) -> None:
+        assert make_job(rounds=3).next_after(*place) == after
+
+    def test_a_phase_of_another_method_is_refused(self, make_job: Callable[..., Job]) -> None:
+        with pytest.raises(ConfigError, match="phase: expected one of evaluate, roll-call, train for fedavg"):
+            make_job().next_after(1, "presence.0")
+
+
+class TestTerms:
+    def test_both_sides_compute_the_same_digest(
+        self, make_job: Callable[..., Job], party: Party, state: State
+    ) -> None:
+        """The silo parses the job and the state from bytes, the coordinator holds its own."""
+        job = make_job()
+        again = open_job(SignedJob.from_wire(job.signed.to_wire()), **surroundings(party))
+        assert terms_of(again, party, state).digest() == terms_of(job, party, state).digest()
+
+    def test_terms_name_the_silos_sizes_and_layout(
+        self, make_job: Callable[..., Job], party: Party, state: State
+    ) -> None:
+        terms = terms_of(make_job(threshold=4), party, state)
+        assert terms.names == tuple(sorted(SILOS))
+        assert (terms.rule.members, terms.rule.threshold, terms.rule.min_cohort) == (4, 4, 3)
+        assert terms.layout.members == 4
+        assert [quantity.name for quantity in terms.layout.quantities] == [
+            "delta",
+            "buffers",
+            "weight",
+            "correct",
+            "tested",
+            "loss_sum",
+            "clipped",
+        ]
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"round": 2},
+            {"attempt": 2},
+            {"round": 1, "phase": "evaluate.0"},
+            {"round": 1, "phase": "evaluate.1"},
+            {"state_digest": b"\x02" * 32},
+        ],
+    )
+    def test_every_difference_makes_another_session(
+        self, make_job: Callable[..., Job], party: Party, state: State, changes: dict[str, object]
+    ) -> None:
+        job = make_job()
+        assert terms_of(job, party, state, **changes).digest() != terms_of(job, party, state).digest()
+
+    def test_another_job_state_or_roster_makes_another_session(
+        self, make_job: Callable[..., Job], party: Party, state: State
+    ) -> None:
+        first = terms_of(make_job(), party, state).digest()
+        longer = {**state, "model/more": np.zeros(1, np.float32)}
+        others = [
+            terms_of(make_job(seed=1), party, state),
+            terms_of(make_job(), party, longer),
+            terms_of(make_job(), party, longer, state_digest=state_digest(state_to_bytes(state))),
+            terms_of(make_job(), party, state, roster=party.roster(version=2)),
+        ]
+        assert first not in {one.digest() for one in others}
+        assert len({one.digest() for one in others}) == len(others)
+
+    def test_a_revoked_silo_is_not_named(
+        self, make_job: Callable[..., Job], party: Party, state: State
+    ) -> None:
+        roster = party.roster(version=2, silos=SILOS[1:])
+        assert terms_of(make_job(), party, state, roster=roster).names == SILOS[1:]
+        with pytest.raises(ConfigError, match="silos: a round needs at least 3 named silos, got 2"):
+            terms_of(make_job(), party, state, roster=party.roster(version=2, silos=SILOS[2:]))
+
+    def test_a_drawn_round_names_some_and_every_other_phase_all(
+        self, make_job: Callable[..., Job], party: Party, state: State
+    ) -> None:
+        job = make_job(fraction=0.75)
+        drawn = {terms_of(job, party, state, round=round).names for round in range(1, 11)}
+        assert {len(names) for names in drawn} == {3}
+        assert len(drawn) > 1  # the same three in 10 rounds: 4 ** -9
+        assert terms_of(job, party, state, round=0, phase="roll-call.0").names == SILOS
+        assert terms_of(job, party, state, round=10, phase="evaluate.0").names == SILOS
+
+    @pytest.mark.parametrize(
+        ("round", "phase", "message"),
+        [
+            (0, "train", "train: expected round 1 to 10, got 0"),
+            (11, "train", "train: expected round 1 to 10, got 11"),
+            (11, "evaluate.0", "evaluate.0: expected round 0 to 10, got 11"),
+            (1, "train.0", "phases outside rounds, and only they, end"),
+            (1, "evaluate", "phases outside rounds, and only they, end"),
+            (1, "presence.0", "phase: expected one of evaluate, roll-call, train for fedavg, got presence"),
+        ],
+    )
+    def test_a_phase_that_the_job_does_not_have_gets_no_terms(
+        self,
+        make_job: Callable[..., Job],
+        party: Party,
+        state: State,
+        round: int,
+        phase: str,
+        message: str,
+    ) -> None:
+        with pytest.raises(ConfigError, match=message):
+            terms_of(make_job(), party, state, round=round, phase=phase)
+
+
+def test_context_and_layout_follow_job_and_state(make_job: Callable[..., Job], state: State) -> None:
+    job = make_job(update_bound=2.0, update_word=16, min_weight=0.5)
+    key = PhaseKey(job_digest=job.digest, round=4, phase="train", attempt=1)
+    context = job.context(key, state, 4)
+    assert (context.round, context.members, context.classes, context.min_weight) == (4, 4, 10, 0.5)
+    assert context.trained == ("body.bias", "body.weight")
+    assert context.buffers == ("norm.running_mean", "norm.running_var")
+    delta = job.layout(key, state, 4).quantities[0]
+    assert (delta.name, delta.shape, delta.bound, delta.word) == ("delta", (8,), 2.0, 16)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from chorale import job_spec
+from chorale.job_spec import JobSpec
+from crypto.errors import ConfigError
+from tests.unit.chorale.conftest import NOW, SILOS, job_fields
+
+MakeSpec = Callable[..., JobSpec]
+
+
+def test_a_job_survives_its_file(make_spec: MakeSpec) -> None:
+    spec = make_spec(
+        columns=[{"name": "age", "mean": 51.5, "scale": 1e-3, "fill": 50}, {"name": "sex"}],
+        label_column="outcome",
+        input_shape=[2],
+        strategy={"preset": "fedavg"},
+        model={"name": "mlp", "hidden": [16, 8], "norm": "group", "seed": 3},
+        training={"learning_rate": 1e-5, "schedule": {"kind": "step", "gamma": 0.5}},
+        threshold=4,
+    ).filled(nonce="ab" * 16, initial_state=b"\x01" * 32)
+    data = spec.to_yaml()
+    assert JobSpec.from_yaml(data, source="job.yaml") == spec
+    assert JobSpec.from_yaml(data, source="job.yaml").to_yaml() == data
+
+
+def test_a_job_that_a_person_wrote_gets_its_defaults() -> None:
+    text = yaml.safe_dump({**job_fields(), "silos": list(SILOS), "input_shape": [1, 8, 8]})
+    spec = JobSpec.from_yaml(text.encode(), source="job.yaml")
+    assert (spec.strategy.preset, spec.update_bound, spec.update_word) == ("fedavg", 8.0, 32)
+    assert (spec.threshold, spec.min_cohort, spec.max_attempts, spec.fraction) == (None, None, 5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"), [("mlp", "none"), ("cnn", "none"), ("resnet18", "batch"), ("mobilenet_v2", "batch")]
+)
+def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str, norm: str) -> None:
+    assert make_spec(model={"name": name}).model.norm == norm
+    assert make_spec(model={"name": name, "norm": "group"}).model.norm == "group"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"colour": "red"}, "colour: unknown field, expected one of name, federation, nonce"),
+        ({"training": {"learning_rate": 1, "epochs": 3}}, "training.epochs: unknown field, expected one of"),
+        ({"strategy": {"preset": "fedbest"}}, "strategy.preset: expected one of fedavg, got fedbest"),
+        ({"strategy": {"options": {"mu": 1}}}, "strategy.options.mu: unknown option, fedavg has none"),
+        ({"name": "Digits"}, "name: .*match"),
+        ({"federation": "a b"}, "federation: .*match"),
+        ({"nonce": "xyz"}, "nonce: .*match"),
+        ({"initial_state": "ab"}, "initial_state: .*match"),
+        ({"not_after": datetime(2027, 1, 1)}, "not_after: .*timezone"),  # noqa: DTZ001
+        ({"silos": ["a", "b"]}, "silos: .*at least 3"),
+        ({"silos": [f"a{i}" for i in range(201)]}, "silos: .*at most 200"),
+        ({"silos": ["a", "b", "c", "a"]}, "silos: a is named twice"),
+        ({"silos": ["a", "b", "C"]}, "silos.2: .*match"),
+        ({"rounds": 0}, "rounds: .*greater than or equal to 1, got 0"),
+        ({"rounds": 100_001}, "rounds: .*less than or equal to 100000"),
+        ({"classes": 1}, "classes: .*greater than or equal to 2"),
+        ({"classes": 100_001}, "classes: .*less than or equal to 100000"),
+        ({"fraction": 0}, "fraction: .*greater than 0"),
+        ({"fraction": 1.5}, "fraction: .*less than or equal to 1"),
+        ({"fraction": 0.5}, "fraction: a round would name 2 of 4 silos, expected at least 3"),
+        ({"threshold": 2}, "threshold: .*greater than or equal to 3"),
+        ({"threshold": 5}, "threshold: expected 3 to 4 for 4 silos, got 5"),
+        ({"min_cohort": 5}, "min_cohort: expected 3 to 4 for 4 silos, got 5"),
+        ({"update_bound": 0}, "update_bound: .*greater than 0"),
+        ({"update_bound": float("nan")}, "update_bound: "),
+        ({"update_word": 8}, "update_word: .*16, 32 or 64, got 8"),
+        ({"min_weight": 1.1}, "min_weight: .*less than or equal to 1"),
+        ({"max_attempts": 0}, "max_attempts: .*greater than or equal to 1"),
+        ({"roll_call_every": 0}, "roll_call_every: .*greater than or equal to 1"),
+        ({"train_deadline_seconds": 7200}, "train_hard_cap_seconds: it should be at least"),
+        ({"seed": -1}, "seed: .*greater than or equal to 0"),
+        ({"input_shape": []}, "input_shape: .*at least 1"),
+        ({"input_shape": [0]}, "input_shape.0: .*greater than or equal to 1"),
+        ({"input_shape": [1_000_000, 1_000_000]}, "input_shape: expected at most 16777216 values"),
+        ({"model": {"name": "vit"}}, "model.name: .*'mlp'"),
+        ({"model": {"name": "mlp", "hidden": [0]}}, "model.hidden.0: .*greater than or equal to 1"),
+        ({"model": "mlp"}, "model: "),
+        ({"columns": [{"name": "a"}], "label_column": "y"}, r"input_shape: expected \[1\].*got \[1, 8, 8\]"),
+        ({"columns": [{"name": "a"}], "input_shape": [1]}, "label_column: expected the heading"),
+        (
+            {"columns": [{"name": "a"}], "input_shape": [1], "label_column": "a"},
+            "label_column: expected the heading of a column that is not an input",
+        ),
+        (
+            {"columns": [{"name": "a"}, {"name": "a"}], "input_shape": [2], "label_column": "y"},
+            "columns: a column is named twice",
+        ),
+        ({"columns": [{"name": "a", "scale": 0}], "input_shape": [1]}, "columns.0.scale: .*greater than 0"),
+        ({"columns": [{"name": "a", "mean": float("inf")}]}, "columns.0.mean: .*finite"),
+        ({"training": {}}, "training.learning_rate: a value is required"),
+        ({"training": {"learning_rate": 0}}, "training.learning_rate: .*greater than 0"),
+        ({"training": {"learning_rate": 1, "momentum": 1}}, "training.momentum: .*less than 1"),
+        ({"training": {"learning_rate": 1, "schedule": {"kind": "warm"}}}, "training.schedule.kind: "),
+    ],
+)
+def test_a_wrong_job_is_refused_by_field(make_spec: MakeSpec, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^job.yaml: .*{message}"):
+        make_spec(**fields)
+
+
+def test_a_job_may_raise_the_sizes_of_its_rounds_and_never_lower_them(make_spec: MakeSpec) -> None:
+    silos = [f"a{number}" for number in range(10)]
+    assert (make_spec(silos=silos).rule(10).threshold, make_spec(silos=silos).rule(10).min_cohort) == (7, 5)
+    raised = make_spec(silos=silos, threshold=9, min_cohort=10).rule(10)
+    assert (raised.threshold, raised.min_cohort) == (9, 10)
+    with pytest.raises(ConfigError, match="threshold: expected 7 to 10 for 10 silos, got 6"):
+        make_spec(silos=silos, threshold=6)
+    with pytest.raises(ConfigError, match="min_cohort: expected 5 to 10 for 10 silos, got 4"):
+        make_spec(silos=silos, min_cohort=4)
+
+
+def test_sizes_raised_for_a_drawn_round_do_not_lower_those_of_a_full_phase(make_spec: MakeSpec) -> None:
+    """5 of 10 silos are drawn: t = 5 is a raise there, and must not stand in a roll-call of 10."""
+    spec = make_spec(silos=[f"a{number}" for number in range(10)], fraction=0.5, threshold=5)
+    assert spec.named_per_round == 5
+    assert spec.rule(5).threshold == 5
+    assert spec.rule(10).threshold == 7
+
+
+def test_a_round_with_fewer_silos_than_the_job_asks_for_has_no_sizes(make_spec: MakeSpec) -> None:
+    with pytest.raises(ConfigError, match="threshold: expected 3 to 3 for 3 silos, got 4"):
+        make_spec(threshold=4).rule(3)
+
+
+def test_a_decimal_fraction_is_read_as_it_is_written(make_spec: MakeSpec) -> None:
+    # 0.07 * 100 is 7.000000000000001, and its ceiling named an eighth silo
+    assert make_spec(silos=[f"a{number}" for number in range(100)], fraction=0.07).named_per_round == 7
+
+
+def test_a_job_is_submittable_when_filled_and_not_past(make_spec: MakeSpec) -> None:
+    spec = make_spec()
+    with pytest.raises(ConfigError, match="job digits: nonce and initial_state are required"):
+        spec.check_submittable(now=NOW)
+    filled = spec.filled(nonce="ab" * 16, initial_state=b"\x01" * 32)
+    filled.check_submittable(now=NOW)
+    assert filled.initial_state == "01" * 32
+    with pytest.raises(ConfigError, match=r"job digits: not_after: 2026-11-22T12:00:00\+00:00 has passed"):
+        filled.check_submittable(now=NOW + timedelta(days=1))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ({"kind": "constant"}, {1: 0.4, 10: 0.4}),
+        ({"kind": "step", "step_rounds": 3, "gamma": 0.5}, {1: 0.4, 3: 0.4, 4: 0.2, 7: 0.1, 10: 0.05}),
+        ({"kind": "cosine"}, {1: 0.4, 6: 0.2}),
+    ],
+)
+def test_learning_rate_follows_its_schedule(
+    make_spec: MakeSpec, schedule: dict[str, Any], rates: dict[int, float]
+) -> None:
+    spec = make_spec(training={"learning_rate": 0.4, "schedule": schedule}, rounds=10)
+    assert {round: spec.learning_rate_at(round) for round in rates} == pytest.approx(rates)
+
+
+def test_cosine_falls_and_stays_positive(make_spec: MakeSpec) -> None:
+    spec = make_spec(training={"learning_rate": 0.4, "schedule": {"kind": "cosine"}}, rounds=10)
+    rates = [spec.learning_rate_at(round) for round in range(1, 11)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] > 0
+
+
+def test_every_field_says_what_it_is() -> None:
+    models = [one for one in vars(job_spec).values() if isinstance(one, type) and issubclass(one, BaseModel)]
+    bare = [
+        f"{model.__name__}.{name}"
+        for model in models
+        for name, field in model.model_fields.items()
+        if not field.description
+    ]
+    assert bare == []
+    assert JobSpec in models
+
+
+def test_a_job_cannot_be_changed(make_spec: MakeSpec) -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        make_spec().rounds = 20
+
+
+def test_dates_are_told_in_utc(make_spec: MakeSpec) -> None:
+    spec = make_spec(not_after="2026-11-21T13:00:00+02:00").filled(nonce="ab" * 16, initial_state=b"\1" * 32)
+    with pytest.raises(ConfigError, match=r"not_after: 2026-11-21T11:00:00\+00:00 has passed"):
+        spec.check_submittable(now=datetime(2026, 11, 21, 12, tzinfo=UTC))
