@@ -1,0 +1,111 @@
+"""`chorale demo` as a person runs it: real processes, real data, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chorale.state import state_from_file
+from tests.support.processes import REPOSITORY, environment, wait_until
+
+pytestmark = pytest.mark.timeout(300)
+Demo = subprocess.Popen[str]
+
+
+@contextmanager
+def _demo(out: Path, *options: str) -> Iterator[Demo]:
+    command = [sys.executable, "-m", "cli.main", "demo", "--out", str(out), *options]
+    process = subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=environment({}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_demo_trains_and_leaves_its_results(tmp_path: Path) -> None:
+    with _demo(tmp_path / "out") as demo:
+        stdout, stderr = demo.communicate()
+    assert demo.returncode == 0, stderr
+    told = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert told["final_accuracy"] >= 0.95
+    assert told["accuracy_by_round"][-1] == told["final_accuracy"]
+    assert (told["rounds_completed"], len(told["accuracy_by_round"])) == (10, 10)
+    assert (told["dropped"], told["silos"]) == ([], 4)
+    assert told["float32_bytes"] <= told["upload_bytes_per_silo_round"] <= told["float32_bytes"] + 20_000
+    assert "<svg" in (tmp_path / "out" / "report.html").read_text()
+    model = state_from_file(tmp_path / "out" / "model.safetensors")
+    assert (
+        sum(array.nbytes for name, array in model.items() if name.startswith("model/"))
+        == told["float32_bytes"]
+    )
+    assert stdout.startswith(f"final accuracy {told['final_accuracy']:.4f}\n")
+    assert len([line for line in stdout.splitlines() if line.startswith("  ")]) == 3  # what to try next
+    assert len([line for line in stderr.splitlines() if line.startswith("round ")]) == 10
+    assert "\x1b" not in stderr
+
+
+def test_demo_survives_the_silos_it_kills(tmp_path: Path) -> None:
+    with _demo(tmp_path / "out", "--drop", "1", "--rounds", "3") as demo:
+        _, stderr = demo.communicate()
+    assert demo.returncode == 0, stderr
+    told = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert told["rounds_completed"] == 3
+    second = next(phase for phase in told["phases"] if (phase["round"], phase["phase"]) == (2, "train"))
+    # it shared its keys and was killed before any envelope left: its masks were recovered
+    assert second["cohort"] == ["silo-1", "silo-2", "silo-3"]
+    assert second["attempts"] == 1
+    assert told["dropped"][0] == {
+        "round": 2, "silo": "silo-4", "stage": "masked", "reason": "disconnected",
+    }  # fmt: skip
+    assert {entry["round"] for entry in told["dropped"]} == {2, 3}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_demo_stops_everything(tmp_path: Path, number: signal.Signals) -> None:
+    with _demo(tmp_path / "out", "--rounds", "1000") as demo:
+        children = _running_children(demo, tmp_path / "out")
+        demo.send_signal(number)
+        _, stderr = demo.communicate(timeout=30)
+        assert demo.returncode == 130
+        assert "Traceback" not in stderr
+        assert [child for child in children if child.is_running()] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
+    with _demo(tmp_path / "out", "--rounds", "1000") as demo:
+        children = _running_children(demo, tmp_path / "out")
+        demo.kill()
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert alive == []
+
+
+def _running_children(demo: Demo, out: Path) -> list[psutil.Process]:
+    """Coordinator and four silos, once they train."""
+    log = out / "federation" / "logs" / "hub.log"
+    wait_until(
+        lambda: demo.poll() is not None or (log.exists() and b'"phase": "train"' in log.read_bytes()),
+        "the first round",
+    )
+    children = psutil.Process(demo.pid).children(recursive=True)
+    assert len(children) == 5
+    assert all(os.getsid(child.pid) == child.pid for child in children)
+    return children

@@ -1,0 +1,87 @@
+"""The demo's plan and folder: what it refuses before anything starts, and what it may replace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chorale.settings_file import check_values
+from cli.demo_setup import DemoPlan, clean_folder, write_coordinator, write_job, write_silo
+from cli.job import read_spec
+from coordinator.settings import CoordinatorSettings
+from crypto.errors import ConfigError
+from silo_agent.settings import SiloSettings
+
+
+def _plan(out: Path, **changes: Any) -> DemoPlan:
+    asked = {"silos": 4, "rounds": 10, "strategy": "fedavg", "drop": 0, "seed": 1, "out": out}
+    return DemoPlan(**{**asked, **changes})
+
+
+@pytest.mark.parametrize(
+    ("silos", "largest"), [(3, 0), (4, 1), (5, 1), (6, 1), (7, 2), (9, 2), (10, 3), (20, 6)]
+)
+def test_drop_is_allowed_up_to_what_a_sum_can_lose(tmp_path: Path, silos: int, largest: int) -> None:
+    plan = _plan(tmp_path, silos=silos, drop=largest)
+    assert len(plan.doomed) == largest
+    with pytest.raises(ConfigError, match=f"--drop: {silos} silos can lose at most {largest} and keep"):
+        _plan(tmp_path, silos=silos, drop=largest + 1)
+
+
+def test_negative_drop_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--drop: .* got -1"):
+        _plan(tmp_path, drop=-1)
+
+
+def test_folder_of_an_earlier_demo_is_replaced_and_strangers_files_are_not(tmp_path: Path) -> None:
+    plan = _plan(tmp_path / "out")
+    with clean_folder(plan):
+        (plan.parties / "old").write_text("old")
+        (plan.out / "report.json").write_text("old")
+    (plan.out / "notes.txt").write_text("mine")
+    with clean_folder(plan):
+        assert list(plan.parties.iterdir()) == []
+        assert not (plan.out / "report.json").exists()
+        assert (plan.out / "notes.txt").read_text() == "mine"
+
+
+def test_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match="holds files that no demo wrote"), clean_folder(_plan(tmp_path)):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with (
+        pytest.raises(ConfigError, match="is a file, expected a folder"),
+        clean_folder(_plan(tmp_path / "out")),
+    ):
+        pass
+
+
+def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
+    plan = _plan(tmp_path / "out")
+    with (
+        clean_folder(plan),
+        pytest.raises(ConfigError, match="another demo is running"),
+        clean_folder(plan),
+    ):
+        pass
+
+
+def test_written_files_are_what_the_parties_accept(tmp_path: Path) -> None:
+    plan = _plan(tmp_path / "out", drop=1)
+    with clean_folder(plan):
+        hub = yaml.safe_load(write_coordinator(plan).read_text())
+        silo = yaml.safe_load(write_silo(plan, "silo-2", coordinator="127.0.0.1:1").read_text())
+        spec = read_spec(write_job(plan))
+    assert check_values(CoordinatorSettings, hub, source="hub").hold_before_relay_seconds == 1.0
+    checked = check_values(SiloSettings, silo, source="silo")
+    assert checked.data.partition is not None
+    assert (checked.data.partition.index, checked.data.partition.silos) == (1, 4)
+    assert (spec.silos, spec.rounds) == (("silo-1", "silo-2", "silo-3", "silo-4"), 10)

@@ -1,0 +1,168 @@
+"""What a job's events turn into: lines, a table, report.json and report.html."""
+
+from __future__ import annotations
+
+import io
+import json
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from chorale.v1.operations_pb2 import JobEvent
+from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
+from cli import progress, report
+from cli.job import check_done
+from cli.progress import JobHistory
+from crypto.errors import BudgetExhausted, ChoraleError, PolicyRefusal
+
+# DESIGN's contract with other programs
+REPORT_KEYS = {
+    "strategy", "silos", "rounds_completed", "final_accuracy", "accuracy_by_round", "secure_aggregation",
+    "quantities", "dropped", "wall_seconds", "upload_bytes_per_silo_round", "float32_bytes", "epsilon",
+    "epsilon_unit",
+}  # fmt: skip
+SILOS = ["a", "b", "c", "d"]
+
+
+def _record(round_number: int, phase: str, **fields: object) -> PhaseRecord:
+    given = {"result": "applied", "attempts": 1, "cohort": SILOS, "wall_seconds": 0.5, "upload_bytes": 100}
+    return PhaseRecord(job_digest=b"j" * 32, round=round_number, phase=phase, **(given | fields))
+
+
+def _history(*records: PhaseRecord, **summary: object) -> JobHistory:
+    history = JobHistory()
+    told = {"name": "digits", "status": "done", "strategy": "fedavg", "rounds": 3, "rounds_completed": 3}
+    told |= {"silos": SILOS, "float32_bytes": 64, "job_digest": b"j" * 32, **summary}
+    history.add(JobEvent(summary=JobSummary(**told)))
+    for record in records:
+        history.add(JobEvent(record=record))
+    return history
+
+
+@pytest.fixture
+def history() -> JobHistory:
+    """Three rounds; the sum of round 2 was lost, so the model after round 1 is not measured by it."""
+    lost = LeftOut(silo="d", stage="masked", reason="disconnected")
+    return _history(
+        _record(0, "roll-call.0", quantities=["silos", "samples"]),
+        _record(1, "train", figures={"accuracy": 0.1}, data_share=1.0, quantities=["delta", "weight"]),
+        _record(
+            2, "train", result="used-up", reason="too-few-silos", cohort=[], upload_bytes=0, left_out=[lost]
+        ),
+        _record(3, "train", figures={"accuracy": 0.5}, cohort=SILOS[:3], data_share=0.75, left_out=[lost]),
+        _record(3, "evaluate.0", figures={"accuracy": 0.8, "loss": 0.3}, cohort=SILOS[:3]),
+    )
+
+
+def test_accuracy_of_a_round_is_measured_by_the_round_after(history: JobHistory) -> None:
+    assert progress.accuracy_by_round(history) == [None, 0.5, 0.8]
+    assert progress.final_accuracy(history) == 0.8
+
+
+def test_accuracy_is_unknown_before_the_closing_evaluation() -> None:
+    history = _history(_record(1, "train", figures={"accuracy": 0.1}))
+    assert progress.accuracy_by_round(history) == [None]
+    assert progress.final_accuracy(history) is None
+
+
+def test_record_that_is_told_twice_counts_once(history: JobHistory) -> None:
+    assert history.add(JobEvent(record=_record(1, "train"))) is None
+    assert len(history.records) == 5
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        (0, "roll-call  4 silos, 0.5 s"),
+        (1, "round 1/3  4 silos, 100% of the data, 0.5 s  model after round 0: accuracy 0.100"),
+        (2, "round 2/3  used up (too-few-silos)  without d (masked: disconnected)"),
+        (4, "evaluate  3 silos, 0.5 s  final model: accuracy 0.800, loss 0.300"),
+    ],
+)
+def test_plain_line(history: JobHistory, place: int, line: str) -> None:
+    assert progress.plain_line(history.records[place], rounds=3) == line
+
+
+def test_attempts_are_told_when_there_were_several() -> None:
+    line = progress.plain_line(_record(1, "train", attempts=2, data_share=0.5), rounds=1)
+    assert line == "round 1/1  4 silos, 50% of the data, 0.5 s, attempt 2"
+
+
+def test_table_shows_rounds_progress_and_notes(history: JobHistory) -> None:
+    history.summary.progress = "round 3, evaluate: awaiting a"
+    console = Console(file=io.StringIO(), width=100)
+    console.print(progress.table(history, notes=["killed d"]))
+    shown = console.file.getvalue()
+    for text in ("round 1/3", "0.500", "75%", "used-up", "awaiting a", "killed d"):
+        assert text in shown
+
+
+def test_show_writes_lines_to_stderr_alone_where_it_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = JobHistory()
+    progress.show([JobEvent(record=_record(1, "train"))], told)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "round 1/0  4 silos, 0% of the data, 0.5 s\n")
+    assert len(told.records) == 1
+
+
+def test_report_has_the_keys_that_other_programs_read(history: JobHistory) -> None:
+    document = json.loads(json.dumps(report.document(history)))
+    assert set(document) >= REPORT_KEYS
+    assert document["silos"] == 4
+    assert document["final_accuracy"] == 0.8
+    assert document["quantities"] == ["silos", "samples", "delta", "weight"]
+    assert document["wall_seconds"] == 2.5
+    assert document["upload_bytes_per_silo_round"] == 100  # of the rounds that had a sum
+    assert document["secure_aggregation"] is True
+    assert (document["epsilon"], document["epsilon_unit"]) == (None, None)
+
+
+def test_report_names_each_loss_once(history: JobHistory) -> None:
+    lost = {"silo": "d", "stage": "masked", "reason": "disconnected"}
+    assert report.document(history)["dropped"] == [{"round": 2, **lost}, {"round": 3, **lost}]
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_page_needs_nothing_else_and_escapes_what_it_is_told(history: JobHistory) -> None:
+    history.summary.name = "<script>alert(1)</script>"
+    text = report.page(report.document(history))
+    page = _Page()
+    page.feed(text)
+    assert "script" not in page.tags
+    assert page.links == []
+    assert page.tags.count("circle") == 2  # one point for each round that was measured
+    for told in ("Who was left out", "What was summed", "What each party saw", "disconnected"):
+        assert told in text
+
+
+def test_page_of_a_job_that_measured_nothing() -> None:
+    text = report.page(report.document(_history(status="failed")))
+    assert "No round measured an accuracy." in text
+    assert "Nobody." in text
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "error"),
+    [
+        ("failed", "policy", PolicyRefusal),
+        ("failed", "budget", BudgetExhausted),
+        ("failed", "max-attempts", ChoraleError),
+        ("cancelled", "", ChoraleError),
+    ],
+)
+def test_job_that_is_not_done_ends_the_command(status: str, reason: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"job 6a6a6a6a6a6a: {status}: {reason or 'no reason'}"):
+        check_done(_history(status=status, reason=reason))
