@@ -23,7 +23,7 @@ from crypto.layout import CLIPPED, Layout, Quantity
 Words: TypeAlias = NDArray[np.unsignedinteger[Any]]
 WordType: TypeAlias = np.dtype[np.unsignedinteger[Any]]
 
-BLOCK_VALUES: Final = 1 << 14  # what a block needs, eight bytes a value and step, stays in the L2 cache
+BLOCK_VALUES: Final = 1 << 16  # cheapest of 4 Ki .. 256 Ki, docs/performance.md
 
 _UNSIGNED: Final[dict[int, WordType]] = {
     16: np.dtype(np.uint16),

@@ -146,35 +146,27 @@ def _layout(vector: Any) -> Layout:
 
 
 def _vectors(words: dict[str, list[str]]) -> dict[int, Any]:
-
-    return {
-        int(word): np.array([int(each) for each in row], word_type(int(word))) for word, row in words.items()
-    }
-
-
-def _pair_seed(vector: Any, name: str, peer: str) -> bytes:
-    low, high = sorted((name, peer))
-    recovery_seed = bytes.fromhex(vector["silos"][low]["recovery_seed"])
-    return seeds.pair_seed(recovery_seed, cohort_digest=bytes.fromhex(vector["cohort_digest"]), peer=high)
+    numbers = {int(word): [int(each) for each in row] for word, row in words.items()}
+    return {word: np.array(row, word_type(word)) for word, row in numbers.items()}
 
 
 def _seeds(vector: Any, name: str) -> tuple[SignedSeed, ...]:
+    """What masks the input of one silo."""
     own = SignedSeed(seed=bytes.fromhex(vector["silos"][name]["self_mask_seed"]), sign=1)
-    pairs = [
-        SignedSeed(seed=_pair_seed(vector, name, peer), sign=1 if name < peer else -1)
-        for peer in vector["sharers"]
-        if peer != name
-    ]
-    return (own, *pairs)
+    return (own, *(_pair(vector, name, peer) for peer in vector["sharers"] if peer != name))
 
 
 def _opposite_seeds(vector: Any) -> tuple[SignedSeed, ...]:
-    """Of every survivor's masks, those that no other survivor cancels."""
-    kept = []
+    """What no other survivor cancels: the self-masks, and the pairs with those who were lost."""
     lost = set(vector["sharers"]) - set(vector["survivors"])
-    for name in vector["survivors"]:
-        own = bytes.fromhex(vector["silos"][name]["self_mask_seed"])
-        kept.append(SignedSeed(seed=own, sign=-1))
-        for peer in lost:
-            kept.append(SignedSeed(seed=_pair_seed(vector, name, peer), sign=-1 if name < peer else 1))
-    return tuple(kept)
+    kept = [_seeds(vector, name)[0] for name in vector["survivors"]]
+    kept += [_pair(vector, name, peer) for name in vector["survivors"] for peer in lost]
+    return tuple(SignedSeed(seed=signed.seed, sign=-signed.sign) for signed in kept)
+
+
+def _pair(vector: Any, name: str, peer: str) -> SignedSeed:
+    low, high = sorted((name, peer))
+    recovery_seed = bytes.fromhex(vector["silos"][low]["recovery_seed"])
+    cohort_digest = bytes.fromhex(vector["cohort_digest"])
+    seed = seeds.pair_seed(recovery_seed, cohort_digest=cohort_digest, peer=high)
+    return SignedSeed(seed=seed, sign=1 if name < peer else -1)
