@@ -88,7 +88,11 @@ class Service:
 
 
 def wait_until(
-    is_done: Callable[[], bool], what: str, *, seconds: float = PATIENCE_SECONDS, detail: Callable[[], str] = str
+    is_done: Callable[[], bool],
+    what: str,
+    *,
+    seconds: float = PATIENCE_SECONDS,
+    detail: Callable[[], str] = str,
 ) -> None:
     """Polls what other processes write: there is nothing of theirs to wait on."""
     limit = time.monotonic() + seconds
@@ -98,7 +102,9 @@ def wait_until(
         time.sleep(POLL_SECONDS)
 
 
-def run_cli(*arguments: str | Path, extra_env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_cli(
+    *arguments: str | Path, extra_env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """One command to its end, output captured."""
     return subprocess.run(
         [sys.executable, "-m", "cli.main", *map(str, arguments)],

@@ -67,7 +67,9 @@ class ThrottlingProxy:
             upstream_writer.close()
         writer.close()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_upload: bool) -> None:
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_upload: bool
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(self._slice_bytes() if is_upload else 1 << 16):
                 writer.write(data)
