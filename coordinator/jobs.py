@@ -43,6 +43,7 @@ class JobDriver:
         self._round: RoundDriver | None = None
         self._going = asyncio.Event()
         self._going.set()
+        desk.attendance.listen(self)  # before presence is read: nobody connects in between unheard
         self._presence = Presence(
             job.spec.silos,
             connected=[silo for silo in job.spec.silos if desk.attendance.is_connected(silo)],
@@ -51,7 +52,6 @@ class JobDriver:
 
     async def run(self) -> None:
         """To the job's end, which is stored and told to its silos. Cancellation leaves it resumable."""
-        self._desk.attendance.listen(self)
         self._desk.metrics.know_job(self.job.id)
         self._offer(self.job.spec.silos)
         try:

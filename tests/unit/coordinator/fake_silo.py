@@ -1,0 +1,230 @@
+"""Silos without an agent: real sessions over real gRPC, one-hot inputs, and ways to go away.
+
+A silo does what an honest one does until told otherwise: `vanish_on` names the message at which
+it drops its connection, `refuse_with` what it answers to a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+import numpy as np
+
+from chorale import tls, wire
+from chorale.job import SignedJob, open_job
+from chorale.state import state_from_bytes
+from chorale.v1 import federation_pb2 as pb
+from chorale.v1 import federation_pb2_grpc
+from chorale.wire import PhaseKey
+from coordinator.settings import IdentityFiles
+from crypto import ring
+from crypto.errors import Refusal
+from crypto.identity import Identity, Role, certificate_to_pem
+from crypto.masking import Masker
+from crypto.messages import SessionTerms
+from crypto.roster import Roster, open_roster
+from crypto.silo_session import SiloSession
+from tests.support.ceremony import Ceremony
+from tests.support.sessions import MemoryLedger
+
+SAMPLES = 100
+TOLD = ("outcome", "job_ended", "session_ended", "welcome", "roster")
+
+
+class RoundLedger(MemoryLedger):
+    """As a silo's own: the roster is bound to a phase outside rounds by itself."""
+
+    def begin_attempt(self, terms: SessionTerms) -> None:
+        if "." in terms.phase:
+            self.rosters.pop((terms.job_digest, terms.round), None)
+        super().begin_attempt(terms)
+
+
+@dataclass(kw_only=True)
+class FakeSilo:
+    """vanish_on: (phase kind, message kind) at which it is gone. told: what it was told, by kind."""
+
+    ceremony: Ceremony
+    name: str
+    address: str
+    identity: Identity
+    vanish_on: tuple[str, str] | None = None
+    refuse_with: Refusal | None = None
+    ledger: MemoryLedger = field(default_factory=RoundLedger)
+    told: dict[str, list[Any]] = field(default_factory=dict)
+    inputs: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
+    sessions: dict[bytes, SiloSession] = field(default_factory=dict)
+    error: grpc.aio.AioRpcError | None = None
+    is_gone: bool = False
+
+    def __post_init__(self) -> None:
+        self._jobs: dict[bytes, SignedJob] = {}
+        self._terms: dict[bytes, SessionTerms] = {}
+        self._outgoing: asyncio.Queue[pb.SiloMessage] = asyncio.Queue()
+        self._news = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+        self._uploads: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self.is_gone = False
+        self._task = asyncio.create_task(self._attend())
+
+    async def stop(self) -> None:
+        """Gone as after kill -9: every stream breaks."""
+        for task in (self._task, *self._uploads):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def wait_for(self, kind: str, count: int = 1) -> Any:
+        """The message of that kind that makes the count full."""
+        async with self._news:
+            await self._news.wait_for(lambda: len(self.told.get(kind, [])) >= count)
+        return self.told[kind][count - 1]
+
+    def say(self, message: pb.SiloMessage) -> None:
+        self._outgoing.put_nowait(message)
+
+    def channel(self) -> grpc.aio.Channel:
+        files = IdentityFiles(
+            certificate=self.ceremony.path_of(Role.SILO, self.name, "crt"),
+            key=self.ceremony.path_of(Role.SILO, self.name, "key"),
+        )
+        authority = certificate_to_pem(self.ceremony.certificate)
+        return grpc.aio.secure_channel(self.address, tls.channel_credentials(files, authority))
+
+    async def _attend(self) -> None:
+        try:
+            async with self.channel() as channel:
+                self._stub: Any = federation_pb2_grpc.FederationStub(channel)  # type: ignore[no-untyped-call]
+                self.say(pb.SiloMessage(hello=pb.Hello(protocol_version=wire.PROTOCOL_VERSION)))
+                async for message in self._stub.Attend(self._send()):
+                    await self._receive(message)
+                    if self.is_gone:
+                        return
+        except grpc.aio.AioRpcError as error:
+            self.error = error
+            await self._note("error", error)
+
+    async def _send(self) -> Any:
+        while True:
+            yield await self._outgoing.get()
+
+    async def _receive(self, message: pb.CoordinatorMessage) -> None:
+        kind = str(message.WhichOneof("kind"))
+        body = getattr(message, kind)
+        if self._is_last(kind, body):
+            self.is_gone = True
+        elif kind == "welcome":
+            self._roster = self._open_roster(wire.roster_from_wire(body.roster))
+        elif kind == "job":
+            self._jobs[SignedJob.from_wire(body.job).digest] = SignedJob.from_wire(body.job)
+        elif kind == "task":
+            await self._on_task(body)
+        elif kind not in TOLD and kind != "heartbeat":
+            self._on_session(kind, body)
+        await self._note(kind, body)
+
+    def _is_last(self, kind: str, body: Any) -> bool:
+        if self.vanish_on is None or kind != self.vanish_on[1]:
+            return False
+        return wire.phase_kind(body.key.phase) == self.vanish_on[0]
+
+    async def _note(self, kind: str, body: Any) -> None:
+        async with self._news:
+            self.told.setdefault(kind, []).append(body)
+            self._news.notify_all()
+
+    async def _on_task(self, task: pb.PhaseTask) -> None:
+        key = wire.key_from_wire(task.key)
+        if self.refuse_with is not None:
+            self.say(pb.SiloMessage(refused=wire.refused_to_wire(self.refuse_with, key)))
+            return
+        chunks = self._stub.Download(
+            pb.DownloadRequest(job_digest=key.job_digest, state_digest=task.state_digest)
+        )
+        data = b"".join([chunk.data async for chunk in chunks])
+        assert hashlib.sha256(data).digest() == task.state_digest
+        terms = self._compute_terms(key, task, data)
+        session = SiloSession(
+            terms=terms,
+            identity=self.identity,
+            roster=self._roster,
+            authority=self.ceremony.certificate,
+            ledger=self.ledger,
+            now=datetime.now(UTC),
+        )
+        self.sessions[task.key.SerializeToString()] = session
+        self._terms[task.key.SerializeToString()] = terms
+        self.say(pb.SiloMessage(advert=wire.advert_to_wire(session.advertise(), key)))
+
+    def _compute_terms(self, key: PhaseKey, task: pb.PhaseTask, data: bytes) -> SessionTerms:
+        job = open_job(
+            self._jobs[key.job_digest],
+            roster=self._roster,
+            authority=self.ceremony.certificate,
+            now=datetime.now(UTC),
+        )
+        terms = job.terms(
+            roster=self._roster,
+            round=key.round,
+            phase=key.phase,
+            attempt=key.attempt,
+            state=state_from_bytes(data),
+            state_digest=task.state_digest,
+        )
+        assert terms.digest() == task.session_digest
+        place = job.spec.silos.index(self.name)
+        self.inputs[key.round, key.phase] = one_hot(terms, key.kind, place, len(job.spec.silos))
+        return terms
+
+    def _on_session(self, kind: str, body: Any) -> None:
+        key, raw = wire.key_from_wire(body.key), body.key.SerializeToString()
+        session = self.sessions[raw]
+        if kind == "cohort":
+            shares = session.receive(wire.cohort_from_wire(body))
+            self.say(pb.SiloMessage(shares=wire.shares_to_wire(shares, key)))
+        elif kind == "envelopes":
+            masker = session.receive(wire.envelopes_from_wire(body))
+            self._uploads.append(asyncio.create_task(self._upload(body.key, self._terms[raw], masker)))
+        elif kind == "survivors":
+            signed = session.receive(wire.survivors_from_wire(body))
+            self.say(pb.SiloMessage(consistency=wire.consistency_to_wire(signed, key)))
+        elif kind == "signatures":
+            answer = session.receive(wire.signatures_from_wire(body))
+            self.say(pb.SiloMessage(unmask_shares=wire.unmask_shares_to_wire(answer, key)))
+
+    async def _upload(self, key: Any, terms: SessionTerms, masker: Masker) -> None:
+        encoded = ring.encode(self.inputs[key.round, key.phase], layout=terms.layout)
+        data = b"".join(masker.stream(encoded))
+        call = self._stub.Upload()
+        await call.write(pb.UploadMessage(header=pb.UploadHeader(key=key, total_bytes=len(data))))
+        receipt = await call.read()
+        await call.write(pb.UploadMessage(chunk=pb.Chunk(offset=receipt.received_bytes, data=data)))
+        await call.write(pb.UploadMessage(end=pb.UploadEnd(sha256=hashlib.sha256(data).digest())))
+        await call.done_writing()
+        assert (await call.read()).complete
+
+    def _open_roster(self, signed: Any) -> Roster:
+        return open_roster(
+            signed,
+            authority=self.ceremony.certificate,
+            federation=self.ceremony.federation,
+            now=datetime.now(UTC),
+        )
+
+
+def one_hot(terms: SessionTerms, kind: str, place: int, silos: int) -> dict[str, Any]:
+    """The silo's vector is e_place, weighted 1/silos; its evaluation counts `place` correct answers."""
+    if kind == "roll-call":
+        return {"silos": 1, "samples": SAMPLES}
+    values: dict[str, Any] = {"correct": place, "tested": 10, "loss_sum": float(place)}
+    if kind == "train":
+        size = next(quantity.size for quantity in terms.layout.quantities if quantity.name == "delta")
+        values |= {"delta": np.eye(size)[place] / silos, "weight": 1 / silos}
+    return values

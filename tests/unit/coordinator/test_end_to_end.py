@@ -1,0 +1,145 @@
+"""Whole jobs over real mutual TLS: real sessions, one-hot inputs, silos that come and go."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chorale.state import state_from_bytes
+from crypto.errors import Refusal
+
+
+async def test_job_runs_to_its_end_and_sums_every_silo_once(make_hub):
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos()
+    digest = await hub.submit(rounds=2)
+
+    summary, records = await hub.finish(digest)
+
+    assert (summary.status, summary.rounds_completed) == ("done", 2)
+    phases = [(record.round, record.phase, record.result) for record in records]
+    assert phases == [
+        (0, "roll-call.0", "applied"),
+        (1, "train", "applied"),
+        (2, "train", "applied"),
+        (2, "evaluate.0", "applied"),
+    ]
+    for record in records:
+        assert list(record.cohort) == hub.names
+        assert not record.left_out
+        assert record.upload_bytes > 0
+    state = state_from_bytes(await hub.fetch(digest))
+    assert int(state["method/total"]) == 400
+    # each round adds sum(e_i / 4) / sum(1/4), so a silo counted twice or never would show
+    np.testing.assert_allclose(state["model/votes"], np.full(4, 0.5), atol=1e-6)
+    assert records[-1].figures["accuracy"] == pytest.approx((0 + 1 + 2 + 3) / 40)
+    assert records[1].data_share == pytest.approx(1.0, abs=1e-6)
+    ended = await hub.fakes["silo-0"].wait_for("job_ended")
+    assert ended.status == "done"
+    assert len(hub.fakes["silo-0"].told["outcome"]) == 4
+
+
+async def test_silo_lost_after_its_shares_is_named_and_not_in_the_sum(make_hub):
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos(silo_2={"vanish_on": ("train", "envelopes")})
+    digest = await hub.submit(rounds=1)
+
+    summary, records = await hub.finish(digest)
+
+    train = next(record for record in records if record.phase == "train")
+    assert train.result == "applied"
+    assert list(train.cohort) == ["silo-0", "silo-1", "silo-3"]
+    assert [(entry.silo, entry.stage, entry.reason) for entry in train.left_out] == [
+        ("silo-2", "masked", "disconnected")
+    ]
+    assert train.data_share == pytest.approx(0.75, abs=1e-6)
+    assert summary.status == "done"
+    state = state_from_bytes(await hub.fetch(digest))
+    np.testing.assert_allclose(state["model/votes"], [1 / 3, 1 / 3, 0, 1 / 3], atol=1e-6)
+
+
+async def test_attempt_with_too_few_silos_fails_and_the_next_one_has_fresh_keys(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    hub.start_silos(silo_1={"vanish_on": ("train", "cohort")})
+    digest = await hub.submit(rounds=1)
+    first = await hub.fakes["silo-0"].wait_for("session_ended")
+    assert (first.reason, first.key.attempt) == ("too-few-silos", 1)
+
+    await hub.fakes["silo-1"].stop()
+    ledger = hub.fakes["silo-1"].ledger
+    hub.silo("silo-1", ledger=ledger)
+    summary, records = await hub.finish(digest)
+
+    train = next(record for record in records if record.phase == "train")
+    assert (train.result, train.attempts) == ("applied", 2)
+    assert list(train.cohort) == hub.names
+    assert summary.status == "done"
+    numbers = [task.key.attempt for task in hub.fakes["silo-0"].told["task"] if task.key.phase == "train"]
+    assert numbers == [1, 2]
+
+
+async def test_job_ends_with_the_refusal_when_too_many_silos_refuse_it(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    hub.start_silos(silo_0={"refuse_with": Refusal.POLICY})
+    digest = await hub.submit(rounds=1)
+
+    summary, records = await hub.finish(digest)
+
+    assert summary.status == "failed"
+    assert "silo-0 (policy)" in summary.reason
+    assert (records[0].result, records[0].reason) == ("used-up", "refused")
+
+
+async def test_coordinator_that_stops_in_unmask_resumes_the_same_session(make_hub):
+    hub = make_hub(silos=4)
+    await hub.start()
+    # two of four answer, three are needed: the sum is stored and waits
+    hub.start_silos(
+        silo_0={"vanish_on": ("roll-call", "signatures")}, silo_1={"vanish_on": ("roll-call", "signatures")}
+    )
+    digest = await hub.submit(rounds=1)
+    await hub.fakes["silo-3"].wait_for("signatures")
+    await hub.stop()
+    rows = len(hub.fakes["silo-3"].ledger.revealed)
+    assert rows == 1
+    # silos keep their sessions over a lost connection, as their ledger would over a restart
+    await hub.stop_silos()
+    sessions = {name: fake.sessions for name, fake in hub.fakes.items()}
+    ledgers = {name: fake.ledger for name, fake in hub.fakes.items()}
+    await hub.start()
+    for name in hub.names:
+        hub.silo(name, sessions=sessions[name], ledger=ledgers[name])
+
+    summary, records = await hub.finish(digest)
+
+    assert (records[0].phase, records[0].attempts, records[0].result) == ("roll-call.0", 1, "applied")
+    assert list(records[0].cohort) == hub.names
+    assert summary.status == "done"
+    state = state_from_bytes(await hub.fetch(digest))
+    assert int(state["method/total"]) == 400
+
+
+async def test_coordinator_that_stops_before_unmask_begins_a_new_attempt(make_hub):
+    hub = make_hub(silos=3, reconnect_grace_seconds=5.0)
+    await hub.start()
+    hub.start_silos(silo_0={"vanish_on": ("train", "survivors")})
+    digest = await hub.submit(rounds=1)
+    await hub.fakes["silo-1"].wait_for("survivors", count=2)  # of roll-call and of train
+    await hub.stop()
+    await hub.stop_silos()
+    ledgers = {name: fake.ledger for name, fake in hub.fakes.items()}
+    await hub.start()
+    for name in hub.names:
+        hub.silo(name, ledger=ledgers[name])
+
+    summary, records = await hub.finish(digest)
+
+    train = next(record for record in records if record.phase == "train")
+    assert (train.attempts, train.result) == (2, "applied")
+    assert summary.status == "done"
+    state = state_from_bytes(await hub.fetch(digest))
+    np.testing.assert_allclose(state["model/votes"], np.full(3, 1 / 3), atol=1e-6)
