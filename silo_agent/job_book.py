@@ -15,7 +15,7 @@ from silo_agent.ledger import Ledger
 from silo_agent.policy import Approval, Policy
 from silo_agent.reveals import Decision
 
-MAX_JOBS = 256  # held at once; a coordinator that offers more is out of its mind
+MAX_JOBS = 64  # held at once, of at most 256 KiB each
 
 log = get_logger("silo_agent.jobs")
 
@@ -40,13 +40,14 @@ class JobBook:
         self._signed: dict[bytes, SignedJob] = {}
 
     def offer(self, signed: SignedJob, roster: Roster) -> Job:
-        """Take an offered job into the book. Raises PolicyRefusal or RemoteProtocolError."""
+        """Take an offered job into the book; it is opened now and again for every phase.
+
+        Raises PolicyRefusal or RemoteProtocolError where it may not be served now.
+        """
         if signed.digest not in self._signed and len(self._signed) >= MAX_JOBS:
             raise PolicyRefusal(f"job {signed.id}: {MAX_JOBS} jobs are open already", code=Refusal.POLICY)
-        job = self._open(signed, roster)
         self._signed[signed.digest] = signed
-        self._check_decision(job)
-        return job
+        return self.approved(signed.digest, roster)
 
     def approved(self, job_digest: bytes, roster: Roster) -> Job:
         """The job, if it may be served now. Raises PolicyRefusal or RemoteProtocolError."""

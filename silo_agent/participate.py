@@ -131,6 +131,8 @@ class Participant:
         except (PolicyRefusal, RemoteProtocolError) as error:
             self._count_refusal(error.code)
             log.warning("message refused", kind=kind, code=error.code.value, reason=str(error))
+        except Exception:
+            log.exception("message failed", kind=kind)  # a bug or a full disk; the session is over
 
     def poll(self) -> None:
         """Take up phases that waited for an approval which has been given since."""
@@ -255,9 +257,9 @@ class Participant:
             return work.attempt
         if work is not None and work.key.attempt >= key.attempt:
             raise _stage("this silo has no such session")
-        work = self._works[_name(key)] = _Work(key=key, task=pb.PhaseTask())
-        work.attempt = self._resumed(key)
-        return work.attempt
+        resumed = self._resumed(key)
+        self._works[_name(key)] = _Work(key=key, task=pb.PhaseTask(), attempt=resumed)
+        return resumed
 
     def _resumed(self, key: PhaseKey) -> Attempt:
         """The session as the ledger has it from before a restart."""

@@ -1,0 +1,451 @@
+"""Agents without sockets: real ledgers, policies and participants against a real coordinator session.
+
+Silo i contributes p times the one-hot vector e_i: a 2 in the sum is a replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography import x509
+
+from chorale import wire
+from chorale.audit import AuditLog
+from chorale.job import Job, JobSpec, SignedJob, open_job, sign_job
+from chorale.state import state_to_bytes
+from chorale.v1 import federation_pb2 as pb
+from chorale.v1 import records_pb2
+from chorale.wire import PhaseKey
+from crypto import identity, masking, ring
+from crypto.coordinator_session import CoordinatorSession
+from crypto.identity import Identity, MemberId, PrivateKey, Role
+from crypto.masking import Masker, UnmaskPlan
+from crypto.ring import Encoded
+from crypto.roster import Member, Roster, open_roster, sign_roster
+from silo_agent.data.base import Samples, SiloData
+from silo_agent.inputs import Inputs
+from silo_agent.job_book import JobBook
+from silo_agent.ledger import Ledger
+from silo_agent.metrics import SiloMetrics
+from silo_agent.objective import Work
+from silo_agent.participate import Participant
+from silo_agent.phase_check import PhaseCheck
+from silo_agent.policy import Policy
+from silo_agent.rosters import Rosters
+from strategies.base import Array, Arrays
+from tests.support.sessions import NOW
+
+FEDERATION = "test"
+PATIENCE_SECONDS = 20.0
+SAMPLES = 100
+
+
+@dataclass(frozen=True)
+class Members:
+    """Three or more silos and an operator, enrolled under one authority."""
+
+    authority_key: PrivateKey
+    authority: x509.Certificate
+    silos: dict[str, Identity]
+    operator: Identity
+
+    def roster(self, *, version: int = 7, without: Sequence[str] = (), issued: datetime = NOW) -> Roster:
+        members = [
+            Member(role=one.member.role, name=one.member.name, fingerprint=one.fingerprint)
+            for one in (*self.silos.values(), self.operator)
+            if one.member.name not in without
+        ]
+        signed = sign_roster(
+            authority_key=self.authority_key,
+            federation=FEDERATION,
+            version=version,
+            issued=issued,
+            expires=issued + timedelta(days=30),
+            members=members,
+        )
+        return open_roster(signed, authority=self.authority, federation=FEDERATION, now=issued)
+
+
+@functools.cache
+def make_members(silos: int) -> Members:
+    key, authority = identity.new_authority(FEDERATION, now=NOW - timedelta(days=1), valid_days=365)
+    names = [f"silo-{place}" for place in range(silos)]
+    return Members(
+        authority_key=key,
+        authority=authority,
+        silos={name: _issue(key, authority, Role.SILO, name) for name in names},
+        operator=_issue(key, authority, Role.OPERATOR, "ops"),
+    )
+
+
+def _issue(key: PrivateKey, authority: x509.Certificate, role: Role, name: str) -> Identity:
+    own = identity.new_key()
+    member = MemberId(federation=FEDERATION, role=role, name=name)
+    certificate = identity.sign_csr(
+        identity.new_csr(own, member),
+        authority_key=key,
+        authority_certificate=authority,
+        role=role,
+        now=NOW,
+        valid_days=30,
+    )
+    return Identity(member=member, certificate=certificate, key=own)
+
+
+class OneHot:
+    """delta = p e_i. `gate`, if given, is awaited in the training thread."""
+
+    def __init__(self, *, gate: Callable[[Work], None] = lambda work: None, spoil: float = 1.0) -> None:
+        self.works: list[Work] = []
+        self._gate = gate
+        self._spoil = spoil
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        self.works.append(work)
+        self._gate(work)
+        place = work.spec.silos.index(work.silo)
+        tested = {"correct": np.array(place), "tested": np.array(20), "loss_sum": np.array(0.5)}
+        if work.phase_kind == "evaluate":
+            return tested
+        delta_P = np.zeros(len(work.spec.silos))
+        delta_P[place] = work.weight * self._spoil
+        return {"delta": delta_P, "weight": np.array(work.weight), **tested}
+
+
+class MemoryCarrier:
+    """Hands out the hub's states and keeps what is uploaded."""
+
+    def __init__(self, folder: Path, states: dict[bytes, bytes]) -> None:
+        self._folder = folder
+        self._states = states
+        self.uploads: asyncio.Queue[tuple[PhaseKey, bytes]] = asyncio.Queue()
+
+    async def download(self, *, job_digest: bytes, state_digest: bytes, size_bytes: int) -> Path:
+        path = self._folder / state_digest.hex()
+        path.write_bytes(self._states[state_digest])
+        return path
+
+    async def upload(self, key: PhaseKey, masker: Masker, encoded: Encoded, *, total_bytes: int) -> None:
+        await self.uploads.put((key, b"".join(masker.stream(encoded))))
+
+    def forget(self, *, keep: frozenset[bytes]) -> None: ...
+
+
+class Agent:
+    """One silo; `restart` forgets all but its files."""
+
+    def __init__(self, hub: Hub, name: str, *, policy: Policy, objective: OneHot, samples: int) -> None:
+        self.hub, self.name, self.policy = hub, name, policy
+        self.objective, self.samples = objective, samples
+        self.folder = hub.folder / name
+        self.folder.mkdir()
+        self._start()
+
+    async def restart(self) -> None:
+        await self.close()
+        self._start()
+        self.meet()
+
+    async def close(self) -> None:
+        await self.participant.close()
+        self.audit.close()
+        self.ledger.close()
+
+    def meet(self) -> None:
+        """What the coordinator says first."""
+        self.tell(roster=pb.RosterUpdate(roster=wire.signed_body_to_wire(self.hub.roster.signed)))
+        self.tell(job=pb.JobOffer(job=self.hub.job.signed.to_wire()))
+
+    def tell(self, **kind: Any) -> None:
+        self.participant.receive(pb.CoordinatorMessage(**kind))
+
+    async def answer(self, kind: str) -> Any:
+        """The next message out, which must be of this kind."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            message = await self.sent.get()
+        assert message.WhichOneof("kind") == kind, message
+        return getattr(message, kind)
+
+    async def refusal(self) -> str:
+        return str((await self.answer("refused")).code)
+
+    def is_silent(self) -> bool:
+        return self.sent.empty() and self.carrier.uploads.empty()
+
+    def _start(self) -> None:
+        own, authority = self.hub.members.silos[self.name], self.hub.members.authority
+        clock = lambda: self.hub.now  # noqa: E731
+        self.sent: asyncio.Queue[pb.SiloMessage] = asyncio.Queue()
+        self.ledger = Ledger(self.folder / "ledger.sqlite", clock=clock)
+        self.audit = AuditLog(self.folder / "audit.jsonl")
+        self.metrics = SiloMetrics()
+        self.carrier = MemoryCarrier(self.folder, self.hub.states)
+        self.reveals = self.ledger.reveals(policy=self.policy, data_set="data")
+        rosters = Rosters(
+            identity=own,
+            authority=authority,
+            policy=self.policy,
+            ledger=self.ledger,
+            reveals=self.reveals,
+            lowest_version=1,
+            clock=clock,
+        )
+        jobs = JobBook(
+            silo=self.name, ledger=self.ledger, policy=self.policy, authority=authority, clock=clock
+        )
+        self.participant = Participant(
+            identity=own,
+            rosters=rosters,
+            jobs=jobs,
+            check=PhaseCheck(
+                identity=own,
+                authority=authority,
+                policy=self.policy,
+                jobs=jobs,
+                rosters=rosters,
+                reveals=self.reveals,
+                clock=clock,
+            ),
+            reveals=self.reveals,
+            inputs=Inputs(
+                silo=self.name,
+                policy=self.policy,
+                metrics=self.metrics,
+                load_data=self._data,
+                load_objective=lambda: self.objective,
+            ),
+            carrier=self.carrier,
+            audit=self.audit,
+            metrics=self.metrics,
+            send=self.sent.put_nowait,
+        )
+
+    def _data(self, job: Job) -> SiloData:
+        return SiloData(train=_zeros(self.samples), holdout=_zeros(25), name="data")
+
+
+@dataclass
+class Exchange:
+    """One attempt at one phase, seen from the coordinator."""
+
+    key: PhaseKey
+    session: CoordinatorSession
+    task: pb.PhaseTask
+    vectors: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def wire_key(self) -> Any:
+        return wire.key_to_wire(self.key)
+
+
+class Hub:
+    """An honest coordinator in memory, which a test may bend."""
+
+    def __init__(self, folder: Path, *, silos: int = 4, **job: Any) -> None:
+        self.folder = folder
+        self.now = NOW
+        self.members = make_members(silos)
+        self.roster = self.members.roster()
+        self.states: dict[bytes, bytes] = {}
+        self.state: Arrays = {"model/votes": np.zeros(silos, np.float32)}
+        self.job = self.sign(**job)
+        self.agents: dict[str, Agent] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.members.silos)
+
+    def sign(self, **fields: Any) -> Job:
+        """A job as the operator would submit it."""
+        values: dict[str, Any] = {
+            "name": "one-hot",
+            "federation": FEDERATION,
+            "nonce": "0" * 32,
+            "not_after": NOW + timedelta(days=3),
+            "silos": tuple(self.names),
+            "rounds": 3,
+            "model": {"name": "custom"},
+            "classes": 2,
+            "input_shape": (2,),
+            "training": {"learning_rate": 0.1},
+            "initial_state": self.put(self.state).hex(),
+        }
+        spec = JobSpec.model_validate(values | fields)
+        signed = sign_job(spec.to_yaml(), self.members.operator)
+        return self.open(signed)
+
+    def open(self, signed: SignedJob) -> Job:
+        return open_job(signed, roster=self.roster, authority=self.members.authority, now=self.now)
+
+    def put(self, state: Arrays) -> bytes:
+        data = state_to_bytes(state)
+        digest = hashlib.sha256(data).digest()
+        self.states[digest] = data
+        return digest
+
+    def add(
+        self,
+        name: str,
+        *,
+        objective: OneHot | None = None,
+        samples: int = SAMPLES,
+        **policy: Any,
+    ) -> Agent:
+        values = {"federation": FEDERATION, "approval": "automatic"} | policy
+        agent = Agent(
+            self, name, policy=Policy.model_validate(values), objective=objective or OneHot(), samples=samples
+        )
+        self.agents[name] = agent
+        agent.meet()
+        return agent
+
+    def add_all(self, **options: Any) -> None:
+        for name in self.names:
+            self.add(name, **options)
+
+    async def close(self) -> None:
+        for agent in self.agents.values():
+            await agent.close()
+
+    def begin(self, round: int, phase: str, *, attempt: int = 1, state: Arrays | None = None) -> Exchange:
+        """Terms, session and task of an attempt; nobody is told yet."""
+        chosen = self.state if state is None else state
+        digest = self.put(chosen)
+        terms = self.job.terms(
+            roster=self.roster, round=round, phase=phase, attempt=attempt, state=chosen, state_digest=digest
+        )
+        key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=attempt)
+        task = pb.PhaseTask(
+            key=wire.key_to_wire(key),
+            state_digest=digest,
+            state_bytes=len(self.states[digest]),
+            session_digest=terms.digest(),
+        )
+        session = CoordinatorSession(
+            terms=terms, roster=self.roster, authority=self.members.authority, now=self.now
+        )
+        return Exchange(key=key, session=session, task=task)
+
+    # the stages
+
+    async def advertise(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
+        for name in self._here(self.names, without):
+            self.agents[name].tell(task=exchange.task)
+        for name in self._here(self.names, without):
+            advert = await self.agents[name].answer("advert")
+            exchange.session.on_advert(name, wire.advert_from_wire(advert))
+
+    async def share(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
+        cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+        for name in self._here(exchange.session.cohort, without):
+            self.agents[name].tell(cohort=cohort)
+            shares = await self.agents[name].answer("shares")
+            exchange.session.on_shares(name, wire.shares_from_wire(shares))
+
+    async def mask(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
+        for name, envelopes in exchange.session.close_share().items():
+            if name in without:
+                continue
+            self.agents[name].tell(envelopes=wire.envelopes_to_wire(envelopes, exchange.key))
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                key, exchange.vectors[name] = await self.agents[name].carrier.uploads.get()
+            assert key == exchange.key
+            exchange.session.on_masked(name)
+
+    async def consistency(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
+        survivors = wire.survivors_to_wire(exchange.session.close_masked(), exchange.key)
+        for name in self._here(exchange.session.survivors, without):
+            self.agents[name].tell(survivors=survivors)
+            signed = await self.agents[name].answer("consistency")
+            exchange.session.on_consistency(name, wire.consistency_from_wire(signed))
+
+    async def unmask(self, exchange: Exchange) -> dict[str, np.ndarray[Any, Any]]:
+        """The decoded sums."""
+        exchange.session.close_consistency()
+        for name in exchange.session.survivors:
+            shares = await self.ask_shares(exchange, name)
+            exchange.session.on_unmask(name, wire.unmask_shares_from_wire(shares))
+        plan = exchange.session.close_unmask()
+        assert isinstance(plan, UnmaskPlan)
+        return self.reveal(exchange, plan)
+
+    async def ask_shares(self, exchange: Exchange, name: str) -> Any:
+        request = wire.signatures_to_wire(exchange.session.unmask_request(), exchange.key)
+        self.agents[name].tell(signatures=request)
+        return await self.agents[name].answer("unmask_shares")
+
+    def reveal(self, exchange: Exchange, plan: UnmaskPlan) -> dict[str, np.ndarray[Any, Any]]:
+        layout = exchange.session.terms.layout
+        total = ring.zeros(layout)
+        for name in plan.survivors:
+            ring.add_into(total, masking.vectors_from_stream(layout, exchange.vectors[name]))
+        plan.unmask(total)
+        return ring.decode(total, layout=layout)
+
+    async def until_signed(self, exchange: Exchange, *, lost: Sequence[str] = ()) -> None:
+        """All stages before UNMASK; `lost` silos send no vector."""
+        await self.advertise(exchange)
+        await self.share(exchange)
+        await self.mask(exchange, without=lost)
+        await self.consistency(exchange)
+
+    async def run(self, round: int, phase: str, *, attempt: int = 1) -> dict[str, np.ndarray[Any, Any]]:
+        """One whole phase; its sums are applied and everybody is told."""
+        exchange = self.begin(round, phase, attempt=attempt)
+        await self.until_signed(exchange)
+        sums = await self.unmask(exchange)
+        context = self.job.context(exchange.key, self.state, len(exchange.session.terms.names))
+        result = self.job.phase(phase).apply(context, sums)
+        assert result.state is not None
+        self.state = result.state
+        self.tell_outcome(exchange, cohort=exchange.session.survivors)
+        return sums
+
+    def tell_outcome(self, exchange: Exchange, *, cohort: Sequence[str], result: str = "applied") -> None:
+        record = records_pb2.PhaseRecord(
+            job_digest=exchange.key.job_digest,
+            round=exchange.key.round,
+            phase=exchange.key.phase,
+            result=result,
+            cohort=cohort,
+            left_out=[
+                records_pb2.LeftOut(silo=name, stage="masked", reason="disconnected")
+                for name in self.names
+                if name not in cohort
+            ],
+            data_share=len(cohort) / len(self.names),
+        )
+        for agent in self.agents.values():
+            agent.tell(outcome=pb.PhaseOutcome(record=record))
+
+    def _here(self, names: Sequence[str], without: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in without]
+
+
+def changed(task: pb.PhaseTask, **fields: Any) -> pb.PhaseTask:
+    """The same task but for these fields."""
+    copy = pb.PhaseTask()
+    copy.CopyFrom(task)
+    for name, value in fields.items():
+        if isinstance(value, bytes | int):
+            setattr(copy, name, value)
+        else:
+            getattr(copy, name).CopyFrom(value)
+    return copy
+
+
+def other_attempt(key: PhaseKey, attempt: int) -> PhaseKey:
+    return dataclasses.replace(key, attempt=attempt)
+
+
+def _zeros(count: int) -> Samples:
+    return Samples(features=np.zeros((count, 2), np.float32), labels=np.zeros(count, np.int64))

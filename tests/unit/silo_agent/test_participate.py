@@ -1,0 +1,499 @@
+"""A silo's answers to an honest coordinator, and its refusals of any other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from chorale import logs, wire
+from chorale.audit import read_entries
+from chorale.v1 import federation_pb2 as pb
+from chorale.v1 import session_pb2
+from tests.support.agents import Hub, OneHot, changed
+from tests.support.sessions import NOW
+
+MakeHub = Callable[..., Hub]
+
+
+@pytest_asyncio.fixture
+async def make_hub(tmp_path: Path) -> AsyncIterator[MakeHub]:
+    hubs: list[Hub] = []
+
+    def make(**options: Any) -> Hub:
+        hubs.append(Hub(tmp_path, **options))
+        return hubs[-1]
+
+    yield make
+    for hub in hubs:
+        await hub.close()
+
+
+async def enrolled(make_hub: MakeHub, **options: Any) -> Hub:
+    """Four silos whose roll-call is done."""
+    hub = make_hub(**options)
+    hub.add_all()
+    await hub.run(0, "roll-call.0")
+    return hub
+
+
+def refusals(hub: Hub, name: str, code: str) -> float:
+    return (
+        hub.agents[name].metrics.registry.get_sample_value("chorale_silo_refusals_total", {"reason": code})
+        or 0.0
+    )
+
+
+# the honest way
+
+
+async def test_a_job_runs_from_roll_call_to_evaluation_and_sums_every_silo_once(make_hub: MakeHub) -> None:
+    hub = await enrolled(make_hub)
+    assert int(hub.state["method/total"]) == 400
+    sums = await hub.run(1, "train")
+    np.testing.assert_allclose(sums["delta"], np.full(4, 0.25), atol=1e-6)
+    assert sums["weight"] == pytest.approx(1.0)
+    assert (await hub.run(3, "evaluate.0"))["correct"] == 0 + 1 + 2 + 3
+
+
+async def test_sample_counts_leave_rounded_to_the_policys_granularity(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    for name in hub.names:
+        hub.add(name, samples=109)
+    sums = await hub.run(0, "roll-call.0")
+    assert sums["samples"] == 400
+    holdout = hub.agents["silo-0"].objective
+    await hub.run(1, "train")
+    assert [len(work.data.holdout) for work in holdout.works] == [20]
+    assert [len(work.data.train) for work in holdout.works] == [109]
+
+
+async def test_a_lost_silo_is_left_out_of_the_sum_and_named_in_the_others_logs(
+    make_hub: MakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = await enrolled(make_hub)
+    logs.configure()
+    exchange = hub.begin(1, "train")
+    await hub.until_signed(exchange, lost=["silo-3"])
+    sums = await hub.unmask(exchange)
+    np.testing.assert_allclose(sums["delta"], [0.25, 0.25, 0.25, 0.0], atol=1e-6)
+    hub.tell_outcome(exchange, cohort=exchange.session.survivors)
+    logged = capsys.readouterr().err
+    assert "silo-3 (masked: disconnected)" in logged
+    assert '"data_share": 0.75' in logged
+    left_out = {"phase": "train", "result": "left-out"}
+    registry = hub.agents["silo-3"].metrics.registry
+    assert registry.get_sample_value("chorale_silo_rounds_total", left_out) == 1
+
+
+async def test_what_the_coordinator_repeats_is_answered_with_the_same_bytes(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    hub.add_all()
+    exchange, agent = hub.begin(0, "roll-call.0"), hub.agents["silo-0"]
+    await hub.advertise(exchange)
+    agent.tell(task=exchange.task)
+    again = await agent.answer("advert")
+    exchange.session.on_advert("silo-0", wire.advert_from_wire(again))  # refuses any other advert
+    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    agent.tell(cohort=cohort)
+    agent.tell(cohort=cohort)
+    assert await agent.answer("shares") == await agent.answer("shares")
+
+
+async def test_the_input_is_computed_once_for_all_attempts_at_a_phase(make_hub: MakeHub) -> None:
+    hub = await enrolled(make_hub)
+    await hub.advertise(hub.begin(1, "train"))
+    sums = await hub.run(1, "train", attempt=2)
+    assert [len(agent.objective.works) for agent in hub.agents.values()] == [1, 1, 1, 1]
+    np.testing.assert_allclose(sums["delta"], np.full(4, 0.25), atol=1e-6)
+
+
+async def test_the_event_loop_answers_while_training_runs(make_hub: MakeHub) -> None:
+    opened = threading.Event()
+    hub = make_hub()
+    hub.add_all(objective=OneHot(gate=lambda work: _wait(opened)))
+    await hub.run(0, "roll-call.0")
+    exchange, agent = hub.begin(1, "train"), hub.agents["silo-0"]
+    agent.tell(task=exchange.task)
+    await asyncio.sleep(0)
+    assert agent.participant.preparing == (exchange.key,)
+    agent.tell(roster=pb.RosterUpdate(roster=wire.signed_body_to_wire(hub.roster.signed)))
+    assert agent.is_silent()
+    opened.set()
+    await agent.answer("advert")
+    assert agent.participant.preparing == ()
+
+
+async def test_a_session_that_signed_answers_after_a_restart_and_repeats_its_answer(
+    make_hub: MakeHub,
+) -> None:
+    hub = await enrolled(make_hub)
+    exchange = hub.begin(1, "train")
+    await hub.until_signed(exchange)
+    exchange.session.close_consistency()
+    await hub.agents["silo-0"].restart()
+    first = await hub.ask_shares(exchange, "silo-0")
+    await hub.agents["silo-0"].restart()
+    assert await hub.ask_shares(exchange, "silo-0") == first
+    exchange.session.on_unmask("silo-0", wire.unmask_shares_from_wire(first))
+    for name in ("silo-1", "silo-2", "silo-3"):
+        shares = await hub.ask_shares(exchange, name)
+        exchange.session.on_unmask(name, wire.unmask_shares_from_wire(shares))
+    sums = hub.reveal(exchange, exchange.session.close_unmask())
+    np.testing.assert_allclose(sums["delta"], np.full(4, 0.25), atol=1e-6)
+
+
+async def test_a_restart_before_the_signature_ends_the_session_and_the_next_attempt_succeeds(
+    make_hub: MakeHub,
+) -> None:
+    hub = await enrolled(make_hub)
+    exchange = hub.begin(1, "train")
+    await hub.advertise(exchange)
+    await hub.agents["silo-0"].restart()
+    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    hub.agents["silo-0"].tell(cohort=cohort)
+    assert await hub.agents["silo-0"].refusal() == "stage"
+    sums = await hub.run(1, "train", attempt=2)
+    np.testing.assert_allclose(sums["delta"], np.full(4, 0.25), atol=1e-6)
+
+
+# approval and policy
+
+
+async def test_a_job_waits_for_approval_and_goes_on_when_it_is_given(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0", approval="manual")
+    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    assert await agent.refusal() == "job-not-approved"
+    agent.participant.poll()
+    assert agent.is_silent()
+    agent.ledger.approve(hub.job.id)
+    agent.participant.poll()
+    await agent.answer("advert")
+
+
+async def test_a_rejected_job_is_refused_even_where_approval_is_automatic(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0")
+    agent.ledger.reject(hub.job.id)
+    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    assert await agent.refusal() == "job-not-approved"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"least_silos": 5},
+        {"strategies": ["feddr_plus"]},
+        {"operators": ["somebody-else"]},
+        {"max_rounds": 2},
+        {"allowed_quantities": ["delta", "weight"]},
+    ],
+)
+async def test_policy_refuses_before_data_is_touched(make_hub: MakeHub, policy: dict[str, Any]) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0", **policy)
+    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    assert await agent.refusal() == "policy"
+    assert agent.objective.works == []
+    assert agent.is_silent()
+
+
+async def test_no_envelope_leaves_for_a_cohort_below_the_policys_least(make_hub: MakeHub) -> None:
+    hub = make_hub(silos=5)
+    for name in hub.names:
+        hub.add(name, **({"least_silos": 5} if name == "silo-0" else {}))
+    exchange = hub.begin(0, "roll-call.0")
+    await hub.advertise(exchange, without=["silo-4"])
+    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    hub.agents["silo-1"].tell(cohort=cohort)
+    await hub.agents["silo-1"].answer("shares")
+    hub.agents["silo-0"].tell(cohort=cohort)
+    assert await hub.agents["silo-0"].refusal() == "cohort-too-small"
+    assert hub.agents["silo-0"].is_silent()
+
+
+async def test_near_cohorts_are_refused_when_the_policy_allows_no_change(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    hub.add_all(max_cohort_changes=0)
+    await hub.run(0, "roll-call.0")
+    await hub.run(1, "train")
+    exchange = hub.begin(2, "train")
+    await hub.advertise(exchange)
+    await hub.share(exchange)
+    await hub.mask(exchange, without=["silo-3"])
+    survivors = wire.survivors_to_wire(exchange.session.close_masked(), exchange.key)
+    hub.agents["silo-0"].tell(survivors=survivors)
+    assert await hub.agents["silo-0"].refusal() == "near-reveal"
+
+
+# a coordinator that deviates
+
+
+async def test_terms_that_are_not_the_silos_own_are_refused(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0")
+    task = hub.begin(0, "roll-call.0").task
+    agent.tell(task=changed(task, session_digest=bytes(32)))
+    assert await agent.refusal() == "terms"
+    agent.tell(task=task)
+    await agent.answer("advert")
+
+
+async def test_a_first_state_that_the_operator_did_not_sign_is_refused(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0")
+    planted = {"model/votes": np.ones(4, np.float32)}
+    agent.tell(task=hub.begin(0, "roll-call.0", state=planted).task)
+    assert await agent.refusal() == "state"
+
+
+async def test_another_state_for_a_phase_that_was_begun_is_refused_also_after_a_restart(
+    make_hub: MakeHub,
+) -> None:
+    hub = await enrolled(make_hub)
+    agent = hub.agents["silo-0"]
+    agent.tell(task=hub.begin(1, "train").task)
+    await agent.answer("advert")
+    flipped = {**hub.state, "model/votes": np.array([0, 0, 0, 1e-30], np.float32)}
+    for _ in range(2):
+        agent.tell(task=hub.begin(1, "train", attempt=2, state=flipped).task)
+        assert await agent.refusal() == "state"
+        await agent.restart()
+
+
+async def test_a_second_state_within_one_attempt_is_refused(make_hub: MakeHub) -> None:
+    hub = await enrolled(make_hub)
+    agent = hub.agents["silo-0"]
+    agent.tell(task=hub.begin(1, "train").task)
+    await agent.answer("advert")
+    flipped = {**hub.state, "model/votes": np.array([0, 0, 0, 1e-30], np.float32)}
+    agent.tell(task=hub.begin(1, "train", state=flipped).task)
+    assert await agent.refusal() == "terms"
+
+
+async def test_a_silo_that_roll_call_did_not_count_refuses_to_train(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    hub.add_all()
+    exchange = hub.begin(0, "roll-call.0")
+    await hub.until_signed(exchange, lost=["silo-3"])
+    await hub.unmask(exchange)
+    hub.state = {**hub.state, "method/total": np.array(300, np.int64)}
+    hub.tell_outcome(exchange, cohort=exchange.session.survivors)
+    task = hub.begin(1, "train").task
+    hub.agents["silo-0"].tell(task=task)
+    await hub.agents["silo-0"].answer("advert")
+    hub.agents["silo-3"].tell(task=task)
+    assert await hub.agents["silo-3"].refusal() == "not-enrolled"
+
+
+async def test_a_total_smaller_than_the_silos_own_count_is_refused(make_hub: MakeHub) -> None:
+    hub = await enrolled(make_hub)
+    hub.state = {**hub.state, "method/total": np.array(90, np.int64)}
+    agent = hub.agents["silo-0"]
+    agent.tell(task=hub.begin(1, "train").task)
+    assert await agent.refusal() == "not-enrolled"
+    assert agent.objective.works == []
+
+
+async def test_a_revealed_phase_is_never_joined_again_also_after_a_restart(make_hub: MakeHub) -> None:
+    hub = await enrolled(make_hub)
+    before = hub.state
+    await hub.run(1, "train")
+    hub.state = before
+    agent = hub.agents["silo-0"]
+    for _ in range(2):
+        agent.tell(task=hub.begin(1, "train", attempt=2).task)
+        assert await agent.refusal() == "already-revealed"
+        await agent.restart()
+    assert len(agent.objective.works) == 1
+
+
+async def test_rounds_never_go_back(make_hub: MakeHub) -> None:
+    hub = await enrolled(make_hub)
+    agent = hub.agents["silo-0"]
+    agent.tell(task=hub.begin(2, "train").task)
+    await agent.answer("advert")
+    agent.tell(task=hub.begin(1, "train").task)
+    assert await agent.refusal() == "stage"
+
+
+async def test_an_attempt_before_the_present_one_is_refused(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0")
+    agent.tell(task=hub.begin(0, "roll-call.0", attempt=2).task)
+    await agent.answer("advert")
+    agent.tell(task=hub.begin(0, "roll-call.0", attempt=1).task)
+    assert await agent.refusal() == "stage"
+
+
+async def test_an_attempt_beyond_the_jobs_number_is_refused(make_hub: MakeHub) -> None:
+    hub = make_hub(max_attempts=2)
+    agent = hub.add("silo-0")
+    agent.tell(task=hub.begin(0, "roll-call.0", attempt=3).task)
+    assert await agent.refusal() == "terms"
+
+
+async def test_a_round_keeps_the_roster_it_began_with_and_older_rosters_stay_out(make_hub: MakeHub) -> None:
+    hub = await enrolled(make_hub)
+    agent, first = hub.agents["silo-0"], hub.roster
+    agent.tell(task=hub.begin(1, "train").task)
+    await agent.answer("advert")
+    newer = hub.members.roster(version=8)
+    agent.tell(roster=pb.RosterUpdate(roster=wire.signed_body_to_wire(newer.signed)))
+    agent.tell(task=hub.begin(1, "train", attempt=2).task)
+    await agent.answer("advert")
+    agent.tell(roster=pb.RosterUpdate(roster=wire.signed_body_to_wire(first.signed)))
+    assert refusals(hub, "silo-0", "roster") == 1
+    agent.tell(task=hub.begin(2, "train").task)
+    assert await agent.refusal() == "terms"  # the coordinator still computes with the older roster
+
+
+async def test_a_roster_older_than_the_policys_age_serves_no_phase(make_hub: MakeHub) -> None:
+    hub = make_hub(not_after=NOW + timedelta(days=60))
+    agent = hub.add("silo-0")
+    task = hub.begin(0, "roll-call.0").task
+    hub.now += timedelta(days=8)
+    agent.tell(task=task)
+    assert await agent.refusal() == "roster"
+
+
+async def test_a_job_that_was_never_offered_is_refused(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0")
+    task = hub.begin(0, "roll-call.0").task
+    stranger = pb.PhaseTask()
+    stranger.CopyFrom(task)
+    stranger.key.job_digest = bytes(32)
+    agent.tell(task=stranger)
+    assert await agent.refusal() == "job-invalid"
+
+
+async def test_shares_asked_without_signatures_of_the_survivors_do_not_leave(make_hub: MakeHub) -> None:
+    hub = await enrolled(make_hub)
+    exchange = hub.begin(1, "train")
+    await hub.until_signed(exchange)
+    request = wire.signatures_to_wire(exchange.session.close_consistency(), exchange.key)
+    del request.signatures[2:]
+    hub.agents["silo-0"].tell(signatures=request)
+    assert await hub.agents["silo-0"].refusal() == "signatures"
+    assert hub.agents["silo-0"].is_silent()
+
+
+async def test_malformed_messages_are_counted_and_change_nothing(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0")
+    agent.tell(task=pb.PhaseTask())
+    agent.tell(cohort=session_pb2.Cohort())
+    agent.tell(job=pb.JobOffer())
+    agent.participant.receive(pb.CoordinatorMessage())
+    assert refusals(hub, "silo-0", "malformed") == 3
+    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    await agent.answer("advert")
+
+
+async def test_messages_of_a_session_that_never_was_are_refused(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0")
+    key = wire.key_to_wire(hub.begin(0, "roll-call.0").key)
+    agent.tell(survivors=session_pb2.Survivors(key=key, survivors=hub.names))
+    assert await agent.refusal() == "stage"
+
+
+# data
+
+
+@pytest.mark.parametrize("spoil", [np.nan, np.inf])
+async def test_an_update_that_is_not_finite_never_leaves(make_hub: MakeHub, spoil: float) -> None:
+    hub = make_hub()
+    for name in hub.names:
+        hub.add(name, objective=OneHot(spoil=spoil if name == "silo-0" else 1.0))
+    await hub.run(0, "roll-call.0")
+    agent = hub.agents["silo-0"]
+    agent.tell(task=hub.begin(1, "train").task)
+    assert await agent.refusal() == "data"
+    assert agent.is_silent()
+
+
+async def test_fewer_samples_than_the_granularity_are_refused(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0", samples=9)
+    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    assert await agent.refusal() == "data"
+
+
+async def test_an_objective_that_fails_is_refused_as_internal_and_tried_again(make_hub: MakeHub) -> None:
+    faults = [RuntimeError("out of memory")]
+
+    def fail_once(work: Any) -> None:
+        if faults:
+            raise faults.pop()
+
+    hub = make_hub()
+    for name in hub.names:
+        hub.add(name, objective=OneHot(gate=fail_once if name == "silo-0" else lambda work: None))
+    await hub.run(0, "roll-call.0")
+    agent = hub.agents["silo-0"]
+    agent.tell(task=hub.begin(1, "train").task)
+    assert await agent.refusal() == "internal"
+    agent.tell(task=hub.begin(1, "train").task)
+    await agent.answer("advert")
+
+
+# ends
+
+
+async def test_an_ended_job_stops_its_training(make_hub: MakeHub) -> None:
+    stopped = threading.Event()
+
+    def train_until_cancelled(work: Any) -> None:
+        while not work.is_cancelled():
+            stopped.wait(0.01)
+        stopped.set()
+
+    hub = make_hub()
+    hub.add_all(objective=OneHot(gate=train_until_cancelled))
+    await hub.run(0, "roll-call.0")
+    agent = hub.agents["silo-0"]
+    agent.tell(task=hub.begin(1, "train").task)
+    while not agent.objective.works:
+        await asyncio.sleep(0)
+    agent.tell(job_ended=pb.JobEnded(job_digest=hub.job.digest, status="cancelled"))
+    assert await asyncio.to_thread(stopped.wait, 10)
+    agent.tell(task=hub.begin(1, "train").task)
+    assert await agent.refusal() == "job-invalid"
+
+
+async def test_an_ended_session_answers_nothing_more(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    hub.add_all()
+    exchange = hub.begin(0, "roll-call.0")
+    await hub.advertise(exchange)
+    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    agent = hub.agents["silo-0"]
+    agent.tell(session_ended=session_pb2.SessionEnded(key=exchange.wire_key, reason="restarted"))
+    agent.tell(cohort=cohort)
+    assert await agent.refusal() == "stage"
+
+
+async def test_the_audit_trail_tells_of_adverts_and_refusals_without_numbers(make_hub: MakeHub) -> None:
+    hub = await enrolled(make_hub)
+    agent = hub.agents["silo-0"]
+    agent.tell(task=changed(hub.begin(1, "train").task, session_digest=bytes(32)))
+    assert await agent.refusal() == "terms"
+    entries = list(read_entries(agent.folder / "audit.jsonl"))
+    assert [(entry["event"], entry["phase"]) for entry in entries] == [
+        ("advertised", "roll-call.0"),
+        ("refused", "train"),
+    ]
+
+
+def _wait(opened: threading.Event) -> None:
+    assert opened.wait(20)
