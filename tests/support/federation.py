@@ -17,6 +17,7 @@ from chorale.job_spec import JobSpec
 from chorale.state import state_from_file, state_to_bytes
 from crypto.identity import Role
 from tests.support.ceremony import Ceremony
+from tests.support.halting import SENT, Halt
 from tests.support.processes import Record, Service, run_cli, wait_until
 
 COORDINATOR = "hub"
@@ -26,7 +27,10 @@ Settings = dict[str, Any]
 
 @dataclass(kw_only=True)
 class LocalFederation:
-    """silos: how many. `coordinator`, `policy`, `silo` override fields of the files of each kind."""
+    """silos: how many. `coordinator`, `policy`, `silo` override fields of the files of each kind.
+
+    halt: where a process stops itself (tests.support.halting).
+    """
 
     folder: Path
     silos: int = 4
@@ -70,11 +74,11 @@ class LocalFederation:
         for name in self.names:
             self.start_silo(name)
 
-    def start_coordinator(self) -> Service:
+    def start_coordinator(self, *, halt: Halt | None = None) -> Service:
         endpoint = self.folder / COORDINATOR / "endpoint.json"
         endpoint.unlink(missing_ok=True)
         path = self._write(f"{COORDINATOR}.yaml", self._coordinator_settings())
-        service = self._spawn(COORDINATOR, ["coordinator", "run", "--config", str(path)])
+        service = self._spawn(COORDINATOR, ["coordinator", "run", "--config", str(path)], halt=halt)
         wait_until(
             lambda: endpoint.exists() or not service.is_running,
             "the coordinator's endpoint",
@@ -87,12 +91,17 @@ class LocalFederation:
         return service
 
     def start_silo(
-        self, name: str, *, address: str | None = None, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        address: str | None = None,
+        env: Mapping[str, str] | None = None,
+        halt: Halt | None = None,
     ) -> Service:
         policy = self._write(f"{name}-policy.yaml", self._policy())
         settings = self._silo_settings(name, policy, address or self.endpoint["grpc"])
         path = self._write(f"{name}.yaml", settings)
-        return self._spawn(name, ["silo", "run", "--config", str(path)], env)
+        return self._spawn(name, ["silo", "run", "--config", str(path)], env, halt=halt)
 
     # jobs
 
@@ -195,7 +204,21 @@ class LocalFederation:
         path.write_text(yaml.safe_dump(settings))
         return path
 
-    def _spawn(self, name: str, arguments: list[str], env: Mapping[str, str] | None = None) -> Service:
-        log = self.folder / f"{name}.log"
-        self.services[name] = Service(name, arguments, log=log, extra_env={**self.env, **(env or {})})
+    def _spawn(
+        self,
+        name: str,
+        arguments: list[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        halt: Halt | None = None,
+    ) -> Service:
+        extra = {**self.env, **(env or {}), **({} if halt is None else halt.environment())}
+        is_plain = halt is None and SENT not in extra
+        self.services[name] = Service(
+            name,
+            arguments,
+            log=self.folder / f"{name}.log",
+            extra_env=extra,
+            module="cli.main" if is_plain else "tests.support.halting",
+        )
         return self.services[name]

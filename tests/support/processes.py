@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 REPOSITORY = Path(__file__).parents[2]
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 90.0
@@ -20,14 +22,25 @@ Record = dict[str, Any]
 
 
 class Service:
-    """`chorale <arguments>` in a process group of its own; stderr goes to a file of JSON lines."""
+    """`chorale <arguments>` in a process group of its own; stderr goes to a file of JSON lines.
 
-    def __init__(self, name: str, arguments: list[str], *, log: Path, extra_env: Mapping[str, str]) -> None:
+    module: what is run instead of cli.main, such as tests.support.halting.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        *,
+        log: Path,
+        extra_env: Mapping[str, str],
+        module: str = "cli.main",
+    ) -> None:
         self.name = name
         self.log = log
         with log.open("ab") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 cwd=REPOSITORY,
                 env=environment(extra_env),
                 stdin=subprocess.DEVNULL,
@@ -44,6 +57,15 @@ class Service:
         """Every JSON line of the log so far; a torn last line is left for later."""
         lines = self.log.read_bytes().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
+
+    def wait_halted(self) -> None:
+        """Until the process has stopped itself, as tests.support.halting makes it do."""
+
+        def has_halted() -> bool:
+            return not self.is_running or psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
+
+        wait_until(has_halted, f"{self.name} to halt", detail=self.tail)
+        assert self.is_running, f"{self.name} ended with {self.process.returncode}\n{self.tail()}"
 
     def wait_for(self, wanted: Callable[[Record], bool], *, seconds: float = PATIENCE_SECONDS) -> Record:
         """The first record that fits, as soon as it is written."""
@@ -78,8 +100,9 @@ class Service:
 
     def _signal(self, number: signal.Signals) -> None:
         if self.is_running:
-            os.killpg(self.process.pid, signal.SIGCONT)
             os.killpg(self.process.pid, number)
+            if number != signal.SIGKILL:  # which ends a halted process without another step of it
+                os.killpg(self.process.pid, signal.SIGCONT)
         try:
             self.process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
