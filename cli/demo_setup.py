@@ -170,6 +170,7 @@ def write_operator(plan: DemoPlan, *, coordinator: str) -> Path:
 
 
 def write_job(plan: DemoPlan) -> Path:
+    """The operator's job file: the small network and rates that reach 0.95 in ten rounds."""
     settings = {
         "name": "digits",
         "federation": FEDERATION,

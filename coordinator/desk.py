@@ -19,6 +19,8 @@ from coordinator.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
+    """What every part of a running coordinator works with, made once at its start."""
+
     settings: CoordinatorSettings
     authority: x509.Certificate
     store: Store

@@ -68,6 +68,7 @@ def check_terms(setting: Setting, identity: Identity) -> None:
 
 
 def open_adverts(message: Cohort, setting: Setting) -> dict[str, VerifiedAdvert]:
+    """The adverts of U1 by name, every one verified. Raises RemoteProtocolError(code=ADVERT)."""
     if len(message.adverts) > setting.terms.rule.members:
         raise RemoteProtocolError("cohort: more adverts than named silos", code=Refusal.ADVERT)
     adverts: dict[str, VerifiedAdvert] = {}
