@@ -1,0 +1,409 @@
+"""What the ledger remembers, through restarts and beside another writer."""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.audit import AuditLog
+from crypto.cohort import CohortRule
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from crypto.layout import Layout, Quantity
+from crypto.messages import SessionTerms, UnmaskShares
+from crypto.reveal import PendingReveal
+from silo_agent.ledger import REVEALED_EVENT, Ledger
+from silo_agent.policy import Policy
+from silo_agent.reveals import Decision, Reveals
+from tests.support.agents import Hub, make_members
+from tests.support.sessions import NOW
+
+NAMES = tuple(f"silo-{place}" for place in range(6))
+FULL = NAMES
+SECRET = b"share-of-a-mask-seed-33-bytes-long"
+
+
+class Book:
+    """A ledger on disk with one approved job, reopened at will."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "ledger.sqlite"
+        self.now = NOW
+        self.job = Hub(folder, silos=6, rounds=5).job
+        self.other_job = Hub(folder, silos=6, rounds=5, nonce="1" * 32).job
+        self.told: list[PendingReveal] = []
+        self.policy = Policy(federation="test", max_attempts=9)
+        self.open()
+        for job in (self.job, self.other_job):
+            self.ledger.record_job(job, is_approved=True)
+
+    def open(self) -> None:
+        self.ledger = Ledger(self.path, clock=self.clock)
+        self.reveals = self.reveals_of("data")
+
+    def reopen(self) -> None:
+        self.ledger.close()
+        self.open()
+
+    def reveals_of(self, data_set: str, **policy: Any) -> Reveals:
+        return self.ledger.reveals(
+            policy=self.policy.model_copy(update=policy), data_set=data_set, tell=self.told.append
+        )
+
+    def clock(self) -> datetime:
+        return self.now
+
+    def terms(self, **changes: Any) -> SessionTerms:
+        names = changes.pop("names", NAMES)
+        values: dict[str, Any] = {
+            "federation": "test",
+            "job_digest": self.job.digest,
+            "roster_version": 7,
+            "roster_digest": b"r" * 32,
+            "round": 1,
+            "phase": "train",
+            "attempt": 1,
+            "names": names,
+            "rule": CohortRule.for_members(len(names)),
+            "layout": Layout(members=len(names), quantities=(Quantity(name="weight", bound=1.0),)),
+            "state_digest": b"s" * 32,
+        }
+        return SessionTerms(**(values | changes))
+
+    def sign(
+        self, survivors: tuple[str, ...], *, reveals: Reveals | None = None, **changes: Any
+    ) -> PendingReveal:
+        """Advert, check, signature, as a session does."""
+        book, terms = reveals or self.reveals, self.terms(**changes)
+        book.begin_attempt(terms)
+        book.check_reveal(terms, survivors)
+        pending = make_pending(terms, survivors)
+        book.write_pending(pending)
+        return pending
+
+    def reveal(self, survivors: tuple[str, ...], **changes: Any) -> PendingReveal:
+        pending = self.sign(survivors, **changes)
+        (changes.get("reveals") or self.reveals).mark_revealed(pending)
+        return pending
+
+
+def make_pending(terms: SessionTerms, survivors: tuple[str, ...]) -> PendingReveal:
+    return PendingReveal(
+        job_digest=terms.job_digest,
+        round=terms.round,
+        phase=terms.phase,
+        attempt=terms.attempt,
+        state_digest=terms.state_digest,
+        threshold=terms.rule.threshold,
+        min_cohort=terms.rule.min_cohort,
+        cohort_digest=bytes([terms.attempt]) * 32,
+        name="silo-0",
+        certificates=dict.fromkeys(NAMES, b"der"),
+        sharers=NAMES,
+        survivors=survivors,
+        answer=UnmaskShares(self_mask_shares=dict.fromkeys(survivors, SECRET), recovery_shares={}),
+        pair_seeds={},
+    )
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Book]:
+    opened = Book(tmp_path)
+    yield opened
+    opened.ledger.close()
+
+
+def refused(code: Refusal, words: str, act: Callable[[], object]) -> None:
+    with pytest.raises(PolicyRefusal, match=words) as caught:
+        act()
+    assert caught.value.code is code
+
+
+# attempts
+
+
+def test_a_job_that_nobody_approved_gets_no_attempt(book: Book) -> None:
+    terms = book.terms(job_digest=bytes(32))
+    refused(Refusal.JOB_NOT_APPROVED, "not approved", lambda: book.reveals.begin_attempt(terms))
+    book.ledger.reject(book.job.id)
+    refused(Refusal.JOB_NOT_APPROVED, "not approved", lambda: book.reveals.begin_attempt(book.terms()))
+
+
+def test_rounds_neither_go_back_nor_pass_the_jobs_number(book: Book) -> None:
+    book.reveals.begin_attempt(book.terms(round=3))
+    book.reopen()
+    refused(Refusal.STAGE, "round 3 was begun", lambda: book.reveals.begin_attempt(book.terms(round=2)))
+    refused(Refusal.TERMS, "ends with round 5", lambda: book.reveals.begin_attempt(book.terms(round=6)))
+    book.reveals.begin_attempt(book.terms(round=5))
+
+
+def test_attempts_end_with_the_jobs_number(book: Book) -> None:
+    book.reveals.begin_attempt(book.terms(attempt=5))
+    refused(
+        Refusal.TERMS, "attempt 6 of at most 5", lambda: book.reveals.begin_attempt(book.terms(attempt=6))
+    )
+
+
+def test_a_round_keeps_the_roster_of_its_first_advert(book: Book) -> None:
+    book.reveals.begin_attempt(book.terms())
+    book.reopen()
+    assert book.reveals.bound_roster(book.job.digest, 1, "train") == 7
+    later = book.terms(roster_version=8, roster_digest=b"R" * 32, attempt=2)
+    refused(Refusal.ROSTER, "roster version 7", lambda: book.reveals.begin_attempt(later))
+    other_phase = dataclasses.replace(later, phase="prototypes")
+    refused(Refusal.ROSTER, "roster version 7", lambda: book.reveals.begin_attempt(other_phase))
+    book.reveals.begin_attempt(dataclasses.replace(later, phase="roll-call.1"))  # outside rounds
+    book.reveals.begin_attempt(dataclasses.replace(later, round=2))
+
+
+def test_a_phase_keeps_the_state_of_its_first_advert(book: Book) -> None:
+    book.reveals.begin_attempt(book.terms())
+    book.reopen()
+    flipped = book.terms(attempt=2, state_digest=b"t" + b"s" * 31)
+    refused(Refusal.STATE, "another global state", lambda: book.reveals.begin_attempt(flipped))
+    refused(Refusal.STATE, "another global state", lambda: book.reveals.check_attempt(flipped))
+
+
+def test_a_check_alone_binds_nothing(book: Book) -> None:
+    book.reveals.check_attempt(book.terms())
+    assert book.reveals.bound_roster(book.job.digest, 1, "train") is None
+    book.reveals.begin_attempt(book.terms(state_digest=b"t" * 32))
+
+
+# the one answer
+
+
+def test_a_signed_answer_survives_a_restart_pending_then_revealed(book: Book) -> None:
+    pending = book.sign(FULL)
+    book.reopen()
+    assert book.reveals.recorded(book.job.digest, 1, "train") == (pending, False)
+    book.reveals.mark_revealed(pending)
+    book.reopen()
+    assert book.reveals.recorded(book.job.digest, 1, "train") == (pending, True)
+    assert book.reveals.recorded(book.job.digest, 2, "train") is None
+
+
+def test_a_revealed_phase_is_refused_for_good(book: Book) -> None:
+    book.reveal(FULL)
+    book.reopen()
+    again = book.terms(attempt=2)
+    refused(Refusal.ALREADY_REVEALED, "revealed before", lambda: book.reveals.begin_attempt(again))
+    refused(Refusal.ALREADY_REVEALED, "revealed before", lambda: book.reveals.check_reveal(again, FULL))
+    other = make_pending(again, FULL)
+    refused(Refusal.ALREADY_REVEALED, "another answer", lambda: book.reveals.write_pending(other))
+    refused(Refusal.ALREADY_REVEALED, "no such answer", lambda: book.reveals.mark_revealed(other))
+
+
+def test_a_pending_answer_is_erased_by_the_next_advert_alone(book: Book) -> None:
+    pending = book.sign(FULL)
+    other = make_pending(book.terms(), FULL[:5])
+    refused(Refusal.ALREADY_REVEALED, "another answer", lambda: book.reveals.write_pending(other))
+    book.reveals.write_pending(pending)  # the same once more changes nothing
+    book.reveals.begin_attempt(book.terms(attempt=2))
+    assert book.reveals.recorded(book.job.digest, 1, "train") is None
+    refused(Refusal.ALREADY_REVEALED, "no such answer", lambda: book.reveals.mark_revealed(pending))
+
+
+def test_an_erased_answer_leaves_no_share_in_the_file(book: Book) -> None:
+    book.sign(FULL)
+    book.ledger.close()
+    assert SECRET in book.path.read_bytes()
+    book.open()
+    book.reveals.begin_attempt(book.terms(attempt=2))
+    book.ledger.close()
+    assert SECRET not in book.path.read_bytes()
+
+
+def test_every_reveal_is_told_once(book: Book) -> None:
+    pending = book.reveal(FULL)
+    book.reveals.mark_revealed(pending)
+    assert book.told == [pending]
+
+
+def test_shares_of_old_reveals_are_blanked_and_their_cohorts_stay(book: Book) -> None:
+    book.reveal(FULL, phase="presence.0", round=0)
+    book.now += timedelta(days=31)
+    book.sign(FULL)
+    assert book.reveals.blank_old_shares() == 1
+    assert book.reveals.recorded(book.job.digest, 0, "presence.0") is None
+    assert book.reveals.recorded(book.job.digest, 1, "train") is not None
+    near = {"phase": "presence.0", "round": 0, "job_digest": book.other_job.digest}
+    refused(Refusal.NEAR_REVEAL, "nearly the same", lambda: book.sign(FULL[:5], **near))
+
+
+def test_the_file_is_the_owners_alone(book: Book) -> None:
+    for path in book.folder.glob("ledger.sqlite*"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+# near reveals
+
+
+@pytest.mark.parametrize("kind", ["presence", "calibrate"])
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_statistic_over_nearly_the_same_silos_is_refused_in_any_job(
+    book: Book, kind: str, missing: int
+) -> None:
+    book.reveal(FULL, phase=f"{kind}.0", round=0)
+    book.reopen()
+    second = {"phase": f"{kind}.0", "round": 0, "job_digest": book.other_job.digest}
+    survivors = FULL[: 6 - missing]
+    rule = CohortRule.for_members(6)  # min_cohort 4
+    assert missing < rule.min_cohort
+    refused(Refusal.NEAR_REVEAL, "nearly the same", lambda: book.sign(survivors, **second))
+
+
+def test_a_statistic_over_the_same_or_over_other_silos_is_no_near_reveal(book: Book) -> None:
+    book.reveal(FULL[:3], phase="presence.0", round=0)
+    book.reveal(FULL[:3], phase="presence.0", round=0, job_digest=book.other_job.digest)
+    book.reveal((FULL[0], *FULL[3:]), phase="presence.1", round=1)  # differs by five
+
+
+def test_the_larger_min_cohort_of_the_two_decides(book: Book) -> None:
+    strict = dataclasses.replace(CohortRule.for_members(6), min_cohort=6)
+    book.reveal(FULL, phase="presence.0", round=0, rule=strict)
+    other = {"phase": "presence.0", "round": 0, "job_digest": book.other_job.digest}
+    refused(Refusal.NEAR_REVEAL, "nearly the same", lambda: book.sign(FULL[:3], **other))
+
+
+def test_another_kind_or_data_set_is_no_near_reveal(book: Book) -> None:
+    book.reveal(FULL, phase="presence.0", round=0)
+    book.reveal(FULL[:5], phase="calibrate.0", round=0)
+    other = book.reveals_of("other-data")
+    book.sign(FULL[:5], reveals=other, phase="presence.1", round=0)
+
+
+def test_a_signed_cohort_counts_even_where_this_silo_never_revealed_it(book: Book) -> None:
+    # others may have: the sum needs t shares, not this silo's
+    book.sign(FULL, phase="presence.0", round=0)
+    book.reveals.begin_attempt(book.terms(phase="presence.0", round=0, attempt=2))
+    other = {"phase": "presence.0", "round": 0, "job_digest": book.other_job.digest}
+    refused(Refusal.NEAR_REVEAL, "nearly the same", lambda: book.sign(FULL[:5], **other))
+
+
+def test_attempts_at_one_phase_exclude_each_other_and_only_the_revealed_one_stays(book: Book) -> None:
+    book.sign(FULL, phase="presence.0", round=0)
+    book.reveal(FULL[:5], phase="presence.0", round=0, attempt=2)
+    book.sign(FULL[:5], phase="presence.0", round=0, job_digest=book.other_job.digest)
+
+
+def test_near_cohorts_of_training_count_once_for_each_distinct_one(book: Book) -> None:
+    book.reveals = book.reveals_of("data", max_cohort_changes=2)
+    book.reveal(FULL, round=1)
+    book.reveal(FULL[:5], round=2)  # counts
+    book.reveal(FULL[:5], round=3)  # counted already
+    book.reveal(FULL, round=4)  # near to the five, counts
+    other = FULL[:4] + FULL[5:]
+    refused(Refusal.NEAR_REVEAL, "more than 2 times", lambda: book.sign(other, round=5))
+
+
+def test_no_change_is_allowed_where_the_policy_says_zero(book: Book) -> None:
+    book.reveals = book.reveals_of("data", max_cohort_changes=0)
+    book.reveal(FULL)
+    book.reveal(FULL, round=2)
+    job = {"job_digest": book.other_job.digest}
+    refused(Refusal.NEAR_REVEAL, "more than 0 times", lambda: book.sign(FULL[:5], **job))
+
+
+def test_a_cohort_below_the_policys_least_is_refused(book: Book) -> None:
+    strict = book.reveals_of("data", least_silos=6)
+    terms = book.terms()
+    strict.begin_attempt(terms)
+    refused(Refusal.COHORT_TOO_SMALL, "at least 6", lambda: strict.check_reveal(terms, FULL[:5]))
+
+
+def test_two_writers_cannot_both_spend_the_last_change(book: Book) -> None:
+    """Two agents on one file is forbidden; the transaction holds even so."""
+    book.reveal(FULL)
+    barrier, outcomes = threading.Barrier(2), []
+    survivors = {2: FULL[:5], 3: FULL[:4] + FULL[5:]}
+
+    def write(round: int) -> None:
+        ledger = Ledger(book.path, clock=book.clock)
+        reveals = ledger.reveals(
+            policy=book.policy.model_copy(update={"max_cohort_changes": 1}), data_set="data"
+        )
+        pending = make_pending(book.terms(round=round), survivors[round])
+        barrier.wait()
+        try:
+            reveals.write_pending(pending)
+            outcomes.append("written")
+        except PolicyRefusal:
+            outcomes.append("refused")
+        ledger.close()
+
+    writers = [threading.Thread(target=write, args=(round,)) for round in survivors]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(outcomes) == ["refused", "written"]
+
+
+# jobs, rosters, audit
+
+
+def test_a_decision_stays_through_restart_and_repeated_offers(book: Book) -> None:
+    third = Hub(book.folder, silos=6, nonce="2" * 32).job
+    assert book.ledger.record_job(third, is_approved=False) is Decision.OFFERED
+    book.ledger.reject(third.id)
+    book.reopen()
+    assert book.ledger.record_job(third, is_approved=True) is Decision.REJECTED
+    assert book.ledger.approve(third.id).name == "one-hot"
+    assert book.ledger.decision(third.digest) is Decision.APPROVED
+    assert [job.decision for job in book.ledger.jobs()] == [Decision.APPROVED] * 3
+
+
+def test_approval_needs_the_id_of_exactly_one_job(book: Book) -> None:
+    with pytest.raises(ConfigError, match="no job begin"):
+        book.ledger.approve("ffffffffffff0")
+    with pytest.raises(ConfigError, match="2 jobs begin"):
+        book.ledger.approve("")
+
+
+def test_rosters_never_go_back_through_a_restart(book: Book) -> None:
+    members = make_members(6)
+    book.ledger.accept_roster(members.roster(version=8), lowest_version=1)
+    book.reopen()
+    older = members.roster(version=7)
+    refused(Refusal.ROSTER, "version 8 or newer", lambda: book.ledger.accept_roster(older, lowest_version=1))
+    forked = members.roster(version=8, without=["silo-5"])
+    refused(Refusal.ROSTER, "two different", lambda: book.ledger.accept_roster(forked, lowest_version=1))
+    book.ledger.accept_roster(members.roster(version=9), lowest_version=1)
+    assert book.ledger.roster_version == 9
+
+
+def test_enrolment_pins_a_lowest_roster_version(book: Book) -> None:
+    roster = make_members(6).roster(version=2)
+    refused(Refusal.ROSTER, "version 3 or newer", lambda: book.ledger.accept_roster(roster, lowest_version=3))
+
+
+def test_check_finds_a_ledger_that_was_put_back_from_a_backup(book: Book) -> None:
+    audit_path = book.folder / "audit.jsonl"
+    assert book.ledger.check(audit_path) == 0
+    backup = book.path.read_bytes()
+    book.reveal(FULL)
+    log = AuditLog(audit_path)
+    [untold] = book.ledger.untold_reveals(audit_path)
+    log.append(REVEALED_EVENT, **untold)
+    assert book.ledger.untold_reveals(audit_path) == []
+    assert book.ledger.check(audit_path) == 1
+    book.ledger.close()
+    book.path.write_bytes(backup)
+    book.open()
+    with pytest.raises(ConfigError, match="round 1 train: was the ledger put back from a backup"):
+        book.ledger.check(audit_path)
+    log.close()
+
+
+def test_a_directory_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot open"):
+        Ledger(tmp_path / "file" / "ledger.sqlite")
