@@ -385,6 +385,19 @@ class TestCheckCertificate:
         with pytest.raises(RemoteProtocolError, match="an authority's own, expected a member's"):
             check(deputy, authority)
 
+    def test_refuses_a_silo_that_could_also_serve(self, authority) -> None:
+        """With serverAuth beside clientAuth a silo could pose as coordinator."""
+        is_member = x509.BasicConstraints(ca=False, path_length=None)
+        both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
+        certificate = forge(
+            authority,
+            SILO.uri,
+            usage=None,
+            change=lambda b: b.add_extension(is_member, critical=True).add_extension(both, critical=False),
+        )
+        with pytest.raises(RemoteProtocolError, match="extended key usage is not that of a silo"):
+            check(certificate, authority)
+
     def test_refuses_a_key_of_another_kind(self, authority) -> None:
         certificate = forge(authority, SILO.uri, key=ec.generate_private_key(ec.SECP384R1()))
         with pytest.raises(RemoteProtocolError, match="expected a P-256 key"):

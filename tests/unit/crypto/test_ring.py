@@ -95,6 +95,26 @@ def test_rounding_is_unbiased(word: int, fraction: float, dtype: type) -> None:
         assert abs(mean - expected) < 6 * deviation, f"key {key.hex()}"
 
 
+class Constant:
+    """A key stream of one byte, to try the least and the greatest random number."""
+
+    def __init__(self, byte: int) -> None:
+        self._byte = byte
+
+    def fill(self, out: np.ndarray) -> None:
+        out[:] = self._byte
+
+
+@pytest.mark.parametrize(
+    ("byte", "expected"), [(0x00, [3, 4, 2**16 - 3, 2**16 - 2]), (0xFF, [3, 3, 2**16 - 3, 2**16 - 3])]
+)
+def test_a_whole_number_stays_whatever_the_random_number(byte: int, expected: list[int]) -> None:
+    """A zero that rounded whole numbers up would pass the bound once in 2^32 values."""
+    out = np.zeros(4, np.uint16)
+    ring._Rounder(Constant(byte)).round_into(np.array([3.0, 3.5, -3.0, -2.5]), out)
+    assert out.tolist() == expected
+
+
 def test_rounding_of_neighbours_is_independent() -> None:
     """Products of neighbouring residuals, each of mean 0 and deviation 1/4 at one half; alarm at 6
     standard deviations, falsely once in 5e8 runs. Blocks must not share their random numbers."""
@@ -133,12 +153,13 @@ def test_values_beyond_the_bound_are_clipped_and_counted_across_blocks() -> None
     size = 2 * BLOCK_VALUES + 3
     layout = layout_of(real((size,)), COUNTED)
     value_N = np.zeros(size)
-    value_N[[0, 5, BLOCK_VALUES, size - 1]] = [8.5, -1e300, 8.0, np.nextafter(8.0, 9)]
+    places = [0, 5, 6, BLOCK_VALUES, size - 1]
+    value_N[places] = [8.5, -1e300, -8.0, 8.0, np.nextafter(8.0, 9)]
     encoded = ring.encode({"delta": value_N}, layout=layout)
     decoded = ring.decode(encoded.vectors, layout=layout)
     assert encoded.clipped_total == 3
     assert decoded[CLIPPED] == 3
-    assert decoded["delta"][[0, 5, BLOCK_VALUES, size - 1]].tolist() == [8.0, -8.0, 8.0, 8.0]
+    assert decoded["delta"][places].tolist() == [8.0, -8.0, -8.0, 8.0, 8.0]
     assert value_N[0] == 8.5  # the caller's array is left alone
 
 
