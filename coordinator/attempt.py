@@ -193,7 +193,7 @@ class Attempt:
         """
         candidates = frozenset(self._terms.names) - self._kept_out
         for silo in sorted(self._kept_out):
-            self.absences.append(Absence(silo=silo, stage=RoundState.WAITING, reason=Absent.SITS_OUT))
+            self.absences.append(_absence(silo, RoundState.WAITING, Absent.SITS_OUT))
         message = pb.CoordinatorMessage(task=task)
         self._begin_stage(self._limits.train, dict.fromkeys(candidates, message))
         has_enough = False
@@ -420,3 +420,7 @@ class Attempt:
 
     def _tell_awaited(self, awaited: Iterable[str]) -> None:
         self._on_progress(f"awaiting {', '.join(sorted(awaited))}" if awaited else "awaiting silos")
+
+
+def _absence(silo: str, stage: RoundState, reason: Absent) -> Absence:
+    return Absence(silo=silo, stage=stage.value, reason=reason.value)

@@ -14,9 +14,10 @@ from chorale.v1 import records_pb2
 from chorale.wire import PhaseKey
 from coordinator.bulletin import Bulletin
 from coordinator.desk import Desk
-from coordinator.jobs import JobDriver, completed_rounds
+from coordinator.jobs import JobDriver
+from coordinator.sequence import PhaseSequence
 from coordinator.store import JobRow, JobStatus
-from crypto.errors import ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
+from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 
 log = get_logger("coordinator.jobs")
 
@@ -27,6 +28,10 @@ class TooManyJobs(RemoteProtocolError):
     """The coordinator runs as many jobs as its settings allow."""
 
 
+class Draining(ChoraleError):
+    """The coordinator is going away; whoever watches asks again later."""
+
+
 class JobDesk:
     """Starts a driver for every unfinished job and answers for all of them."""
 
@@ -35,9 +40,13 @@ class JobDesk:
         self._drivers: dict[bytes, JobDriver] = {}
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         self._bulletins: dict[bytes, Bulletin] = {}
+        self._known: dict[bytes, Job] = {}
+        self._float32_bytes: dict[bytes, int] = {}
+        self._is_draining = False
 
     def resume_all(self) -> None:
         """At start-up: every unfinished job goes on where it was."""
+        self._remove_orphaned_sums()
         for row in self._desk.store.jobs():
             if row.status.is_ended:
                 continue
@@ -47,6 +56,9 @@ class JobDesk:
 
     async def stop(self) -> None:
         """Leave every job as it is stored; the next start goes on from there."""
+        self._is_draining = True
+        for bulletin in self._bulletins.values():
+            bulletin.notify()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -160,15 +172,17 @@ class JobDesk:
         while True:
             change = bulletin.next_change()
             summary = self.summary(digest)
-            records = self._records(digest)
-            for record in records[told:]:
-                yield pb.JobEvent(record=record)
-            told = len(records)
+            ended = [row for row in self._desk.store.phases(digest) if row.is_ended]
+            for row in ended[told:]:
+                yield pb.JobEvent(record=row.record)
+            told = len(ended)
             if summary != last:
                 yield pb.JobEvent(summary=summary)
             last = summary
             if JobStatus(summary.status).is_ended:
                 return
+            if self._is_draining:
+                raise Draining("the coordinator is shutting down")
             await change.wait()
 
     def model_path(self, digest: bytes) -> Path:
@@ -183,34 +197,53 @@ class JobDesk:
             raise RemoteProtocolError(NOT_KNOWN, code=Refusal.JOB_INVALID)
         return row
 
-    def _records(self, digest: bytes) -> list[records_pb2.PhaseRecord]:
-        return [row.record for row in self._desk.store.phases(digest) if row.record is not None]
-
     def _summary(self, row: JobRow) -> records_pb2.JobSummary:
         job = self._stored_job(row)
         driver = self._drivers.get(row.digest)
-        state = state_from_file(self._desk.checkpoints.path(row.digest, row.state_digest))
+        sequence = PhaseSequence(job=job, is_outdated=lambda _: False)
         return records_pb2.JobSummary(
             job_digest=row.digest,
             name=job.spec.name,
             status=row.status.value,
             strategy=job.spec.strategy.preset,
             rounds=job.spec.rounds,
-            rounds_completed=completed_rounds(job, self._desk.store.phases(row.digest)),
+            rounds_completed=sequence.completed_rounds(self._desk.store.phases(row.digest)),
             reason=row.reason,
             submitted_unix_seconds=row.submitted_unix_seconds,
-            float32_bytes=float32_bytes(state),
+            float32_bytes=self._model_bytes(row),
             silos=job.spec.silos,
             progress="" if driver is None else driver.progress,
         )
 
     def _stored_job(self, row: JobRow) -> Job:
         """A job that was checked when it was submitted; phases check it again before they begin."""
-        try:
-            spec = JobSpec.from_yaml(row.signed.spec_bytes, source=f"job {row.signed.id}")
-        except ConfigError as error:
-            raise LocalProtocolError(f"store: {error}") from None
-        return Job(spec=spec, signed=row.signed, operator="")
+        if row.digest not in self._known:
+            try:
+                spec = JobSpec.from_yaml(row.signed.spec_bytes, source=f"job {row.signed.id}")
+            except ConfigError as error:
+                raise LocalProtocolError(f"store: {error}") from None
+            self._known[row.digest] = Job(spec=spec, signed=row.signed, operator="")
+        return self._known[row.digest]
+
+    def _model_bytes(self, row: JobRow) -> int:
+        """The same for every state of a job, so it is read from one."""
+        if row.digest not in self._float32_bytes:
+            state = state_from_file(self._desk.checkpoints.path(row.digest, row.state_digest))
+            self._float32_bytes[row.digest] = float32_bytes(state)
+        return self._float32_bytes[row.digest]
+
+    def _remove_orphaned_sums(self) -> None:
+        """Sums of phases that ended, or of jobs that were cancelled, while nobody could remove them."""
+        wanted = {
+            f"{phase.sequence}-{phase.attempt}"
+            for row in self._desk.store.jobs()
+            if not row.status.is_ended
+            for phase in self._desk.store.phases(row.digest)
+            if not phase.is_ended
+        }
+        for path in self._desk.settings.sum_directory.glob("*"):
+            if path.stem not in wanted:
+                path.unlink(missing_ok=True)
 
     def _bulletin(self, digest: bytes) -> Bulletin:
         return self._bulletins.setdefault(digest, Bulletin())

@@ -14,22 +14,17 @@ from chorale.job import Job, open_job
 from chorale.logs import get_logger
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
-from chorale.wire import phase_kind
 from coordinator.attempt import SESSION_MESSAGES, Attempt
 from coordinator.complaints import FiledComplaint
 from coordinator.desk import Desk
 from coordinator.presence import Presence
-from coordinator.round_machine import RoundState
 from coordinator.rounds import RoundDriver
+from coordinator.sequence import JobFailed, PhaseSequence, Step
 from coordinator.store import JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
 from crypto.roster import Roster
 
 log = get_logger("coordinator.jobs")
-
-
-class JobFailed(ChoraleError):
-    """The job cannot go on; the message is what its operator reads."""
 
 
 class JobDriver:
@@ -41,6 +36,7 @@ class JobDriver:
         self._desk = desk
         self._on_change = on_change
         self._round: RoundDriver | None = None
+        self._sequence = PhaseSequence(job=job, is_outdated=self._is_outdated)
         self._going = asyncio.Event()
         self._going.set()
         desk.attendance.listen(self)  # before presence is read: nobody connects in between unheard
@@ -181,70 +177,27 @@ class JobDriver:
         message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
         self._desk.attendance.send_all(self.job.spec.silos, message)
         rows = self._desk.store.phases(self.job.digest)
-        rounds_completed = completed_rounds(self.job, rows)
+        rounds_completed = self._sequence.completed_rounds(rows)
         self._desk.metrics.rounds_completed.labels(federation_job=self.job.id).set(rounds_completed)
-        states = dict.fromkeys(row.record.state_digest for row in reversed(rows) if row.record is not None)
-        self._desk.checkpoints.keep_only(
-            self.job.digest, list(states)[: self._desk.settings.keep_checkpoints]
-        )
+        newest = [record.state_digest, *(row.state_digest for row in reversed(rows))]
+        kept = list(dict.fromkeys(newest))[: self._desk.settings.keep_checkpoints]
+        self._desk.checkpoints.keep_only(self.job.digest, kept)
         self._on_change()
 
-    def _next_step(self) -> tuple[int, str] | None:
-        """Round and phase that come next. Raises JobFailed where there is nothing to go on with."""
-        rows = self._desk.store.phases(self.job.digest)
-        if not rows:
-            return 0, self.job.opening
-        last = rows[-1]
-        if not last.is_ended:
-            return last.round, last.phase
-        if last.state is RoundState.USED_UP and self.job.names_everyone(last.phase):
-            return self._repeated(rows)
-        following = self.job.next_after(last.round, last.phase)
-        if following is None or self.job.names_everyone(following[1]):
-            return following
-        return self._roll_call_before(rows) if self._needs_roll_call(rows, following[0]) else following
+    def _next_step(self) -> Step | None:
+        return self._sequence.next_step(self._desk.store.phases(self.job.digest))
 
-    def _repeated(self, rows: Sequence[PhaseRow]) -> tuple[int, str]:
-        """A phase outside rounds that was used up is tried under its next number, a few times."""
-        last = rows[-1]
-        kind = phase_kind(last.phase)
-        failed = 0
-        for row in reversed(rows):
-            if phase_kind(row.phase) != kind or row.state is not RoundState.USED_UP:
-                break
-            failed += 1
-        if failed >= self.job.spec.max_attempts:
-            reason = "" if last.record is None else last.record.reason
-            raise JobFailed(f"{kind}: used up {failed} times, last reason {reason}")
-        return last.round, f"{kind}.{_repeat(last.phase) + 1}"
-
-    def _needs_roll_call(self, rows: Sequence[PhaseRow], next_round: int) -> bool:
-        """When the job's silos on the roster changed or a silo missed the last one, not too often."""
-        last = self._last_roll_call(rows)
-        if last is None or next_round - 1 - last.round < self.job.spec.roll_call_every:
-            return False
-        enrolled = self._silos_on(self._roster_of(last))
-        has_changed = enrolled != self._silos_on(self._desk.roster_book.current)
-        return has_changed or self._has_asked_to_join(rows, last)
-
-    def _last_roll_call(self, rows: Sequence[PhaseRow]) -> PhaseRow | None:
-        kinds = self.job.strategy.opening
-        applied = [row for row in rows if row.state is RoundState.APPLIED]
-        return next((row for row in reversed(applied) if phase_kind(row.phase) in kinds), None)
-
-    def _has_asked_to_join(self, rows: Sequence[PhaseRow], since: PhaseRow) -> bool:
+    def _is_outdated(self, roll_call: PhaseRow) -> bool:
+        """The job's silos on the roster have changed, or a silo that missed the roll-call asks to join."""
+        enrolled = self._silos_on(self._roster_of(roll_call))
+        if enrolled != self._silos_on(self._desk.roster_book.current):
+            return True
         return any(
             absence.reason == Refusal.NOT_ENROLLED
-            for row in rows
-            if row.sequence > since.sequence
+            for row in self._desk.store.phases(self.job.digest)
+            if row.sequence > roll_call.sequence
             for absence in self._desk.store.absences(row.sequence)
         )
-
-    def _roll_call_before(self, rows: Sequence[PhaseRow]) -> tuple[int, str]:
-        """Phases outside rounds carry the number of the last round used."""
-        kind = self.job.strategy.opening[0]
-        numbers = [_repeat(row.phase) for row in rows if phase_kind(row.phase) == kind]
-        return rows[-1].round, f"{kind}.{max(numbers) + 1}"
 
     def _silos_on(self, roster: Roster) -> frozenset[str]:
         return roster.silo_names & frozenset(self.job.spec.silos)
@@ -261,7 +214,7 @@ class JobDriver:
         ]
         return self._desk.store.complaints(earlier[-1].sequence) if earlier else []
 
-    def _is_begun(self, step: tuple[int, str]) -> bool:
+    def _is_begun(self, step: Step) -> bool:
         rows = self._desk.store.phases(self.job.digest)
         return bool(rows) and (rows[-1].round, rows[-1].phase) == step
 
@@ -274,26 +227,15 @@ class JobDriver:
     def _tell_last_outcome(self, silo: str) -> None:
         """A silo that was away, or the coordinator, may have missed how the last phase ended."""
         rows = self._desk.store.phases(self.job.digest)
-        ended = [row.record for row in rows if row.record is not None]
-        if ended:
-            message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=ended[-1]))
+        record = next((row.record for row in reversed(rows) if row.is_ended), None)
+        if record is not None:
+            message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
             self._desk.attendance.send(silo, message)
 
     def _tell_progress(self, line: str) -> None:
         if line != self.progress:
             self.progress = line
             self._on_change()
-
-
-def completed_rounds(job: Job, rows: Sequence[PhaseRow]) -> int:
-    """Rounds whose last phase was applied."""
-    last = job.strategy.round_phases[-1]
-    return sum(row.phase == last and row.state is RoundState.APPLIED for row in rows)
-
-
-def _repeat(phase: str) -> int:
-    """Repeat counter of a phase outside rounds."""
-    return int(phase.partition(".")[2] or 0)
 
 
 def _who(record: records_pb2.PhaseRecord) -> str:

@@ -14,11 +14,9 @@ from chorale.files import read_limited
 from chorale.logs import get_logger
 from coordinator.clock import Clock
 from coordinator.store import Store
-from crypto.errors import ChoraleError, ConfigError
+from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.messages import SignedBody
-from crypto.roster import Roster, open_roster, roster_from_file_bytes
-
-MAX_ROSTER_BYTES = 1 << 20
+from crypto.roster import MAX_FILE_BYTES, Roster, open_roster, roster_from_file_bytes
 
 log = get_logger("coordinator.roster")
 
@@ -48,16 +46,18 @@ class RosterBook:
         self._listeners.append(listener)
 
     def refresh(self) -> None:
+        """Look at the file; where it has changed, take it over if it is a later version."""
+        stamp = self._stamp_of_file()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
         try:
-            if self._stamp_of_file() == self._stamp:
-                return
             roster = self._read()
             self._check_version(roster)
-        except (ChoraleError, OSError) as error:
-            self._remember_stamp()
+            if roster.version > self._current.version:
+                self._take(roster)
+        except ChoraleError as error:
             log.warning("roster file not taken over", reason=str(error))
-            return
-        self._take(roster)
 
     def of_version(self, version: int) -> Roster:
         """A roster that was in use before, checked again. Raises RemoteProtocolError if it expired."""
@@ -65,21 +65,16 @@ class RosterBook:
         return self._open(signed)
 
     def _first(self) -> Roster:
+        self._stamp = self._stamp_of_file()
         try:
             roster = self._read()
             self._check_version(roster)
-        except OSError as error:
-            raise ConfigError(f"roster: cannot read {self._path}: {error.strerror}") from None
-        except ConfigError:
-            raise
-        except ChoraleError as error:
-            raise ConfigError(f"roster: {self._path}: {error}") from None
-        self._store.add_roster(roster.version, roster.signed)
+            self._store.add_roster(roster.version, roster.signed)
+        except RemoteProtocolError as error:
+            raise ConfigError(f"{self._path}: {error}") from None
         return roster
 
     def _take(self, roster: Roster) -> None:
-        if roster.version == self._current.version:
-            return
         self._store.add_roster(roster.version, roster.signed)
         self._current = roster
         log.info("roster taken over", version=roster.version, members=len(roster.members))
@@ -87,8 +82,7 @@ class RosterBook:
             listener(roster)
 
     def _read(self) -> Roster:
-        self._remember_stamp()
-        return self._open(roster_from_file_bytes(read_limited(self._path, MAX_ROSTER_BYTES)))
+        return self._open(roster_from_file_bytes(read_limited(self._path, MAX_FILE_BYTES)))
 
     def _open(self, signed: SignedBody) -> Roster:
         return open_roster(
@@ -107,12 +101,10 @@ class RosterBook:
                 "which was in use before"
             )
 
-    def _stamp_of_file(self) -> tuple[int, int, int]:
-        stat = self._path.stat()
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-    def _remember_stamp(self) -> None:
+    def _stamp_of_file(self) -> tuple[int, int, int] | None:
+        """Changes whenever the file is replaced or written; None while it is not there."""
         try:
-            self._stamp = self._stamp_of_file()
+            stat = self._path.stat()
         except OSError:
-            self._stamp = None
+            return None
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size

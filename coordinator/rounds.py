@@ -157,7 +157,7 @@ class RoundDriver:
         attempt.stop()
         self.attempt = None
         liars = attempt.session.liars
-        lied = [Absence(silo=silo, stage=RoundState.UNMASK, reason=Absent.LIED) for silo in liars]
+        lied = [Absence(silo=silo, stage=RoundState.UNMASK.value, reason=Absent.LIED.value) for silo in liars]
         absences = [*lied, *attempt.absences]
         self._desk.store.add_absences(self._row.sequence, self._machine.attempt, absences)
         for sender, accused in attempt.session.complaints:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from coordinator.job_desk import NOT_KNOWN, TooManyJobs
+from coordinator.job_desk import NOT_KNOWN, Draining, TooManyJobs
 from crypto.errors import ChoraleError, PolicyRefusal, Refusal, RemoteProtocolError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -22,6 +22,8 @@ _BY_CODE = {
 
 
 def code_of(error: ChoraleError) -> grpc.StatusCode:
+    if isinstance(error, Draining):
+        return grpc.StatusCode.UNAVAILABLE
     if isinstance(error, TooManyJobs):
         return grpc.StatusCode.RESOURCE_EXHAUSTED
     if isinstance(error, RemoteProtocolError):

@@ -20,7 +20,7 @@ from chorale.v1 import records_pb2
 from coordinator.complaints import FiledComplaint
 from coordinator.round_machine import ENDED, RoundState
 from coordinator.store_tables import complaints, jobs, left_out, metadata, phases, rosters, round_rosters
-from crypto.errors import LocalProtocolError
+from crypto.errors import ConfigError, LocalProtocolError
 from crypto.messages import SignedBody
 
 
@@ -63,11 +63,17 @@ class PhaseRow:
     cohort: list[str] | None
     session: bytes | None
     state_digest: bytes
-    record: records_pb2.PhaseRecord | None
+    record_json: str | None
 
     @property
     def is_ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def record(self) -> records_pb2.PhaseRecord | None:
+        if self.record_json is None:
+            return None
+        return json_format.Parse(self.record_json, records_pb2.PhaseRecord())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +101,8 @@ class Store:
     def add_roster(self, version: int, signed: SignedBody) -> None:
         with self._engine.begin() as connection:
             known = connection.execute(sa.select(rosters.c.body).where(rosters.c.version == version)).scalar()
+            if known is not None and known != signed.body:
+                raise ConfigError(f"roster: version {version} was in use before with other content")
             if known is None:
                 connection.execute(
                     rosters.insert().values(version=version, body=signed.body, signature=signed.signature)
@@ -231,7 +239,7 @@ class Store:
                 return
             connection.execute(
                 _update_phase(sequence).values(
-                    state=state.value, record=json_format.MessageToJson(record), session=None
+                    state=state.value, record_json=json_format.MessageToJson(record), session=None
                 )
             )
             connection.execute(
@@ -304,6 +312,4 @@ def _job_row(row: sa.Row[tuple[object, ...]]) -> JobRow:
 def _phase_row(row: sa.Row[tuple[object, ...]]) -> PhaseRow:
     values = dict(row._mapping)
     values["state"] = RoundState(values["state"])
-    if values["record"] is not None:
-        values["record"] = json_format.Parse(values["record"], records_pb2.PhaseRecord())
     return PhaseRow(**values)

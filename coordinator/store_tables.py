@@ -48,7 +48,7 @@ phases = sa.Table(
     sa.Column("cohort", sa.JSON),
     sa.Column("session", sa.LargeBinary),
     sa.Column("state_digest", sa.LargeBinary, nullable=False),
-    sa.Column("record", sa.Text),
+    sa.Column("record_json", sa.Text),
     sa.UniqueConstraint("job", "round", "phase"),
 )
 left_out = sa.Table(
