@@ -1,0 +1,55 @@
+"""Names, first values and closed labels of the agent's metrics; and how long it waits."""
+
+from __future__ import annotations
+
+from prometheus_client import generate_latest
+
+from crypto.errors import Refusal
+from silo_agent.backoff import Backoff
+from silo_agent.metrics import PHASE_KINDS, SiloMetrics, phase_label
+
+
+def test_every_series_is_there_from_the_start_at_zero() -> None:
+    text = generate_latest(SiloMetrics().registry).decode()
+    for reason in Refusal:
+        assert f'chorale_silo_refusals_total{{reason="{reason.value}"}} 0.0' in text
+    for phase in PHASE_KINDS:
+        for result in ("applied", "left-out", "used-up"):
+            assert f'chorale_silo_rounds_total{{phase="{phase}",result="{result}"}} 0.0' in text
+    for direction in ("up", "down"):
+        assert f'chorale_silo_transferred_bytes_total{{direction="{direction}"}} 0.0' in text
+    for name in (
+        "chorale_silo_training_seconds_total",
+        "chorale_silo_mask_seconds_total",
+        "chorale_silo_reconnects_total",
+        "chorale_silo_connected",
+        "chorale_silo_samples_per_second",
+        "chorale_silo_clock_skew_seconds",
+        "chorale_silo_certificate_expiry_timestamp_seconds",
+        "chorale_silo_gpu_memory_bytes",
+    ):
+        assert f"\n{name} 0.0\n" in text
+    assert "_created" not in text
+
+
+def test_every_metric_has_help_and_the_prefix() -> None:
+    lines = generate_latest(SiloMetrics().registry).decode().splitlines()
+    helps = [line.split(" ", 3) for line in lines if line.startswith("# HELP")]
+    assert len(helps) >= 14
+    for _, _, name, sentence in helps:
+        assert name.startswith("chorale_silo_")
+        assert sentence.endswith(".")
+
+
+def test_a_phase_kind_outside_the_closed_list_gets_no_label() -> None:
+    assert phase_label("train") == "train"
+    assert phase_label("whatever-a-peer-says") is None
+
+
+def test_backoff_grows_to_its_limit_and_starts_anew_after_success() -> None:
+    longest = Backoff(random=lambda: 1.0, first_seconds=1.0, most_seconds=5.0)
+    assert [longest.next_seconds() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    longest.reset()
+    assert longest.next_seconds() == 1.0
+    shortest = Backoff(random=lambda: 0.0, first_seconds=1.0, most_seconds=5.0)
+    assert shortest.next_seconds() == 0.1

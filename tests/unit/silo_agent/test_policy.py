@@ -1,0 +1,117 @@
+"""What a policy file may say, and what the policy then refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.job import JobSpec
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from crypto.layout import Quantity
+from silo_agent.policy import Policy, load_policy
+from tests.support.agents import Hub
+from tests.support.sessions import make_federation, make_terms
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> JobSpec:
+    return Hub(tmp_path).job.spec
+
+
+def policy(**fields: Any) -> Policy:
+    return Policy.model_validate({"federation": "test"} | fields)
+
+
+def refused(words: str, act: Callable[[], object], code: Refusal = Refusal.POLICY) -> None:
+    with pytest.raises(PolicyRefusal, match=words) as caught:
+        act()
+    assert caught.value.code is code
+
+
+def test_a_job_within_the_policy_passes(spec: JobSpec) -> None:
+    open_wide = policy(operators=["ops"], strategies=["fedavg"], max_rounds=3, least_silos=4)
+    open_wide.check_job(spec, operator="ops")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"federation": "other"}, "expected other, got federation test"),
+        ({"operators": ["alice", "bob"]}, "expected alice, bob, got operator ops"),
+        ({"strategies": ["feddr_plus"]}, "expected feddr_plus, got strategy fedavg"),
+        ({"max_rounds": 2}, "expected at most 2, got 3 rounds"),
+        ({"least_silos": 5}, "expected at least 5, got 4 silos"),
+    ],
+)
+def test_a_job_outside_the_policy_is_refused_by_name(
+    spec: JobSpec, fields: dict[str, Any], words: str
+) -> None:
+    refused(words, lambda: policy(**fields).check_job(spec, operator="ops"))
+
+
+def test_terms_are_checked_beyond_the_job() -> None:
+    terms = make_terms(make_federation(4), attempt=3)
+    everything = {"allowed_quantities": ["counts", "delta", "half"], "class_statistics": "allow"}
+    policy(**everything).check_terms(terms)
+    refused("attempt 3", lambda: policy(**everything, max_attempts=2).check_terms(terms))
+    refused("federation test", lambda: policy(**everything | {"federation": "x"}).check_terms(terms))
+    refused(
+        "at least 5 silos, got 4",
+        lambda: policy(**everything, least_silos=5).check_terms(terms),
+        Refusal.COHORT_TOO_SMALL,
+    )
+    refused("got quantity counts", lambda: policy(allowed_quantities=["delta"]).check_terms(terms))
+
+
+def test_whatever_is_not_known_to_be_plain_counts_as_a_class_statistic() -> None:
+    soft_labels = [Quantity(name="soft_labels", shape=(10, 10), bound=1e6)]
+    refused("no class statistics", lambda: policy().check_quantities(soft_labels))
+    policy(class_statistics="allow").check_quantities(soft_labels)
+
+
+def test_sample_counts_are_rounded_down() -> None:
+    assert [policy().rounded(samples) for samples in (0, 9, 10, 109)] == [0, 0, 10, 100]
+    assert policy(count_granularity=1).rounded(109) == 109
+
+
+def test_the_description_shows_every_field_and_what_is_refused() -> None:
+    text = policy(operators=["alice"], max_cohort_changes=0).describe()
+    for name in Policy.model_fields:
+        assert f"{name}: " in text
+    assert "operators: [alice]" in text
+    assert "strategies: null" in text
+    assert "- every job that nobody approved here (chorale silo approve)" in text
+    assert "- every statistic by class" in text
+    assert "- operators other than alice" in text
+    assert "more than 0 near repeats of a cohort" in text
+    relaxed = policy(approval="automatic", class_statistics="allow").describe()
+    assert "nobody approved" not in relaxed
+    assert "statistic by class\n" not in relaxed
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("least_silos: 2", "least_silos"),
+        ("count_granularity: 0", "count_granularity"),
+        ("approval: sometimes", "approval"),
+        ("max_roster_age_days: 0", "max_roster_age_days"),
+        ("unheard_of: 1", "unheard_of"),
+    ],
+)
+def test_a_policy_file_out_of_range_names_file_and_field(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(f"federation: test\n{line}\n")
+    with pytest.raises(ConfigError, match=rf"policy\.yaml: .*{words}"):
+        load_policy(path)
+
+
+def test_the_environment_overrides_the_policy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("federation: test\nleast_silos: 4\n")
+    monkeypatch.setenv("CHORALE_POLICY_LEAST_SILOS", "6")
+    assert load_policy(path).least_silos == 6
+    assert load_policy(path).approval.value == "manual"

@@ -1,0 +1,92 @@
+"""The silo's settings file, and the functions it may name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from crypto.errors import ConfigError
+from silo_agent.data.settings import DataFormat
+from silo_agent.objective import load_objective, resolve
+from silo_agent.settings import SiloSettings, load_silo_settings
+
+VALUES = {
+    "name": "clinic-a",
+    "federation": "hospitals",
+    "coordinator": "chorale.example:8443",
+    "identity": {"certificate": "a.crt", "key": "a.key"},
+    "authority": "authority.crt",
+    "directory": "state",
+    "policy": "policy.yaml",
+    "data": {"format": "digits"},
+}
+
+
+def load(tmp_path: Path, **changes: object) -> SiloSettings:
+    path = tmp_path / "silo.yaml"
+    path.write_text(yaml.safe_dump(VALUES | changes))
+    return load_silo_settings(path)
+
+
+def test_the_least_file_has_cautious_defaults(tmp_path: Path) -> None:
+    settings = load(tmp_path)
+    assert settings.metrics_listen == "127.0.0.1:0"
+    assert settings.ledger_path == Path("state/ledger.sqlite")
+    assert settings.audit_path == Path("state/audit.jsonl")
+    assert settings.data.holdout == 0.2
+    assert settings.torch_threads == 1
+
+
+def test_the_environment_overrides_a_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHORALE_SILO_COORDINATOR", "127.0.0.1:9")
+    assert load(tmp_path).coordinator == "127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "Clinic A"}, "name"),
+        ({"coordinator": "chorale.example"}, "coordinator"),
+        ({"data": {"format": "npz"}}, "format npz needs one"),
+        ({"data": {"format": "digits", "path": "x"}}, "format digits takes none"),
+        ({"data": {"format": "module"}}, "expected with format: module"),
+        ({"data": {"format": "module", "module": "no colon"}}, "module"),
+        ({"data": {"format": "digits", "holdout": 1.0}}, "holdout"),
+        (
+            {"data": {"format": "digits", "partition": {"kind": "iid", "silos": 3, "index": 3}}},
+            "expected 0 to 2, got 3",
+        ),
+        ({"objective": "os.system"}, "objective"),
+        ({"torch_threads": 0}, "torch_threads"),
+        ({"lowest_roster_version": 0}, "lowest_roster_version"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_file(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"silo\.yaml: .*{words}"):
+        load(tmp_path, **changes)
+
+
+def test_a_module_of_ones_own_needs_no_path(tmp_path: Path) -> None:
+    data = load(tmp_path, data={"format": "module", "module": "clinic.data:load"}).data
+    assert data.format is DataFormat.MODULE
+
+
+def test_an_objective_of_ones_own_is_made_by_its_function(tmp_path: Path) -> None:
+    objective = load_objective(load(tmp_path, objective="tests.support.one_hot:objective"))
+    assert callable(objective.compute)
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "words"),
+    [
+        ("no_such_package:make", "cannot load no_such_package:make"),
+        ("tests.support.one_hot:absent", "cannot load"),
+        ("tests.support.one_hot:SAMPLES", "is not a function"),
+    ],
+)
+def test_a_function_that_is_not_there_is_one_clear_line(entry_point: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"objective: .*{words}"):
+        resolve(entry_point, field="objective")
