@@ -5,8 +5,10 @@ Kubernetes' own gRPC probes cannot do TLS. What is served holds no payload and t
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -40,7 +42,11 @@ class ProbeServer:
         application = _application(registry, {"/livez": is_live, "/readyz": is_ready})
         try:
             self._server = make_server(
-                host, port, application, server_class=_Server, handler_class=_QuietHandler
+                host,
+                port,
+                application,
+                server_class=_ServerOfIPv6 if ":" in host else _Server,
+                handler_class=_QuietHandler,
             )
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
@@ -64,11 +70,18 @@ class ProbeServer:
         self._server.server_close()
 
 
-class _Server(WSGIServer):
-    """One request at a time: a scrape takes milliseconds and a silent client is cut off."""
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each request, so that a client that says nothing holds up nobody."""
+
+    daemon_threads = True
+    block_on_close = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is no news."""
+
+
+class _ServerOfIPv6(_Server):
+    address_family = socket.AF_INET6
 
 
 class _QuietHandler(WSGIRequestHandler):

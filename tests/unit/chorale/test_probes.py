@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
+import socket
 from collections.abc import Callable, Iterator
 
 import prometheus_client
@@ -80,6 +82,39 @@ def test_a_taken_port_is_named(server: ProbeServer) -> None:
             is_live=lambda: True,
             is_ready=lambda: True,
         )
+
+
+def test_a_client_that_says_nothing_holds_up_nobody(
+    server: ProbeServer, get: Callable[[str], tuple[int, str]]
+) -> None:
+    # one request at a time let any open connection fail the liveness probe
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as silent:
+        assert get("/livez") == (200, "ok\n")
+        assert silent.getpeername()[1] == server.port
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_an_address_of_ipv6_is_served() -> None:
+    server = ProbeServer(
+        "::1",
+        0,
+        registry=prometheus_client.CollectorRegistry(),
+        is_live=lambda: True,
+        is_ready=lambda: True,
+    )
+    server.start()
+    with contextlib.closing(http.client.HTTPConnection("::1", server.port, timeout=30)) as connection:
+        connection.request("GET", "/livez")
+        assert connection.getresponse().status == 200
+    server.stop()
 
 
 def test_a_stopped_server_frees_its_port(server: ProbeServer) -> None:
