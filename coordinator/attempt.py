@@ -8,6 +8,7 @@ file adds both and nothing else. Messages come in through `on_message`, uploads 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,7 +257,8 @@ class Attempt:
     async def unmask(self) -> UnmaskPlan:
         """Ask for the shares, also of silos that come back late, until they suffice."""
         cap = self._limits.unmask_hard_cap
-        limits = StageLimits(deadline=cap, hard_cap=cap, grace=cap)
+        # no share can be had elsewhere, so since when a silo is away does not matter
+        limits = StageLimits(deadline=cap, hard_cap=cap, grace=math.inf)
         message = pb.CoordinatorMessage(
             signatures=wire.signatures_to_wire(self.session.unmask_request(), self.key)
         )
