@@ -37,7 +37,7 @@ from crypto.layout import Layout
 from crypto.messages import SessionTerms, SignedBody
 from crypto.roster import Roster
 from strategies.base import Phase, PhaseContext
-from strategies.presets import Strategy
+from strategies.methods import Strategy
 
 __all__ = [
     "ColumnSpec",
@@ -232,12 +232,12 @@ class Job:
             members=members,
             classes=self.spec.classes,
             state=state,
-            trained=trained_names(state),
+            trained=tuple(name for name in trained_names(state) if self.strategy.trains(name)),
             buffers=buffer_names(state),
             update_bound=self.spec.update_bound,
             update_word=self.spec.update_word,
             min_weight=self.spec.min_weight,
-            options=self.spec.strategy.options,
+            options=self.strategy.options,
         )
 
     def _layout(self, round: int, phase: str, state: GlobalState, members: int) -> Layout:

@@ -17,7 +17,18 @@ from chorale.wire import MAX_SILOS
 from crypto.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from crypto.errors import ConfigError
 from crypto.identity import NAME_PATTERN
-from strategies.presets import Strategy, strategy_for
+from strategies.methods import Strategy, recipe_of, strategy_of
+from strategies.recipe import (
+    Closing,
+    Features,
+    Head,
+    Loss,
+    Mix,
+    Recipe,
+    Regulariser,
+    ServerUpdate,
+    StatisticName,
+)
 
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -32,15 +43,50 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class StrategySpec(_Part):
-    """Which method trains."""
+class PartsSpec(_Part):
+    """A method by its parts, in place of a preset."""
 
-    preset: str = Field(
-        default="fedavg", min_length=1, max_length=64, description="the method's name, such as fedavg"
+    head: Head = Field(default=Head.TRAINED, description="the last linear layer")
+    features: Features = Field(default=Features.RAW, description="what the head is given")
+    loss: Loss = Field(default=Loss.CROSS_ENTROPY, description="what a silo minimises")
+    regulariser: Regulariser = Field(default=Regulariser.NONE, description="what is added to the loss")
+    mix: Mix = Field(default=Mix.ADDITIVE, description="loss + mu R, or beta loss + (1 - beta) R")
+    server_update: ServerUpdate = Field(
+        default=ServerUpdate.WEIGHTED_MEAN, description="what the mean delta does to the model"
     )
-    options: dict[str, Finite] = Field(
+    statistic: StatisticName | None = Field(default=None, description="summed beside the deltas; null: none")
+    closing: Closing = Field(default=Closing.NONE, description="what follows the last round")
+
+
+class StrategySpec(_Part):
+    """Which method trains: a preset, or its parts."""
+
+    preset: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="the method's name, such as fedavg; null with parts, else fedavg",
+    )
+    parts: PartsSpec | None = Field(default=None, description="the method by its parts, without a preset")
+    options: dict[str, bool | Finite | str] = Field(
         default_factory=dict, max_length=64, description="the method's own numbers; fedavg has none"
     )
+
+    @property
+    def name(self) -> str:
+        """What the method is called in reports."""
+        return self.preset or ("custom" if self.parts else "fedavg")
+
+    @property
+    def recipe(self) -> Recipe:
+        """Raises ConfigError for an unknown preset."""
+        return recipe_of(self.name) if self.parts is None else Recipe(**self.parts.model_dump())
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> StrategySpec:
+        if self.preset is not None and self.parts is not None:
+            raise ValueError("parts: expected a preset or parts, not both")
+        return self
 
 
 class ModelSpec(_Part):
@@ -80,13 +126,16 @@ class ScheduleSpec(_Part):
 
 
 class TrainingSpec(_Part):
-    """Local SGD at a silo, in one round."""
+    """Local training at a silo, in one round."""
 
     local_epochs: int = Field(default=1, ge=1, le=1_000, description="passes over the silo's data")
     batch_size: int = Field(default=32, ge=1, le=65_536, description="samples of one step")
-    learning_rate: float = Field(gt=0, le=100, allow_inf_nan=False, description="of SGD, in the first round")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="of SGD; starts from zero in each round")
-    weight_decay: float = Field(default=0.0, ge=0, le=1, description="L2 penalty of SGD")
+    optimizer: Literal["sgd", "adam"] = Field(
+        default="sgd", description="starts anew in each round; adam has betas 0.9 and 0.999 and no momentum"
+    )
+    learning_rate: float = Field(gt=0, le=100, allow_inf_nan=False, description="in the first round")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd; starts from zero in each round")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="L2 penalty")
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate by round")
 
 
@@ -215,7 +264,7 @@ class JobSpec(_Part):
 
     @property
     def method(self) -> Strategy:
-        return strategy_for(self.strategy.preset, self.strategy.options)
+        return strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
 
     def rule(self, members: int) -> CohortRule:
         """Sizes for m named silos; the job's own values raise the defaults, never lower them.
@@ -228,6 +277,11 @@ class JobSpec(_Part):
             threshold=max(default.threshold, self.threshold or 0),
             min_cohort=max(default.min_cohort, self.min_cohort or 0),
         )
+
+    def min_class_holders(self, rule: CohortRule) -> int:
+        """Fewest silos that must hold a class before its row is sent: dropouts and colluders then leave
+        more than one. Source: docs/protocol.md 4."""
+        return rule.colluders + 2 + len(self.silos) - rule.threshold
 
     @field_validator("silos")
     @classmethod
@@ -244,7 +298,7 @@ class JobSpec(_Part):
         if self.train_hard_cap_seconds < self.train_deadline_seconds:
             raise ValueError("train_hard_cap_seconds: it should be at least train_deadline_seconds")
         try:
-            strategy_for(self.strategy.preset, self.strategy.options)
+            strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self

@@ -41,7 +41,7 @@ class DemoPlan:
 
     def __post_init__(self) -> None:
         """Raises ConfigError that names the option and what is allowed."""
-        from strategies.presets import strategy_for
+        from strategies.methods import strategy_for
 
         rule = CohortRule.for_members(self.silos)
         largest = self.silos - rule.least_survivors

@@ -205,7 +205,7 @@ class JobDesk:
             job_digest=row.digest,
             name=job.spec.name,
             status=row.status.value,
-            strategy=job.spec.strategy.preset,
+            strategy=job.spec.strategy.name,
             rounds=job.spec.rounds,
             rounds_completed=sequence.completed_rounds(self._desk.store.phases(row.digest)),
             reason=row.reason,

@@ -34,12 +34,14 @@ class Tensors:
     def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.features[start:stop], self.labels[start:stop]
 
-    def shuffled(
-        self, batch_size: int, *, generator: torch.Generator, least: int = 1
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch in random order. A last batch of fewer than `least` samples is left out."""
+    def take(self, places_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and labels at those places, in their order."""
+        return self.features[places_N], self.labels[places_N]
+
+    def shuffled(self, batch_size: int, *, generator: torch.Generator, least: int = 1) -> Iterator[Tensor]:
+        """The places of one epoch's batches, in random order. A last batch of fewer than `least` samples
+        is left out."""
         order = torch.randperm(len(self), generator=generator)
         for chosen in torch.split(order, batch_size):
             if len(chosen) >= least:
-                picked = chosen.to(self.labels.device)
-                yield self.features[picked], self.labels[picked]
+                yield chosen.to(self.labels.device)

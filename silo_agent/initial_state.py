@@ -7,6 +7,7 @@ from silo_agent.models import build_model
 from silo_agent.models.state import model_arrays
 from silo_agent.seeding import derive_seed, seeded
 from strategies.base import Array
+from strategies.heads import HEAD, frozen_head
 
 
 def initial_state(spec: JobSpec) -> dict[str, Array]:
@@ -14,6 +15,12 @@ def initial_state(spec: JobSpec) -> dict[str, Array]:
 
     Raises ConfigError if the model is not built in: such a job brings its own file.
     """
+    recipe = spec.method.recipe
     with seeded(derive_seed("model", spec.model.seed)):
-        model = build_model(spec.model, classes=spec.classes, input_shape=spec.input_shape)
-    return model_arrays(model)
+        model = build_model(spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=recipe)
+    arrays = model_arrays(model)
+    if recipe.head.is_frozen:
+        _, width = arrays[HEAD].shape
+        seed = derive_seed("head", spec.model.seed)
+        arrays[HEAD] = frozen_head(recipe.head, classes=spec.classes, width=width, seed=seed)
+    return arrays

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chorale.job import Job
 from chorale.logs import get_logger
@@ -26,7 +27,7 @@ from silo_agent.data.base import SiloData
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Objective, Work
 from silo_agent.policy import Policy
-from strategies.base import TOTAL, Array, Arrays
+from strategies.base import PRESENCE, TOTAL, Array, Arrays
 
 log = get_logger("silo_agent.inputs")
 
@@ -171,6 +172,7 @@ class Inputs:
             data=data,
             weight=_weight(request, samples),
             is_cancelled=is_cancelled,
+            class_rows=self._class_rows(request),
         )
         return self._trained(work, samples=len(data.train))
 
@@ -183,6 +185,14 @@ class Inputs:
             seen = samples * work.spec.training.local_epochs
             self._metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
         return values
+
+    def _class_rows(self, request: Request) -> NDArray[np.bool_] | None:
+        """Classes that enough silos hold, by the sum of presence; rows of the others stay here."""
+        holders_C = request.state.get(PRESENCE)
+        if holders_C is None:
+            return None
+        least = self._policy.min_class_holders or request.job.spec.min_class_holders(request.terms.rule)
+        return np.asarray(holders_C >= least)
 
     def _own_data(self, job: Job) -> SiloData:
         """Loaded once per job, the hold-out cut so that its size tells no exact count."""

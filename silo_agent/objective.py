@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from chorale.job import JobSpec
 from crypto.errors import ChoraleError, ConfigError
 from silo_agent.data.base import SiloData
@@ -26,7 +29,10 @@ class Cancelled(ChoraleError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One phase's work. weight: p = n / total; is_cancelled: asked between batches."""
+    """One phase's work. weight: p = n / total; is_cancelled: asked between batches.
+
+    class_rows: by class, whether enough silos hold it for its row to be sent; None before presence.
+    """
 
     spec: JobSpec
     phase_kind: str
@@ -37,6 +43,7 @@ class Work:
     data: SiloData
     weight: float
     is_cancelled: Callable[[], bool]
+    class_rows: NDArray[np.bool_] | None = None
 
 
 class Objective(Protocol):

@@ -63,6 +63,12 @@ class Policy(BaseModel):
     class_statistics: ClassStatistics = Field(
         default=ClassStatistics.REFUSE, description="sums by class without noise: refuse or allow"
     )
+    min_class_holders: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="silos that must hold a class before its row is sent; null: the job's safe default",
+    )
     least_silos: int = Field(
         default=SMALLEST_FEDERATION,
         ge=SMALLEST_FEDERATION,
@@ -98,8 +104,8 @@ class Policy(BaseModel):
             raise _refusal(f"federation {spec.federation}", f"{self.federation}")
         if self.operators is not None and operator not in self.operators:
             raise _refusal(f"operator {operator}", _names(self.operators))
-        if self.strategies is not None and spec.strategy.preset not in self.strategies:
-            raise _refusal(f"strategy {spec.strategy.preset}", _names(self.strategies))
+        if self.strategies is not None and spec.strategy.name not in self.strategies:
+            raise _refusal(f"strategy {spec.strategy.name}", _names(self.strategies))
         if spec.rounds > self.max_rounds:
             raise _refusal(f"{spec.rounds} rounds", f"at most {self.max_rounds}")
         if len(spec.silos) < self.least_silos:

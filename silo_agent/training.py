@@ -1,36 +1,38 @@
-"""The built-in objective: local SGD on the received model, and its test on the hold-out.
+"""The built-in objective: one phase of a job on this silo's data, with torch.
 
-Source: FedAvg, McMahan et al. 2017 (arXiv 1602.05629). What leaves is p * (local - global), the
-weight p and sums over the hold-out, all of them inside one secure sum.
-P = trained parameters, B = values of the float buffers.
+What leaves is what the phase's quantities name, all of it inside one secure sum.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
 from torch import nn
 
-from chorale.job_spec import JobSpec
+from chorale.logs import get_logger
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.batches import Tensors
-from silo_agent.evaluation import Figures, evaluate
+from silo_agent.contribution import contribution
+from silo_agent.evaluation import evaluate
+from silo_agent.local_training import train_locally
 from silo_agent.models import build_model
 from silo_agent.models.base import CutModel
-from silo_agent.models.state import flat_arrays, flat_values, load_arrays
-from silo_agent.objective import Cancelled, Work
-from silo_agent.objectives import loss_of
-from silo_agent.objectives.base import SampleLoss, run_model
+from silo_agent.models.state import load_arrays
+from silo_agent.objective import Work
+from silo_agent.objectives import loss_for
+from silo_agent.objectives.base import Setting
+from silo_agent.objectives.local_loss import local_loss
+from silo_agent.objectives.statistics import PHASES, TEACHERS, TRAIN_STATISTICS
 from silo_agent.seeding import seeded, shuffler, training_seed
-from strategies.base import MODEL, Array
+from strategies.base import Array
 
-BATCH_NORM = nn.modules.batchnorm._BatchNorm
+log = get_logger("silo_agent.training")
 
 
 class TorchObjective:
-    """Trains and tests in this process, on the GPU where there is one.
+    """Trains, tests and computes statistics in this process, on the GPU where there is one.
 
     device: auto, cpu or cuda. threads: of one training; more than one per silo on a shared
     machine is slower, not faster.
@@ -41,94 +43,69 @@ class TorchObjective:
         self._threads = threads
 
     def compute(self, work: Work) -> Mapping[str, Array]:
-        """The quantities of `train` and `evaluate`. Raises ConfigError, RemoteProtocolError, Cancelled.
+        """The quantities of the phase. Raises ConfigError, RemoteProtocolError, Cancelled.
 
         Deterministic on a CPU: everything random follows from job seed, silo and round.
         """
-        if work.phase_kind not in ("train", "evaluate"):
+        computes = self._phases().get(work.phase_kind)
+        if computes is None:
             raise ConfigError(f"objective: the built-in training has no phase {work.phase_kind}")
         torch.set_num_threads(self._threads)
-        seed = training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round)
-        with seeded(seed):
-            model = self._received_model(work)
-            figures = self._test(model, work)
-            if work.phase_kind == "evaluate":
-                return figures.quantities()
-            self._train(model, work, generator=shuffler(seed))
-        return {**_contribution(model, work), **figures.quantities()}
+        with seeded(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round)):
+            setting = Setting(work=work, received=self._received_model(work), device=self._device)
+            return computes(setting)
+
+    def _phases(self) -> Mapping[str, Callable[[Setting], Mapping[str, Array]]]:
+        return {"train": self._train, "evaluate": self._evaluate, **PHASES}
 
     def _received_model(self, work: Work) -> CutModel:
-        model = build_model(work.spec.model, classes=work.spec.classes, input_shape=work.spec.input_shape)
+        spec = work.spec
+        model = build_model(
+            spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
+        )
         load_arrays(model, work.state)
         _freeze_all_but(model, work.context.trained)
         return model.to(self._device)
 
-    def _test(self, model: CutModel, work: Work) -> Figures:
-        holdout = Tensors.of(work.data.holdout, self._device)
-        loss = loss_of(work.spec.strategy.preset)
-        return evaluate(model, holdout, loss=loss, is_cancelled=work.is_cancelled)
+    def _evaluate(self, setting: Setting) -> Mapping[str, Array]:
+        holdout = Tensors.of(setting.work.data.holdout, self._device)
+        figures = evaluate(
+            setting.received, holdout, loss=loss_for(setting), is_cancelled=setting.work.is_cancelled
+        )
+        return figures.quantities()
 
-    def _train(self, model: CutModel, work: Work, *, generator: torch.Generator) -> None:
-        train_locally(
+    def _train(self, setting: Setting) -> Mapping[str, Array]:
+        """Test the received model, train it, then compute what the method sums beside."""
+        work, model = setting.work, setting.received
+        tested = self._evaluate(setting)
+        samples = Tensors.of(work.data.train, self._device)
+        started = time.monotonic()
+        teacher = TEACHERS.get(work.spec.method.recipe.regulariser)
+        steps = train_locally(
             model,
-            Tensors.of(work.data.train, self._device),
+            samples,
             spec=work.spec,
             round=work.round,
-            loss=loss_of(work.spec.strategy.preset),
-            generator=generator,
+            loss=local_loss(setting, samples, teacher=None if teacher is None else teacher(setting, samples)),
+            generator=shuffler(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round)),
             is_cancelled=work.is_cancelled,
         )
+        trained = time.monotonic()
+        statistics = self._statistics(setting, samples)
+        if statistics:
+            seconds = time.monotonic() - started
+            _log_share(work, seconds_of_statistics=time.monotonic() - trained, seconds=seconds)
+        return {**contribution(model, work, steps=steps), **tested, **statistics}
+
+    def _statistics(self, setting: Setting, samples: Tensors) -> Mapping[str, Array]:
+        statistic = setting.work.spec.method.recipe.statistic
+        compute = None if statistic is None else TRAIN_STATISTICS.get(statistic)
+        return {} if compute is None else compute(setting, samples)
 
 
-def train_locally(
-    model: CutModel,
-    samples: Tensors,
-    *,
-    spec: JobSpec,
-    round: int,
-    loss: SampleLoss,
-    generator: torch.Generator,
-    is_cancelled: Callable[[], bool],
-) -> None:
-    """The job's local epochs of SGD, in place. Momentum starts anew every round. Raises Cancelled."""
-    plan = spec.training
-    optimizer = torch.optim.SGD(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
-        lr=spec.learning_rate_at(round),
-        momentum=plan.momentum,
-        weight_decay=plan.weight_decay,
-    )
-    least = _least_batch(model, len(samples))
-    model.train()
-    for _ in range(plan.local_epochs):
-        for inputs, labels_N in samples.shuffled(plan.batch_size, generator=generator, least=least):
-            if is_cancelled():
-                raise Cancelled("training: no longer wanted")
-            optimizer.zero_grad()
-            torch.autograd.backward(loss.per_sample(run_model(model, inputs), labels_N).mean())
-            optimizer.step()
-
-
-def _contribution(model: CutModel, work: Work) -> dict[str, Array]:
-    """Shapes: delta (P,) float32, weight () float64, and buffers (B,) float32 if the model has any."""
-    context = work.context
-    before_P = flat_arrays([work.state[MODEL + name] for name in context.trained])
-    values: dict[str, Array] = {
-        "delta": np.float32(work.weight) * (flat_values(model, context.trained) - before_P),
-        "weight": np.asarray(work.weight, dtype=np.float64),
-    }
-    if context.buffers:
-        values["buffers"] = np.float32(work.weight) * flat_values(model, context.buffers)
-    return values
-
-
-def _least_batch(model: nn.Module, samples: int) -> int:
-    """Batch normalisation has no statistics of a single sample, so such a last batch is left out."""
-    if not any(isinstance(layer, BATCH_NORM) for layer in model.modules()):
-        return 1
-    if samples < 2:
-        raise ConfigError("data: batch normalisation needs at least 2 training samples in each silo")
-    return 2
+def _log_share(work: Work, *, seconds_of_statistics: float, seconds: float) -> None:
+    share = seconds_of_statistics / max(seconds, 1e-9)
+    log.info("statistics computed", round=work.round, phase=work.phase_kind, share_of_round=round(share, 4))
 
 
 def _freeze_all_but(model: nn.Module, trained: tuple[str, ...]) -> None:

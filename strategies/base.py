@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.layout import Quantity
+from strategies.recipe import OptionValue
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -20,6 +21,7 @@ FloatArray = NDArray[np.float64]
 
 MODEL = "model/"  # prefix of a model's parameters and buffers in the global state
 METHOD = "method/"  # prefix of what a method keeps between rounds
+PRESENCE = "method/presence"  # (C,) int64: how many silos hold each class, written by presence
 TOTAL = "method/total"  # sum of the rounded sample counts, written by roll-call
 
 
@@ -41,7 +43,7 @@ class PhaseContext:
     update_bound: float = 8.0
     update_word: int = 32
     min_weight: float = 0.0
-    options: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +84,25 @@ class Statistic(Protocol):
 
     def arrays(self, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """method/ arrays that it writes into the next global state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStep:
+    """How the model moves. step_P: added to the trained parameters. arrays: method/ arrays to keep."""
+
+    step_P: FloatArray
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+class ServerUpdate(Protocol):
+    """What the mean delta, and what is summed for it beside, do to the model."""
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """What it needs summed beside p * delta and p."""
+
+    def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
+        """The step from the revealed sums; the sum of p is above 0.
+
+        Shapes: sums["delta"] (P,), sums["weight"] ().
+        """

@@ -16,16 +16,37 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.layout import CLIPPED, MAX_VALUES, Quantity
-from strategies.base import MODEL, Array, FloatArray, PhaseContext, PhaseResult, Statistic
+from strategies.base import (
+    MODEL,
+    Array,
+    FloatArray,
+    PhaseContext,
+    PhaseResult,
+    ServerStep,
+    ServerUpdate,
+    Statistic,
+)
 
 BUFFER_BOUND = 1e3  # of BatchNorm's running means and variances
 CLIPPED_SHARE_LIMIT = 1e-3  # above it the figure `clipped_too_often` is 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainPhase:
-    """One round of training: p * delta, p, the statistics, and how many values were clipped."""
+class WeightedMean:
+    """FedAvg's step: the mean delta itself. Needs nothing summed beside."""
 
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        return ()
+
+    def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
+        return ServerStep(step_P=sums["delta"] / float(sums["weight"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainPhase:
+    """One round of training: p * delta, p, what the server update and the statistics need beside."""
+
+    update: ServerUpdate = WeightedMean()
     statistics: tuple[Statistic, ...] = ()
 
     @property
@@ -36,25 +57,26 @@ class TrainPhase:
         """Shapes: delta (P,) in the order of context.trained, buffers (B,) in that of context.buffers."""
         statistics = [quantity for part in self.statistics for quantity in part.quantities(context)]
         clipped = Quantity(name=CLIPPED, bound=float(MAX_VALUES), is_count=True)
-        return (*_mean_quantities(context), *statistics, clipped)
+        return (*_mean_quantities(context), *self.update.quantities(context), *statistics, clipped)
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        """Add the mean delta and take over the mean buffers; nothing where too little data took part."""
+        """Take the server's step and the mean buffers; nothing where too little data took part."""
         weight = float(sums["weight"])
         data_share = min(max(weight, 0.0), 1.0)  # the ring's resolution leaves 1.0000000001
-        figures = {**_clipped_figures(context, sums)}
+        figures = _clipped_figures(context, sums)
         for part in self.statistics:
             figures.update(part.figures(context, sums))
         if weight <= 0.0:
             return PhaseResult(state=None, figures=figures, reason="no-data")
         if data_share < context.min_weight:
             return PhaseResult(state=None, figures=figures, data_share=data_share, reason="min-weight")
-        state = {**context.state, **_moved(context, sums["delta"] / weight)}
+        step = self.update.step(context, sums)
+        state = {**context.state, **_moved(context, step.step_P), **step.arrays}
         if context.buffers:
             state |= _averaged_buffers(context, sums["buffers"] / weight)
         for part in self.statistics:
             state |= part.arrays(context, sums)
-        return PhaseResult(state=state, figures=figures, data_share=data_share)
+        return PhaseResult(state=state, figures={**figures, **step.figures}, data_share=data_share)
 
 
 def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:

@@ -10,16 +10,21 @@ from silo_agent.models.mlp import mlp
 from silo_agent.models.mobilenet_v2 import mobilenet_v2
 from silo_agent.models.resnet18 import resnet18
 from silo_agent.models.vgg11 import vgg11
+from strategies.recipe import Recipe
 
+PLAIN = Recipe()  # a trained head on raw features
 IMAGE_BACKBONES = {"cnn": cnn, "resnet18": resnet18, "vgg11": vgg11, "mobilenet_v2": mobilenet_v2}
 
 
-def build_model(spec: ModelSpec, *, classes: int, input_shape: tuple[int, ...]) -> CutModel:
+def build_model(
+    spec: ModelSpec, *, classes: int, input_shape: tuple[int, ...], recipe: Recipe = PLAIN
+) -> CutModel:
     """Freshly initialised, on the CPU, from torch's global generator: call it inside `seeded`.
 
     Raises ConfigError if the name is not one of ours or the input does not suit it.
     """
-    return CutModel(_backbone(spec, input_shape), classes=classes)
+    backbone = _backbone(spec, input_shape)
+    return CutModel(backbone, classes=classes, head=recipe.head, features=recipe.features)
 
 
 def _backbone(spec: ModelSpec, input_shape: tuple[int, ...]) -> Backbone:

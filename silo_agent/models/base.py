@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from strategies.recipe import Features, Head
+
+SMALLEST_NORM = 1e-12  # a ReLU network may give an all-zero feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,23 +24,39 @@ class Backbone:
 
 
 class CutModel(nn.Module):
-    """features(x) -> (N, D) and forward(x) = head(features(x)) -> (N, C).
+    """features(x) -> (N, D), logits(features) -> (N, C), forward(x) = logits(features(x)).
 
-    Parameters are named body.* and head.*.
+    Parameters are named body.* and head.*. A frozen head is a parameter that takes no gradient.
     """
 
-    def __init__(self, backbone: Backbone, *, classes: int) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        classes: int,
+        head: Head = Head.TRAINED,
+        features: Features = Features.RAW,
+    ) -> None:
         super().__init__()
         self.body = backbone.body
-        self.head = nn.Linear(backbone.width, classes)
+        self.head = nn.Linear(backbone.width, classes, bias=head is Head.TRAINED)
+        self._is_unit = features is not Features.RAW
 
     def features(self, inputs: Tensor) -> Tensor:
+        """What the backbone gives, not normalised."""
         features_ND: Tensor = self.body(inputs)
         return features_ND
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits_NC: Tensor = self.head(self.features(inputs))
+    def embed(self, features_ND: Tensor) -> Tensor:
+        """What the head is given: at unit length where the method says so."""
+        return normalize(features_ND, dim=1, eps=SMALLEST_NORM) if self._is_unit else features_ND
+
+    def logits(self, features_ND: Tensor) -> Tensor:
+        logits_NC: Tensor = self.head(self.embed(features_ND))
         return logits_NC
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.logits(self.features(inputs))
 
 
 def initialise(body: nn.Module) -> nn.Module:

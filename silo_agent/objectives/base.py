@@ -1,25 +1,59 @@
-"""The words of a loss: one pass through the model, one loss a sample.
+"""The words of what a silo minimises: one pass through the model, one loss a sample.
 
-Means are taken by the training loop, because per-sample gradients need the single losses.
+Means are taken by the training loop, because per-sample gradients need the single losses; what
+depends on the weights alone stands apart, because it has no per-sample gradient.
 N = samples, D = feature width, C = classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from silo_agent.models.base import CutModel
+from silo_agent.objective import Work
+from strategies.recipe import PartOptions
+
+Options = TypeVar("Options", bound=PartOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What one forward pass gives: the cut and the end."""
+    """What one forward pass gives: the backbone's features, not normalised, and the logits."""
 
     features_ND: Tensor
     logits_NC: Tensor
+
+    def take(self, chosen: Tensor) -> Outputs:
+        return Outputs(features_ND=self.features_ND[chosen], logits_NC=self.logits_NC[chosen])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a part may look at when it is made: the round's work and the model as it was received."""
+
+    work: Work
+    received: CutModel
+    device: torch.device
+
+    def options(self, part: type[Options]) -> Options:
+        return self.work.spec.method.options_of(part)
+
+    def tensor(self, name: str) -> Tensor | None:
+        """A float array of the global state on the training's device; None where it is not there yet."""
+        array = self.work.state.get(name)
+        return None if array is None else torch.tensor(np.asarray(array, np.float32), device=self.device)
+
+    @property
+    def class_counts_C(self) -> Tensor:
+        """This silo's own training samples by class; they stay here."""
+        counts_C = np.bincount(self.work.data.train.labels, minlength=self.work.spec.classes)
+        return torch.tensor(counts_C, dtype=torch.float32, device=self.device)
 
 
 class SampleLoss(Protocol):
@@ -29,7 +63,27 @@ class SampleLoss(Protocol):
         """Shapes: labels (N,) int64 -> (N,) float32."""
 
 
+@runtime_checkable
+class SampleRegulariser(Protocol):
+    """A regulariser that compares student and teacher, sample by sample. The teacher is constant."""
+
+    def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
+        """Shapes: labels (N,) int64 -> (N,) float32."""
+
+
+@runtime_checkable
+class WeightPenalty(Protocol):
+    """A regulariser of the weights alone: its exact gradient is the same for every batch."""
+
+    def penalty(self, model: CutModel) -> Tensor:
+        """Shapes: -> ()."""
+
+
+LossFactory: TypeAlias = Callable[[Setting], SampleLoss]
+RegulariserFactory: TypeAlias = Callable[[Setting], SampleRegulariser | WeightPenalty]
+
+
 def run_model(model: CutModel, inputs: Tensor) -> Outputs:
     """Features once, logits from them."""
     features_ND = model.features(inputs)
-    return Outputs(features_ND=features_ND, logits_NC=model.head(features_ND))
+    return Outputs(features_ND=features_ND, logits_NC=model.logits(features_ND))

@@ -30,6 +30,7 @@ OUTSIDE = {"crypto": {"numpy", "cryptography"}, "strategies": {"numpy", "pydanti
 TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
     "silo_agent/training.py",
+    "silo_agent/local_training.py",
     "silo_agent/evaluation.py",
     "silo_agent/seeding.py",
     "silo_agent/torchvision_compat.py",

@@ -34,7 +34,7 @@ def test_a_job_survives_its_file(make_spec: MakeSpec) -> None:
 def test_a_job_that_a_person_wrote_gets_its_defaults() -> None:
     text = yaml.safe_dump({**job_fields(), "silos": list(SILOS), "input_shape": [1, 8, 8]})
     spec = JobSpec.from_yaml(text.encode(), source="job.yaml")
-    assert (spec.strategy.preset, spec.update_bound, spec.update_word) == ("fedavg", 8.0, 32)
+    assert (spec.strategy.name, spec.update_bound, spec.update_word) == ("fedavg", 8.0, 32)
     assert (spec.threshold, spec.min_cohort, spec.max_attempts, spec.fraction) == (None, None, 5, 1.0)
 
 

@@ -11,7 +11,8 @@ import pytest
 from crypto.errors import ConfigError
 from crypto.layout import Layout
 from strategies.base import Array, Phase, PhaseContext
-from strategies.presets import PRESETS, strategy_for
+from strategies.methods import strategy_for
+from strategies.presets import PRESETS
 
 FEDAVG = strategy_for("fedavg", {})
 SUMS = {"correct": 30, "tested": 40, "loss_sum": 20.0, "clipped": 0}

@@ -23,11 +23,11 @@ from silo_agent.initial_state import initial_state
 from silo_agent.models import build_model
 from silo_agent.models.state import model_arrays
 from silo_agent.objective import Cancelled, Work
-from silo_agent.objectives import loss_of
+from silo_agent.objectives.cross_entropy import CrossEntropy
 from silo_agent.seeding import derive_seed, seeded, shuffler
 from silo_agent.training import TorchObjective
 from strategies.base import MODEL, Array, PhaseContext
-from strategies.presets import strategy_for
+from strategies.methods import strategy_for
 
 SHAPE = (1, 8, 8)
 
@@ -268,7 +268,7 @@ def test_evaluation_does_not_move_batch_statistics() -> None:
         model = build_model(job.model, classes=10, input_shape=SHAPE).train()
     before = model_arrays(model)
     holdout = Tensors.of(make_data().holdout, torch.device("cpu"))
-    evaluate(model, holdout, loss=loss_of("fedavg"), is_cancelled=lambda: False)
+    evaluate(model, holdout, loss=CrossEntropy(), is_cancelled=lambda: False)
     after = model_arrays(model)
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
@@ -310,11 +310,6 @@ def test_divergence_reaches_the_caller_as_it_is() -> None:
     assert not np.isfinite(values["delta"]).all()
 
 
-def test_preset_without_a_loss_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"strategy\.preset: this silo can train fedavg, got fedprox"):
-        loss_of("fedprox")
-
-
 def test_unknown_phase_is_refused() -> None:
     with pytest.raises(ConfigError, match="the built-in training has no phase presence"):
         compute(make_work(make_job(), kind="presence"))
@@ -343,17 +338,16 @@ def test_training_with_the_gpu_reports_what_the_cpu_does() -> None:
 def test_one_epoch_visits_every_sample_once_in_another_order() -> None:
     samples = Tensors(features=torch.arange(23.0), labels=torch.arange(23))
     generator = shuffler(3)
-    epochs = [
-        torch.cat([labels_N for _, labels_N in samples.shuffled(5, generator=generator)]).tolist()
-        for _ in range(2)
-    ]
+    epochs = [torch.cat(list(samples.shuffled(5, generator=generator))).tolist() for _ in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(23))
     assert epochs[0] != epochs[1]
 
 
 def test_features_and_labels_stay_together() -> None:
     samples = Samples(features=np.arange(9, dtype=np.float32), labels=np.arange(9))
-    for features, labels in Tensors.of(samples, torch.device("cpu")).shuffled(4, generator=shuffler(0)):
+    tensors = Tensors.of(samples, torch.device("cpu"))
+    for places in tensors.shuffled(4, generator=shuffler(0)):
+        features, labels = tensors.take(places)
         assert torch.equal(features, labels.float())
 
 

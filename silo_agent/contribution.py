@@ -1,0 +1,51 @@
+"""What a trained model adds to the sum: p * delta, p, the buffers, and what a server update needs beside.
+
+P = trained parameters, B = values of the float buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from silo_agent.models.base import CutModel
+from silo_agent.models.state import FloatArray, flat_arrays, flat_values
+from silo_agent.objective import Work
+from strategies.base import MODEL, Array
+from strategies.recipe import ServerUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """One round's local result. Shapes: delta (P,) float32, not yet weighted. steps: of the optimiser."""
+
+    work: Work
+    model: CutModel
+    delta_P: FloatArray
+    steps: int
+
+
+Extra = Callable[[Trained], Mapping[str, Array]]
+
+# by server update: quantities that replace or join delta and weight
+EXTRAS: Mapping[ServerUpdate, Extra] = MappingProxyType({})
+
+
+def contribution(model: CutModel, work: Work, *, steps: int) -> dict[str, Array]:
+    """Shapes: delta (P,) float32, weight () float64, and buffers (B,) float32 if the model has any."""
+    context, weight = work.context, np.float32(work.weight)
+    before_P = flat_arrays([work.state[MODEL + name] for name in context.trained])
+    delta_P = flat_values(model, context.trained) - before_P
+    values: dict[str, Array] = {
+        "delta": weight * delta_P,
+        "weight": np.asarray(work.weight, dtype=np.float64),
+    }
+    if context.buffers:
+        values["buffers"] = weight * flat_values(model, context.buffers)
+    extra = EXTRAS.get(work.spec.method.recipe.server_update)
+    if extra is not None:
+        values |= extra(Trained(work=work, model=model, delta_P=delta_P, steps=steps))
+    return values

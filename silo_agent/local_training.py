@@ -1,0 +1,74 @@
+"""Local training of one round: batches, an optimiser that starts anew, the loss that a recipe names.
+
+Source: FedAvg, McMahan et al. 2017 (arXiv 1602.05629), algorithm 1, ClientUpdate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from chorale.job_spec import JobSpec
+from crypto.errors import ConfigError
+from silo_agent.batches import Tensors
+from silo_agent.models.base import CutModel
+from silo_agent.objective import Cancelled
+from silo_agent.objectives.base import run_model
+from silo_agent.objectives.local_loss import LocalLoss
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+def train_locally(
+    model: CutModel,
+    samples: Tensors,
+    *,
+    spec: JobSpec,
+    round: int,
+    loss: LocalLoss,
+    generator: torch.Generator,
+    is_cancelled: Callable[[], bool],
+) -> int:
+    """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled."""
+    optimizer = _optimizer(model, spec, round)
+    least = _least_batch(model, len(samples))
+    model.train()
+    steps = 0
+    for _ in range(spec.training.local_epochs):
+        for places_N in samples.shuffled(spec.training.batch_size, generator=generator, least=least):
+            if is_cancelled():
+                raise Cancelled("training: no longer wanted")
+            inputs, labels_N = samples.take(places_N)
+            optimizer.zero_grad()
+            loss_N = loss.per_sample(run_model(model, inputs), labels_N, places_N)
+            torch.autograd.backward(loss_N.mean())
+            _add_penalty_gradient(model, loss)
+            optimizer.step()
+            steps += 1
+    return steps
+
+
+def _add_penalty_gradient(model: CutModel, loss: LocalLoss) -> None:
+    """A pass of its own, because per-sample clipping and noise must not touch it (docs/privacy.md)."""
+    penalty = loss.penalty(model)
+    if penalty is not None and penalty.requires_grad:
+        torch.autograd.backward(penalty)
+
+
+def _optimizer(model: nn.Module, spec: JobSpec, round: int) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    plan, rate = spec.training, spec.learning_rate_at(round)
+    if plan.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=plan.weight_decay)
+    return torch.optim.SGD(parameters, lr=rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
+
+
+def _least_batch(model: nn.Module, samples: int) -> int:
+    """Batch normalisation has no statistics of a single sample, so such a last batch is left out."""
+    if not any(isinstance(layer, BATCH_NORM) for layer in model.modules()):
+        return 1
+    if samples < 2:
+        raise ConfigError("data: batch normalisation needs at least 2 training samples in each silo")
+    return 2

@@ -1,0 +1,79 @@
+"""Loss and regulariser joined as the recipe says: loss + mu R, or beta loss + (1 - beta) R."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from silo_agent.batches import Tensors
+from silo_agent.models.base import CutModel
+from silo_agent.objectives import loss_for, regulariser_for
+from silo_agent.objectives.base import Outputs, SampleLoss, SampleRegulariser, Setting, WeightPenalty
+from silo_agent.objectives.teacher import frozen_copy, outputs_of
+from strategies.recipe import Mix
+from strategies.regularisers import AdditiveWeight, ConvexWeight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalLoss:
+    """What one round of local training minimises.
+
+    per_sample needs the samples' outputs and places in the training set; penalty the weights alone.
+    """
+
+    loss: SampleLoss
+    loss_weight: float = 1.0
+    regulariser: SampleRegulariser | None = None
+    weight_penalty: WeightPenalty | None = None
+    regulariser_weight: float = 0.0
+    teacher: Outputs | None = None
+
+    def per_sample(self, student: Outputs, labels_N: Tensor, places_N: Tensor) -> Tensor:
+        """Shapes: -> (N,). places: of the samples in the training set, for the teacher's outputs."""
+        loss_N = self.loss_weight * self.loss.per_sample(student, labels_N)
+        if self.regulariser is None or self.teacher is None:
+            return loss_N
+        regularised_N = self.regulariser.per_sample(student, self.teacher.take(places_N), labels_N)
+        return loss_N + self.regulariser_weight * regularised_N
+
+    def penalty(self, model: CutModel) -> Tensor | None:
+        """Shapes: -> (); None where there is none."""
+        if self.weight_penalty is None:
+            return None
+        return self.regulariser_weight * self.weight_penalty.penalty(model)
+
+
+def local_loss(setting: Setting, samples: Tensors, *, teacher: Outputs | None = None) -> LocalLoss:
+    """The recipe's loss over these samples. teacher: outputs of another teacher than the received model.
+
+    Raises ConfigError, Cancelled.
+    """
+    loss, regulariser = loss_for(setting), regulariser_for(setting)
+    if regulariser is None:
+        return LocalLoss(loss=loss)
+    loss_weight, regulariser_weight = _weights(setting)
+    if isinstance(regulariser, WeightPenalty):
+        return LocalLoss(
+            loss=loss,
+            loss_weight=loss_weight,
+            weight_penalty=regulariser,
+            regulariser_weight=regulariser_weight,
+        )
+    if teacher is None:
+        received = frozen_copy(setting.received)
+        teacher = outputs_of(received, samples, is_cancelled=setting.work.is_cancelled)
+    return LocalLoss(
+        loss=loss,
+        loss_weight=loss_weight,
+        regulariser=regulariser,
+        regulariser_weight=regulariser_weight,
+        teacher=teacher,
+    )
+
+
+def _weights(setting: Setting) -> tuple[float, float]:
+    if setting.work.spec.method.recipe.mix is Mix.ADDITIVE:
+        return 1.0, setting.options(AdditiveWeight).mu
+    beta = setting.options(ConvexWeight).beta
+    return beta, 1.0 - beta

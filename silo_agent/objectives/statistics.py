@@ -1,0 +1,23 @@
+"""Which phases, statistics and teachers the built-in training knows, by the words of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+from silo_agent.batches import Tensors
+from silo_agent.objectives.base import Outputs, Setting
+from strategies.base import Array
+from strategies.recipe import Regulariser, StatisticName
+
+Computes: TypeAlias = Callable[[Setting], Mapping[str, Array]]
+ComputesBeside: TypeAlias = Callable[[Setting, Tensors], Mapping[str, Array]]
+MakesTeacher: TypeAlias = Callable[[Setting, Tensors], Outputs]
+
+# phases beside train and evaluate, by kind
+PHASES: Mapping[str, Computes] = MappingProxyType({})
+# what rides in the train phase; called after training, when setting.received is the trained model
+TRAIN_STATISTICS: Mapping[StatisticName, ComputesBeside] = MappingProxyType({})
+# outputs of a teacher that is not the model received in this round
+TEACHERS: Mapping[Regulariser, MakesTeacher] = MappingProxyType({})

@@ -1,0 +1,73 @@
+"""Frozen heads: one fixed vector per class, made once by the operator and carried in the state.
+
+Their bytes travel, because a seed gives other bytes under another LAPACK. Rows are classes.
+Sources: SphereFed (Dong et al. 2022), Eq. 4, orthonormal rows; FedDr+ (Kim et al.), Eq. 3, simplex ETF;
+FedBABU (Oh et al. 2022), a head that stays as it was drawn.
+
+C = classes, D = feature width.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import ConfigError
+from strategies.base import MODEL, FloatArray
+from strategies.recipe import Head
+
+HEAD = MODEL + "head.weight"
+
+
+def frozen_head(head: Head, *, classes: int, width: int, seed: int) -> NDArray[np.float32]:
+    """Shapes: -> (C, D) float32. Raises ConfigError where the width has no room for the classes."""
+    generator = np.random.Generator(np.random.PCG64(seed))
+    match head:
+        case Head.FROZEN_RANDOM:
+            return random_head(classes, width, generator).astype(np.float32)
+        case Head.FROZEN_ORTHONORMAL:
+            return orthonormal_head(classes, width, generator).astype(np.float32)
+        case Head.FROZEN_ETF:
+            return etf_head(classes, width, generator).astype(np.float32)
+        case _:
+            raise ConfigError(f"strategy.head: a {head.value} head is not frozen")
+
+
+def random_head(classes: int, width: int, generator: np.random.Generator) -> FloatArray:
+    """As a fresh linear layer is drawn: uniform within 1/sqrt(D)."""
+    bound = 1.0 / np.sqrt(width)
+    return generator.uniform(-bound, bound, size=(classes, width))
+
+
+def orthonormal_head(classes: int, width: int, generator: np.random.Generator) -> FloatArray:
+    """W W^T = I: rows of unit length at right angles. Raises ConfigError if C > D."""
+    if classes > width:
+        raise ConfigError(
+            f"strategy.head: {classes} orthonormal rows need a feature width of at least {classes}, "
+            f"got {width}"
+        )
+    return _orthonormal_columns(width, classes, generator).T
+
+
+def etf_head(classes: int, width: int, generator: np.random.Generator) -> FloatArray:
+    """Unit rows at equal angles, w_i . w_j = -1/(C - 1), summing to zero. Raises ConfigError if D < C - 1."""
+    if width < classes - 1:
+        raise ConfigError(
+            f"strategy.head: a simplex of {classes} classes needs a feature width of at least {classes - 1}, "
+            f"got {width}"
+        )
+    centring_CC = np.eye(classes) - 1.0 / classes
+    stretch = np.sqrt(classes / (classes - 1.0))
+    if width >= classes:
+        wide_CD: FloatArray = stretch * (_orthonormal_columns(width, classes, generator) @ centring_CC).T
+        return wide_CD
+    # the simplex spans C - 1 dimensions: its own eigenvectors, turned into the features' space
+    basis = np.linalg.eigh(centring_CC)[1][:, 1:]
+    head_CD: FloatArray = stretch * (_orthonormal_columns(width, classes - 1, generator) @ basis.T).T
+    return head_CD
+
+
+def _orthonormal_columns(rows: int, columns: int, generator: np.random.Generator) -> FloatArray:
+    """Haar-distributed: Q of a Gaussian matrix, with the signs that make R's diagonal positive."""
+    q, r = np.linalg.qr(generator.standard_normal((rows, columns)))
+    return np.asarray(q * np.sign(np.diag(r)), dtype=np.float64)

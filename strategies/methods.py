@@ -1,0 +1,116 @@
+"""From a recipe to a method that runs: its phases, its options, and why some parts do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from crypto.errors import ConfigError
+from strategies.base import Phase, ServerUpdate, Statistic
+from strategies.evaluation import EvaluatePhase, Evaluation
+from strategies.losses import LOSS_OPTIONS
+from strategies.presets import PRESETS
+from strategies.recipe import OptionValue, PartOptions, Recipe, Regulariser, T, options_of
+from strategies.recipe import ServerUpdate as ServerUpdateName
+from strategies.regularisers import MIX_OPTIONS, REGULARISER_OPTIONS
+from strategies.roll_call import RollCallPhase
+from strategies.weighted_mean import TrainPhase, WeightedMean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A recipe with its options, and its phases in order: once before the rounds, in each, once after."""
+
+    name: str
+    recipe: Recipe
+    options: Mapping[str, OptionValue]
+    opening: tuple[str, ...]
+    round_phases: tuple[str, ...]
+    closing: tuple[str, ...]
+    phases: Mapping[str, Phase]
+
+    def phase(self, kind: str) -> Phase:
+        """Raises ConfigError for a kind that this method does not have."""
+        try:
+            return self.phases[kind]
+        except KeyError:
+            known = ", ".join(sorted(self.phases))
+            raise ConfigError(f"phase: expected one of {known} for {self.name}, got {kind}") from None
+
+    def trains(self, parameter: str) -> bool:
+        """Whether silos train a model parameter: all but those of a frozen head."""
+        return not (self.recipe.head.is_frozen and parameter.startswith("head."))
+
+    def options_of(self, part: type[T]) -> T:
+        """The options of one part."""
+        return options_of(part, self.options)
+
+
+def recipe_of(preset: str) -> Recipe:
+    """The row of that name. Raises ConfigError."""
+    if preset not in PRESETS:
+        known = ", ".join(sorted(PRESETS))
+        raise ConfigError(f"strategy.preset: expected one of {known}, got {preset}")
+    return PRESETS[preset]
+
+
+def strategy_for(preset: str, options: Mapping[str, OptionValue]) -> Strategy:
+    """The method of a preset. Raises ConfigError for unknown names and options."""
+    return strategy_of(preset, recipe_of(preset), options)
+
+
+def strategy_of(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> Strategy:
+    """The method of a recipe. Raises ConfigError for options that no part has, and for parts that do not
+    go together."""
+    resolved = {**recipe.defaults, **options}
+    parts = _parts_with_options(recipe)
+    _check_known(name, resolved, parts)
+    for part in parts:
+        options_of(part, resolved)
+    check_recipe(recipe)
+    return _compose(name, recipe, resolved)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises ConfigError for a combination of parts that makes no sense, with the reason."""
+
+
+def _parts_with_options(recipe: Recipe) -> list[type[PartOptions]]:
+    parts = [LOSS_OPTIONS[recipe.loss], REGULARISER_OPTIONS[recipe.regulariser]]
+    if recipe.regulariser is not Regulariser.NONE:
+        parts.append(MIX_OPTIONS[recipe.mix])
+    return parts
+
+
+def _check_known(name: str, options: Mapping[str, OptionValue], parts: Iterable[type[PartOptions]]) -> None:
+    known = sorted({field for part in parts for field in part.model_fields})
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"strategy.options.{unknown[0]}: unknown option, {name} has {', '.join(known) or 'none'}"
+        )
+
+
+def _compose(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> Strategy:
+    opening: list[Phase] = [RollCallPhase()]
+    statistics: list[Statistic] = [Evaluation()]
+    rounds: list[Phase] = [TrainPhase(update=_server_update(recipe, options), statistics=tuple(statistics))]
+    closing: list[Phase] = [EvaluatePhase()]
+    return Strategy(
+        name=name,
+        recipe=recipe,
+        options=MappingProxyType(dict(options)),
+        opening=tuple(phase.kind for phase in opening),
+        round_phases=tuple(phase.kind for phase in rounds),
+        closing=tuple(phase.kind for phase in closing),
+        phases=MappingProxyType({phase.kind: phase for phase in (*opening, *rounds, *closing)}),
+    )
+
+
+def _server_update(recipe: Recipe, options: Mapping[str, OptionValue]) -> ServerUpdate:
+    match recipe.server_update:
+        case ServerUpdateName.WEIGHTED_MEAN:
+            return WeightedMean()
+        case other:
+            raise ConfigError(f"strategy.server_update: {other} is not available")
