@@ -1,0 +1,116 @@
+"""A job's phases in one process, without masks: for claims about methods, not about the protocol.
+
+Quantities, objectives and server steps are the product's own; sums are plain float64 sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chorale.job_spec import JobSpec
+from chorale.state import buffer_names, trained_names
+from chorale.wire import phase_kind
+from crypto.layout import CLIPPED
+from silo_agent.data.base import SiloData
+from silo_agent.initial_state import initial_state
+from silo_agent.objective import Work
+from silo_agent.training import TorchObjective
+from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext
+
+Chooses = Callable[[int], Sequence[int]]  # round -> places of the silos that take part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """One phase: what every silo gave, and the state and figures that follow from their sum."""
+
+    round: int
+    phase: str
+    values: Sequence[Mapping[str, Array]]
+    state: Arrays
+    figures: Mapping[str, float]
+
+
+def simulate(
+    spec: JobSpec,
+    data: Sequence[SiloData],
+    *,
+    takes_part: Chooses | None = None,
+    min_class_holders: int = 1,
+    state: Arrays | None = None,
+) -> Iterator[Simulated]:
+    """Every phase of the job in order; `takes_part` draws the silos of a round, all by default."""
+    silos = [TorchObjective(device="cpu") for _ in data]
+    state = dict(initial_state(spec) if state is None else state)
+    everyone = range(len(data))
+    for round, phase in phases(spec):
+        is_round = phase in spec.method.round_phases
+        places = list(takes_part(round) if takes_part and is_round else everyone)
+        context = _context(spec, round, state, members=max(len(places), 3))
+        values = [
+            _values(spec, silos[place], data[place], place, phase_kind(phase), context, min_class_holders)
+            for place in places
+        ]
+        strategy_phase = spec.method.phase(phase_kind(phase))
+        sums = {
+            quantity.name: np.sum([np.asarray(silo[quantity.name], np.float64) for silo in values], axis=0)
+            for quantity in strategy_phase.quantities(context)
+            if quantity.name != CLIPPED
+        }
+        result = strategy_phase.apply(context, {**sums, CLIPPED: np.zeros(())})
+        state = state if result.state is None else dict(result.state)
+        yield Simulated(round=round, phase=phase, values=values, state=state, figures=result.figures)
+
+
+def phases(spec: JobSpec) -> Iterator[tuple[int, str]]:
+    """Round and phase kind, in the job's order."""
+    yield from ((0, kind) for kind in spec.method.opening)
+    for round in range(1, spec.rounds + 1):
+        yield from ((round, kind) for kind in spec.method.round_phases)
+    yield from ((spec.rounds, kind) for kind in spec.method.closing)
+
+
+def _context(spec: JobSpec, round: int, state: Arrays, *, members: int) -> PhaseContext:
+    return PhaseContext(
+        round=round,
+        members=members,
+        classes=spec.classes,
+        state=state,
+        trained=tuple(name for name in trained_names(state) if spec.method.trains(name)),
+        buffers=buffer_names(state),
+        update_bound=spec.update_bound,
+        update_word=spec.update_word,
+        min_weight=spec.min_weight,
+        options=spec.method.options,
+    )
+
+
+def _values(
+    spec: JobSpec,
+    objective: TorchObjective,
+    data: SiloData,
+    place: int,
+    kind: str,
+    context: PhaseContext,
+    min_class_holders: int,
+) -> Mapping[str, Array]:
+    samples = len(data.train)
+    if kind == "roll-call":
+        return {"silos": np.array(1), "samples": np.array(samples)}
+    holders_C = context.state.get(PRESENCE)
+    work = Work(
+        spec=spec,
+        phase_kind=kind,
+        round=context.round,
+        silo=f"silo-{place}",
+        state=context.state,
+        context=context,
+        data=data,
+        weight=samples / int(context.state[TOTAL]) if TOTAL in context.state else 0.0,
+        is_cancelled=lambda: False,
+        class_rows=None if holders_C is None else np.asarray(holders_C >= min_class_holders),
+    )
+    return objective.compute(work)
