@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from crypto.errors import ConfigError
 from strategies.base import Phase, ServerUpdate, Statistic
+from strategies.combinations import check_recipe
 from strategies.evaluation import EvaluatePhase, Evaluation
 from strategies.losses import LOSS_OPTIONS
 from strategies.presets import PRESETS
@@ -70,10 +71,6 @@ def strategy_of(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -
         options_of(part, resolved)
     check_recipe(recipe)
     return _compose(name, recipe, resolved)
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Raises ConfigError for a combination of parts that makes no sense, with the reason."""
 
 
 def _parts_with_options(recipe: Recipe) -> list[type[PartOptions]]:

@@ -1,0 +1,67 @@
+"""Which parts do not go together, and why: a job with such a combination is refused at submission."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from crypto.errors import ConfigError
+from strategies.recipe import Features, Head, Loss, Mix, Recipe, Regulariser
+
+UNIT_HEADS = (Head.FROZEN_ETF, Head.FROZEN_ORTHONORMAL)  # one vector of unit length for each class
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A combination that makes no sense. reason: reads on after `strategy: `."""
+
+    refuses: Callable[[Recipe], bool]
+    reason: str
+
+
+def _has_unit_head(recipe: Recipe) -> bool:
+    return recipe.head in UNIT_HEADS
+
+
+RULES = (
+    Rule(
+        refuses=lambda recipe: (
+            recipe.loss is Loss.DOT_REGRESSION
+            and not (recipe.features is Features.UNIT and _has_unit_head(recipe))
+        ),
+        reason="dot-regression is of cosines: it needs features unit and head frozen-etf or "
+        "frozen-orthonormal",
+    ),
+    Rule(
+        refuses=lambda recipe: recipe.features is Features.PROJECTED_UNIT and not _has_unit_head(recipe),
+        reason="projected-unit features need head frozen-etf or frozen-orthonormal: before a head of "
+        "another length or one that learns, projection and scale change nothing",
+    ),
+    Rule(
+        refuses=lambda recipe: recipe.loss is Loss.CLIENT_ADAPTED and not recipe.head.is_frozen,
+        reason="client-adapted scales a frozen head by the silo's class counts: a trained head would "
+        "learn the scale away",
+    ),
+    Rule(
+        refuses=lambda recipe: recipe.mix is Mix.CONVEX and recipe.regulariser is Regulariser.NONE,
+        reason="a convex mix shares weight between loss and regulariser, and there is no regulariser",
+    ),
+)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises ConfigError for a combination of parts that makes no sense, with the reason."""
+    for rule in RULES:
+        if rule.refuses(recipe):
+            raise ConfigError(f"strategy: {rule.reason}; got {_named(recipe)}")
+
+
+def _named(recipe: Recipe) -> str:
+    parts = {
+        "head": recipe.head,
+        "features": recipe.features,
+        "loss": recipe.loss,
+        "regulariser": recipe.regulariser,
+        "mix": recipe.mix,
+    }
+    return ", ".join(f"{part} {value}" for part, value in parts.items())
