@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -27,6 +28,8 @@ class CutModel(nn.Module):
     """features(x) -> (N, D), logits(features) -> (N, C), forward(x) = logits(features(x)).
 
     Parameters are named body.* and head.*. A frozen head is a parameter that takes no gradient.
+    With projected features there are projection.weight (C, D), which the head's input goes through, and
+    scale (1,), which multiplies the logits. Source: FedETF, Li et al. 2023 (arXiv 2303.10058).
     """
 
     def __init__(
@@ -39,7 +42,10 @@ class CutModel(nn.Module):
     ) -> None:
         super().__init__()
         self.body = backbone.body
-        self.head = nn.Linear(backbone.width, classes, bias=head is Head.TRAINED)
+        is_projected = features is Features.PROJECTED_UNIT
+        self.projection = nn.Linear(backbone.width, classes, bias=False) if is_projected else None
+        self.scale = nn.Parameter(torch.ones(1)) if is_projected else None
+        self.head = nn.Linear(classes if is_projected else backbone.width, classes, bias=head is Head.TRAINED)
         self._is_unit = features is not Features.RAW
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -48,12 +54,13 @@ class CutModel(nn.Module):
         return features_ND
 
     def embed(self, features_ND: Tensor) -> Tensor:
-        """What the head is given: at unit length where the method says so."""
-        return normalize(features_ND, dim=1, eps=SMALLEST_NORM) if self._is_unit else features_ND
+        """What the head is given: projected and at unit length where the method says so."""
+        projected = features_ND if self.projection is None else self.projection(features_ND)
+        return normalize(projected, dim=1, eps=SMALLEST_NORM) if self._is_unit else projected
 
     def logits(self, features_ND: Tensor) -> Tensor:
         logits_NC: Tensor = self.head(self.embed(features_ND))
-        return logits_NC
+        return logits_NC if self.scale is None else self.scale * logits_NC
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.logits(self.features(inputs))
