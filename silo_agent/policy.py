@@ -25,7 +25,11 @@ ENV_PREFIX = "CHORALE_POLICY_"
 # Everything else is taken for a class statistic: presence, class counts, soft labels, logit
 # prototypes, moments by class, confusion matrix (docs/threat-model.md).
 PLAIN_QUANTITIES = frozenset(
-    {"silos", "samples", "delta", "buffers", "weight", "correct", "tested", "loss_sum", "clipped"}
+    {
+        *("silos", "samples", "correct", "tested", "loss_sum", "clipped"),
+        *("delta", "buffers", "weight", "update_sq_norm", "normaliser"),
+        "gram",  # of features, over all classes together
+    }
 )
 
 

@@ -86,6 +86,13 @@ class Statistic(Protocol):
         """method/ arrays that it writes into the next global state."""
 
 
+class Keeper(Protocol):
+    """What a method keeps of the models that its rounds lead to. Needs nothing summed."""
+
+    def arrays(self, context: PhaseContext, state: Arrays) -> Mapping[str, Array]:
+        """method/ arrays to keep. context: before the round; state: after it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStep:
     """How the model moves. step_P: added to the trained parameters. arrays: method/ arrays to keep."""

@@ -7,16 +7,26 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from crypto.errors import ConfigError
-from strategies.base import Phase, ServerUpdate, Statistic
+from strategies.base import Phase, Statistic
 from strategies.combinations import check_recipe
 from strategies.evaluation import EvaluatePhase, Evaluation
+from strategies.ffc import CalibratePhase, FfcOptions
 from strategies.losses import LOSS_OPTIONS
 from strategies.presets import PRESETS
-from strategies.recipe import OptionValue, PartOptions, Recipe, Regulariser, T, options_of
-from strategies.recipe import ServerUpdate as ServerUpdateName
+from strategies.recipe import OptionValue, PartOptions, Recipe, Regulariser, StatisticName, T, options_of
 from strategies.regularisers import MIX_OPTIONS, REGULARISER_OPTIONS
 from strategies.roll_call import RollCallPhase
-from strategies.weighted_mean import TrainPhase, WeightedMean
+from strategies.server_updates import SERVER_UPDATE_OPTIONS, SERVER_UPDATES
+from strategies.soft_labels import SoftLabels
+from strategies.weighted_mean import TrainPhase
+
+
+STATISTIC_OPTIONS: Mapping[StatisticName, type[PartOptions]] = MappingProxyType(
+    {
+        **dict.fromkeys(StatisticName, PartOptions),
+        StatisticName.LOGIT_PROTOTYPES: PrototypeOptions,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +84,15 @@ def strategy_of(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -
 
 
 def _parts_with_options(recipe: Recipe) -> list[type[PartOptions]]:
-    parts = [LOSS_OPTIONS[recipe.loss], REGULARISER_OPTIONS[recipe.regulariser]]
+    parts = [
+        LOSS_OPTIONS[recipe.loss],
+        REGULARISER_OPTIONS[recipe.regulariser],
+        SERVER_UPDATE_OPTIONS[recipe.server_update],
+    ]
     if recipe.regulariser is not Regulariser.NONE:
         parts.append(MIX_OPTIONS[recipe.mix])
+    if recipe.closing is Closing.FFC:
+        parts.append(FfcOptions)
     return parts
 
 
@@ -91,9 +107,13 @@ def _check_known(name: str, options: Mapping[str, OptionValue], parts: Iterable[
 
 def _compose(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> Strategy:
     opening: list[Phase] = [RollCallPhase()]
-    statistics: list[Statistic] = [Evaluation()]
-    rounds: list[Phase] = [TrainPhase(update=_server_update(recipe, options), statistics=tuple(statistics))]
+    rounds: list[Phase] = [_train_phase(recipe, options)]
     closing: list[Phase] = [EvaluatePhase()]
+    if recipe.statistic is not None:
+        opening.append(PresencePhase())
+    if recipe.statistic is StatisticName.LOGIT_PROTOTYPES:
+        joins = options_of(PrototypeOptions, options)
+        rounds.insert(0, PrototypesPhase(count_weighted=joins.count_weighted))
     return Strategy(
         name=name,
         recipe=recipe,
@@ -103,11 +123,3 @@ def _compose(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> S
         closing=tuple(phase.kind for phase in closing),
         phases=MappingProxyType({phase.kind: phase for phase in (*opening, *rounds, *closing)}),
     )
-
-
-def _server_update(recipe: Recipe, options: Mapping[str, OptionValue]) -> ServerUpdate:
-    match recipe.server_update:
-        case ServerUpdateName.WEIGHTED_MEAN:
-            return WeightedMean()
-        case other:
-            raise ConfigError(f"strategy.server_update: {other} is not available")

@@ -5,10 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from strategies.recipe import Recipe
+from strategies.recipe import Features, Head, Loss, Mix, Recipe, Regulariser
 
 PRESETS: Mapping[str, Recipe] = MappingProxyType(
     {
         "fedavg": Recipe(),
+        "fedcsd": Recipe(
+            regulariser=Regulariser.CSD,
+            statistic=StatisticName.LOGIT_PROTOTYPES,
+            defaults={"mu": 0.001, "tau": 10.0, "alpha": 0.9},
+        ),
+        "fedprox": Recipe(regulariser=Regulariser.PROX, defaults={"mu": 0.001}),
+        "fedntd": Recipe(regulariser=Regulariser.NTD, defaults={"mu": 1.0, "tau": 3.0}),
+        "fedetf": Recipe(
+            head=Head.FROZEN_ETF,
+            features=Features.PROJECTED_UNIT,
+            loss=Loss.BALANCED_SOFTMAX,
+            defaults={"balance": 1.0},
+        ),
+        "fedgela": Recipe(head=Head.FROZEN_ETF, loss=Loss.CLIENT_ADAPTED),
+        "dot_regression": Recipe(head=Head.FROZEN_ETF, features=Features.UNIT, loss=Loss.DOT_REGRESSION),
+        "feddr_plus": Recipe(
+            head=Head.FROZEN_ETF,
+            features=Features.UNIT,
+            loss=Loss.DOT_REGRESSION,
+            regulariser=Regulariser.FD,
+            mix=Mix.CONVEX,
+            defaults={"beta": 0.9},
+        ),
     }
 )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from types import MappingProxyType
 
 from pydantic import Field
 
+from strategies.ema_teacher import TeacherOptions
 from strategies.recipe import Mix, PartOptions, Regulariser
+from strategies.soft_labels import SoftLabelOptions
 
 
 class AdditiveWeight(PartOptions):
@@ -28,6 +31,35 @@ class TemperatureOptions(PartOptions):
     tau: float = Field(default=3.0, gt=0, le=1e3, description="tau: temperature of both softmaxes")
 
 
+class Mask(StrEnum):
+    """Which samples the teacher teaches: where it gives the true class more than chance, where it is right,
+    or all."""
+
+    ADAPTIVE = "adaptive"
+    FORCIBLE = "forcible"
+    NONE = "none"
+
+
+class Distance(StrEnum):
+    """From teacher to student: cross-entropy as the paper writes it, or KL, its value less the entropy."""
+
+    CE = "ce"
+    KL = "kl"
+
+
+class CsdOptions(TemperatureOptions, TeacherOptions):
+    """FedCSD's self-distillation."""
+
+    mask: Mask = Field(default=Mask.ADAPTIVE, description="M: which samples the teacher teaches")
+    form: Distance = Field(default=Distance.CE, description="ce or kl; same gradient unless through delta")
+    similarity: bool = Field(
+        default=True, description="delta-hat: class similarity on the teacher's logits; false leaves them be"
+    )
+    grad_through_delta: bool = Field(
+        default=False, description="whether the student's gradient also flows through delta-hat"
+    )
+
+
 MIX_OPTIONS: Mapping[Mix, type[PartOptions]] = MappingProxyType(
     {Mix.ADDITIVE: AdditiveWeight, Mix.CONVEX: ConvexWeight}
 )
@@ -36,5 +68,7 @@ REGULARISER_OPTIONS: Mapping[Regulariser, type[PartOptions]] = MappingProxyType(
         **dict.fromkeys(Regulariser, PartOptions),
         Regulariser.KD: TemperatureOptions,
         Regulariser.NTD: TemperatureOptions,
+        Regulariser.CSD: CsdOptions,
+        Regulariser.SOFT_LABELS: SoftLabelOptions,
     }
 )

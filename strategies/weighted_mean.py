@@ -20,6 +20,7 @@ from strategies.base import (
     MODEL,
     Array,
     FloatArray,
+    Keeper,
     PhaseContext,
     PhaseResult,
     ServerStep,
@@ -48,6 +49,7 @@ class TrainPhase:
 
     update: ServerUpdate = WeightedMean()
     statistics: tuple[Statistic, ...] = ()
+    keepers: tuple[Keeper, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -76,6 +78,8 @@ class TrainPhase:
             state |= _averaged_buffers(context, sums["buffers"] / weight)
         for part in self.statistics:
             state |= part.arrays(context, sums)
+        for keeper in self.keepers:
+            state |= keeper.arrays(context, state)
         return PhaseResult(state=state, figures={**figures, **step.figures}, data_share=data_share)
 
 

@@ -1,0 +1,51 @@
+"""A teacher that follows the global model slowly: the moving mean of all global models so far.
+
+Source: FedCSD, Yan et al. 2023 (arXiv 2308.10162), Eq. 12: w_xi <- alpha w_xi + (1 - alpha) w_G, from
+w_xi = w_G at the start. BatchNorm's running means and variances follow like the weights.
+Sums nothing and leaks nothing: silos have seen every global model that it is made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field
+
+from strategies.base import METHOD, MODEL, Array, Arrays, PhaseContext
+from strategies.recipe import PartOptions
+
+TEACHER = METHOD + "teacher/"  # prefix of the teacher's trained parameters and float buffers
+
+
+class TeacherOptions(PartOptions):
+    """How slowly the teacher follows."""
+
+    alpha: float = Field(
+        default=0.9, ge=0, le=1, description="alpha: share of the old teacher; 0 is the global model itself"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmaTeacher:
+    """Keeps method/teacher/<parameter> once a round was applied; until then the model is the teacher."""
+
+    alpha: float
+
+    def arrays(self, context: PhaseContext, state: Arrays) -> dict[str, Array]:
+        """The next teacher: (alpha * old + (1 - alpha) * the round's new model), float32."""
+        names = (*context.trained, *context.buffers)
+        return {TEACHER + name: self._followed(context.state, state, name) for name in names}
+
+    def _followed(self, before: Arrays, after: Arrays, name: str) -> Array:
+        old = before.get(TEACHER + name, before[MODEL + name]).astype(np.float64)
+        return (self.alpha * old + (1.0 - self.alpha) * after[MODEL + name]).astype(np.float32)
+
+
+def teacher_state(state: Arrays) -> dict[str, Array]:
+    """The teacher under the model's own names: what the state keeps of it, else the model itself."""
+    return {
+        name: state.get(TEACHER + name.removeprefix(MODEL), array)
+        for name, array in state.items()
+        if name.startswith(MODEL)
+    }
