@@ -21,7 +21,7 @@ from silo_agent.models import build_model
 from silo_agent.models.base import CutModel
 from silo_agent.models.state import load_arrays
 from silo_agent.objective import Work
-from silo_agent.objectives import loss_for
+from silo_agent.objectives import evaluation_loss_for
 from silo_agent.objectives.base import Setting
 from silo_agent.objectives.local_loss import local_loss
 from silo_agent.objectives.statistics import PHASES, TEACHERS, TRAIN_STATISTICS
@@ -70,7 +70,10 @@ class TorchObjective:
     def _evaluate(self, setting: Setting) -> Mapping[str, Array]:
         holdout = Tensors.of(setting.work.data.holdout, self._device)
         figures = evaluate(
-            setting.received, holdout, loss=loss_for(setting), is_cancelled=setting.work.is_cancelled
+            setting.received,
+            holdout,
+            loss=evaluation_loss_for(setting),
+            is_cancelled=setting.work.is_cancelled,
         )
         return figures.quantities()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from crypto.errors import ConfigError
+from silo_agent.objectives.balanced_softmax import BalancedSoftmax
 from silo_agent.objectives.base import (
     LossFactory,
     RegulariserFactory,
@@ -14,15 +15,44 @@ from silo_agent.objectives.base import (
     Setting,
     WeightPenalty,
 )
+from silo_agent.objectives.client_adapted import ClientAdapted
 from silo_agent.objectives.cross_entropy import CrossEntropy
+from silo_agent.objectives.dot_regression import dot_regression
+from silo_agent.objectives.fd import FeatureDistillation
+from silo_agent.objectives.kd import KnowledgeDistillation
+from silo_agent.objectives.ld import LogitDistillation
+from silo_agent.objectives.ntd import NotTrueDistillation
+from silo_agent.objectives.prox import prox
+from strategies.losses import BalancedSoftmaxOptions
 from strategies.recipe import Loss, Regulariser
+from strategies.regularisers import TemperatureOptions
 
 LOSSES: Mapping[Loss, LossFactory] = MappingProxyType(
     {
         Loss.CROSS_ENTROPY: lambda _: CrossEntropy(),
+        Loss.DOT_REGRESSION: dot_regression,
+        Loss.BALANCED_SOFTMAX: lambda setting: BalancedSoftmax(
+            setting.class_counts_C, balance=setting.options(BalancedSoftmaxOptions).balance
+        ),
+        Loss.CLIENT_ADAPTED: lambda setting: ClientAdapted(setting.class_counts_C),
     }
 )
-REGULARISERS: Mapping[Regulariser, RegulariserFactory] = MappingProxyType({})
+# losses that depend on the silo's own classes say nothing about a hold-out; these models are tested plainly
+EVALUATION_LOSSES: Mapping[Loss, LossFactory] = MappingProxyType(
+    {
+        Loss.BALANCED_SOFTMAX: lambda _: CrossEntropy(),
+        Loss.CLIENT_ADAPTED: lambda _: CrossEntropy(),
+    }
+)
+REGULARISERS: Mapping[Regulariser, RegulariserFactory] = MappingProxyType(
+    {
+        Regulariser.PROX: prox,
+        Regulariser.KD: lambda setting: KnowledgeDistillation(tau=setting.options(TemperatureOptions).tau),
+        Regulariser.NTD: lambda setting: NotTrueDistillation(tau=setting.options(TemperatureOptions).tau),
+        Regulariser.LD: lambda _: LogitDistillation(),
+        Regulariser.FD: lambda _: FeatureDistillation(),
+    }
+)
 
 
 def loss_for(setting: Setting) -> SampleLoss:
@@ -31,6 +61,12 @@ def loss_for(setting: Setting) -> SampleLoss:
     if name not in LOSSES:
         raise ConfigError(f"strategy: this silo has the losses {', '.join(LOSSES)}, got {name}")
     return LOSSES[name](setting)
+
+
+def evaluation_loss_for(setting: Setting) -> SampleLoss:
+    """The loss that a model is tested by: the recipe's, or plain cross-entropy in its place."""
+    name = setting.work.spec.method.recipe.loss
+    return EVALUATION_LOSSES[name](setting) if name in EVALUATION_LOSSES else loss_for(setting)
 
 
 def regulariser_for(setting: Setting) -> SampleRegulariser | WeightPenalty | None:

@@ -10,6 +10,7 @@ from silo_agent.batches import Tensors
 from silo_agent.models.base import CutModel
 from silo_agent.objectives import loss_for, regulariser_for
 from silo_agent.objectives.base import Outputs, SampleLoss, SampleRegulariser, Setting, WeightPenalty
+from silo_agent.objectives.fd import FeatureDistillation, feature_scale, log_feature_scale
 from silo_agent.objectives.teacher import frozen_copy, outputs_of
 from strategies.recipe import Mix
 from strategies.regularisers import AdditiveWeight, ConvexWeight
@@ -63,6 +64,11 @@ def local_loss(setting: Setting, samples: Tensors, *, teacher: Outputs | None = 
     if teacher is None:
         received = frozen_copy(setting.received)
         teacher = outputs_of(received, samples, is_cancelled=setting.work.is_cancelled)
+    if isinstance(regulariser, FeatureDistillation):
+        scale = feature_scale(
+            teacher.features_ND, loss_weight=loss_weight, regulariser_weight=regulariser_weight
+        )
+        log_feature_scale(setting.work, scale)
     return LocalLoss(
         loss=loss,
         loss_weight=loss_weight,
