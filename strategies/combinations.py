@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crypto.errors import ConfigError
-from strategies.recipe import Features, Head, Loss, Mix, Recipe, Regulariser
+from strategies.recipe import Features, Head, Loss, Mix, Recipe, Regulariser, StatisticName
 
 UNIT_HEADS = (Head.FROZEN_ETF, Head.FROZEN_ORTHONORMAL)  # one vector of unit length for each class
 
@@ -46,6 +46,19 @@ RULES = (
         refuses=lambda recipe: recipe.mix is Mix.CONVEX and recipe.regulariser is Regulariser.NONE,
         reason="a convex mix shares weight between loss and regulariser, and there is no regulariser",
     ),
+    Rule(
+        refuses=lambda recipe: (
+            (recipe.regulariser is Regulariser.SOFT_LABELS) != (recipe.statistic is StatisticName.SOFT_LABELS)
+        ),
+        reason="the regulariser soft-labels pulls towards the statistic soft-labels, which nothing else "
+        "uses: a method has both or neither",
+    ),
+    Rule(
+        refuses=lambda recipe: (
+            recipe.regulariser is Regulariser.SOFT_LABELS and recipe.head is not Head.TRAINED_UNBIASED
+        ),
+        reason="the regulariser soft-labels moves the head's rows alone: it needs head trained-unbiased",
+    ),
 )
 
 
@@ -63,5 +76,6 @@ def _named(recipe: Recipe) -> str:
         "loss": recipe.loss,
         "regulariser": recipe.regulariser,
         "mix": recipe.mix,
+        "statistic": recipe.statistic or "none",
     }
     return ", ".join(f"{part} {value}" for part, value in parts.items())
