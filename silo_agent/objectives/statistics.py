@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from silo_agent.batches import Tensors
 from silo_agent.objectives.base import Outputs, Setting
+from silo_agent.objectives.ffc import calibrate
 from strategies.base import Array
 from strategies.recipe import Regulariser, StatisticName
 
@@ -16,7 +17,7 @@ ComputesBeside: TypeAlias = Callable[[Setting, Tensors], Mapping[str, Array]]
 MakesTeacher: TypeAlias = Callable[[Setting, Tensors], Outputs]
 
 # phases beside train and evaluate, by kind
-PHASES: Mapping[str, Computes] = MappingProxyType({})
+PHASES: Mapping[str, Computes] = MappingProxyType({"calibrate": calibrate})
 # what rides in the train phase; called after training, when setting.received is the trained model
 TRAIN_STATISTICS: Mapping[StatisticName, ComputesBeside] = MappingProxyType({})
 # outputs of a teacher that is not the model received in this round
