@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from strategies.recipe import Features, Head, Loss, Mix, Recipe, Regulariser
+from strategies.recipe import Features, Head, Loss, Mix, Recipe, Regulariser, StatisticName
 
 PRESETS: Mapping[str, Recipe] = MappingProxyType(
     {
