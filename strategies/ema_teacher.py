@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from strategies.base import METHOD, MODEL, Array, Arrays, PhaseContext
-from strategies.recipe import PartOptions
+from strategies.recipe import PartOptions, options_of
 
 TEACHER = METHOD + "teacher/"  # prefix of the teacher's trained parameters and float buffers
 
@@ -30,16 +30,11 @@ class TeacherOptions(PartOptions):
 class EmaTeacher:
     """Keeps method/teacher/<parameter> once a round was applied; until then the model is the teacher."""
 
-    alpha: float
-
     def arrays(self, context: PhaseContext, state: Arrays) -> dict[str, Array]:
         """The next teacher: (alpha * old + (1 - alpha) * the round's new model), float32."""
+        alpha = options_of(TeacherOptions, context.options).alpha
         names = (*context.trained, *context.buffers)
-        return {TEACHER + name: self._followed(context.state, state, name) for name in names}
-
-    def _followed(self, before: Arrays, after: Arrays, name: str) -> Array:
-        old = before.get(TEACHER + name, before[MODEL + name]).astype(np.float64)
-        return (self.alpha * old + (1.0 - self.alpha) * after[MODEL + name]).astype(np.float32)
+        return {TEACHER + name: _followed(context.state, state, name, alpha) for name in names}
 
 
 def teacher_state(state: Arrays) -> dict[str, Array]:
@@ -49,3 +44,8 @@ def teacher_state(state: Arrays) -> dict[str, Array]:
         for name, array in state.items()
         if name.startswith(MODEL)
     }
+
+
+def _followed(before: Arrays, after: Arrays, name: str, alpha: float) -> Array:
+    old = before.get(TEACHER + name, before[MODEL + name]).astype(np.float64)
+    return (alpha * old + (1.0 - alpha) * after[MODEL + name]).astype(np.float32)

@@ -22,7 +22,7 @@ from pydantic import Field
 from crypto.layout import CLIPPED, MAX_VALUES, Quantity
 from strategies.base import METHOD, Array, FloatArray, PhaseContext, PhaseResult
 from strategies.evaluation import MAX_COUNT
-from strategies.recipe import PartOptions
+from strategies.recipe import PartOptions, options_of
 
 PROTOTYPES = METHOD + "prototypes"  # (C, C) float64: row = true class, column = logit
 
@@ -42,8 +42,6 @@ class PrototypeOptions(PartOptions):
 class PrototypesPhase:
     """Before training in every round: the teacher's mean logits by class, over all silos."""
 
-    count_weighted: bool = False
-
     @property
     def kind(self) -> str:
         return "prototypes"
@@ -52,22 +50,27 @@ class PrototypesPhase:
         """Shapes: prototypes or prototype_sums (C, C), class_counts (C,)."""
         C = context.classes
         clipped = Quantity(name=CLIPPED, bound=float(MAX_VALUES), is_count=True)
-        if not self.count_weighted:
+        if not _is_count_weighted(context):
             return Quantity(name="prototypes", shape=(C, C), bound=LOGIT_BOUND), clipped
         sums = Quantity(name="prototype_sums", shape=(C, C), bound=LOGIT_SUM_BOUND)
         return sums, Quantity(name="class_counts", shape=(C,), bound=MAX_COUNT, is_count=True), clipped
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write method/prototypes, (C, C) float64; a row is zero where no silo sent its own."""
-        prototypes_CC = self._joined(context, sums)
+        prototypes_CC = _joined(context, sums)
         figures = {
             "clipped": float(sums[CLIPPED]),
             "classes_with_prototype": float(np.sum(prototypes_CC.any(axis=1))),
         }
         return PhaseResult(state={**context.state, PROTOTYPES: prototypes_CC}, figures=figures)
 
-    def _joined(self, context: PhaseContext, sums: Mapping[str, Array]) -> FloatArray:
-        if not self.count_weighted:
-            return np.asarray(sums["prototypes"] / context.members, dtype=np.float64)
-        counts_C1 = np.maximum(sums["class_counts"], 1)[:, np.newaxis]
-        return np.asarray(sums["prototype_sums"] / counts_C1, dtype=np.float64)
+
+def _joined(context: PhaseContext, sums: Mapping[str, Array]) -> FloatArray:
+    if not _is_count_weighted(context):
+        return np.asarray(sums["prototypes"] / context.members, dtype=np.float64)
+    counts_C1 = np.maximum(sums["class_counts"], 1)[:, np.newaxis]
+    return np.asarray(sums["prototype_sums"] / counts_C1, dtype=np.float64)
+
+
+def _is_count_weighted(context: PhaseContext) -> bool:
+    return options_of(PrototypeOptions, context.options).count_weighted

@@ -7,26 +7,30 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from crypto.errors import ConfigError
-from strategies.base import Phase, Statistic
+from strategies.base import Keeper, Phase, Statistic
 from strategies.combinations import check_recipe
+from strategies.ema_teacher import EmaTeacher
 from strategies.evaluation import EvaluatePhase, Evaluation
 from strategies.ffc import CalibratePhase, FfcOptions
+from strategies.logit_prototypes import PrototypeOptions, PrototypesPhase
 from strategies.losses import LOSS_OPTIONS
+from strategies.presence import PresencePhase
 from strategies.presets import PRESETS
-from strategies.recipe import OptionValue, PartOptions, Recipe, Regulariser, StatisticName, T, options_of
+from strategies.recipe import (
+    Closing,
+    OptionValue,
+    PartOptions,
+    Recipe,
+    Regulariser,
+    StatisticName,
+    T,
+    options_of,
+)
 from strategies.regularisers import MIX_OPTIONS, REGULARISER_OPTIONS
 from strategies.roll_call import RollCallPhase
 from strategies.server_updates import SERVER_UPDATE_OPTIONS, SERVER_UPDATES
 from strategies.soft_labels import SoftLabels
 from strategies.weighted_mean import TrainPhase
-
-
-STATISTIC_OPTIONS: Mapping[StatisticName, type[PartOptions]] = MappingProxyType(
-    {
-        **dict.fromkeys(StatisticName, PartOptions),
-        StatisticName.LOGIT_PROTOTYPES: PrototypeOptions,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,8 @@ def _parts_with_options(recipe: Recipe) -> list[type[PartOptions]]:
     ]
     if recipe.regulariser is not Regulariser.NONE:
         parts.append(MIX_OPTIONS[recipe.mix])
+    if recipe.statistic is StatisticName.LOGIT_PROTOTYPES:
+        parts.append(PrototypeOptions)
     if recipe.closing is Closing.FFC:
         parts.append(FfcOptions)
     return parts
@@ -106,14 +112,11 @@ def _check_known(name: str, options: Mapping[str, OptionValue], parts: Iterable[
 
 
 def _compose(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> Strategy:
-    opening: list[Phase] = [RollCallPhase()]
-    rounds: list[Phase] = [_train_phase(recipe, options)]
-    closing: list[Phase] = [EvaluatePhase()]
-    if recipe.statistic is not None:
-        opening.append(PresencePhase())
-    if recipe.statistic is StatisticName.LOGIT_PROTOTYPES:
-        joins = options_of(PrototypeOptions, options)
-        rounds.insert(0, PrototypesPhase(count_weighted=joins.count_weighted))
+    has_class_rows = recipe.statistic is not None
+    has_prototypes = recipe.statistic is StatisticName.LOGIT_PROTOTYPES
+    opening: list[Phase] = [RollCallPhase(), *([PresencePhase()] if has_class_rows else [])]
+    rounds: list[Phase] = [*([PrototypesPhase()] if has_prototypes else []), _train_phase(recipe)]
+    closing: list[Phase] = [*_calibration(recipe, options), EvaluatePhase()]
     return Strategy(
         name=name,
         recipe=recipe,
@@ -123,3 +126,20 @@ def _compose(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> S
         closing=tuple(phase.kind for phase in closing),
         phases=MappingProxyType({phase.kind: phase for phase in (*opening, *rounds, *closing)}),
     )
+
+
+def _train_phase(recipe: Recipe) -> TrainPhase:
+    statistics: list[Statistic] = [Evaluation()]
+    keepers: list[Keeper] = []
+    if recipe.statistic is StatisticName.SOFT_LABELS:
+        statistics.append(SoftLabels())
+    if recipe.regulariser is Regulariser.CSD:
+        keepers.append(EmaTeacher())
+    update = SERVER_UPDATES[recipe.server_update]
+    return TrainPhase(update=update, statistics=tuple(statistics), keepers=tuple(keepers))
+
+
+def _calibration(recipe: Recipe, options: Mapping[str, OptionValue]) -> list[Phase]:
+    if recipe.closing is Closing.NONE:
+        return []
+    return [CalibratePhase(ridge=options_of(FfcOptions, options).ridge)]

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from strategies.recipe import Features, Head, Loss, Mix, Recipe, Regulariser, StatisticName
+from strategies.recipe import Features, Head, Loss, Mix, Recipe, Regulariser, ServerUpdate, StatisticName
 
 PRESETS: Mapping[str, Recipe] = MappingProxyType(
     {
         "fedavg": Recipe(),
+        "fedexp": Recipe(server_update=ServerUpdate.FEDEXP),
+        "fedopt": Recipe(server_update=ServerUpdate.FEDOPT),
+        "fednova": Recipe(server_update=ServerUpdate.FEDNOVA),
+        "feddw": Recipe(
+            head=Head.TRAINED_UNBIASED,
+            regulariser=Regulariser.SOFT_LABELS,
+            statistic=StatisticName.SOFT_LABELS,
+        ),
         "fedcsd": Recipe(
             regulariser=Regulariser.CSD,
             statistic=StatisticName.LOGIT_PROTOTYPES,
