@@ -17,6 +17,7 @@ from chorale.wire import MAX_SILOS
 from crypto.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from crypto.errors import ConfigError
 from crypto.identity import NAME_PATTERN
+from strategies.combinations import check_classes
 from strategies.methods import Strategy, recipe_of, strategy_of
 from strategies.recipe import (
     Closing,
@@ -116,13 +117,22 @@ class ModelSpec(_Part):
 class ScheduleSpec(_Part):
     """How the learning rate changes from round to round."""
 
-    kind: Literal["constant", "step", "cosine"] = Field(
+    kind: Literal["constant", "step", "milestones", "cosine"] = Field(
         default="constant",
-        description="constant; step: times gamma every step_rounds rounds; cosine: half a wave down to zero "
-        "after the last round",
+        description="constant; step: times gamma every step_rounds rounds; milestones: times gamma after each "
+        "of those rounds; cosine: half a wave down to zero after the last round",
     )
     step_rounds: int = Field(default=10, ge=1, le=100_000, description="rounds between two steps")
+    milestones: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] = Field(
+        default=(), max_length=100, description="last rounds before the rate falls, such as [160, 240]"
+    )
     gamma: float = Field(default=0.1, gt=0, le=1, description="factor of one step")
+
+    @model_validator(mode="after")
+    def _has_milestones(self) -> ScheduleSpec:
+        if (self.kind == "milestones") != bool(self.milestones):
+            raise ValueError("milestones: expected with kind milestones, and with no other")
+        return self
 
 
 class TrainingSpec(_Part):
@@ -253,6 +263,8 @@ class JobSpec(_Part):
         schedule, first = self.training.schedule, self.training.learning_rate
         if schedule.kind == "step":
             return first * schedule.gamma ** ((round - 1) // schedule.step_rounds)
+        if schedule.kind == "milestones":
+            return first * schedule.gamma ** sum(last < round for last in schedule.milestones)
         if schedule.kind == "cosine":
             return first * 0.5 * (1.0 + math.cos(math.pi * (round - 1) / self.rounds))
         return first
@@ -299,6 +311,7 @@ class JobSpec(_Part):
             raise ValueError("train_hard_cap_seconds: it should be at least train_deadline_seconds")
         try:
             strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
+            check_classes(self.strategy.recipe, self.classes)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self

@@ -69,6 +69,14 @@ def check_recipe(recipe: Recipe) -> None:
             raise ConfigError(f"strategy: {rule.reason}; got {_named(recipe)}")
 
 
+def check_classes(recipe: Recipe, classes: int) -> None:
+    """Raises ConfigError for a recipe that has nothing to do with so few classes."""
+    if recipe.regulariser is Regulariser.NTD and classes < 3:
+        raise ConfigError(
+            f"strategy.regulariser: ntd compares the other classes and needs 3 or more, the job has {classes}"
+        )
+
+
 def _named(recipe: Recipe) -> str:
     parts = {
         "head": recipe.head,

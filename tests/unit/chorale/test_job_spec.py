@@ -51,8 +51,12 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
     [
         ({"colour": "red"}, "colour: unknown field, expected one of name, federation, nonce"),
         ({"training": {"learning_rate": 1, "epochs": 3}}, "training.epochs: unknown field, expected one of"),
-        ({"strategy": {"preset": "fedbest"}}, "strategy.preset: expected one of fedavg, got fedbest"),
+        ({"strategy": {"preset": "fedbest"}}, "strategy.preset: expected one of .*fedavg.*, got fedbest"),
         ({"strategy": {"options": {"mu": 1}}}, "strategy.options.mu: unknown option, fedavg has none"),
+        (
+            {"strategy": {"preset": "fedntd"}, "classes": 2},
+            "strategy.regulariser: ntd compares the other classes and needs 3 or more, the job has 2",
+        ),
         ({"name": "Digits"}, "name: .*match"),
         ({"federation": "a b"}, "federation: .*match"),
         ({"nonce": "xyz"}, "nonce: .*match"),
@@ -102,6 +106,10 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
         ({"training": {"learning_rate": 0}}, "training.learning_rate: .*greater than 0"),
         ({"training": {"learning_rate": 1, "momentum": 1}}, "training.momentum: .*less than 1"),
         ({"training": {"learning_rate": 1, "schedule": {"kind": "warm"}}}, "training.schedule.kind: "),
+        (
+            {"training": {"learning_rate": 1, "schedule": {"kind": "milestones"}}},
+            "training.schedule: .*milestones: expected with kind milestones, and with no other",
+        ),
     ],
 )
 def test_a_wrong_job_is_refused_by_field(make_spec: MakeSpec, fields: dict[str, Any], message: str) -> None:
@@ -154,6 +162,11 @@ def test_a_job_is_submittable_when_filled_and_not_past(make_spec: MakeSpec) -> N
     [
         ({"kind": "constant"}, {1: 0.4, 10: 0.4}),
         ({"kind": "step", "step_rounds": 3, "gamma": 0.5}, {1: 0.4, 3: 0.4, 4: 0.2, 7: 0.1, 10: 0.05}),
+        # FedDr+, example E7: the rate falls after rounds 160 and 240, so first in 161 and 241
+        (
+            {"kind": "milestones", "milestones": [160, 240]},
+            {1: 0.4, 160: 0.4, 161: 0.04, 240: 0.04, 241: 0.004, 320: 0.004},
+        ),
         ({"kind": "cosine"}, {1: 0.4, 6: 0.2}),
     ],
 )
