@@ -30,8 +30,35 @@ class Trained:
 
 Extra = Callable[[Trained], Mapping[str, Array]]
 
+
+def normaliser(*, steps: int, momentum: float) -> float:
+    """FedNova's a_k: the sum of the coefficients with which the gradients of SGD steps enter the delta.
+
+    A gradient taken s steps before the last weighs 1 + momentum + ... + momentum^s; without momentum a_k is
+    the number of steps. Source: Wang et al. 2020 (arXiv 2007.07481), section 4; weight decay left aside.
+    """
+    remembered = momentum * (1.0 - momentum**steps) / (1.0 - momentum)
+    return (steps - remembered) / (1.0 - momentum)
+
+
+def _squared_length(trained: Trained) -> dict[str, Array]:
+    """FedExP: p ||delta||^2, summed in float64."""
+    delta_P = trained.delta_P.astype(np.float64)
+    return {"update_sq_norm": np.asarray(trained.work.weight * np.dot(delta_P, delta_P))}
+
+
+def _direction(trained: Trained) -> dict[str, Array]:
+    """FedNova: p d_k in place of p delta_k, and p a_k. Without a step there is neither."""
+    work = trained.work
+    a = normaliser(steps=trained.steps, momentum=work.spec.training.momentum)
+    scale = np.float32(work.weight / a if a > 0.0 else 0.0)
+    return {"delta": scale * trained.delta_P, "normaliser": np.asarray(work.weight * a)}
+
+
 # by server update: quantities that replace or join delta and weight
-EXTRAS: Mapping[ServerUpdate, Extra] = MappingProxyType({})
+EXTRAS: Mapping[ServerUpdate, Extra] = MappingProxyType(
+    {ServerUpdate.FEDEXP: _squared_length, ServerUpdate.FEDNOVA: _direction}
+)
 
 
 def contribution(model: CutModel, work: Work, *, steps: int) -> dict[str, Array]:

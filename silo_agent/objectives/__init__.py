@@ -15,6 +15,7 @@ from silo_agent.objectives.base import (
     Setting,
     WeightPenalty,
 )
+from silo_agent.objectives.class_relations import class_relations
 from silo_agent.objectives.client_adapted import ClientAdapted
 from silo_agent.objectives.cross_entropy import CrossEntropy
 from silo_agent.objectives.dot_regression import dot_regression
@@ -51,6 +52,7 @@ REGULARISERS: Mapping[Regulariser, RegulariserFactory] = MappingProxyType(
         Regulariser.NTD: lambda setting: NotTrueDistillation(tau=setting.options(TemperatureOptions).tau),
         Regulariser.LD: lambda _: LogitDistillation(),
         Regulariser.FD: lambda _: FeatureDistillation(),
+        Regulariser.SOFT_LABELS: class_relations,
     }
 )
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from silo_agent.batches import Tensors
 from silo_agent.objectives.base import Outputs, Setting
 from silo_agent.objectives.ffc import calibrate
+from silo_agent.objectives.soft_labels import soft_labels
 from strategies.base import Array
 from strategies.recipe import Regulariser, StatisticName
 
@@ -19,6 +20,8 @@ MakesTeacher: TypeAlias = Callable[[Setting, Tensors], Outputs]
 # phases beside train and evaluate, by kind
 PHASES: Mapping[str, Computes] = MappingProxyType({"calibrate": calibrate})
 # what rides in the train phase; called after training, when setting.received is the trained model
-TRAIN_STATISTICS: Mapping[StatisticName, ComputesBeside] = MappingProxyType({})
+TRAIN_STATISTICS: Mapping[StatisticName, ComputesBeside] = MappingProxyType(
+    {StatisticName.SOFT_LABELS: soft_labels}
+)
 # outputs of a teacher that is not the model received in this round
 TEACHERS: Mapping[Regulariser, MakesTeacher] = MappingProxyType({})

@@ -1,0 +1,51 @@
+"""FedDW's statistic at a silo: what its trained model answers, summed by true class.
+
+Liu et al., FedDW, Eqs. 4 to 6: softmax of each sample's logits without a temperature, misclassified
+samples included, over the whole training set in eval mode. strategies/soft_labels.py divides the sums
+over all silos by the counts and says what that leaks.
+
+N = samples, C = classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from silo_agent.batches import Tensors
+from silo_agent.objectives.base import Setting
+from silo_agent.objectives.teacher import outputs_of
+from strategies.base import Array
+
+
+def soft_labels(setting: Setting, samples: Tensors) -> Mapping[str, Array]:
+    """Shapes: soft_labels (C, C) float64, class_counts (C,) int64; zero rows for classes that are not sent.
+
+    A class that this silo lacks has a zero row of its own accord. Raises Cancelled.
+    """
+    outputs = outputs_of(setting.received, samples, is_cancelled=setting.work.is_cancelled)
+    classes = setting.work.spec.classes
+    sums_CC = probability_sums(outputs.logits_NC, samples.labels, classes=classes).cpu().numpy()
+    counts_C = torch.bincount(samples.labels, minlength=classes).cpu().numpy()
+    is_sent_C = _sent_rows(setting)
+    return {
+        "soft_labels": np.where(is_sent_C[:, None], sums_CC, 0.0),
+        "class_counts": np.where(is_sent_C, counts_C, 0),
+    }
+
+
+def probability_sums(logits_NC: Tensor, labels_N: Tensor, *, classes: int) -> Tensor:
+    """A: row i sums softmax(logits) over the samples of class i. Shapes: -> (C, C) float64."""
+    probabilities_NC = torch.softmax(logits_NC.double(), dim=1)
+    sums_CC = torch.zeros((classes, classes), dtype=torch.float64, device=logits_NC.device)
+    return sums_CC.index_add_(0, labels_N, probabilities_NC)
+
+
+def _sent_rows(setting: Setting) -> NDArray[np.bool_]:
+    """Without the sum of presence nobody knows who else holds a class, so no row is sent."""
+    rows_C = setting.work.class_rows
+    return np.zeros(setting.work.spec.classes, dtype=bool) if rows_C is None else rows_C
