@@ -119,8 +119,8 @@ class ScheduleSpec(_Part):
 
     kind: Literal["constant", "step", "milestones", "cosine"] = Field(
         default="constant",
-        description="constant; step: times gamma every step_rounds rounds; milestones: times gamma after each "
-        "of those rounds; cosine: half a wave down to zero after the last round",
+        description="constant; step: times gamma every step_rounds rounds; milestones: times gamma after "
+        "each of those rounds; cosine: half a wave down to zero after the last round",
     )
     step_rounds: int = Field(default=10, ge=1, le=100_000, description="rounds between two steps")
     milestones: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] = Field(
