@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crypto.errors import ConfigError
-from strategies.recipe import Features, Head, Loss, Mix, Recipe, Regulariser, StatisticName
+from strategies.recipe import Closing, Features, Head, Loss, Mix, Recipe, Regulariser, StatisticName
 
 UNIT_HEADS = (Head.FROZEN_ETF, Head.FROZEN_ORTHONORMAL)  # one vector of unit length for each class
+
+SOFTMAX_LOSSES = (Loss.CROSS_ENTROPY, Loss.BALANCED_SOFTMAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,33 @@ RULES = (
         refuses=lambda recipe: recipe.loss is Loss.CLIENT_ADAPTED and not recipe.head.is_frozen,
         reason="client-adapted scales a frozen head by the silo's class counts: a trained head would "
         "learn the scale away",
+    ),
+    Rule(
+        refuses=lambda recipe: recipe.loss is Loss.SPHERE_MSE and recipe.features is not Features.UNIT,
+        reason="sphere-mse takes scores for cosines, and only before features unit are they: longer "
+        "features or a learned scale would be trained to no end",
+    ),
+    Rule(
+        refuses=lambda recipe: recipe.loss is Loss.SPHERE_MSE and recipe.head is Head.TRAINED,
+        reason="sphere-mse takes scores for cosines, which have no bias: it needs head trained-unbiased or "
+        "a frozen one",
+    ),
+    Rule(
+        refuses=lambda recipe: (
+            recipe.loss in SOFTMAX_LOSSES and recipe.features is Features.UNIT and _has_unit_head(recipe)
+        ),
+        reason="a softmax of cosines stays nearly even, because nothing here can lengthen features or head: "
+        "it needs features raw or projected-unit, or a head of another kind",
+    ),
+    Rule(
+        refuses=lambda recipe: recipe.closing is Closing.FFC and recipe.features is not Features.UNIT,
+        reason="ffc sums products of features, which have a bound only at unit length and fit a head that "
+        "nothing scales: it needs features unit",
+    ),
+    Rule(
+        refuses=lambda recipe: recipe.closing is Closing.FFC and recipe.head is Head.TRAINED,
+        reason="ffc fits a head without a bias, and a trained head has one: it needs head trained-unbiased or "
+        "a frozen one",
     ),
     Rule(
         refuses=lambda recipe: recipe.mix is Mix.CONVEX and recipe.regulariser is Regulariser.NONE,
@@ -77,6 +106,14 @@ def check_classes(recipe: Recipe, classes: int) -> None:
         )
 
 
+def check_optimizer(recipe: Recipe, optimizer: str) -> None:
+    """Raises ConfigError where the server update needs another local optimiser than the job's."""
+    if recipe.server_update is ServerUpdate.FEDNOVA and optimizer != "sgd":
+        raise ConfigError(
+            f"training.optimizer: fednova divides by the weights that sgd gives to its gradients, got {optimizer}"
+        )
+
+
 def _named(recipe: Recipe) -> str:
     parts = {
         "head": recipe.head,
@@ -85,5 +122,6 @@ def _named(recipe: Recipe) -> str:
         "regulariser": recipe.regulariser,
         "mix": recipe.mix,
         "statistic": recipe.statistic or "none",
+        "closing": recipe.closing,
     }
     return ", ".join(f"{part} {value}" for part, value in parts.items())
