@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
-from strategies.recipe import Features, Head, Loss, Mix, Recipe, Regulariser, ServerUpdate, StatisticName
+from strategies.recipe import (
+    Closing,
+    Features,
+    Head,
+    Loss,
+    Mix,
+    Recipe,
+    Regulariser,
+    ServerUpdate,
+    StatisticName,
+)
+
+SPHEREFED = Recipe(
+    head=Head.FROZEN_ORTHONORMAL, features=Features.UNIT, loss=Loss.SPHERE_MSE, closing=Closing.FFC
+)
 
 PRESETS: Mapping[str, Recipe] = MappingProxyType(
     {
@@ -41,5 +56,10 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
             mix=Mix.CONVEX,
             defaults={"beta": 0.9},
         ),
+        "fedbabu": Recipe(head=Head.FROZEN_RANDOM),
+        "spherefed": SPHEREFED,
+        "spherefed_fedprox": replace(SPHEREFED, regulariser=Regulariser.PROX, defaults={"mu": 0.0001}),
+        "spherefed_fednova": replace(SPHEREFED, server_update=ServerUpdate.FEDNOVA),
+        "spherefed_fedopt": replace(SPHEREFED, server_update=ServerUpdate.FEDOPT),
     }
 )
