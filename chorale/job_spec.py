@@ -17,7 +17,7 @@ from chorale.wire import MAX_SILOS
 from crypto.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from crypto.errors import ConfigError
 from crypto.identity import NAME_PATTERN
-from strategies.combinations import check_classes
+from strategies.combinations import check_classes, check_optimizer
 from strategies.methods import Strategy, recipe_of, strategy_of
 from strategies.recipe import (
     Closing,
@@ -312,6 +312,7 @@ class JobSpec(_Part):
         try:
             strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
             check_classes(self.strategy.recipe, self.classes)
+            check_optimizer(self.strategy.recipe, self.training.optimizer)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crypto.errors import ConfigError
-from strategies.recipe import Closing, Features, Head, Loss, Mix, Recipe, Regulariser, StatisticName
+from strategies.recipe import (
+    Closing,
+    Features,
+    Head,
+    Loss,
+    Mix,
+    Recipe,
+    Regulariser,
+    ServerUpdate,
+    StatisticName,
+)
 
 UNIT_HEADS = (Head.FROZEN_ETF, Head.FROZEN_ORTHONORMAL)  # one vector of unit length for each class
 
@@ -68,8 +78,8 @@ RULES = (
     ),
     Rule(
         refuses=lambda recipe: recipe.closing is Closing.FFC and recipe.head is Head.TRAINED,
-        reason="ffc fits a head without a bias, and a trained head has one: it needs head trained-unbiased or "
-        "a frozen one",
+        reason="ffc fits a head without a bias, which head trained has: it needs head trained-unbiased or a "
+        "frozen one",
     ),
     Rule(
         refuses=lambda recipe: recipe.mix is Mix.CONVEX and recipe.regulariser is Regulariser.NONE,
@@ -110,7 +120,7 @@ def check_optimizer(recipe: Recipe, optimizer: str) -> None:
     """Raises ConfigError where the server update needs another local optimiser than the job's."""
     if recipe.server_update is ServerUpdate.FEDNOVA and optimizer != "sgd":
         raise ConfigError(
-            f"training.optimizer: fednova divides by the weights that sgd gives to its gradients, got {optimizer}"
+            f"training.optimizer: fednova knows the weights of gradients under sgd alone, got {optimizer}"
         )
 
 
