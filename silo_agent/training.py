@@ -23,6 +23,7 @@ from silo_agent.models.state import load_arrays
 from silo_agent.objective import Work
 from silo_agent.objectives import evaluation_loss_for
 from silo_agent.objectives.base import Setting
+from silo_agent.objectives.kept_pass import KeptPass
 from silo_agent.objectives.local_loss import local_loss
 from silo_agent.objectives.statistics import PHASES, TEACHERS, TRAIN_STATISTICS
 from silo_agent.seeding import seeded, shuffler, training_seed
@@ -41,6 +42,7 @@ class TorchObjective:
     def __init__(self, *, device: str = "auto", threads: int = 1) -> None:
         self._device = _choose_device(device)
         self._threads = threads
+        self._kept = KeptPass()
 
     def compute(self, work: Work) -> Mapping[str, Array]:
         """The quantities of the phase. Raises ConfigError, RemoteProtocolError, Cancelled.
@@ -52,7 +54,8 @@ class TorchObjective:
             raise ConfigError(f"objective: the built-in training has no phase {work.phase_kind}")
         torch.set_num_threads(self._threads)
         with seeded(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round)):
-            setting = Setting(work=work, received=self._received_model(work), device=self._device)
+            received = self._received_model(work)
+            setting = Setting(work=work, received=received, device=self._device, kept=self._kept)
             return computes(setting)
 
     def _phases(self) -> Mapping[str, Callable[[Setting], Mapping[str, Array]]]:

@@ -18,12 +18,14 @@ from silo_agent.objectives.base import (
 from silo_agent.objectives.class_relations import class_relations
 from silo_agent.objectives.client_adapted import ClientAdapted
 from silo_agent.objectives.cross_entropy import CrossEntropy
+from silo_agent.objectives.csd import class_similarity_distillation
 from silo_agent.objectives.dot_regression import dot_regression
 from silo_agent.objectives.fd import FeatureDistillation
 from silo_agent.objectives.kd import KnowledgeDistillation
 from silo_agent.objectives.ld import LogitDistillation
 from silo_agent.objectives.ntd import NotTrueDistillation
 from silo_agent.objectives.prox import prox
+from silo_agent.objectives.sphere_mse import SphereMse
 from strategies.losses import BalancedSoftmaxOptions
 from strategies.recipe import Loss, Regulariser
 from strategies.regularisers import TemperatureOptions
@@ -31,6 +33,7 @@ from strategies.regularisers import TemperatureOptions
 LOSSES: Mapping[Loss, LossFactory] = MappingProxyType(
     {
         Loss.CROSS_ENTROPY: lambda _: CrossEntropy(),
+        Loss.SPHERE_MSE: lambda _: SphereMse(),
         Loss.DOT_REGRESSION: dot_regression,
         Loss.BALANCED_SOFTMAX: lambda setting: BalancedSoftmax(
             setting.class_counts_C, balance=setting.options(BalancedSoftmaxOptions).balance
@@ -52,6 +55,7 @@ REGULARISERS: Mapping[Regulariser, RegulariserFactory] = MappingProxyType(
         Regulariser.NTD: lambda setting: NotTrueDistillation(tau=setting.options(TemperatureOptions).tau),
         Regulariser.LD: lambda _: LogitDistillation(),
         Regulariser.FD: lambda _: FeatureDistillation(),
+        Regulariser.CSD: class_similarity_distillation,
         Regulariser.SOFT_LABELS: class_relations,
     }
 )

@@ -8,15 +8,17 @@ N = samples, D = feature width, C = classes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from silo_agent.models.base import CutModel
 from silo_agent.objective import Work
+from silo_agent.objectives.kept_pass import KeptPass
 from strategies.recipe import PartOptions
 
 Options = TypeVar("Options", bound=PartOptions)
@@ -35,11 +37,15 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a part may look at when it is made: the round's work and the model as it was received."""
+    """What a part may look at when it is made: the round's work and the model as it was received.
+
+    kept: what an earlier phase of the round left for this one.
+    """
 
     work: Work
     received: CutModel
     device: torch.device
+    kept: KeptPass = field(default_factory=KeptPass)
 
     def options(self, part: type[Options]) -> Options:
         return self.work.spec.method.options_of(part)
@@ -54,6 +60,13 @@ class Setting:
         """This silo's own training samples by class; they stay here."""
         counts_C = np.bincount(self.work.data.train.labels, minlength=self.work.spec.classes)
         return torch.tensor(counts_C, dtype=torch.float32, device=self.device)
+
+    @property
+    def sent_rows_C(self) -> NDArray[np.bool_]:
+        """Classes whose rows this silo sends. Before the sum of presence nobody knows who else holds a
+        class, so no row is sent."""
+        rows_C = self.work.class_rows
+        return np.zeros(self.work.spec.classes, dtype=np.bool_) if rows_C is None else rows_C
 
 
 class SampleLoss(Protocol):

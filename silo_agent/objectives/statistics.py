@@ -8,7 +8,10 @@ from typing import TypeAlias
 
 from silo_agent.batches import Tensors
 from silo_agent.objectives.base import Outputs, Setting
+from silo_agent.objectives.ema_teacher import ema_teacher
 from silo_agent.objectives.ffc import calibrate
+from silo_agent.objectives.logit_prototypes import logit_prototypes
+from silo_agent.objectives.presence import presence
 from silo_agent.objectives.soft_labels import soft_labels
 from strategies.base import Array
 from strategies.recipe import Regulariser, StatisticName
@@ -18,10 +21,12 @@ ComputesBeside: TypeAlias = Callable[[Setting, Tensors], Mapping[str, Array]]
 MakesTeacher: TypeAlias = Callable[[Setting, Tensors], Outputs]
 
 # phases beside train and evaluate, by kind
-PHASES: Mapping[str, Computes] = MappingProxyType({"calibrate": calibrate})
+PHASES: Mapping[str, Computes] = MappingProxyType(
+    {"presence": presence, "prototypes": logit_prototypes, "calibrate": calibrate}
+)
 # what rides in the train phase; called after training, when setting.received is the trained model
 TRAIN_STATISTICS: Mapping[StatisticName, ComputesBeside] = MappingProxyType(
     {StatisticName.SOFT_LABELS: soft_labels}
 )
 # outputs of a teacher that is not the model received in this round
-TEACHERS: Mapping[Regulariser, MakesTeacher] = MappingProxyType({})
+TEACHERS: Mapping[Regulariser, MakesTeacher] = MappingProxyType({Regulariser.CSD: ema_teacher})

@@ -311,8 +311,8 @@ def test_divergence_reaches_the_caller_as_it_is() -> None:
 
 
 def test_unknown_phase_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the built-in training has no phase presence"):
-        compute(make_work(make_job(), kind="presence"))
+    with pytest.raises(ConfigError, match="the built-in training has no phase rehearsal"):
+        compute(make_work(make_job(), kind="rehearsal"))
 
 
 def test_trained_name_outside_the_model_is_refused() -> None:

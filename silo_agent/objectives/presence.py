@@ -1,0 +1,19 @@
+"""Presence: a 1 for every class that this silo trains on. strategies/presence.py says what the sum tells.
+
+C = classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from silo_agent.objectives.base import Setting
+from strategies.base import Array
+
+
+def presence(setting: Setting) -> Mapping[str, Array]:
+    """Shapes: presence (C,) int64."""
+    counts_C = np.bincount(setting.work.data.train.labels, minlength=setting.work.spec.classes)
+    return {"presence": (counts_C > 0).astype(np.int64)}
