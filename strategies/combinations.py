@@ -98,6 +98,13 @@ RULES = (
         ),
         reason="the regulariser soft-labels moves the head's rows alone: it needs head trained-unbiased",
     ),
+    Rule(
+        refuses=lambda recipe: (
+            (recipe.regulariser is Regulariser.CSD) != (recipe.statistic is StatisticName.LOGIT_PROTOTYPES)
+        ),
+        reason="the regulariser csd compares with the statistic logit-prototypes, which nothing else "
+        "uses: a method has both or neither",
+    ),
 )
 
 
