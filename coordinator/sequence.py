@@ -34,7 +34,7 @@ class PhaseSequence:
             return last.round, last.phase
         if last.state is RoundState.USED_UP and self.job.names_everyone(last.phase):
             return self._repeated(rows)
-        following = self.job.next_after(last.round, last.phase)
+        following = self._after(last)
         if following is None or self.job.names_everyone(following[1]) or following[0] == last.round:
             return following
         return self._roll_call(rows) if self._needs_roll_call(rows, following[0]) else following
@@ -47,6 +47,12 @@ class PhaseSequence:
     def last_roll_call(self, rows: Sequence[PhaseRow]) -> PhaseRow | None:
         applied = (row for row in reversed(rows) if row.state is RoundState.APPLIED)
         return next((row for row in applied if self._is_opening(row)), None)
+
+    def _after(self, last: PhaseRow) -> Step | None:
+        """A phase that was used up uses up its round: what would follow in it lacks the phase's sum."""
+        is_lost = last.state is RoundState.USED_UP
+        phase = self.job.strategy.round_phases[-1] if is_lost else last.phase
+        return self.job.next_after(last.round, phase)
 
     def _repeated(self, rows: Sequence[PhaseRow]) -> Step:
         """A phase outside rounds that was used up is tried under its next number, a few times."""

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from silo_agent.batches import Tensors
@@ -31,7 +30,7 @@ def soft_labels(setting: Setting, samples: Tensors) -> Mapping[str, Array]:
     classes = setting.work.spec.classes
     sums_CC = probability_sums(outputs.logits_NC, samples.labels, classes=classes).cpu().numpy()
     counts_C = torch.bincount(samples.labels, minlength=classes).cpu().numpy()
-    is_sent_C = _sent_rows(setting)
+    is_sent_C = setting.sent_rows_C
     return {
         "soft_labels": np.where(is_sent_C[:, None], sums_CC, 0.0),
         "class_counts": np.where(is_sent_C, counts_C, 0),
@@ -43,9 +42,3 @@ def probability_sums(logits_NC: Tensor, labels_N: Tensor, *, classes: int) -> Te
     probabilities_NC = torch.softmax(logits_NC.double(), dim=1)
     sums_CC = torch.zeros((classes, classes), dtype=torch.float64, device=logits_NC.device)
     return sums_CC.index_add_(0, labels_N, probabilities_NC)
-
-
-def _sent_rows(setting: Setting) -> NDArray[np.bool_]:
-    """Without the sum of presence nobody knows who else holds a class, so no row is sent."""
-    rows_C = setting.work.class_rows
-    return np.zeros(setting.work.spec.classes, dtype=bool) if rows_C is None else rows_C
