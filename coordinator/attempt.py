@@ -157,6 +157,8 @@ class Attempt:
 
     def open_upload(self, silo: str, total_bytes: int) -> Spool:
         """Where the silo's vector goes. Raises RemoteProtocolError out of stage or of size."""
+        if self._spool is not None and silo in self._additions:
+            return self._spool.open(silo)  # complete: the silo missed the receipt, and may at any stage
         if self._spool is None or self.session.state is not CoordinatorState.MASKED:
             raise RemoteProtocolError("upload: no masked vector is awaited now", code=Refusal.STAGE)
         if silo not in self.session.sharers:

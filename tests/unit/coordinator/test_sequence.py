@@ -1,0 +1,114 @@
+"""Which phase comes next."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from google.protobuf import json_format
+
+from chorale.job import Job, JobSpec, SignedJob
+from chorale.v1 import records_pb2
+from coordinator.round_machine import RoundState
+from coordinator.sequence import JobFailed, PhaseSequence
+from coordinator.store import PhaseRow
+
+
+def make_job(**fields):
+    spec = JobSpec.model_validate(
+        {
+            "name": "one-hot",
+            "federation": "test",
+            "not_after": datetime(2030, 1, 1, tzinfo=UTC),
+            "silos": ["a", "b", "c"],
+            "rounds": 3,
+            "model": {"name": "custom"},
+            "training": {"learning_rate": 0.1},
+            "classes": 2,
+            "input_shape": [2],
+            "max_attempts": 2,
+            "roll_call_every": 1,
+            **fields,
+        }
+    )
+    return Job(
+        spec=spec, signed=SignedJob(spec_bytes=b"", signature=b"", operator_certificate=b""), operator=""
+    )
+
+
+def rows(*phases):
+    """(round, phase, state) of each, in order."""
+    record = records_pb2.PhaseRecord(reason="too-few-silos")
+    return [
+        PhaseRow(
+            sequence=place,
+            job=b"j",
+            round=round,
+            phase=phase,
+            roster_version=1,
+            state=state,
+            attempt=1,
+            started_unix_seconds=0.0,
+            upload_bytes=0,
+            cohort=None,
+            session=None,
+            state_digest=b"s",
+            record_json=json_format.MessageToJson(record),
+        )
+        for place, (round, phase, state) in enumerate(phases)
+    ]
+
+
+def sequence(is_outdated=False, **fields):
+    return PhaseSequence(job=make_job(**fields), is_outdated=lambda _: is_outdated)
+
+
+DONE, LOST, BUSY = RoundState.APPLIED, RoundState.USED_UP, RoundState.MASKED
+
+
+@pytest.mark.parametrize(
+    "ended, following",
+    [
+        ([], (0, "roll-call.0")),
+        ([(0, "roll-call.0", BUSY)], (0, "roll-call.0")),
+        ([(0, "roll-call.0", DONE)], (1, "train")),
+        ([(0, "roll-call.0", LOST)], (0, "roll-call.1")),
+        ([(0, "roll-call.0", DONE), (1, "train", LOST)], (2, "train")),
+        ([(0, "roll-call.0", DONE), (3, "train", DONE)], (3, "evaluate.0")),
+        ([(0, "roll-call.0", DONE), (3, "evaluate.0", LOST)], (3, "evaluate.1")),
+        ([(0, "roll-call.0", DONE), (3, "evaluate.0", DONE)], None),
+    ],
+)
+def test_next_phase_follows_from_what_has_ended(ended, following):
+    assert sequence().next_step(rows(*ended)) == following
+
+
+def test_opening_phase_that_is_used_up_too_often_ends_the_job():
+    ended = rows((0, "roll-call.0", LOST), (0, "roll-call.1", LOST))
+    with pytest.raises(JobFailed, match="roll-call: used up 2 times, the last time by too-few-silos"):
+        sequence().next_step(ended)
+
+
+def test_roll_call_is_repeated_between_rounds_under_the_number_of_the_last():
+    ended = rows((0, "roll-call.0", DONE), (1, "train", DONE))
+    assert sequence(is_outdated=True).next_step(ended) == (1, "roll-call.1")
+    again = [*ended, *rows((1, "roll-call.1", DONE))]
+    assert sequence(is_outdated=True).next_step(again) == (2, "train")
+
+
+def test_roll_call_is_not_repeated_sooner_than_the_job_allows():
+    ended = rows((0, "roll-call.0", DONE), (1, "train", DONE))
+    assert sequence(is_outdated=True, roll_call_every=2).next_step(ended) == (2, "train")
+    later = rows((0, "roll-call.0", DONE), (1, "train", DONE), (2, "train", LOST))
+    assert sequence(is_outdated=True, roll_call_every=2).next_step(later) == (2, "roll-call.1")
+
+
+def test_roll_call_is_not_repeated_before_the_first_round_or_the_closing_phase():
+    assert sequence(is_outdated=True).next_step(rows((0, "roll-call.0", DONE))) == (1, "train")
+    ended = rows((0, "roll-call.0", DONE), (3, "train", DONE))
+    assert sequence(is_outdated=True).next_step(ended) == (3, "evaluate.0")
+
+
+def test_only_applied_rounds_are_completed():
+    ended = rows((0, "roll-call.0", DONE), (1, "train", DONE), (2, "train", LOST), (3, "train", DONE))
+    assert sequence().completed_rounds(ended) == 2
