@@ -129,7 +129,7 @@ async def test_nonsense_is_refused_and_bends_no_sum(make_hub):
 
 
 async def test_vector_of_a_stage_that_has_closed_is_refused(make_hub):
-    hub = make_hub(silos=4, stage_deadline_seconds=0.4, stage_hard_cap_seconds=0.4)
+    hub = make_hub(silos=4, stage_deadline_seconds=3.0, stage_hard_cap_seconds=3.0)
     late = {}
 
     class Late(Uploader):
