@@ -214,7 +214,8 @@ class Attempt:
                 return
             self._check_hope(candidates, now)
             self._tell_awaited(awaited or pending)
-            await self._news_until(self._next_expiry(awaited, now + REOFFER_SECONDS))
+            reoffer_at = min(now + REOFFER_SECONDS, self._deadlines.hard_cap_at)
+            await self._news_until(self._next_expiry(awaited, reoffer_at))
             if not is_enough and not awaited:
                 self._offer_again()
 
