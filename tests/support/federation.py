@@ -30,6 +30,7 @@ class LocalFederation:
     """silos: how many. `coordinator`, `policy`, `silo` override fields of the files of each kind.
 
     halt: where a process stops itself (tests.support.halting).
+    records_sent: each silo writes down the session messages it sent, in `<silo>.sent`.
     """
 
     folder: Path
@@ -38,6 +39,7 @@ class LocalFederation:
     policy: Settings = field(default_factory=dict)
     silo: Settings = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    records_sent: bool = False
     services: dict[str, Service] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -213,7 +215,9 @@ class LocalFederation:
         halt: Halt | None = None,
     ) -> Service:
         extra = {**self.env, **(env or {}), **({} if halt is None else halt.environment())}
-        is_plain = halt is None and SENT not in extra
+        if self.records_sent:
+            extra[SENT] = str(self.folder / f"{name}.sent")
+        is_plain = halt is None and not self.records_sent
         self.services[name] = Service(
             name,
             arguments,
