@@ -9,12 +9,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.request import urlopen
 
 import numpy as np
 import yaml
 
 from chorale.job_spec import JobSpec
 from chorale.state import state_from_file, state_to_bytes
+from cli import operations
+from cli.job import follow
+from cli.operator import operator_settings
+from cli.report import document
 from crypto.identity import Role
 from tests.support.ceremony import Ceremony
 from tests.support.halting import SENT, Halt
@@ -145,6 +150,28 @@ class LocalFederation:
     def finish(self, *, seconds: float = 120.0) -> Record:
         """Wait for the job's last record in the coordinator's log."""
         return self.hub.wait_for(lambda record: record.get("event") == "job ended", seconds=seconds)
+
+    def report(self, job_id: str) -> dict[str, Any]:
+        """The report of an ended job."""
+        with operations.connect(operator_settings(self._operator_file(), given={}, identity={})) as (
+            commands,
+            _,
+        ):
+            return document(follow(commands, commands.find(job_id)))
+
+    def scrape(self) -> dict[str, float]:
+        """The coordinator's metrics, by name and labels as they are written."""
+        with urlopen(f"http://{self.endpoint['metrics']}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        samples = [line.rpartition(" ") for line in lines if line and not line.startswith("#")]
+        return {name: float(value) for name, _, value in samples}
+
+    def wait_connected(self) -> None:
+        """Until every silo attends."""
+        for name in self.names:
+            self.hub.wait_for(
+                lambda line, name=name: line["event"] == "silo connected" and line["silo"] == name
+            )
 
     def fetch(self, job_id: str) -> dict[str, Any]:
         """The job's current global state."""
