@@ -116,6 +116,9 @@ class Transfer:
                 await call.done_writing()
             while not receipt.complete:
                 receipt = await _receipt(call)
+        except asyncio.InvalidStateError:
+            # the stream ended between two writes; its status says why
+            raise await _broken(call) from None
         finally:
             call.cancel()
 
@@ -152,15 +155,18 @@ class Transfer:
 async def _receipt(call: Any) -> pb.UploadReceipt:
     receipt = await call.read()
     if receipt is grpc.aio.EOF:
-        status = await call.code()
-        raise grpc.aio.AioRpcError(
-            grpc.StatusCode.UNAVAILABLE if status is grpc.StatusCode.OK else status,
-            grpc.aio.Metadata(),
-            grpc.aio.Metadata(),
-            details=await call.details(),
-        )
+        raise await _broken(call)
     assert isinstance(receipt, pb.UploadReceipt)
     return receipt
+
+
+async def _broken(call: Any) -> grpc.aio.AioRpcError:
+    """The end of a stream as an error; an end without a last receipt is a broken line."""
+    code = await call.code()
+    status = grpc.StatusCode.UNAVAILABLE if code is grpc.StatusCode.OK else code
+    return grpc.aio.AioRpcError(
+        status, grpc.aio.Metadata(), grpc.aio.Metadata(), details=await call.details()
+    )
 
 
 def _check_digest(part: Path, state_digest: bytes) -> None:
