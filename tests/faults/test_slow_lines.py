@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from chorale.wire import CHUNK_BYTES
 from coordinator.round_machine import RoundState
 from tests.faults.conftest import MakeFederation
 from tests.support.federation import LocalFederation
 from tests.support.history import check_finished
+from tests.support.processes import wait_until
 from tests.support.proxy import ThrottlingProxy
 
 SLOW = "silo-1"
@@ -74,3 +76,22 @@ def test_line_that_trickles_is_dropped_at_the_hard_cap(
         (SLOW, "masked", "no-answer")
     ]
     assert history.record(1).attempts == 1
+
+
+def test_chunks_that_arrive_after_their_stage_closed_harm_nothing(
+    make_federation: MakeFederation, slow_line: ThrottlingProxy
+) -> None:
+    """They were on the way already; their spool is gone, and a traceback at each of them was the bug."""
+    caps = {"stage_deadline_seconds": DEADLINE_SECONDS, "stage_hard_cap_seconds": DEADLINE_SECONDS}
+    federation = make_federation(coordinator=caps)
+    start_behind(slow_line, federation)
+    job_id = federation.submit(values=VALUES)
+    federation.hub.wait_for(lambda line: line["event"] == "silo left out")
+    late = slow_line.uploaded_bytes
+    wait_until(lambda: slow_line.uploaded_bytes > late + 2 * CHUNK_BYTES, "chunks that come too late")
+    slow_line.upload_bytes_per_second = None
+
+    history = check_finished(federation, job_id)
+
+    others = [name for name in federation.names if name != SLOW]
+    assert history.cohorts() == [others, federation.names]
