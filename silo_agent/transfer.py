@@ -96,6 +96,8 @@ class Transfer:
         request.offset = have
         with part.open("ab") as file:
             async for chunk in self._stub.Download(request):
+                if chunk is None:  # all that gRPC makes of bytes that do not parse
+                    raise RemoteProtocolError("download: bytes that are no chunk")
                 offset, data = chunk_from_wire(chunk)
                 if offset != have or have + len(data) > size_bytes:
                     raise _odd_state("chunks do not fit the announced size")
@@ -156,7 +158,8 @@ async def _receipt(call: Any) -> pb.UploadReceipt:
     receipt = await call.read()
     if receipt is grpc.aio.EOF:
         raise await _broken(call)
-    assert isinstance(receipt, pb.UploadReceipt)
+    if not isinstance(receipt, pb.UploadReceipt):
+        raise RemoteProtocolError("upload: bytes that are no receipt")
     return receipt
 
 
