@@ -74,11 +74,25 @@ def submit(settings: OperatorSettings, file: Path, init: Path | None, is_watched
     state = _initial_state(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=state_digest(state))
     spec.check_submittable(now=datetime.now(UTC))
+    _tell_cohort_changes(spec)
     with connect(settings) as (operations, identity):
         digest = operations.submit(sign_job(spec.to_yaml(), identity), state)
         click.echo(f"{digest.hex()[:12]}  {spec.name}  submitted to {settings.coordinator}")
         if is_watched:
             end_of(follow(operations, digest))
+
+
+def _tell_cohort_changes(spec: JobSpec) -> None:
+    """With fraction < 1 cohorts differ from round to round, and every silo's policy must allow that."""
+    from chorale.cohort_changes import expected_cohort_changes
+
+    expected = expected_cohort_changes(spec)
+    if expected > 0:
+        click.echo(
+            f"fraction {spec.fraction:g}: at most {expected:.3g} near repeats of a cohort are expected; "
+            "each silo's policy must allow as many (max_cohort_changes)",
+            err=True,
+        )
 
 
 @job.command("list")
