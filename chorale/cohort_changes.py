@@ -1,4 +1,4 @@
-"""How often a job's drawn cohorts come near one another: what `max_cohort_changes` of a policy is held against.
+"""How often the cohorts of a drawn job come near one another: what policies bound by `max_cohort_changes`.
 
 Two cohorts are near if they differ by 1 to min_cohort - 1 silos (symmetric difference): the difference
 of their sums shows those few. Source: docs/protocol.md 6.
