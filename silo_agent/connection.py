@@ -45,7 +45,13 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 # How gRPC words a handshake that the peer broke off, which is all it tells of a refused certificate.
 CLOSED_WORDS = ("Socket closed", "recvmsg", "Connection reset", "Broken pipe")
-UNTRUSTED_WORDS = ("CERTIFICATE_VERIFY_FAILED", "Peer name", "Ssl handshake failed", "handshaker")
+UNTRUSTED_WORDS = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "Hostname Verification Check failed",
+    "Peer name",
+    "Ssl handshake failed",
+    "handshaker",
+)
 
 log = get_logger("silo_agent.connection")
 
