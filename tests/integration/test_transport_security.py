@@ -17,18 +17,16 @@ from typing import Any
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from chorale import tls, wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc, operations_pb2
-from crypto import identity
-from crypto.identity import MemberId, Role
+from crypto.identity import Role
 from silo_agent.settings import IdentityFiles
 from tests.support.ceremony import Ceremony
+from tests.support.certificates import odd_certificate
 from tests.support.federation import COORDINATOR, OPERATOR, LocalFederation
+from tests.support.rogue import files
 
 HEALTH = "/grpc.health.v1.Health/Check"
 PATIENCE_SECONDS = 20.0
@@ -50,11 +48,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
     with LocalFederation(folder=folder, coordinator={"heartbeat_seconds": 0.1}) as federation:
         federation.start_coordinator()
         yield federation
-
-
-def files(ceremony: Ceremony, role: Role, name: str) -> IdentityFiles:
-    paths = [ceremony.path_of(role, name, ending) for ending in ("crt", "key")]
-    return IdentityFiles(certificate=paths[0], key=paths[1])
 
 
 @asynccontextmanager
@@ -116,7 +109,7 @@ def _of_another_authority(hub: LocalFederation, folder: Path) -> IdentityFiles:
 def _expired(hub: LocalFederation, folder: Path) -> IdentityFiles:
     ended = datetime.now(UTC) - timedelta(seconds=2)
     own = _beside(hub, folder)
-    own.adopt(*_certificate(hub.ceremony, "silo-0", until=ended))
+    own.adopt(*odd_certificate(hub.ceremony, "silo-0", until=ended))
     return files(own, Role.SILO, "silo-0")
 
 
@@ -132,6 +125,14 @@ async def test_client_gets_no_connection(hub: LocalFederation, wrong: Any, tmp_p
     async with dial(hub, wrong(hub, tmp_path / "other")) as channel:
         code, _ = await call(channel, HEALTH)
         assert code is grpc.StatusCode.UNAVAILABLE
+
+
+def _beside(hub: LocalFederation, folder: Path) -> Ceremony:
+    """Another office of the same authority, whose members no roster lists."""
+    office = Ceremony(folder=folder)
+    office.key, office.certificate = hub.ceremony.key, hub.ceremony.certificate
+    office.certificate_path.write_bytes(hub.ceremony.certificate_path.read_bytes())
+    return office
 
 
 # what may be called
@@ -224,7 +225,7 @@ async def test_another_protocol_version_is_refused(hub: LocalFederation) -> None
 
 async def test_certificate_that_expires_ends_the_open_stream_within_a_heartbeat(hub: LocalFederation) -> None:
     expires = (datetime.now(UTC) + timedelta(seconds=3)).replace(microsecond=0)
-    hub.ceremony.adopt(*_certificate(hub.ceremony, "brief", until=expires))
+    hub.ceremony.adopt(*odd_certificate(hub.ceremony, "brief", until=expires))
     hub.ceremony.publish()
     async with attend(hub, "brief") as stream, attend(hub, "silo-0") as lasting:
         await lasting.greet()
@@ -306,35 +307,3 @@ async def test_bytes_that_are_no_request_are_named(hub: LocalFederation, role: R
     async with dial(hub, files(hub.ceremony, role, name)) as channel:
         malformed = grpc.StatusCode.INVALID_ARGUMENT, "message: the bytes do not parse"
         assert await call(channel, method, GARBAGE) == malformed
-
-
-# certificates by hand
-
-
-def _beside(hub: LocalFederation, folder: Path) -> Ceremony:
-    """Another office of the same authority, whose members no roster lists."""
-    office = Ceremony(folder=folder)
-    office.key, office.certificate = hub.ceremony.key, hub.ceremony.certificate
-    office.certificate_path.write_bytes(hub.ceremony.certificate_path.read_bytes())
-    return office
-
-
-def _certificate(
-    ceremony: Ceremony, name: str, *, until: datetime
-) -> tuple[identity.PrivateKey, x509.Certificate]:
-    """A silo's, as the authority signs it, but for the time: that counts days."""
-    key = identity.new_key()
-    uri = MemberId(federation=ceremony.federation, role=Role.SILO, name=name).uri
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([]))
-        .issuer_name(ceremony.certificate.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(until - timedelta(hours=1))
-        .not_valid_after(until)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=True)
-    )
-    return key, builder.sign(ceremony.key, hashes.SHA256())

@@ -27,7 +27,7 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from chorale.wire import PhaseKey
 from crypto import identity
-from crypto.errors import Refusal
+from crypto.errors import ChoraleError, Refusal
 from crypto.identity import Identity, Role, load_certificate, member_of
 from silo_agent.agent import run_agent
 from silo_agent.policy import Policy
@@ -68,7 +68,7 @@ class Line:
         self.opened: list[PhaseKey] = []
         self.hellos: list[pb.Hello] = []
         self._rogue = rogue
-        self._settings = settings
+        self.settings = settings
         self._inbox: asyncio.Queue[pb.SiloMessage] = asyncio.Queue()
         self._vectors: asyncio.Queue[tuple[PhaseKey, bytes]] = asyncio.Queue()
         self._connected = asyncio.Event()
@@ -78,13 +78,30 @@ class Line:
     # the agent
 
     async def start(self) -> None:
-        self._running = asyncio.create_task(self._run())
+        self.dial()
         await self.connected()
+
+    def dial(self, **changes: Any) -> None:
+        """Start the agent, with other settings if any are given, and wait for nothing."""
+        self._running = asyncio.create_task(self._run(self.settings.model_copy(update=changes)))
+
+    async def ended(self) -> None:
+        """Until the agent ends by itself; raises what ended it."""
+        assert self._running is not None
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await self._running
+
+    async def gives_up_for_now(self) -> str:
+        """Why the agent is not connected; polled, because its log is all there is to see."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not any(line["event"] == "not connected" for line in self.log):
+                await asyncio.sleep(0.01)
+        return str(self.last_logged("not connected")["reason"])
 
     async def stop(self) -> None:
         if self._running is not None:
             self._running.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, ChoraleError):
                 await self._running
         self._connected.clear()
 
@@ -94,9 +111,9 @@ class Line:
         await self.start()
         self.meet()
 
-    async def _run(self) -> None:
+    async def _run(self, settings: SiloSettings) -> None:
         _speaker.set(self.name)
-        await run_agent(self._settings)
+        await run_agent(settings)
 
     @property
     def log(self) -> list[dict[str, Any]]:
@@ -108,7 +125,7 @@ class Line:
 
     def last_recorded(self, event: str) -> dict[str, Any]:
         """The last entry of this event in the silo's audit trail."""
-        return [entry for entry in audit.read_entries(self._settings.audit_path) if entry["event"] == event][
+        return [entry for entry in audit.read_entries(self.settings.audit_path) if entry["event"] == event][
             -1
         ]
 
@@ -193,7 +210,8 @@ class Line:
 
 
 class Rogue(Hub):
-    """`welcome` and `serve` may be replaced: what a silo is greeted with, what it downloads.
+    """`welcome` and `serve` may be replaced: what a silo is greeted with, what it downloads; and
+    `own_files` before it is entered: the certificate that it shows.
 
     policy: fields of the silos' policy files. Further fields are those of the job.
     """
@@ -216,6 +234,7 @@ class Rogue(Hub):
         self.policy = {"federation": self.ceremony.federation, "approval": "automatic"} | (policy or {})
         self.welcome: Callable[[str], pb.Welcome] = self.greeting
         self.serve: Callable[[str, pb.DownloadRequest], Iterable[pb.Chunk]] = self.chunks
+        self.own_files = files(self.ceremony, Role.COORDINATOR, "hub")
         self.hearing = Hearing()
 
     @property
@@ -229,8 +248,7 @@ class Rogue(Hub):
         logger.setLevel(logging.INFO)
         self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
         self._server.add_generic_rpc_handlers((self._handlers(),))
-        files = self._files(Role.COORDINATOR, "hub")
-        credentials = tls.server_credentials(files, self.ceremony.certificate_path.read_bytes())
+        credentials = tls.server_credentials(self.own_files, self.ceremony.certificate_path.read_bytes())
         self._port = self._server.add_secure_port("127.0.0.1:0", credentials)
         await self._server.start()
         for name in self.members.silos:
@@ -368,7 +386,7 @@ class Rogue(Hub):
                 "name": name,
                 "federation": self.ceremony.federation,
                 "coordinator": f"127.0.0.1:{self._port}",
-                "identity": self._files(Role.SILO, name),
+                "identity": files(self.ceremony, Role.SILO, name),
                 "authority": self.ceremony.certificate_path,
                 "directory": self.folder / name,
                 "policy": policy,
@@ -378,9 +396,11 @@ class Rogue(Hub):
             }
         )
 
-    def _files(self, role: Role, name: str) -> IdentityFiles:
-        paths = [self.ceremony.path_of(role, name, ending) for ending in ("crt", "key")]
-        return IdentityFiles(certificate=paths[0], key=paths[1])
+
+def files(ceremony: Ceremony, role: Role, name: str) -> IdentityFiles:
+    """Where a member's certificate and key lie."""
+    paths = [ceremony.path_of(role, name, ending) for ending in ("crt", "key")]
+    return IdentityFiles(certificate=paths[0], key=paths[1])
 
 
 def _serialize(message: Any) -> bytes:
