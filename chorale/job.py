@@ -22,7 +22,7 @@ from chorale.job_spec import (
 from chorale.settings_file import MAX_BYTES
 from chorale.state import GlobalState, buffer_names, trained_names
 from chorale.v1 import federation_pb2, session_pb2
-from chorale.wire import PhaseKey, phase_kind, signed_body_from_wire
+from chorale.wire import PhaseKey, phase_kind, phase_number, signed_body_from_wire
 from crypto import encoding
 from crypto.cohort import CohortRule, named_set
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
@@ -54,6 +54,7 @@ __all__ = [
 
 PURPOSE = "job"
 FIRST_REPEAT = 0
+ROLL_CALL = "roll-call"
 MAX_CERTIFICATE_BYTES = 8 << 10  # ours take about 700
 
 
@@ -250,16 +251,37 @@ class Job:
         return round, _first(self.strategy.closing[0])
 
     def _check_round(self, round: int, phase: str) -> None:
-        """Only phases of the rounds are counted from 1, and only they have no repeat counter."""
-        lowest = 0 if self.names_everyone(phase) else 1
-        if not lowest <= round <= self.spec.rounds:
-            raise ConfigError(
-                f"job {self.id}: {phase}: expected round {lowest} to {self.spec.rounds}, got {round}"
-            )
+        """A phase's round and repeat counter are among those that the job can come to.
+
+        Without a last repeat a coordinator could ask for sums over states of its own for ever.
+        Source: docs/protocol.md 7.
+        """
+        self.phase(phase)  # one that the method has
         if self.names_everyone(phase) != ("." in phase):
             raise ConfigError(
                 f"job {self.id}: {phase}: phases outside rounds, and only they, end in a number"
             )
+        lowest, highest = self._rounds_of(phase)
+        if not lowest <= round <= highest:
+            allowed = f"{lowest} to {highest}" if lowest < highest else f"{highest}"
+            raise ConfigError(f"job {self.id}: {phase}: expected round {allowed}, got {round}")
+        if "." in phase and phase_number(phase) >= self._most_repeats(round, phase):
+            most = self._most_repeats(round, phase) - 1
+            raise ConfigError(f"job {self.id}: {phase}: expected at most number {most} in round {round}")
+
+    def _rounds_of(self, phase: str) -> tuple[int, int]:
+        """First and last round that a phase may carry: only a roll-call comes again between rounds."""
+        last, kind = self.spec.rounds, phase_kind(phase)
+        if not self.names_everyone(phase):
+            return 1, last
+        if kind not in self.strategy.opening:
+            return last, last
+        return 0, last if kind == ROLL_CALL else 0
+
+    def _most_repeats(self, round: int, phase: str) -> int:
+        """A phase outside rounds is tried `max_attempts` times, a roll-call anew every `roll_call_every`."""
+        occasions = 1 + round // self.spec.roll_call_every if phase_kind(phase) == ROLL_CALL else 1
+        return self.spec.max_attempts * occasions
 
 
 def _first(kind: str) -> str:

@@ -79,6 +79,8 @@ def configure(
     root.addHandler(handler)
     root.setLevel(level.upper())
     root.propagate = False
+    # it writes a traceback for bytes of a peer that do not parse; whoever reads them says so in a line
+    logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 
 
 class _Formatter(logging.Formatter):

@@ -58,6 +58,11 @@ def phase_kind(phase: str) -> str:
     return phase.partition(".")[0]
 
 
+def phase_number(phase: str) -> int:
+    """Repeat counter of a phase outside rounds; 0 where there is none."""
+    return int(phase.partition(".")[2] or 0)
+
+
 def key_to_wire(key: PhaseKey) -> session_pb2.SessionKey:
     return session_pb2.SessionKey(
         job_digest=key.job_digest, round=key.round, phase=key.phase, attempt=key.attempt

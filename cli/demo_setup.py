@@ -147,7 +147,7 @@ def write_silo(plan: DemoPlan, name: str, *, coordinator: str) -> Path:
     policy = _write(folder / "policy.yaml", {"federation": FEDERATION, "approval": "automatic"})
     partition = {
         "kind": "dirichlet",
-        "alpha": 1.0,
+        "alpha": 0.5,
         "silos": plan.silos,
         "index": plan.names.index(name),
         "seed": plan.seed,
@@ -177,10 +177,10 @@ def write_job(plan: DemoPlan) -> Path:
         "silos": plan.names,
         "rounds": plan.rounds,
         "strategy": {"preset": plan.strategy},
-        "model": {"name": "mlp", "hidden": [64], "seed": plan.seed},
+        "model": {"name": "mlp", "hidden": [128], "seed": plan.seed},
         "classes": 10,
         "input_shape": [1, 8, 8],
-        "training": {"local_epochs": 3, "batch_size": 32, "learning_rate": 0.05},
+        "training": {"local_epochs": 3, "batch_size": 8, "learning_rate": 0.05},
         "seed": plan.seed,
     }
     return _write(plan.folder(OPERATOR) / "job.yaml", settings)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.errors import CommandFailed, with_hint
-from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, RemoteProtocolError
+from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 DEFAULT_LIFE = timedelta(days=30)  # not_after of a job file that names none
 MAX_STATE_BYTES = 4 << 30
-REFUSED_BY_BUDGET, REFUSED_BY_POLICY = "budget", "policy"
 
 
 def operator_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -75,11 +74,25 @@ def submit(settings: OperatorSettings, file: Path, init: Path | None, is_watched
     state = _initial_state(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=state_digest(state))
     spec.check_submittable(now=datetime.now(UTC))
+    _tell_cohort_changes(spec)
     with connect(settings) as (operations, identity):
         digest = operations.submit(sign_job(spec.to_yaml(), identity), state)
         click.echo(f"{digest.hex()[:12]}  {spec.name}  submitted to {settings.coordinator}")
         if is_watched:
             end_of(follow(operations, digest))
+
+
+def _tell_cohort_changes(spec: JobSpec) -> None:
+    """With fraction < 1 cohorts differ from round to round, and every silo's policy must allow that."""
+    from chorale.cohort_changes import expected_cohort_changes
+
+    expected = expected_cohort_changes(spec)
+    if expected > 0:
+        click.echo(
+            f"fraction {spec.fraction:g}: at most {expected:.3g} near repeats of a cohort are expected; "
+            "each silo's policy must allow as many (max_cohort_changes)",
+            err=True,
+        )
 
 
 @job.command("list")
@@ -185,14 +198,22 @@ def check_done(history: JobHistory) -> None:
     summary = history.summary
     if summary.status == "done":
         return
-    message = (
-        f"job {summary.job_digest.hex()[:12]}: {summary.status or 'unknown'}: {summary.reason or 'no reason'}"
-    )
-    if REFUSED_BY_BUDGET in summary.reason:
+    told = [summary.status or "unknown", summary.reason]
+    message = f"job {summary.job_digest.hex()[:12]}: {': '.join(filter(None, told))}"
+    codes = _refusals(history)
+    if Refusal.BUDGET in codes:
         raise BudgetExhausted(message)
-    if REFUSED_BY_POLICY in summary.reason:
+    if Refusal.POLICY in codes:
         raise PolicyRefusal(message)
     raise CommandFailed(message)
+
+
+def _refusals(history: JobHistory) -> set[str]:
+    """Codes with which silos refused the phase that ended the job."""
+    last = history.records[-1:]
+    if not last or last[0].result == "applied":
+        return set()
+    return {left.reason for left in last[0].left_out}
 
 
 def _control(settings: OperatorSettings, job_id: str, action: str) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 
 import grpc
 from cryptography import x509
+from google.protobuf.message import DecodeError
 
 from chorale.logs import get_logger
 from coordinator.clock import Clock
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.roster_book import RosterBook
-from crypto.errors import ChoraleError, ConfigError
+from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.identity import MemberId, Role, check_certificate, fingerprint, load_certificate, member_of
 
 FEDERATION_METHODS = frozenset(f"/chorale.v1.Federation/{name}" for name in ("Attend", "Download", "Upload"))
@@ -40,7 +41,8 @@ ALLOWED: dict[Role, frozenset[str]] = {
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Check = Callable[[Context], Awaitable[None]]
+Admit = Callable[[Any, Context], Awaitable[Any]]
+Parse = Callable[[bytes], Any]
 
 log = get_logger("coordinator.access")
 
@@ -133,48 +135,62 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        method = handler_call_details.method
+        method, parse = handler_call_details.method, _parser(handler.request_deserializer)
 
-        async def check(context: Context) -> None:
+        async def admit(request: Any, context: Context) -> Any:
+            """The request, parsed after its sender was checked: gRPC would do it the other way round."""
             try:
                 self._guard.check(context, method)
+                return request if handler.request_streaming else parse(request)
             except AccessDenied as denied:
                 await context.abort(denied.code, str(denied))
+            except RemoteProtocolError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
-        return _guarded(handler, check)
+        return _guarded(handler, admit, parse if handler.request_streaming else None)
 
 
-def _guarded(handler: Any, check: Check) -> Any:
+def _parser(deserialize: Parse) -> Parse:
+    """The same, but bytes that do not parse are an error of the peer, not a crash of ours."""
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            raise RemoteProtocolError("message: the bytes do not parse") from None
+
+    return parse
+
+
+def _guarded(handler: Any, admit: Admit, parse: Parse | None) -> Any:
     """The same handler behind the check. gRPC treats coroutines and async generators differently,
     so each is wrapped as what it is."""
     behaviour = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
-    wrapped = _wrap_generator(behaviour, check) if _yields(behaviour) else _wrap_coroutine(behaviour, check)
+    wrapped = _wrap_generator(behaviour, admit) if _yields(behaviour) else _wrap_coroutine(behaviour, admit)
     factory = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[(bool(handler.request_streaming), bool(handler.response_streaming))]
-    return factory(wrapped, handler.request_deserializer, handler.response_serializer)
+    return factory(wrapped, parse, handler.response_serializer)
 
 
 def _yields(behaviour: Any) -> bool:
     return inspect.isasyncgenfunction(behaviour)
 
 
-def _wrap_generator(behaviour: Any, check: Check) -> Any:
+def _wrap_generator(behaviour: Any, admit: Admit) -> Any:
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-        await check(context)
-        async for reply in behaviour(request, context):
+        async for reply in behaviour(await admit(request, context), context):
             yield reply
 
     return guarded
 
 
-def _wrap_coroutine(behaviour: Any, check: Check) -> Any:
+def _wrap_coroutine(behaviour: Any, admit: Admit) -> Any:
     async def guarded(request: Any, context: Context) -> Any:
-        await check(context)
-        return await behaviour(request, context)
+        return await behaviour(await admit(request, context), context)
 
     return guarded
 
@@ -192,7 +208,6 @@ def _peer_certificate(auth: dict[str, bytes]) -> x509.Certificate:
 
 
 def _role_of(certificate: x509.Certificate) -> Role:
-
     try:
         return member_of(certificate).role
     except ChoraleError as error:
@@ -202,7 +217,6 @@ def _role_of(certificate: x509.Certificate) -> Role:
 def caller_of(context: Context) -> Caller:
     """Who called, for a handler that the guard has let through."""
     certificate = _peer_certificate(_auth_context(context))
-
     return Caller(member=member_of(certificate), certificate=certificate)
 
 

@@ -50,7 +50,9 @@ def store_vectors(path: Path, vectors: dict[int, Words], *, layout: Layout) -> N
 
 def load_vectors(path: Path, *, layout: Layout) -> dict[int, Words]:
     """The vectors of a stored sum, writable."""
-    data = bytearray(path.read_bytes())
+    data = bytearray(path.stat().st_size)
+    with path.open("rb") as file:
+        file.readinto(data)
     vectors = vectors_from_stream(layout, data)
     return {word: vector_L.astype(ring.word_type(word), copy=False) for word, vector_L in vectors.items()}
 

@@ -157,6 +157,8 @@ class Attempt:
 
     def open_upload(self, silo: str, total_bytes: int) -> Spool:
         """Where the silo's vector goes. Raises RemoteProtocolError out of stage or of size."""
+        if self._spool is not None and silo in self._additions:
+            return self._spool.open(silo)  # complete: the silo missed the receipt, and may at any stage
         if self._spool is None or self.session.state is not CoordinatorState.MASKED:
             raise RemoteProtocolError("upload: no masked vector is awaited now", code=Refusal.STAGE)
         if silo not in self.session.sharers:
@@ -212,7 +214,8 @@ class Attempt:
                 return
             self._check_hope(candidates, now)
             self._tell_awaited(awaited or pending)
-            await self._news_until(self._next_expiry(awaited, now + REOFFER_SECONDS))
+            reoffer_at = min(now + REOFFER_SECONDS, self._deadlines.hard_cap_at)
+            await self._news_until(self._next_expiry(awaited, reoffer_at))
             if not is_enough and not awaited:
                 self._offer_again()
 

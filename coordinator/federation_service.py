@@ -128,7 +128,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._desk.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value).inc(len(data))
 
     async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:
-        first = await anext(aiter(messages), None)
+        async with errors_as_codes(context):
+            first = await anext(aiter(messages), None)
         if first is None or first.WhichOneof("kind") != "hello":
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "control stream: expected a hello first")
         if first.hello.protocol_version != wire.PROTOCOL_VERSION:

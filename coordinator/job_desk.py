@@ -166,18 +166,18 @@ class JobDesk:
         return self._summary(self._row(digest))
 
     async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
-        """All records so far, then each new one, and the summary with every change."""
+        """The summary, all records so far, and then each new one of both."""
         told, last = 0, None
         bulletin = self._bulletin(digest)
         while True:
             change = bulletin.next_change()
             summary = self.summary(digest)
+            if summary != last:
+                yield pb.JobEvent(summary=summary)
             ended = [row for row in self._desk.store.phases(digest) if row.is_ended]
             for row in ended[told:]:
                 yield pb.JobEvent(record=row.record)
             told = len(ended)
-            if summary != last:
-                yield pb.JobEvent(summary=summary)
             last = summary
             if JobStatus(summary.status).is_ended:
                 return

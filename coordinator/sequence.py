@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chorale.job import Job
-from chorale.wire import phase_kind
+from chorale.wire import phase_kind, phase_number
 from coordinator.round_machine import RoundState
 from coordinator.store import PhaseRow
 from crypto.errors import ChoraleError
@@ -65,7 +65,7 @@ class PhaseSequence:
         if failed >= self.job.spec.max_attempts:
             reason = "" if last.record is None else last.record.reason
             raise JobFailed(f"{kind}: used up {failed} times, the last time by {reason}")
-        return last.round, f"{kind}.{_number(last.phase) + 1}"
+        return last.round, f"{kind}.{phase_number(last.phase) + 1}"
 
     def _needs_roll_call(self, rows: Sequence[PhaseRow], next_round: int) -> bool:
         last = self.last_roll_call(rows)
@@ -75,13 +75,8 @@ class PhaseSequence:
 
     def _roll_call(self, rows: Sequence[PhaseRow]) -> Step:
         """Phases outside rounds carry the number of the last round used."""
-        numbers = [_number(row.phase) for row in rows if self._is_opening(row)]
+        numbers = [phase_number(row.phase) for row in rows if self._is_opening(row)]
         return rows[-1].round, f"{phase_kind(self.job.opening)}.{max(numbers) + 1}"
 
     def _is_opening(self, row: PhaseRow) -> bool:
         return phase_kind(row.phase) == phase_kind(self.job.opening)
-
-
-def _number(phase: str) -> int:
-    """Repeat counter of a phase outside rounds."""
-    return int(phase.partition(".")[2] or 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from chorale import logs, tls
+from coordinator.memory import return_large_blocks
 from coordinator.settings import CoordinatorSettings
 
 
@@ -19,6 +20,7 @@ def run(settings: CoordinatorSettings) -> None:
     """
     tls.restrict_to_tls13()
     logs.configure()
+    return_large_blocks()
     asyncio.run(serve(settings))
 
 

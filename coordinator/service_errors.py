@@ -8,10 +8,13 @@ from typing import Any, NoReturn
 
 import grpc
 
+from chorale.logs import get_logger
 from coordinator.job_desk import NOT_KNOWN, Draining, TooManyJobs
 from crypto.errors import ChoraleError, PolicyRefusal, Refusal, RemoteProtocolError
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+log = get_logger("coordinator.calls")
 
 _BY_CODE = {
     Refusal.STAGE: grpc.StatusCode.FAILED_PRECONDITION,
@@ -48,3 +51,6 @@ async def errors_as_codes(context: Context) -> AsyncIterator[None]:
         yield
     except ChoraleError as error:
         await context.abort(code_of(error), str(error))
+    except Exception:
+        log.exception("call failed")  # grpc answers UNKNOWN and says nothing here
+        raise

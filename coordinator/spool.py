@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
-from crypto.errors import RemoteProtocolError
+from crypto.errors import Refusal, RemoteProtocolError
 
 
 class Spool:
@@ -30,6 +30,8 @@ class Spool:
         """Raises RemoteProtocolError where the chunk does not continue what is here."""
         if self.is_complete:
             raise RemoteProtocolError("upload: the vector is already complete")
+        if self._file.closed:  # chunks that were on the way when the session ended
+            raise RemoteProtocolError("upload: the stage has closed", code=Refusal.STAGE)
         if offset != self.received_bytes:
             raise RemoteProtocolError(f"upload: chunk at offset {offset}, expected {self.received_bytes}")
         if not data:

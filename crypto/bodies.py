@@ -31,7 +31,6 @@ from crypto.shamir import SHARE_BYTES
 
 DIGEST_BYTES = 32
 MAX_ADVERT_BYTES = 16 << 10  # two hybrid keys and a certificate
-MAX_CERTIFICATE_BYTES = 4 << 10
 SEALED_SHARES_BYTES = OVERHEAD_BYTES + 2 * SHARE_BYTES
 SEALED_SEED_BYTES = OVERHEAD_BYTES + SEED_BYTES
 
@@ -70,7 +69,7 @@ def read_advert(signed: SignedBody) -> VerifiedAdvert:
         self_mask_commitment=reader.data(DIGEST_BYTES),
     )
     reader.end()
-    return VerifiedAdvert(advert=advert, certificate=_certificate(advert.certificate), signed=signed)
+    return VerifiedAdvert(advert=advert, certificate=certificate_from_der(advert.certificate), signed=signed)
 
 
 def open_advert(
@@ -255,12 +254,6 @@ def _check_sealed(envelope: Envelope, scope: str) -> None:
     if tuple(map(len, parts)) != expected:
         message = f"{scope}: a sealed part is missing, out of place or of another length"
         raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
-
-
-def _certificate(der: bytes) -> x509.Certificate:
-    if len(der) > MAX_CERTIFICATE_BYTES:
-        raise RemoteProtocolError("advert: the certificate is too long", code=Refusal.ADVERT)
-    return certificate_from_der(der)
 
 
 def _advert_error(name: str, message: str) -> RemoteProtocolError:

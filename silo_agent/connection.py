@@ -45,7 +45,13 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 # How gRPC words a handshake that the peer broke off, which is all it tells of a refused certificate.
 CLOSED_WORDS = ("Socket closed", "recvmsg", "Connection reset", "Broken pipe")
-UNTRUSTED_WORDS = ("CERTIFICATE_VERIFY_FAILED", "Peer name", "Ssl handshake failed", "handshaker")
+UNTRUSTED_WORDS = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "Hostname Verification Check failed",
+    "Peer name",
+    "Ssl handshake failed",
+    "handshaker",
+)
 
 log = get_logger("silo_agent.connection")
 
@@ -169,7 +175,7 @@ class ControlStream:
             if code is grpc.StatusCode.FAILED_PRECONDITION:
                 raise RemoteProtocolError(f"coordinator refused: {details}")
             return explain(code, details, target=self._target)
-        if message.WhichOneof("kind") != "welcome":
+        if message is None or message.WhichOneof("kind") != "welcome":
             return "coordinator did not begin with a welcome"
         welcome: pb.Welcome = message.welcome
         return welcome
@@ -189,22 +195,26 @@ class ControlStream:
         every = min(max(heartbeat_seconds, LEAST_HEARTBEAT_SECONDS), MOST_HEARTBEAT_SECONDS)
         beside = [asyncio.ensure_future(self._write(call)), asyncio.ensure_future(self._beat(every))]
         try:
-            await self._read(call)
+            reason = await self._read(call)
         finally:
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
-        return explain(await call.code(), await call.details(), target=self._target)
+        return reason or explain(await call.code(), await call.details(), target=self._target)
 
-    async def _read(self, call: Any) -> None:
+    async def _read(self, call: Any) -> str | None:
+        """Until the stream ends. Returns why, where it is this side that ends it."""
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
+                if message is None:  # all that gRPC makes of bytes that do not parse
+                    return "coordinator sent bytes that are no message"
                 if message.HasField("heartbeat"):
                     self._check_clock(message.heartbeat.unix_seconds)
                 else:
                     self._served.receive(message)
         except grpc.aio.AioRpcError:
-            return  # the status says it
+            pass  # the status says it
+        return None
 
     async def _write(self, call: Any) -> None:
         try:

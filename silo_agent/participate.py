@@ -349,7 +349,7 @@ class Participant:
         """The code to the coordinator; the sentence to this silo's log and audit trail."""
         self._count_refusal(error.code)
         log.warning("refused", **_fields(key), code=error.code.value, reason=str(error))
-        self._note("refused", key, code=error.code.value)
+        self._note("refused", key, code=error.code.value, reason=str(error))
         self._send(pb.SiloMessage(refused=wire.refused_to_wire(error.code, key)))
 
     def _count_refusal(self, code: Refusal) -> None:

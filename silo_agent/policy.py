@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from chorale.cohort_changes import expected_cohort_changes
 from chorale.job import JobSpec
 from chorale.settings_file import load_settings
 from crypto.cohort import SMALLEST_FEDERATION
@@ -114,6 +115,12 @@ class Policy(BaseModel):
             raise _refusal(f"{spec.rounds} rounds", f"at most {self.max_rounds}")
         if len(spec.silos) < self.least_silos:
             raise _refusal(f"{len(spec.silos)} silos", f"at least {self.least_silos}")
+        expected = expected_cohort_changes(spec)
+        if expected > self.max_cohort_changes:
+            raise _refusal(
+                f"about {expected:.3g} near repeats of a cohort by fraction {spec.fraction:g}",
+                f"at most {self.max_cohort_changes} (max_cohort_changes)",
+            )
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""

@@ -96,6 +96,8 @@ class Transfer:
         request.offset = have
         with part.open("ab") as file:
             async for chunk in self._stub.Download(request):
+                if chunk is None:  # all that gRPC makes of bytes that do not parse
+                    raise RemoteProtocolError("download: bytes that are no chunk")
                 offset, data = chunk_from_wire(chunk)
                 if offset != have or have + len(data) > size_bytes:
                     raise _odd_state("chunks do not fit the announced size")
@@ -116,6 +118,9 @@ class Transfer:
                 await call.done_writing()
             while not receipt.complete:
                 receipt = await _receipt(call)
+        except asyncio.InvalidStateError:
+            # the stream ended between two writes; its status says why
+            raise await _broken(call) from None
         finally:
             call.cancel()
 
@@ -152,15 +157,19 @@ class Transfer:
 async def _receipt(call: Any) -> pb.UploadReceipt:
     receipt = await call.read()
     if receipt is grpc.aio.EOF:
-        status = await call.code()
-        raise grpc.aio.AioRpcError(
-            grpc.StatusCode.UNAVAILABLE if status is grpc.StatusCode.OK else status,
-            grpc.aio.Metadata(),
-            grpc.aio.Metadata(),
-            details=await call.details(),
-        )
-    assert isinstance(receipt, pb.UploadReceipt)
+        raise await _broken(call)
+    if not isinstance(receipt, pb.UploadReceipt):
+        raise RemoteProtocolError("upload: bytes that are no receipt")
     return receipt
+
+
+async def _broken(call: Any) -> grpc.aio.AioRpcError:
+    """The end of a stream as an error; an end without a last receipt is a broken line."""
+    code = await call.code()
+    status = grpc.StatusCode.UNAVAILABLE if code is grpc.StatusCode.OK else code
+    return grpc.aio.AioRpcError(
+        status, grpc.aio.Metadata(), grpc.aio.Metadata(), details=await call.details()
+    )
 
 
 def _check_digest(part: Path, state_digest: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Messages in any order, repeated and late: who is slow decides who is in, never what the sum is."""
+"""Silos fast and slow, messages repeated and late: who is slow decides who is in, never what the sum is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crypto.coordinator_session import CoordinatorState, SessionAborted
-from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
+from crypto.errors import Refusal, RemoteProtocolError
 from crypto.masking import UnmaskPlan
 from tests.support.sessions import Exchange, make_session
 
@@ -30,7 +30,7 @@ MESSAGE_METHODS = {
 
 
 class Network:
-    """Delivers what is under way in an order drawn at random, sometimes twice, sometimes too late."""
+    """Delivers what is under way, from whom and to whom drawn at random, sometimes twice or too late."""
 
     def __init__(self, exchange: Exchange, random: Random) -> None:
         self.exchange = exchange
@@ -50,7 +50,7 @@ class Network:
         if is_idle or (self.has_enough() and self.random.random() < 0.2):
             self.close(getattr(session, CLOSES[session.state])())
         elif self.to_silos and (not self.to_coordinator or self.random.random() < 0.5):
-            self.deliver_to_silo(*self.to_silos.pop(self.random.randrange(len(self.to_silos))))
+            self.deliver_to_silo(self.random.choice(self.to_silos)[0])
         else:
             self.deliver_to_coordinator(self.random.randrange(len(self.to_coordinator)))
 
@@ -81,16 +81,10 @@ class Network:
         for name in told:
             self.to_silos.append((name, closed[name] if isinstance(closed, dict) else closed))
 
-    def deliver_to_silo(self, name: str, message: Any) -> None:
-        try:
-            answer = self.exchange.tell(name, message)
-        except LocalProtocolError:
-            assert name not in self.exchange.coordinator.survivors  # it was told too late and is out
-            return
-        except RemoteProtocolError as error:
-            if error.code is not Refusal.STAGE:  # overtaken by a later message
-                raise
-            return
+    def deliver_to_silo(self, name: str) -> None:
+        """Its oldest message: a stream keeps the order, so an honest silo never has to refuse one."""
+        oldest = next(place for place, (receiver, _) in enumerate(self.to_silos) if receiver == name)
+        answer = self.exchange.tell(*self.to_silos.pop(oldest))
         if type(answer).__name__ == "Masker":
             self.exchange.maskers[name] = answer
             self.to_coordinator.append((name, "upload", ()))

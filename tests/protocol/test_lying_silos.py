@@ -319,3 +319,33 @@ def mask_with_complaints(exchange: Exchange) -> None:
             exchange.coordinator.on_complaint(name, error.complaint)
         else:
             exchange.upload(name)
+
+
+def test_complaint_after_the_upload_still_takes_the_complainer_out(exchange):
+    exchange.run_until("consistency")
+    complaint = bodies.sign_complaint(
+        exchange.federation.silos["silo-004"],
+        bodies.Complaint(cohort_digest=exchange.coordinator.cohort_digest, sender="silo-004", accused=LIAR),
+    )
+    exchange.coordinator.on_complaint("silo-004", complaint)
+    exchange.dropped.add("silo-004")
+    exchange.consistency()
+    exchange.unmask()
+    assert "silo-004" not in exchange.coordinator.survivors
+    assert np.array_equal(exchange.revealed(), exchange.expected())
+
+
+def test_signature_over_other_survivors_is_refused_and_not_relayed(exchange):
+    """Relayed, it would fail every honest silo: each refuses a set with one bad signature."""
+    exchange.run_until("consistency", {"masked": ["silo-005"]})
+    exchange.coordinator.close_masked()
+    said = bodies.Consistency(
+        cohort_digest=exchange.coordinator.cohort_digest,
+        sender=LIAR,
+        sharers=exchange.terms.names,
+        survivors=exchange.terms.names,
+    )
+    signed = bodies.sign_consistency(exchange.federation.silos[LIAR], said)
+    with pytest.raises(RemoteProtocolError, match="made over another cohort or other sets") as caught:
+        exchange.coordinator.on_consistency(LIAR, signed)
+    assert caught.value.code is Refusal.SIGNATURES

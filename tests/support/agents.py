@@ -178,6 +178,11 @@ class Agent:
     async def refusal(self) -> str:
         return str((await self.answer("refused")).code)
 
+    async def uploaded(self) -> tuple[PhaseKey, bytes]:
+        """The next masked vector out."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self.carrier.uploads.get()
+
     def is_silent(self) -> bool:
         return self.sent.empty() and self.carrier.uploads.empty()
 
@@ -250,13 +255,21 @@ class Exchange:
 class Hub:
     """An honest coordinator in memory, which a test may bend."""
 
-    def __init__(self, folder: Path, *, silos: int = 4, **job: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        silos: int = 4,
+        members: Members | None = None,
+        now: datetime = NOW,
+        **job: Any,
+    ) -> None:
         self.folder = folder
-        self.now = NOW
-        self.members = make_members(silos)
-        self.roster = self.members.roster()
+        self.now = now
+        self.members = members or make_members(silos)
+        self.roster = self.members.roster(issued=now)
         self.states: dict[bytes, bytes] = {}
-        self.state: Arrays = {"model/votes": np.zeros(silos, np.float32)}
+        self.state: Arrays = {"model/votes": np.zeros(len(self.names), np.float32)}
         self.job = self.sign(**job)
         self.agents: dict[str, Agent] = {}
 
@@ -270,7 +283,7 @@ class Hub:
             "name": "one-hot",
             "federation": FEDERATION,
             "nonce": "0" * 32,
-            "not_after": NOW + timedelta(days=3),
+            "not_after": self.now + timedelta(days=3),
             "silos": tuple(self.names),
             "rounds": 3,
             "model": {"name": "custom"},
@@ -356,8 +369,7 @@ class Hub:
             if name in without:
                 continue
             self.agents[name].tell(envelopes=wire.envelopes_to_wire(envelopes, exchange.key))
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                key, exchange.vectors[name] = await self.agents[name].carrier.uploads.get()
+            key, exchange.vectors[name] = await self.agents[name].uploaded()
             assert key == exchange.key
             exchange.session.on_masked(name)
 

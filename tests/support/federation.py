@@ -9,12 +9,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.request import urlopen
 
 import numpy as np
 import yaml
 
 from chorale.job_spec import JobSpec
 from chorale.state import state_from_file, state_to_bytes
+from cli import operations
+from cli.job import follow
+from cli.operator import operator_settings
+from cli.report import document
 from crypto.identity import Role
 from tests.support.ceremony import Ceremony
 from tests.support.halting import SENT, Halt
@@ -30,6 +35,7 @@ class LocalFederation:
     """silos: how many. `coordinator`, `policy`, `silo` override fields of the files of each kind.
 
     halt: where a process stops itself (tests.support.halting).
+    records_sent: each silo writes down the session messages it sent, in `<silo>.sent`.
     """
 
     folder: Path
@@ -38,6 +44,7 @@ class LocalFederation:
     policy: Settings = field(default_factory=dict)
     silo: Settings = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    records_sent: bool = False
     services: dict[str, Service] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -144,6 +151,28 @@ class LocalFederation:
         """Wait for the job's last record in the coordinator's log."""
         return self.hub.wait_for(lambda record: record.get("event") == "job ended", seconds=seconds)
 
+    def report(self, job_id: str) -> dict[str, Any]:
+        """The report of an ended job."""
+        with operations.connect(operator_settings(self._operator_file(), given={}, identity={})) as (
+            commands,
+            _,
+        ):
+            return document(follow(commands, commands.find(job_id)))
+
+    def scrape(self) -> dict[str, float]:
+        """The coordinator's metrics, by name and labels as they are written."""
+        with urlopen(f"http://{self.endpoint['metrics']}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        samples = [line.rpartition(" ") for line in lines if line and not line.startswith("#")]
+        return {name: float(value) for name, _, value in samples}
+
+    def wait_connected(self) -> None:
+        """Until every silo attends."""
+        for name in self.names:
+            self.hub.wait_for(
+                lambda line, name=name: line["event"] == "silo connected" and line["silo"] == name
+            )
+
     def fetch(self, job_id: str) -> dict[str, Any]:
         """The job's current global state."""
         path = self.folder / "fetched.safetensors"
@@ -213,7 +242,9 @@ class LocalFederation:
         halt: Halt | None = None,
     ) -> Service:
         extra = {**self.env, **(env or {}), **({} if halt is None else halt.environment())}
-        is_plain = halt is None and SENT not in extra
+        if self.records_sent:
+            extra[SENT] = str(self.folder / f"{name}.sent")
+        is_plain = halt is None and not self.records_sent
         self.services[name] = Service(
             name,
             arguments,

@@ -18,10 +18,11 @@ class ThrottlingProxy:
     """
 
     def __init__(self, target_host: str, target_port: int, *, upload_bytes_per_second: float | None) -> None:
-        self._target = (target_host, target_port)
+        self.target = (target_host, target_port)
         self.upload_bytes_per_second = upload_bytes_per_second
         self.uploaded_bytes = 0
         self.port = 0
+        self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -49,39 +50,37 @@ class ThrottlingProxy:
         self._started.set()
         await self._stop.wait()
         server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()  # ends both directions, each by itself
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
-            directions = (
-                self._copy(reader, upstream_writer, is_upload=True),
-                self._copy(upstream_reader, writer, is_upload=False),
-            )
-            await asyncio.wait(
-                [asyncio.ensure_future(each) for each in directions], return_when=asyncio.FIRST_COMPLETED
-            )
-            upstream_writer.close()
-        writer.close()
+        self._writers.add(writer)
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection(*self.target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.add(upstream_writer)
+        await asyncio.gather(
+            self._copy(reader, upstream_writer, is_upload=True),
+            self._copy(upstream_reader, writer, is_upload=False),
+        )
 
     async def _copy(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_upload: bool
     ) -> None:
+        """One direction to its end, which ends the other side's stream too."""
         with contextlib.suppress(OSError):
-            while data := await reader.read(self._slice_bytes() if is_upload else 1 << 16):
+            while True:
+                rate = self.upload_bytes_per_second if is_upload else None
+                data = await reader.read(1 << 16 if rate is None else max(1, int(rate * SLICE_SECONDS)))
+                if not data:
+                    break
                 writer.write(data)
                 await writer.drain()
                 if is_upload:
                     self.uploaded_bytes += len(data)
-                    await self._pace(len(data))
-
-    def _slice_bytes(self) -> int:
-        rate = self.upload_bytes_per_second
-        return 1 << 16 if rate is None else max(1, int(rate * SLICE_SECONDS))
-
-    async def _pace(self, sent_bytes: int) -> None:
-        if self.upload_bytes_per_second is not None:
-            await asyncio.sleep(sent_bytes / self.upload_bytes_per_second)
+                if rate is not None:
+                    await asyncio.sleep(len(data) / rate)
+        writer.close()

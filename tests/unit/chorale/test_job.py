@@ -197,8 +197,9 @@ class TestTerms:
         [
             {"round": 2},
             {"attempt": 2},
-            {"round": 1, "phase": "evaluate.0"},
-            {"round": 1, "phase": "evaluate.1"},
+            {"round": 1, "phase": "roll-call.0"},
+            {"round": 1, "phase": "roll-call.1"},
+            {"round": 10, "phase": "evaluate.0"},
             {"state_digest": b"\x02" * 32},
         ],
     )
@@ -245,7 +246,12 @@ class TestTerms:
         [
             (0, "train", "train: expected round 1 to 10, got 0"),
             (11, "train", "train: expected round 1 to 10, got 11"),
-            (11, "evaluate.0", "evaluate.0: expected round 0 to 10, got 11"),
+            (11, "evaluate.0", "evaluate.0: expected round 10, got 11"),
+            (9, "evaluate.0", "evaluate.0: expected round 10, got 9"),
+            (10, "evaluate.5", "evaluate.5: expected at most number 4 in round 10"),
+            (0, "roll-call.5", "roll-call.5: expected at most number 4 in round 0"),
+            (9, "roll-call.5", "roll-call.5: expected at most number 4 in round 9"),
+            (10, "roll-call.10", "roll-call.10: expected at most number 9 in round 10"),
             (1, "train.0", "phases outside rounds, and only they, end"),
             (1, "evaluate", "phases outside rounds, and only they, end"),
             (1, "presence.0", "phase: expected one of evaluate, roll-call, train for fedavg, got presence"),
@@ -262,6 +268,15 @@ class TestTerms:
     ) -> None:
         with pytest.raises(ConfigError, match=message):
             terms_of(make_job(), party, state, round=round, phase=phase)
+
+    @pytest.mark.parametrize(
+        ("round", "phase"),
+        [(10, "evaluate.4"), (0, "roll-call.4"), (9, "roll-call.4"), (10, "roll-call.9")],
+    )
+    def test_the_last_repeat_that_a_job_can_come_to_gets_terms(
+        self, make_job: Callable[..., Job], party: Party, state: State, round: int, phase: str
+    ) -> None:
+        assert terms_of(make_job(), party, state, round=round, phase=phase).phase == phase
 
 
 def test_context_and_layout_follow_job_and_state(make_job: Callable[..., Job], state: State) -> None:

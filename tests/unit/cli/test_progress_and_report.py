@@ -12,9 +12,10 @@ from rich.console import Console
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from cli import progress, report
+from cli.errors import CommandFailed
 from cli.job import check_done
 from cli.progress import JobHistory
-from crypto.errors import BudgetExhausted, ChoraleError, PolicyRefusal
+from crypto.errors import BudgetExhausted, PolicyRefusal
 
 # DESIGN's contract with other programs
 REPORT_KEYS = {
@@ -155,14 +156,18 @@ def test_page_of_a_job_that_measured_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "error"),
-    [
-        ("failed", "policy", PolicyRefusal),
-        ("failed", "budget", BudgetExhausted),
-        ("failed", "max-attempts", ChoraleError),
-        ("cancelled", "", ChoraleError),
-    ],
+    ("code", "error"),
+    [("policy", PolicyRefusal), ("budget", BudgetExhausted), ("data", CommandFailed)],
 )
-def test_job_that_is_not_done_ends_the_command(status: str, reason: str, error: type[Exception]) -> None:
-    with pytest.raises(error, match=f"job 6a6a6a6a6a6a: {status}: {reason or 'no reason'}"):
-        check_done(_history(status=status, reason=reason))
+def test_refused_job_ends_the_command_by_why_silos_refused(code: str, error: type[Exception]) -> None:
+    left = [LeftOut(silo="a", stage="waiting", reason=code)]
+    refused = _record(0, "roll-call.0", result="used-up", reason="refused", cohort=[], left_out=left)
+    with pytest.raises(error, match="job 6a6a6a6a6a6a: failed: refused by silos"):
+        check_done(_history(refused, status="failed", reason="refused by silos"))
+
+
+@pytest.mark.parametrize(("status", "reason"), [("failed", "max-attempts"), ("cancelled", "")])
+def test_job_that_did_not_end_well_fails_the_command(status: str, reason: str) -> None:
+    earlier = _record(1, "train", left_out=[LeftOut(silo="a", stage="waiting", reason="policy")])
+    with pytest.raises(CommandFailed, match=f"^job 6a6a6a6a6a6a: {status}(: {reason})?$"):
+        check_done(_history(earlier, status=status, reason=reason))

@@ -249,8 +249,12 @@ AGENTS = [
     ("spoil", "code", "told"), AGENTS, ids=[row[0].__name__.strip("_") for row in AGENTS]
 )
 def test_user_error_of_an_agent(spoil: Callable[[Desk], Arguments], code: int, told: str, desk: Desk) -> None:
+    check_agent(spoil(desk), code, told)
+
+
+def check_agent(arguments: Arguments, code: int, told: str) -> None:
     """Agents set up logs and signals of their own, so they run as processes."""
-    done = run_cli(*spoil(desk))
+    done = run_cli(*arguments)
     _check(Ended(code=done.returncode, out=done.stdout, err=done.stderr), code, told)
 
 

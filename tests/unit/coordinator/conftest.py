@@ -78,9 +78,9 @@ class Hub:
     async def stop(self) -> None:
         await self.host.__aexit__(None, None, None)
 
-    def silo(self, name: str, **changes: Any) -> FakeSilo:
+    def silo(self, name: str, *, kind: type[FakeSilo] = FakeSilo, **changes: Any) -> FakeSilo:
         """A silo that dials the coordinator of this moment."""
-        fake = FakeSilo(
+        fake = kind(
             ceremony=self.ceremony,
             name=name,
             address=self.host.grpc_address,

@@ -22,11 +22,11 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
 from chorale.wire import PhaseKey
 from coordinator.settings import IdentityFiles
-from crypto import ring
+from crypto import bodies, ring
 from crypto.errors import Refusal
 from crypto.identity import Identity, Role, certificate_to_pem
 from crypto.masking import Masker
-from crypto.messages import SessionTerms
+from crypto.messages import Complaint, SessionTerms
 from crypto.roster import Roster, open_roster
 from crypto.silo_session import SiloSession
 from tests.support.ceremony import Ceremony
@@ -55,6 +55,7 @@ class FakeSilo:
     identity: Identity
     vanish_on: tuple[str, str] | None = None
     refuse_with: Refusal | None = None
+    accuse: tuple[int, str] | None = None  # round in which it complains, and of whom
     ledger: MemoryLedger = field(default_factory=RoundLedger)
     told: dict[str, list[Any]] = field(default_factory=dict)
     inputs: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class FakeSilo:
         body = getattr(message, kind)
         if self._is_last(kind, body):
             self.is_gone = True
-        elif kind == "welcome":
+        elif kind == "welcome" or kind == "roster":
             self._roster = self._open_roster(wire.roster_from_wire(body.roster))
         elif kind == "job":
             self._jobs[SignedJob.from_wire(body.job).digest] = SignedJob.from_wire(body.job)
@@ -187,8 +188,11 @@ class FakeSilo:
         key, raw = wire.key_from_wire(body.key), body.key.SerializeToString()
         session = self.sessions[raw]
         if kind == "cohort":
+            self._adverts = list(body.adverts)
             shares = session.receive(wire.cohort_from_wire(body))
             self.say(pb.SiloMessage(shares=wire.shares_to_wire(shares, key)))
+        elif kind == "envelopes" and self.accuse is not None and key.round == self.accuse[0]:
+            self._complain(key, self._terms[raw], self.accuse[1])
         elif kind == "envelopes":
             masker = session.receive(wire.envelopes_from_wire(body))
             self._uploads.append(asyncio.create_task(self._upload(body.key, self._terms[raw], masker)))
@@ -198,6 +202,14 @@ class FakeSilo:
         elif kind == "signatures":
             answer = session.receive(wire.signatures_from_wire(body))
             self.say(pb.SiloMessage(unmask_shares=wire.unmask_shares_to_wire(answer, key)))
+
+    def _complain(self, key: PhaseKey, terms: SessionTerms, accused: str) -> None:
+        verified = [bodies.read_advert(wire.signed_body_from_wire(one)) for one in self._adverts]
+        complaint = Complaint(
+            cohort_digest=bodies.cohort_digest(terms.digest(), verified), sender=self.name, accused=accused
+        )
+        signed = bodies.sign_complaint(self.identity, complaint)
+        self.say(pb.SiloMessage(complaint=wire.complaint_to_wire(signed, key)))
 
     async def _upload(self, key: Any, terms: SessionTerms, masker: Masker) -> None:
         encoded = ring.encode(self.inputs[key.round, key.phase], layout=terms.layout)

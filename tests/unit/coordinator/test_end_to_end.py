@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from chorale.state import state_from_bytes
+from chorale.v1 import operations_pb2
 from crypto.errors import Refusal
+from crypto.identity import Role
 
 
 async def test_job_runs_to_its_end_and_sums_every_silo_once(make_hub):
@@ -143,3 +145,72 @@ async def test_coordinator_that_stops_before_unmask_begins_a_new_attempt(make_hu
     assert summary.status == "done"
     state = state_from_bytes(await hub.fetch(digest))
     np.testing.assert_allclose(state["model/votes"], np.full(3, 1 / 3), atol=1e-6)
+
+
+async def test_accused_of_a_complaint_sits_out_the_next_round_and_comes_back(make_hub):
+    hub = make_hub(silos=5)
+    await hub.start()
+    hub.start_silos(silo_4={"accuse": (1, "silo-3")})
+    digest = await hub.submit(rounds=3)
+
+    summary, records = await hub.finish(digest)
+
+    assert summary.status == "done"
+    trains = {record.round: record for record in records if record.phase == "train"}
+    lost = {
+        round: [(entry.silo, entry.stage, entry.reason) for entry in record.left_out]
+        for round, record in trains.items()
+    }
+    assert lost == {
+        1: [("silo-4", "masked", "complained")],
+        2: [("silo-3", "waiting", "sits-out")],
+        3: [],
+    }
+    assert list(trains[2].cohort) == ["silo-0", "silo-1", "silo-2", "silo-4"]
+
+
+async def control(hub, digest, action):
+    number = operations_pb2.ControlRequest.Action.Value(f"ACTION_{action}")
+    request = operations_pb2.ControlRequest(job_digest=digest, action=number)
+    await hub.operations().ControlJob(request)
+
+
+async def test_new_roster_takes_effect_with_the_next_round(make_hub):
+    hub = make_hub(silos=5)
+    await hub.start()
+    digest = await hub.submit(rounds=1)
+    await control(hub, digest, "PAUSE")
+    hub.start_silos()
+    await hub.fakes["silo-0"].wait_for("outcome")
+    hub.ceremony.publish(without=("silo-4",))
+    await hub.fakes["silo-0"].wait_for("roster")
+    await control(hub, digest, "RESUME")
+
+    summary, records = await hub.finish(digest)
+
+    assert summary.status == "done"
+    cohorts = {record.phase: list(record.cohort) for record in records}
+    assert cohorts["roll-call.0"] == hub.names
+    assert cohorts["train"] == hub.names[:4]
+    # it is no longer named, so it is not left out either
+    assert not next(record for record in records if record.phase == "train").left_out
+
+
+async def test_job_whose_operator_left_the_roster_starts_no_further_phase(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    digest = await hub.submit(rounds=1)
+    await control(hub, digest, "PAUSE")
+    hub.start_silos()
+    await hub.fakes["silo-0"].wait_for("outcome")
+    del hub.ceremony.members[Role.OPERATOR, "ops"]
+    hub.operator = hub.ceremony.enrol(Role.OPERATOR, "other")
+    hub.ceremony.publish()
+    await hub.fakes["silo-0"].wait_for("roster")
+    await control(hub, digest, "RESUME")
+
+    summary, records = await hub.finish(digest)
+
+    assert summary.status == "failed"
+    assert "does not hold operator ops" in summary.reason
+    assert [record.phase for record in records] == ["roll-call.0"]

@@ -1,134 +1,114 @@
-"""Which phase comes next, whatever became of the ones before."""
+"""Which phase comes next."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
+from google.protobuf import json_format
 
-from chorale.job import Job, SignedJob
-from chorale.job_spec import JobSpec
+from chorale.job import Job, JobSpec, SignedJob
+from chorale.v1 import records_pb2
 from coordinator.round_machine import RoundState
-from coordinator.sequence import JobFailed, PhaseSequence, Step
+from coordinator.sequence import JobFailed, PhaseSequence
 from coordinator.store import PhaseRow
 
-OPENING = [(0, "roll-call.0"), (0, "presence.0")]
 
-
-def make_job(preset: str = "fedcsd", **fields: Any) -> Job:
+def make_job(**fields):
     spec = JobSpec.model_validate(
         {
-            "name": "test",
+            "name": "one-hot",
             "federation": "test",
-            "not_after": datetime(2100, 1, 1, tzinfo=UTC),
-            "silos": ("a", "b", "c", "d"),
+            "not_after": datetime(2030, 1, 1, tzinfo=UTC),
+            "silos": ["a", "b", "c"],
             "rounds": 3,
-            "roll_call_every": 1,
-            "max_attempts": 2,
-            "strategy": {"preset": preset},
-            "model": {"name": "mlp"},
+            "model": {"name": "custom"},
             "training": {"learning_rate": 0.1},
-            "classes": 10,
-            "input_shape": (4,),
+            "classes": 2,
+            "input_shape": [2],
+            "max_attempts": 2,
+            "roll_call_every": 1,
+            **fields,
         }
-        | fields
     )
-    signed = SignedJob(spec_bytes=spec.to_yaml(), signature=b"", operator_certificate=b"")
-    return Job(spec=spec, signed=signed, operator="ops")
-
-
-def make_row(sequence: int, step: Step, state: RoundState) -> PhaseRow:
-    round, phase = step
-    return PhaseRow(
-        sequence=sequence,
-        job=b"",
-        round=round,
-        phase=phase,
-        roster_version=1,
-        state=state,
-        attempt=1,
-        started_unix_seconds=0.0,
-        upload_bytes=0,
-        cohort=None,
-        session=None,
-        state_digest=b"",
-        record_json=None,
+    return Job(
+        spec=spec, signed=SignedJob(spec_bytes=b"", signature=b"", operator_certificate=b""), operator=""
     )
 
 
-def walk(
-    job: Job, *, lost: Container[Step] = (), is_outdated: Callable[[PhaseRow], bool] = lambda _: False
-) -> list[Step]:
-    """Every phase of the job in turn; those in `lost` are used up, the others applied."""
-    sequence = PhaseSequence(job=job, is_outdated=is_outdated)
-    rows: list[PhaseRow] = []
-    while (step := sequence.next_step(rows)) is not None:
-        state = RoundState.USED_UP if step in lost else RoundState.APPLIED
-        rows.append(make_row(len(rows), step, state))
-    return [(row.round, row.phase) for row in rows]
-
-
-def rounds(*numbers: int) -> list[Step]:
-    return [(number, phase) for number in numbers for phase in ("prototypes", "train")]
-
-
-def test_presence_runs_once_before_the_first_round_and_prototypes_before_every_training() -> None:
-    assert walk(make_job()) == [*OPENING, *rounds(1, 2, 3), (3, "evaluate.0")]
-
-
-def test_presence_that_was_used_up_is_repeated_under_its_next_number() -> None:
-    steps = walk(make_job(), lost=[(0, "presence.0")])
-    assert steps == [*OPENING, (0, "presence.1"), *rounds(1, 2, 3), (3, "evaluate.0")]
-
-
-def test_presence_that_is_used_up_every_time_ends_the_job() -> None:
-    with pytest.raises(JobFailed, match="presence: used up 2 times"):
-        walk(make_job(), lost=[(0, "presence.0"), (0, "presence.1")])
-
-
-def test_an_opening_roll_call_that_was_used_up_is_repeated_before_presence() -> None:
-    steps = walk(make_job(), lost=[(0, "roll-call.0")])
-    assert steps[:3] == [(0, "roll-call.0"), (0, "roll-call.1"), (0, "presence.0")]
-
-
-def test_a_repeated_roll_call_between_rounds_repeats_no_presence() -> None:
-    steps = walk(make_job(), is_outdated=lambda roll_call: roll_call.round == 0)
-    assert steps == [*OPENING, *rounds(1), (1, "roll-call.1"), *rounds(2, 3), (3, "evaluate.0")]
-
-
-def test_prototypes_that_were_used_up_use_up_their_round() -> None:
-    """Training against the prototypes of the round before would be another method."""
-    steps = walk(make_job(), lost=[(2, "prototypes")])
-    assert steps == [*OPENING, *rounds(1), (2, "prototypes"), *rounds(3), (3, "evaluate.0")]
-
-
-def test_a_round_whose_prototypes_were_used_up_is_no_completed_round() -> None:
-    job = make_job()
-    sequence = PhaseSequence(job=job, is_outdated=lambda _: False)
-    rows = [
-        make_row(0, (1, "prototypes"), RoundState.APPLIED),
-        make_row(1, (1, "train"), RoundState.APPLIED),
-        make_row(2, (2, "prototypes"), RoundState.USED_UP),
-        make_row(3, (3, "prototypes"), RoundState.APPLIED),
+def rows(*phases):
+    """(round, phase, state) of each, in order."""
+    record = records_pb2.PhaseRecord(reason="too-few-silos")
+    return [
+        PhaseRow(
+            sequence=place,
+            job=b"j",
+            round=round,
+            phase=phase,
+            roster_version=1,
+            state=state,
+            attempt=1,
+            started_unix_seconds=0.0,
+            upload_bytes=0,
+            cohort=None,
+            session=None,
+            state_digest=b"s",
+            record_json=json_format.MessageToJson(record),
+        )
+        for place, (round, phase, state) in enumerate(phases)
     ]
-    assert sequence.completed_rounds(rows) == 1
 
 
-def test_the_last_rounds_prototypes_used_up_lead_to_the_closing_phase() -> None:
-    assert walk(make_job(), lost=[(3, "prototypes")])[-2:] == [(3, "prototypes"), (3, "evaluate.0")]
+def sequence(is_outdated=False, **fields):
+    return PhaseSequence(job=make_job(**fields), is_outdated=lambda _: is_outdated)
 
 
-def test_training_that_was_used_up_leads_to_the_next_round() -> None:
-    steps = walk(make_job("fedavg"), lost=[(1, "train")])
-    assert steps == [(0, "roll-call.0"), (1, "train"), (2, "train"), (3, "train"), (3, "evaluate.0")]
+DONE, LOST, BUSY = RoundState.APPLIED, RoundState.USED_UP, RoundState.MASKED
 
 
-def test_opening_and_closing_phases_name_every_silo_and_phases_of_rounds_their_share() -> None:
-    job = make_job(silos=[f"s-{place}" for place in range(8)], fraction=0.5)
-    assert [job.names_everyone(phase) for _, phase in walk(job)] == [
-        *(True, True),
-        *[False] * 6,
-        True,
-    ]
+@pytest.mark.parametrize(
+    "ended, following",
+    [
+        ([], (0, "roll-call.0")),
+        ([(0, "roll-call.0", BUSY)], (0, "roll-call.0")),
+        ([(0, "roll-call.0", DONE)], (1, "train")),
+        ([(0, "roll-call.0", LOST)], (0, "roll-call.1")),
+        ([(0, "roll-call.0", DONE), (1, "train", LOST)], (2, "train")),
+        ([(0, "roll-call.0", DONE), (3, "train", DONE)], (3, "evaluate.0")),
+        ([(0, "roll-call.0", DONE), (3, "evaluate.0", LOST)], (3, "evaluate.1")),
+        ([(0, "roll-call.0", DONE), (3, "evaluate.0", DONE)], None),
+    ],
+)
+def test_next_phase_follows_from_what_has_ended(ended, following):
+    assert sequence().next_step(rows(*ended)) == following
+
+
+def test_opening_phase_that_is_used_up_too_often_ends_the_job():
+    ended = rows((0, "roll-call.0", LOST), (0, "roll-call.1", LOST))
+    with pytest.raises(JobFailed, match="roll-call: used up 2 times, the last time by too-few-silos"):
+        sequence().next_step(ended)
+
+
+def test_roll_call_is_repeated_between_rounds_under_the_number_of_the_last():
+    ended = rows((0, "roll-call.0", DONE), (1, "train", DONE))
+    assert sequence(is_outdated=True).next_step(ended) == (1, "roll-call.1")
+    again = [*ended, *rows((1, "roll-call.1", DONE))]
+    assert sequence(is_outdated=True).next_step(again) == (2, "train")
+
+
+def test_roll_call_is_not_repeated_sooner_than_the_job_allows():
+    ended = rows((0, "roll-call.0", DONE), (1, "train", DONE))
+    assert sequence(is_outdated=True, roll_call_every=2).next_step(ended) == (2, "train")
+    later = rows((0, "roll-call.0", DONE), (1, "train", DONE), (2, "train", LOST))
+    assert sequence(is_outdated=True, roll_call_every=2).next_step(later) == (2, "roll-call.1")
+
+
+def test_roll_call_is_not_repeated_before_the_first_round_or_the_closing_phase():
+    assert sequence(is_outdated=True).next_step(rows((0, "roll-call.0", DONE))) == (1, "train")
+    ended = rows((0, "roll-call.0", DONE), (3, "train", DONE))
+    assert sequence(is_outdated=True).next_step(ended) == (3, "evaluate.0")
+
+
+def test_only_applied_rounds_are_completed():
+    ended = rows((0, "roll-call.0", DONE), (1, "train", DONE), (2, "train", LOST), (3, "train", DONE))
+    assert sequence().completed_rounds(ended) == 2

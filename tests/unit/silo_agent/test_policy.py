@@ -52,6 +52,12 @@ def test_a_job_outside_the_policy_is_refused_by_name(
     refused(words, lambda: policy(**fields).check_job(spec, operator="ops"))
 
 
+def test_a_job_whose_drawn_cohorts_come_too_near_is_refused(spec: JobSpec) -> None:
+    drawn = spec.model_copy(update={"fraction": 0.75, "rounds": 100})  # 3 of 4: four sets, all near
+    policy(max_cohort_changes=3).check_job(drawn, operator="ops")
+    refused("about 3 near repeats", lambda: policy(max_cohort_changes=2).check_job(drawn, operator="ops"))
+
+
 def test_terms_are_checked_beyond_the_job() -> None:
     terms = make_terms(make_federation(4), attempt=3)
     everything = {"allowed_quantities": ["counts", "delta", "half"], "class_statistics": "allow"}

@@ -1,0 +1,27 @@
+"""A federation for one test, gone with it whatever became of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.federation import LocalFederation
+
+MakeFederation = Callable[..., LocalFederation]
+PATIENT = {"reconnect_grace_seconds": 60.0, "stage_deadline_seconds": 60.0}
+
+
+@pytest.fixture
+def make_federation(tmp_path: Path) -> Iterator[MakeFederation]:
+    """Not started. Its coordinator waits long for silos unless told otherwise."""
+    with ExitStack() as stack:
+
+        def make(*, coordinator: dict[str, Any] | None = None, **fields: Any) -> LocalFederation:
+            settings = {**PATIENT, **(coordinator or {})}
+            return stack.enter_context(LocalFederation(folder=tmp_path, coordinator=settings, **fields))
+
+        yield make

@@ -1,0 +1,183 @@
+"""kill -9 of the coordinator in each state of the round machine, and between two writes of it.
+
+Guarantee G4: no sum that was completed is lost, none counts twice, no mask is used twice.
+Source: docs/protocol.md 7 and 10.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.round_machine import RoundState
+from tests.faults.conftest import MakeFederation
+from tests.support.federation import LocalFederation
+from tests.support.halting import Halt
+from tests.support.history import check_finished, check_one_answer, read_history, shares_sent
+
+ROUND_ONE = {"round": 1, "phase": "train"}
+EARLY = [
+    RoundState.WAITING,
+    RoundState.ADVERTISE,
+    RoundState.SHARE,
+    RoundState.MASKED,
+    RoundState.CONSISTENCY,
+]
+DURABLE = [RoundState.UNMASK, RoundState.REVEALED, RoundState.APPLIED]
+
+
+def in_state(state: RoundState, **where: object) -> Halt:
+    return Halt(at={"event": "stage", "state": state.value, **ROUND_ONE, **where})
+
+
+def kill_coordinator(federation: LocalFederation, halt: Halt) -> str:
+    """Run a job until the coordinator halts, kill it, start it again; the job's id."""
+    federation.start_coordinator(halt=halt)
+    for name in federation.names:
+        federation.start_silo(name)
+    job_id = federation.submit(values=federation.silos)
+    federation.hub.wait_halted()
+    federation.hub.kill()
+    return job_id
+
+
+@pytest.mark.parametrize("state", EARLY)
+def test_round_goes_on_with_fresh_keys_when_coordinator_dies_before_the_sum_is_stored(
+    make_federation: MakeFederation, state: RoundState
+) -> None:
+    federation = make_federation()
+    job_id = kill_coordinator(federation, in_state(state))
+    assert read_history(federation).row(1).state is state
+    federation.start_coordinator()
+
+    history = check_finished(federation, job_id)
+
+    assert history.record(1).attempts == 2
+    assert history.cohorts() == [federation.names, federation.names]
+
+
+@pytest.mark.parametrize("state", DURABLE)
+def test_stored_sum_counts_once_when_coordinator_dies_after_it(
+    make_federation: MakeFederation, state: RoundState
+) -> None:
+    federation = make_federation()
+    job_id = kill_coordinator(federation, in_state(state))
+    assert read_history(federation).row(1).state is state
+    federation.start_coordinator()
+
+    history = check_finished(federation, job_id)
+
+    assert history.record(1).attempts == 1, "the session that was stored is the one that is ended"
+    assert history.cohorts() == [federation.names, federation.names]
+
+
+BETWEEN = {
+    "masked sum on disk, session not": ("Store.enter_unmask", RoundState.CONSISTENCY, 2),
+    "sum unmasked, not marked as revealed": ("Store.enter_revealed", RoundState.UNMASK, 1),
+    "checkpoint on disk, phase not ended": ("Store.end_phase", RoundState.REVEALED, 1),
+}
+
+
+@pytest.mark.parametrize("method, stored, attempts", BETWEEN.values(), ids=BETWEEN)
+def test_sum_counts_once_when_coordinator_dies_between_two_writes(
+    make_federation: MakeFederation, method: str, stored: RoundState, attempts: int
+) -> None:
+    federation = make_federation()
+    halt = Halt(at={"event": "stage", **ROUND_ONE}, call=f"coordinator.store:{method}", when="before")
+    job_id = kill_coordinator(federation, halt)
+    assert read_history(federation).row(1).state is stored
+    federation.start_coordinator()
+
+    history = check_finished(federation, job_id)
+
+    assert history.record(1).attempts == attempts
+    assert history.cohorts() == [federation.names, federation.names]
+
+
+OUTSIDE_ROUNDS = {
+    "roll-call": {"state": "masked", "round": 0, "phase": "roll-call.0"},
+    "closing": {"state": "unmask", "round": 2, "phase": "evaluate.0"},
+    "job not ended": {"state": "applied", "round": 2, "phase": "evaluate.0"},
+}
+
+
+@pytest.mark.parametrize("where", OUTSIDE_ROUNDS.values(), ids=OUTSIDE_ROUNDS)
+def test_job_ends_when_coordinator_dies_outside_rounds(
+    make_federation: MakeFederation, where: dict[str, object]
+) -> None:
+    federation = make_federation()
+    job_id = kill_coordinator(federation, Halt(at={"event": "stage", **where}))
+    federation.start_coordinator()
+
+    history = check_finished(federation, job_id)
+
+    assert history.cohorts() == [federation.names, federation.names]
+
+
+def test_no_attempt_comes_twice_when_coordinator_dies_again_and_again(
+    make_federation: MakeFederation,
+) -> None:
+    federation = make_federation()
+    job_id = kill_coordinator(federation, in_state(RoundState.SHARE))
+    for attempt, state in ((2, RoundState.MASKED), (3, RoundState.UNMASK)):
+        federation.start_coordinator(halt=in_state(state, attempt=attempt))
+        federation.hub.wait_halted()
+        federation.hub.kill()
+    federation.start_coordinator(halt=in_state(RoundState.UNMASK))
+    federation.hub.wait_halted()
+    federation.hub.kill()
+    federation.start_coordinator()
+
+    history = check_finished(federation, job_id)
+
+    assert history.record(1).attempts == 3
+
+
+def test_round_is_used_up_when_coordinator_dies_in_its_last_attempt(make_federation: MakeFederation) -> None:
+    federation = make_federation()
+    federation.start_coordinator(halt=in_state(RoundState.MASKED))
+    for name in federation.names:
+        federation.start_silo(name)
+    job_id = federation.submit(max_attempts=1)
+    federation.hub.wait_halted()
+    federation.hub.kill()
+    federation.start_coordinator()
+
+    history = check_finished(federation, job_id)
+
+    assert (history.record(1).result, history.record(1).reason) == ("used-up", "restarted")
+    assert history.cohorts() == [federation.names], "round 2 went on without round 1"
+
+
+def test_silos_that_were_killed_too_answer_from_their_ledgers(make_federation: MakeFederation) -> None:
+    """Every process dies when all shares are at the coordinator and none of them is stored."""
+    federation = make_federation(silos=3, records_sent=True)  # t = 3: the sum needs the shares of all
+    unmasking = {"event": "stage", "state": "unmask", **ROUND_ONE}
+    halt = Halt(at=unmasking, call="coordinator.rounds:unmask_stored", when="before")
+    job_id = kill_coordinator(federation, halt)
+    for name in federation.names:
+        federation.services[name].kill()
+    assert read_history(federation).row(1).state is RoundState.UNMASK
+    federation.start()
+
+    history = check_finished(federation, job_id)
+
+    assert history.record(1).attempts == 1
+    assert history.cohorts() == [federation.names, federation.names]
+    for name in federation.names:
+        asked = [answer for answer in shares_sent(federation, name) if answer["round"] == 1]
+        assert len(asked) == 2, f"{name} was asked before it was killed and after"
+    check_one_answer(federation)
+
+
+def test_round_is_used_up_when_too_few_silos_are_left_to_unmask_it(make_federation: MakeFederation) -> None:
+    federation = make_federation(silos=3, coordinator={"unmask_hard_cap_seconds": 2.0})
+    job_id = kill_coordinator(federation, in_state(RoundState.UNMASK))
+    federation.services["silo-2"].kill()
+    federation.start_coordinator()
+    federation.hub.wait_for(lambda record: record["event"] == "phase ended" and record["round"] == 1)
+    federation.start_silo("silo-2")
+
+    history = check_finished(federation, job_id)
+
+    assert (history.record(1).result, history.record(1).reason) == ("used-up", "unmask-hard-cap")
+    assert history.cohorts() == [federation.names]

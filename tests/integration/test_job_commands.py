@@ -1,0 +1,130 @@
+"""An operator's and a silo's commands against a running federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crypto.identity import Role
+from tests.support.federation import OPERATOR, LocalFederation
+from tests.support.processes import run_cli
+
+
+def _lines(done: Any) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    return list(done.stdout.splitlines())
+
+
+def test_job_is_paused_resumed_listed_and_cancelled(tmp_path: Path) -> None:
+    """No silo is there, so the job stands still where the commands find it."""
+    with LocalFederation(folder=tmp_path, silos=3) as federation:
+        federation.start_coordinator()
+        job_id = federation.submit()
+        for command, status in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+            assert _lines(federation.cli("job", command, job_id)) == [f"{job_id}  {status}"]
+            (listed,) = _lines(federation.cli("job", "list"))
+            assert listed.split()[:2] == [job_id, status]
+        watched = federation.cli("job", "watch", job_id)
+        assert (watched.returncode, watched.stdout) == (1, "")
+        assert watched.stderr.splitlines()[-1].startswith(f"chorale: error: job {job_id}: cancelled")
+        resumed = federation.cli("job", "resume", job_id)
+        assert resumed.returncode == 4
+        assert resumed.stderr.splitlines()[-1].startswith("chorale: error: coordinator refused: ")
+
+
+def test_job_that_nobody_submitted_is_named(tmp_path: Path) -> None:
+    with LocalFederation(folder=tmp_path, silos=3) as federation:
+        federation.start_coordinator()
+        done = federation.cli("job", "fetch", "abc", "--out", tmp_path / "model.safetensors")
+    assert done.returncode == 2
+    told = "chorale: error: job abc: expected the id of one job, no job begin with it"
+    assert done.stderr.splitlines()[-1] == told
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_operator_who_left_the_roster_is_refused_by_the_coordinator(tmp_path: Path) -> None:
+    with LocalFederation(folder=tmp_path, silos=3) as federation:
+        federation.ceremony.publish(without=(OPERATOR,))
+        federation.start_coordinator()
+        done = federation.cli("job", "list")
+    assert done.returncode == 4
+    assert "does not list this certificate of operator ops" in done.stderr.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
+    """A federation whose only job is done, stopped."""
+    federation = LocalFederation(folder=tmp_path_factory.mktemp("finished"), silos=3)
+    with federation:
+        federation.start()
+        federation.submit()
+        federation.finish()
+        for service in reversed(federation.services.values()):
+            assert service.stop() == 0
+    return federation
+
+
+def test_submit_with_watch_stays_until_the_job_is_done(tmp_path: Path) -> None:
+    with LocalFederation(folder=tmp_path, silos=3) as federation:
+        federation.start()
+        first = federation.submit(rounds=1)
+        state, job = tmp_path / "initial.safetensors", tmp_path / "job.yaml"
+        done = federation.cli("job", "submit", job, "--init", state, "--watch")
+    submitted, ended = _lines(done)
+    assert submitted.split()[0] != first  # a fresh nonce keeps two equal jobs apart
+    assert ended.startswith(f"{submitted.split()[0]}  done  1 rounds")
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["roll-call", "round", "evaluate"]
+
+
+def test_silo_shows_its_ledger_and_compares_it_with_its_audit_log(finished: LocalFederation) -> None:
+    config = finished.folder / "silo-0.yaml"
+    version, job = _lines(run_cli("silo", "ledger", "--config", config))
+    assert version == "newest roster: version 1"
+    assert job.split()[1:] == ["approved", "2", "rounds", "ops", "one-hot"]
+    (checked,) = _lines(run_cli("silo", "ledger", "--config", config, "--check"))
+    assert checked.endswith(": 4 reveals agree with the audit log")  # roll-call, two rounds, evaluation
+
+
+def test_silo_without_waiting_jobs_says_so(finished: LocalFederation) -> None:
+    assert _lines(run_cli("silo", "approve", "--config", finished.folder / "silo-0.yaml")) == [
+        "no job waits for approval"
+    ]
+
+
+@pytest.mark.parametrize("party", ["silo-0", "hub"])
+def test_audit_log_of_each_side_is_whole_until_somebody_edits_it(
+    finished: LocalFederation, party: str, tmp_path: Path
+) -> None:
+    log = finished.folder / party / "audit.jsonl"
+    (whole,) = _lines(run_cli("audit", "verify", log))
+    assert whole.endswith("entries, chain intact")
+    edited = tmp_path / "audit.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    edited.write_bytes(b"".join([lines[0].replace(b'"entry":1', b'"entry":1,"x":1'), *lines[1:]]))
+    done = run_cli("audit", "verify", edited)
+    assert done.returncode == 2
+    assert (
+        done.stderr.splitlines()[-1]
+        == "chorale: error: entry 2: the entry before it was changed, or is missing"
+    )
+
+
+def test_policy_is_shown_with_what_it_refuses(finished: LocalFederation) -> None:
+    shown = "\n".join(_lines(run_cli("silo", "policy", "--config", finished.folder / "silo-0.yaml")))
+    assert "approval: automatic" in shown
+    assert "This silo refuses:" in shown
+
+
+def test_coordinator_is_not_run_with_the_certificate_of_a_silo(finished: LocalFederation) -> None:
+    config = finished.folder / "hub.yaml"
+    paths = {ending: finished.ceremony.path_of(Role.SILO, "silo-0", ending) for ending in ("crt", "key")}
+    override = {
+        "CHORALE_COORDINATOR_IDENTITY__CERTIFICATE": str(paths["crt"]),
+        "CHORALE_COORDINATOR_IDENTITY__KEY": str(paths["key"]),
+    }
+    done = run_cli("coordinator", "run", "--config", config, extra_env=override)
+    assert done.returncode == 2
+    told = "own certificate: its extended key usage is not that of a coordinator"
+    assert done.stderr.splitlines()[-1] == f"chorale: error: {told}"

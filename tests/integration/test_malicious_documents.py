@@ -1,0 +1,494 @@
+"""A coordinator that deviates in what it relays: rosters, jobs, global states, and bytes that are none.
+
+Over real mutual TLS, against real agents, each after a round without the tampering. What it bends
+inside sessions: test_malicious_coordinator.py. Guarantees G1, G3 and G5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from chorale import wire
+from chorale.job import SignedJob, sign_job
+from chorale.state import state_to_bytes
+from chorale.v1 import federation_pb2 as pb
+from chorale.wire import PhaseKey
+from crypto import identity
+from crypto.errors import Refusal
+from crypto.identity import Identity, MemberId, Role
+from crypto.messages import Envelopes, SignedBody
+from crypto.roster import sign_roster
+from strategies.base import TOTAL
+from tests.support.agents import Exchange, changed
+from tests.support.rogue import SPARE, Line, Message, Rogue
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+VICTIM = "silo-1"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def four(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rogue]:
+    async with Rogue(tmp_path_factory.mktemp("four"), rounds=500) as rogue:
+        await rogue.start()
+        yield rogue
+
+
+async def honest(rogue: Rogue) -> Exchange:
+    """The control: a round without the tampering reveals exactly the sum; then the next round."""
+    rogue.serve, rogue.welcome = rogue.chunks, rogue.greeting
+    for name in rogue.names:
+        await rogue.agents[name].settle()
+    await rogue.control()
+    return rogue.begin_next()
+
+
+async def message_refused(line: Line, code: Refusal, reason: str) -> None:
+    """A message that belongs to no phase: the log says why, and nothing is answered."""
+    await line.is_quiet()
+    logged = line.last_logged("message refused")
+    assert logged["code"] == code, logged
+    assert re.search(reason, logged["reason"]), logged
+
+
+# rosters
+
+
+def _roster(rogue: Rogue, **changes) -> SignedBody:
+    fields = {
+        "authority_key": rogue.ceremony.key,
+        "federation": "test",
+        "version": rogue.roster.version,
+        "issued": rogue.roster.issued,
+        "expires": rogue.roster.expires,
+        "members": rogue.roster.members,
+    }
+    return sign_roster(**fields | changes)
+
+
+def _older(rogue: Rogue) -> SignedBody:
+    return _roster(rogue, version=rogue.roster.version - 1)
+
+
+def _too_old(rogue: Rogue) -> SignedBody:
+    return _roster(rogue, version=9, issued=rogue.now - timedelta(days=8))
+
+
+def _expired(rogue: Rogue) -> SignedBody:
+    ended = rogue.now - timedelta(hours=1)
+    return _roster(rogue, version=9, issued=ended - timedelta(days=1), expires=ended)
+
+
+def _of_its_own_making(rogue: Rogue) -> SignedBody:
+    return _roster(rogue, version=9, authority_key=identity.new_key())
+
+
+def _of_another_federation(rogue: Rogue) -> SignedBody:
+    return _roster(rogue, version=9, federation="elsewhere")
+
+
+def _same_version_without_a_silo(rogue: Rogue) -> SignedBody:
+    return _roster(rogue, members=[one for one in rogue.roster.members if one.name != "silo-3"])
+
+
+@pytest.mark.parametrize("is_at_welcome", [False, True])
+@pytest.mark.parametrize(
+    "forge, reason",
+    [
+        (_older, "roster: expected version 7 or newer, got 6"),
+        (_too_old, "roster: version 9 is 8 days old, at most 7 allowed"),
+        (_expired, "roster: version 9 expired at"),
+        (_of_its_own_making, "roster: the signature does not hold"),
+        (_of_another_federation, "roster: expected federation test, got elsewhere"),
+        (_same_version_without_a_silo, "roster: two different rosters of version 7"),
+    ],
+)
+async def test_silo_refuses_a_roster(
+    four: Rogue, forge: Callable[[Rogue], SignedBody], reason: str, is_at_welcome: bool
+) -> None:
+    exchange = await honest(four)
+    line, given = four.agents[VICTIM], wire.signed_body_to_wire(forge(four))
+    if not is_at_welcome:
+        line.tell(roster=pb.RosterUpdate(roster=given))
+        await message_refused(line, Refusal.ROSTER, reason)
+        return
+    welcome = four.greeting(VICTIM)
+    welcome.roster.CopyFrom(given)
+    four.welcome = lambda silo: welcome
+    await line.stop()
+    await line.start()
+    await message_refused(line, Refusal.ROSTER, reason)
+    line.tell(task=exchange.task)
+    await line.refuses(Refusal.ROSTER, "roster: the coordinator has relayed none")
+    four.check_nothing_left(exchange)
+    four.welcome = four.greeting
+    await line.restart()
+
+
+async def test_silo_computes_its_terms_under_the_newest_roster_it_saw(tmp_path) -> None:
+    """A round begun under an older roster than it holds would name silos that were struck since."""
+    async with Rogue(tmp_path) as rogue:
+        await rogue.start()
+        await rogue.control()
+        exchange = rogue.begin_next()
+        line = rogue.agents[VICTIM]
+        newer = rogue.members.roster(version=8, without=["silo-3"], issued=rogue.now)
+        line.tell(roster=pb.RosterUpdate(roster=wire.signed_body_to_wire(newer.signed)))
+        line.tell(task=exchange.task)
+        await line.refuses(Refusal.TERMS, "the coordinator's terms are not this silo's")
+        rogue.check_nothing_left(exchange)
+
+
+async def test_silo_refuses_the_advert_of_a_silo_that_was_struck(tmp_path) -> None:
+    async with Rogue(tmp_path, silos=5) as rogue:
+        await rogue.start()
+        await rogue.control()
+        before = rogue.begin_next()
+        rogue.agents["silo-4"].tell(task=before.task)
+        struck = wire.advert_from_wire(await rogue.agents["silo-4"].answer("advert"))
+        rogue.roster = rogue.members.roster(version=8, without=["silo-4"], issued=rogue.now)
+        update = pb.RosterUpdate(roster=wire.signed_body_to_wire(rogue.roster.signed))
+        for name in rogue.names:
+            rogue.agents[name].tell(roster=update)
+        exchange = rogue.begin(rogue.round, "train", attempt=2)
+        await rogue.advertise(exchange, without=["silo-4"])
+        cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+        cohort.adverts[0].CopyFrom(wire.signed_body_to_wire(struck))
+        rogue.agents[VICTIM].tell(cohort=cohort)
+        await rogue.agents[VICTIM].refuses(Refusal.NOT_NAMED, "advert: the silo is not in the named set")
+        line = rogue.agents["silo-4"]
+        line.tell(task=rogue.begin_next().task)
+        reason = "roster: version 8 does not hold silo silo-4 with this certificate"
+        await line.refuses(Refusal.ROSTER, reason)
+        rogue.check_nothing_left(exchange)
+
+
+# jobs
+
+
+def _with_a_byte_flipped(rogue: Rogue) -> SignedJob:
+    signed = rogue.job.signed
+    changed_spec = signed.spec_bytes.replace(b"learning_rate: 0.1", b"learning_rate: 0.9")
+    assert changed_spec != signed.spec_bytes
+    return dataclasses.replace(signed, spec_bytes=changed_spec)
+
+
+def _signed_by_a_silo(rogue: Rogue) -> SignedJob:
+    return sign_job(rogue.job.signed.spec_bytes + b"\n", rogue.members.silos["silo-0"])
+
+
+def _signed_by_somebody_else(rogue: Rogue) -> SignedJob:
+    """Beside the certificate of the operator whom the roster lists."""
+    signed = sign_job(rogue.job.signed.spec_bytes + b"\n", rogue.members.silos["silo-0"])
+    return dataclasses.replace(signed, operator_certificate=rogue.members.operator.certificate_der)
+
+
+def _signed_by_a_stranger(rogue: Rogue) -> SignedJob:
+    """An operator of another authority, under the operator's own name."""
+    key, certificate = identity.new_authority("test", now=rogue.now, valid_days=5)
+    own = identity.new_key()
+    member = MemberId(federation="test", role=Role.OPERATOR, name="ops")
+    request = identity.new_csr(own, member)
+    issued = identity.sign_csr(
+        request,
+        authority_key=key,
+        authority_certificate=certificate,
+        role=Role.OPERATOR,
+        now=rogue.now,
+        valid_days=3,
+    )
+    stranger = Identity(member=member, certificate=issued, key=own)
+    return sign_job(rogue.job.signed.spec_bytes + b"\n", stranger)
+
+
+def _of_other_silos(rogue: Rogue) -> SignedJob:
+    others = (*(name for name in rogue.names if name != VICTIM), SPARE)
+    return rogue.sign(silos=others).signed
+
+
+@pytest.mark.parametrize(
+    "forge, code, reason",
+    [
+        (_with_a_byte_flipped, Refusal.JOB_INVALID, "job: the signature does not hold"),
+        (_signed_by_a_silo, Refusal.ROSTER, "certificate: .*operator"),
+        (_signed_by_somebody_else, Refusal.JOB_INVALID, "job: the signature does not hold"),
+        (_signed_by_a_stranger, Refusal.ROSTER, "it was not issued by this federation's authority"),
+        (_of_other_silos, Refusal.NOT_NAMED, "does not list this silo"),
+    ],
+)
+async def test_silo_refuses_a_job(
+    four: Rogue, forge: Callable[[Rogue], SignedJob], code: Refusal, reason: str
+) -> None:
+    exchange = await honest(four)
+    signed, line = forge(four), four.agents[VICTIM]
+    line.tell(job=pb.JobOffer(job=signed.to_wire()))
+    await message_refused(line, code, reason)
+    key = PhaseKey(job_digest=signed.digest, round=0, phase="roll-call.0", attempt=1)
+    line.tell(task=changed(exchange.task, key=wire.key_to_wire(key)))
+    await line.refuses(code, reason)
+    four.check_nothing_left(dataclasses.replace(exchange, key=key))
+
+
+async def test_silo_that_the_job_does_not_list_joins_nothing(four: Rogue) -> None:
+    exchange = await honest(four)
+    line = four.agents[SPARE]
+    await line.start()
+    line.meet()
+    await message_refused(line, Refusal.NOT_NAMED, "does not list this silo")
+    line.tell(task=exchange.task)
+    await line.refuses(Refusal.NOT_NAMED, "does not list this silo")
+    four.check_nothing_left(exchange)
+    await line.stop()
+
+
+async def test_silo_that_the_draw_does_not_name_joins_nothing(tmp_path) -> None:
+    """fraction 0.6 of five: the coordinator asks a silo that no hash chose."""
+    async with Rogue(tmp_path, silos=5, fraction=0.6) as rogue:
+        await rogue.start()
+        await rogue.run(0, "roll-call.0")
+        exchange = rogue.begin(1, "train")
+        drawn = exchange.session.terms.names
+        assert len(drawn) == 3
+        outside = [name for name in rogue.names if name not in drawn]
+        await rogue.advertise(exchange, without=outside)
+        rogue.agents[outside[0]].tell(task=exchange.task)
+        await rogue.agents[outside[0]].refuses(Refusal.NOT_NAMED, "round 1: this silo is not named")
+        rogue.check_nothing_left(exchange)
+
+
+# global states
+
+
+def _other_total(rogue: Rogue) -> dict[str, np.ndarray]:
+    return {**rogue.state, TOTAL: np.array(int(rogue.state[TOTAL]) + 100, np.int64)}
+
+
+async def test_silo_refuses_other_bytes_than_the_digest_announces(four: Rogue) -> None:
+    exchange = await honest(four)
+    other = state_to_bytes(_other_total(four))
+    assert len(other) == exchange.task.state_bytes
+    four.serve = lambda silo, request: [pb.Chunk(offset=0, data=other)]
+    four.agents[VICTIM].tell(task=exchange.task)
+    await four.agents[VICTIM].refuses(Refusal.STATE, "download: the digest is another than announced")
+    four.check_nothing_left(exchange)
+
+
+def _too_many(data: bytes) -> Iterable[pb.Chunk]:
+    return [pb.Chunk(offset=0, data=data), pb.Chunk(offset=len(data), data=b"\0")]
+
+
+def _too_few(data: bytes) -> Iterable[pb.Chunk]:
+    return [pb.Chunk(offset=0, data=data[:-1])]
+
+
+def _a_chunk_too_large(data: bytes) -> Iterable[pb.Chunk]:
+    return [pb.Chunk(offset=0, data=bytes(wire.CHUNK_BYTES + 1))]
+
+
+def _with_a_gap(data: bytes) -> Iterable[pb.Chunk]:
+    return [pb.Chunk(offset=8, data=data[8:])]
+
+
+@pytest.mark.parametrize(
+    "cut, code, reason",
+    [
+        (_too_many, Refusal.STATE, "download: chunks do not fit the announced size"),
+        (_too_few, Refusal.STATE, r"download: expected \d+ bytes, got \d+"),
+        (_with_a_gap, Refusal.STATE, "download: chunks do not fit the announced size"),
+        (_a_chunk_too_large, Refusal.MALFORMED, "chunk: expected 1 to 1048576 bytes, got 1048577"),
+    ],
+)
+async def test_silo_refuses_a_download(
+    four: Rogue, cut: Callable[[bytes], Iterable[pb.Chunk]], code: Refusal, reason: str
+) -> None:
+    exchange = await honest(four)
+    four.serve = lambda silo, request: cut(four.states[request.state_digest][request.offset :])
+    four.agents[VICTIM].tell(task=exchange.task)
+    await four.agents[VICTIM].refuses(code, reason)
+    four.check_nothing_left(exchange)
+
+
+async def test_silo_handed_another_model_completes_no_session(four: Rogue) -> None:
+    """Its task is consistent in itself; its advert fits nobody's session, nor theirs its own."""
+    exchange = await honest(four)
+    marked = {**four.state, "model/votes": np.full(4, 7, np.float32)}
+    planted = four.begin(four.round, "train", state=marked)
+    adverts = {}
+    for name in four.names:
+        line = four.agents[name]
+        line.tell(task=planted.task if name == VICTIM else exchange.task)
+        adverts[name] = (await line.answer("advert")).advert
+    cohort = pb.CoordinatorMessage().cohort
+    cohort.key.CopyFrom(exchange.wire_key)
+    cohort.adverts.extend(adverts.values())
+    for name in four.names:
+        other = "silo-0" if name == VICTIM else VICTIM
+        four.agents[name].tell(cohort=cohort)
+        await four.agents[name].refuses(Refusal.ADVERT, f"advert of {other}: made for another session")
+    four.check_nothing_left(exchange)
+
+
+async def test_silo_refuses_another_total_under_the_terms_of_the_true_one(four: Rogue) -> None:
+    exchange = await honest(four)
+    digest = four.put(_other_total(four))
+    four.agents[VICTIM].tell(task=changed(exchange.task, state_digest=digest))
+    reason = "the coordinator's terms are not this silo's"
+    await four.agents[VICTIM].refuses(Refusal.TERMS, reason)
+    four.check_nothing_left(exchange)
+
+
+async def test_silo_refuses_a_total_below_its_own_count(four: Rogue) -> None:
+    """p above 1 would give it more weight than all: the sum would be nearly its own update."""
+    await honest(four)
+    exchange = four.begin(four.round, "train", state={**four.state, TOTAL: np.array(90, np.int64)})
+    four.agents[VICTIM].tell(task=exchange.task)
+    reason = "more samples than roll-call counted in all silos"
+    await four.agents[VICTIM].refuses(Refusal.NOT_ENROLLED, reason)
+    four.check_nothing_left(exchange)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_silo_refuses_another_model_at_the_next_attempt(four: Rogue, is_restarted: bool) -> None:
+    first = await honest(four)
+    await four.advertise(first)
+    second = four.begin(four.round, "train", attempt=2, state=_other_total(four))
+    line = four.agents[VICTIM]
+    if is_restarted:
+        await line.restart()
+    line.tell(task=second.task)
+    await line.refuses(Refusal.STATE, "was begun with another global state")
+    four.check_nothing_left(second)
+
+
+async def test_silo_refuses_a_first_model_that_the_operator_did_not_sign(tmp_path) -> None:
+    async with Rogue(tmp_path) as rogue:
+        await rogue.start()
+        await rogue.control()
+        rogue.take_job(nonce="1" * 32)
+        marked = {"model/votes": np.full(4, 7, np.float32)}
+        exchange = rogue.begin(0, "roll-call.0", state=marked)
+        rogue.agents[VICTIM].tell(task=exchange.task)
+        reason = "the first global state is not the one its operator signed"
+        await rogue.agents[VICTIM].refuses(Refusal.STATE, reason)
+        rogue.check_nothing_left(exchange)
+
+
+# messages
+
+
+async def test_oversized_message_ends_the_stream_and_nothing_else(four: Rogue) -> None:
+    """The session of before goes on over the next stream."""
+    exchange = await honest(four)
+    await four.advertise(exchange)
+    line = four.agents[VICTIM]
+    hellos = len(line.hellos)
+    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    padded = pb.CoordinatorMessage(cohort=cohort).SerializeToString() + _unknown_field(bytes(5 << 20))
+    await line.broken_by(padded)
+    assert "resource_exhausted" in line.last_logged("not connected")["reason"]
+    assert len(line.hellos) == hellos + 1
+    await line.is_quiet()
+    four.check_nothing_left(exchange)
+    await _finish(four, exchange, cohort)
+
+
+@pytest.mark.parametrize("data", [b"\x2a\xff", b"\xff" * 64], ids=["truncated", "garbage"])
+async def test_bytes_that_are_no_message_end_the_stream_and_nothing_else(four: Rogue, data: bytes) -> None:
+    exchange = await honest(four)
+    await four.advertise(exchange)
+    line = four.agents[VICTIM]
+    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    await line.broken_by(data)
+    assert line.last_logged("not connected")["reason"] == "coordinator sent bytes that are no message"
+    await line.is_quiet()
+    four.check_nothing_left(exchange)
+    await _finish(four, exchange, cohort)
+
+
+@pytest.mark.parametrize("data", [b"", None], ids=["empty", "unknown oneof"])
+async def test_message_of_no_known_kind_is_left_alone(four: Rogue, data: bytes | None) -> None:
+    exchange = await honest(four)
+    await four.advertise(exchange)
+    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    four.agents[VICTIM].tell_bytes(_unknown_field(b"what is this") if data is None else data)
+    await four.agents[VICTIM].is_quiet()
+    await _finish(four, exchange, cohort)
+
+
+async def test_repeated_messages_get_the_same_answer_and_count_once(four: Rogue) -> None:
+    exchange = await honest(four)
+    line = four.agents[VICTIM]
+    await four.advertise(exchange)
+    line.tell(task=exchange.task)
+    again = wire.advert_from_wire(await line.answer("advert"))
+    exchange.session.on_advert(VICTIM, again)  # which accepts nothing but the same bytes
+    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    line.tell(cohort=cohort)
+    first = await line.answer("shares")
+    line.tell(cohort=cohort)
+    assert await line.answer("shares") == first
+    fewer = pb.CoordinatorMessage(cohort=cohort).cohort
+    del fewer.adverts[-1]
+    line.tell(cohort=fewer)
+    await line.refuses(Refusal.STAGE, "wrong or repeated message, got Cohort in state shared")
+    four.check_nothing_left(exchange)
+
+
+def _one_missing(given: dict[str, Envelopes]) -> Envelopes:
+    return dataclasses.replace(given[VICTIM], envelopes=given[VICTIM].envelopes[:-1])
+
+
+def _of_another_receiver(given: dict[str, Envelopes]) -> Envelopes:
+    return dataclasses.replace(given[VICTIM], envelopes=given["silo-2"].envelopes)
+
+
+def _with_a_bit_flipped(given: dict[str, Envelopes]) -> Envelopes:
+    first, *rest = given[VICTIM].envelopes
+    body = first.body[:-1] + bytes([first.body[-1] ^ 1])
+    return dataclasses.replace(given[VICTIM], envelopes=(dataclasses.replace(first, body=body), *rest))
+
+
+@pytest.mark.parametrize(
+    "bend, reason",
+    [
+        (_one_missing, "envelopes: expected 3 to silo-1, got 2"),
+        (_of_another_receiver, "signed for another cohort, sender or receiver"),
+        (_with_a_bit_flipped, "envelope silo-0 to silo-1: envelope: the signature does not hold"),
+    ],
+)
+async def test_silo_refuses_envelopes(
+    four: Rogue, bend: Callable[[dict[str, Envelopes]], Envelopes], reason: str
+) -> None:
+    exchange = await honest(four)
+    await four.advertise(exchange)
+    await four.share(exchange)
+    bent = bend(exchange.session.close_share())
+    four.agents[VICTIM].tell(envelopes=wire.envelopes_to_wire(bent, exchange.key))
+    await four.agents[VICTIM].refuses(Refusal.ENVELOPE, reason)
+    four.check_nothing_left(exchange)
+
+
+def _unknown_field(data: bytes) -> bytes:
+    """Field 99 of a protobuf message, which no version of ours has."""
+    size, length = len(data), b""
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    return bytes([0x9A, 0x06]) + length + bytes([size]) + data
+
+
+async def _finish(rogue: Rogue, exchange: Exchange, cohort: Message) -> None:
+    """The rest of an honest round whose cohort is fixed: every silo counts once."""
+    for name in rogue.names:
+        rogue.agents[name].tell(cohort=cohort)
+        exchange.session.on_shares(name, wire.shares_from_wire(await rogue.agents[name].answer("shares")))
+    await rogue.mask(exchange)
+    await rogue.consistency(exchange)
+    sums = await rogue.unmask(exchange)
+    np.testing.assert_allclose(sums["delta"], np.full(4, 0.25), atol=1e-6)

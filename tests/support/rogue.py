@@ -1,0 +1,418 @@
+"""A coordinator over real mutual TLS that says what a test tells it to, and agents that dial it.
+
+It holds the coordinator's identity and drives the product's own session, so it is honest until a
+test bends one message. The agents are the product's, in this process, with one-hot inputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import numpy as np
+import yaml
+
+from chorale import audit, logs, tls, wire
+from chorale.v1 import federation_pb2 as pb
+from chorale.v1 import session_pb2
+from chorale.wire import PhaseKey
+from crypto import identity
+from crypto.errors import ChoraleError, Refusal
+from crypto.identity import Identity, Role, load_certificate, member_of
+from silo_agent.agent import run_agent
+from silo_agent.policy import Policy
+from silo_agent.settings import IdentityFiles, SiloSettings
+from tests.support.agents import PATIENCE_SECONDS, Exchange, Hub, Members
+from tests.support.ceremony import Ceremony
+
+Message = pb.CoordinatorMessage | bytes  # bytes travel as they are
+SPARE = "spare"  # on the roster, in no job
+NOWHERE = PhaseKey(job_digest=bytes(32), round=0, phase="train", attempt=0)
+SECRETS = frozenset({"unmask_shares", "recovered_seeds"})
+VOTE_ERROR = 1e-6  # below 2^-20, the resolution at bound 8 and word 32 for ten silos
+
+_speaker: ContextVar[str] = ContextVar("speaker", default="")
+
+
+class Hearing(logging.Handler):
+    """Log lines by the agent that wrote them: its tasks inherit who speaks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = {"event": record.getMessage(), **getattr(record, "fields", {})}
+        self.lines[_speaker.get()].append(line)
+
+
+class Line:
+    """The rogue's end of the line to one silo, and the agent at the other end.
+
+    received: everything that ever came but heartbeats. opened: uploads that were begun.
+    """
+
+    def __init__(self, rogue: Rogue, name: str, settings: SiloSettings) -> None:
+        self.name = name
+        self.received: list[pb.SiloMessage] = []
+        self.opened: list[PhaseKey] = []
+        self.hellos: list[pb.Hello] = []
+        self._rogue = rogue
+        self.settings = settings
+        self._inbox: asyncio.Queue[pb.SiloMessage] = asyncio.Queue()
+        self._vectors: asyncio.Queue[tuple[PhaseKey, bytes]] = asyncio.Queue()
+        self._connected = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self.outgoing: asyncio.Queue[Message] = asyncio.Queue()
+
+    # the agent
+
+    async def start(self) -> None:
+        self.dial()
+        await self.connected()
+
+    def dial(self, **changes: Any) -> None:
+        """Start the agent, with other settings if any are given, and wait for nothing."""
+        self._running = asyncio.create_task(self._run(self.settings.model_copy(update=changes)))
+
+    async def ended(self) -> None:
+        """Until the agent ends by itself; raises what ended it."""
+        assert self._running is not None
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await self._running
+
+    async def gives_up_for_now(self) -> str:
+        """Why the agent is not connected; polled, because its log is all there is to see."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not any(line["event"] == "not connected" for line in self.log):
+                await asyncio.sleep(0.01)
+        return str(self.last_logged("not connected")["reason"])
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            with suppress(asyncio.CancelledError, ChoraleError):
+                await self._running
+        self._connected.clear()
+
+    async def restart(self) -> None:
+        """The agent forgets all but its files."""
+        await self.stop()
+        await self.start()
+        self.meet()
+
+    async def _run(self, settings: SiloSettings) -> None:
+        _speaker.set(self.name)
+        await run_agent(settings)
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        return self._rogue.hearing.lines[self.name]
+
+    def last_logged(self, event: str) -> dict[str, Any]:
+        """The last line of this event in the silo's own log."""
+        return [line for line in self.log if line["event"] == event][-1]
+
+    def last_recorded(self, event: str) -> dict[str, Any]:
+        """The last entry of this event in the silo's audit trail."""
+        return [entry for entry in audit.read_entries(self.settings.audit_path) if entry["event"] == event][
+            -1
+        ]
+
+    # messages
+
+    async def connected(self) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await self._connected.wait()
+
+    def meet(self) -> None:
+        self.tell(job=pb.JobOffer(job=self._rogue.job.signed.to_wire()))
+
+    def tell(self, **kind: Any) -> None:
+        self.outgoing.put_nowait(pb.CoordinatorMessage(**kind))
+
+    def tell_bytes(self, data: bytes) -> None:
+        """As they are, whatever they mean."""
+        self.outgoing.put_nowait(data)
+
+    async def broken_by(self, data: bytes) -> None:
+        """Bytes that end the stream; on return the agent has come back and was told the job again."""
+        self._connected.clear()
+        self.outgoing.put_nowait(data)
+        await self.connected()
+        self.meet()
+
+    async def answer(self, kind: str) -> Any:
+        """The next message of the silo, which must be of this kind."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            message = await self._inbox.get()
+        assert message.WhichOneof("kind") == kind, (self.name, message, self.log[-3:])
+        return getattr(message, kind)
+
+    async def uploaded(self) -> tuple[PhaseKey, bytes]:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self._vectors.get()
+
+    async def refuses(self, code: Refusal, reason: str) -> None:
+        """The next message is this refusal, the silo's own files say why, and nothing follows."""
+        refused = await self.answer("refused")
+        logged, recorded = self.last_logged("refused"), self.last_recorded("refused")
+        assert (refused.code, logged["code"], recorded["code"]) == (code, code, code), logged
+        assert re.search(reason, logged["reason"]), logged
+        assert re.search(reason, recorded["reason"]), recorded
+        await self.is_quiet()
+
+    async def is_quiet(self) -> None:
+        """Nothing was answered but what was taken: the next answer is to a question about nothing."""
+        self.tell(survivors=session_pb2.Survivors(key=wire.key_to_wire(NOWHERE)))
+        refused = await self.answer("refused")
+        assert wire.key_from_wire(refused.key) == NOWHERE, refused
+
+    async def settle(self) -> None:
+        """Take whatever an earlier test left unanswered."""
+        self.tell(survivors=session_pb2.Survivors(key=wire.key_to_wire(NOWHERE)))
+        while True:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                message = await self._inbox.get()
+            if message.HasField("refused") and wire.key_from_wire(message.refused.key) == NOWHERE:
+                return
+
+    # the server's side
+
+    def attend(self, hello: pb.Hello) -> asyncio.Queue[Message]:
+        self.hellos.append(hello)
+        self.outgoing = asyncio.Queue()
+        self._connected.set()
+        return self.outgoing
+
+    def leave(self, outgoing: asyncio.Queue[Message]) -> None:
+        if self.outgoing is outgoing:
+            self._connected.clear()
+
+    async def read(self, requests: AsyncIterator[pb.SiloMessage]) -> None:
+        async for message in requests:
+            if message.WhichOneof("kind") != "heartbeat":
+                self.received.append(message)
+                self._inbox.put_nowait(message)
+
+    def take_upload(self, key: PhaseKey, data: bytes) -> None:
+        self._vectors.put_nowait((key, data))
+
+
+class Rogue(Hub):
+    """`welcome` and `serve` may be replaced: what a silo is greeted with, what it downloads; and
+    `own_files` before it is entered: the certificate that it shows.
+
+    policy: fields of the silos' policy files. Further fields are those of the job.
+    """
+
+    def __init__(
+        self, folder: Path, *, silos: int = 4, policy: dict[str, Any] | None = None, **job: Any
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self.ceremony = Ceremony(folder=folder / "members")
+        self.ceremony.enrol(Role.COORDINATOR, "hub")
+        names = [*(f"silo-{place}" for place in range(silos)), SPARE]
+        members = Members(
+            authority_key=self.ceremony.key,
+            authority=self.ceremony.certificate,
+            silos={name: self.ceremony.enrol(Role.SILO, name) for name in names},
+            operator=self.ceremony.enrol(Role.OPERATOR, "ops"),
+        )
+        super().__init__(folder, members=members, now=datetime.now(UTC), **job)
+        self.round = 0
+        self.policy = {"federation": self.ceremony.federation, "approval": "automatic"} | (policy or {})
+        self.welcome: Callable[[str], pb.Welcome] = self.greeting
+        self.serve: Callable[[str, pb.DownloadRequest], Iterable[pb.Chunk]] = self.chunks
+        self.own_files = files(self.ceremony, Role.COORDINATOR, "hub")
+        self.hearing = Hearing()
+
+    @property
+    def names(self) -> list[str]:
+        """The silos of the job."""
+        return [name for name in sorted(self.members.silos) if name != SPARE]
+
+    async def __aenter__(self) -> Self:
+        logger = logging.getLogger(logs.ROOT)
+        logger.addHandler(self.hearing)
+        logger.setLevel(logging.INFO)
+        self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+        credentials = tls.server_credentials(self.own_files, self.ceremony.certificate_path.read_bytes())
+        self._port = self._server.add_secure_port("127.0.0.1:0", credentials)
+        await self._server.start()
+        for name in self.members.silos:
+            self.agents[name] = Line(self, name, self._settings(name))  # type: ignore[assignment]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for line in self.agents.values():
+            await line.stop()
+        await self._server.stop(None)
+        logging.getLogger(logs.ROOT).removeHandler(self.hearing)
+
+    async def start(self, names: Sequence[str] | None = None) -> None:
+        """Agents that dial and are offered the job."""
+        for name in names or self.names:
+            await self.agents[name].start()
+            self.agents[name].meet()
+
+    async def control(self) -> None:
+        """The next round without tampering, roll-call first: every silo counts once."""
+        if self.round == 0:
+            await self.run(0, "roll-call.0")
+        self.round += 1
+        sums = await self.run(self.round, "train")
+        votes = np.full(len(self.names), 1 / len(self.names))
+        np.testing.assert_allclose(sums["delta"], votes, atol=VOTE_ERROR)
+
+    def begin_next(self) -> Exchange:
+        """The round after the last one, of which nobody is told yet."""
+        self.round += 1
+        return self.begin(self.round, "train")
+
+    def take_job(self, **fields: Any) -> None:
+        """Another job of the same silos, which are offered it; its first round comes next."""
+        self.state, self.round = {"model/votes": np.zeros(len(self.names), np.float32)}, 0
+        self.job = self.sign(**fields)
+        for name in self.names:
+            self.agents[name].meet()
+
+    def reissued(self, name: str) -> Identity:
+        """A second certificate of a silo from the same authority, which the roster does not list."""
+        own, member = identity.new_key(), self.members.silos[name].member
+        certificate = identity.sign_csr(
+            identity.new_csr(own, member),
+            authority_key=self.ceremony.key,
+            authority_certificate=self.ceremony.certificate,
+            role=Role.SILO,
+            now=self.now,
+            valid_days=3,
+        )
+        return Identity(member=member, certificate=certificate, key=own)
+
+    # what must not have happened
+
+    def check_nothing_left(self, exchange: Exchange, *, vectors: bool = False) -> None:
+        """No share of this session and, unless `vectors` were due, no masked vector left any silo."""
+        for line in self.agents.values():
+            secrets = [
+                message.WhichOneof("kind") for message in line.received if _is_secret(message, exchange.key)
+            ]
+            assert secrets == [], f"{line.name} gave {secrets}"
+            assert vectors or exchange.key not in line.opened, f"{line.name} sent a masked vector"
+
+    # the wire
+
+    def greeting(self, silo: str) -> pb.Welcome:
+        return pb.Welcome(
+            protocol_version=wire.PROTOCOL_VERSION,
+            software_version="rogue",
+            unix_seconds=datetime.now(UTC).timestamp(),
+            heartbeat_seconds=60,
+            roster=wire.signed_body_to_wire(self.roster.signed),
+        )
+
+    def chunks(self, silo: str, request: pb.DownloadRequest) -> Iterable[pb.Chunk]:
+        if rest := self.states[request.state_digest][request.offset :]:
+            yield pb.Chunk(offset=request.offset, data=rest)
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            "chorale.v1.Federation",
+            {
+                "Attend": grpc.stream_stream_rpc_method_handler(
+                    self._attend, pb.SiloMessage.FromString, _serialize
+                ),
+                "Download": grpc.unary_stream_rpc_method_handler(
+                    self._download, pb.DownloadRequest.FromString, _serialize
+                ),
+                "Upload": grpc.stream_stream_rpc_method_handler(
+                    self._upload, pb.UploadMessage.FromString, _serialize
+                ),
+            },
+        )
+
+    async def _attend(self, requests: Any, context: Any) -> AsyncIterator[Message]:
+        line: Any = self.agents[_caller(context)]
+        first = await anext(aiter(requests))
+        yield pb.CoordinatorMessage(welcome=self.welcome(line.name))
+        outgoing = line.attend(first.hello)
+        reading = asyncio.create_task(line.read(requests))
+        try:
+            while True:
+                yield await outgoing.get()
+        finally:
+            line.leave(outgoing)
+            reading.cancel()
+
+    async def _download(self, request: pb.DownloadRequest, context: Any) -> AsyncIterator[pb.Chunk]:
+        for chunk in self.serve(_caller(context), request):
+            yield chunk
+
+    async def _upload(self, requests: Any, context: Any) -> AsyncIterator[pb.UploadReceipt]:
+        line: Any = self.agents[_caller(context)]
+        data = b""
+        async for message in requests:
+            match message.WhichOneof("kind"):
+                case "header":
+                    key = wire.key_from_wire(message.header.key)
+                    line.opened.append(key)
+                    yield pb.UploadReceipt()
+                case "chunk":
+                    data += message.chunk.data
+                case "end":
+                    line.take_upload(key, data)
+                    yield pb.UploadReceipt(received_bytes=len(data), complete=True)
+                    return
+
+    def _settings(self, name: str) -> SiloSettings:
+        policy = self.folder / f"{name}-policy.yaml"
+        policy.write_text(yaml.safe_dump(Policy.model_validate(self.policy).model_dump(mode="json")))
+        return SiloSettings.model_validate(
+            {
+                "name": name,
+                "federation": self.ceremony.federation,
+                "coordinator": f"127.0.0.1:{self._port}",
+                "identity": files(self.ceremony, Role.SILO, name),
+                "authority": self.ceremony.certificate_path,
+                "directory": self.folder / name,
+                "policy": policy,
+                "metrics_listen": None,
+                "data": {"format": "module", "module": "tests.support.one_hot:data", "name": "records"},
+                "objective": "tests.support.one_hot:objective",
+            }
+        )
+
+
+def files(ceremony: Ceremony, role: Role, name: str) -> IdentityFiles:
+    """Where a member's certificate and key lie."""
+    paths = [ceremony.path_of(role, name, ending) for ending in ("crt", "key")]
+    return IdentityFiles(certificate=paths[0], key=paths[1])
+
+
+def _serialize(message: Any) -> bytes:
+    return message if isinstance(message, bytes) else bytes(message.SerializeToString())
+
+
+def _caller(context: Any) -> str:
+    """Who called, as the certificate has it."""
+    (pem,) = context.auth_context()["x509_pem_cert"]
+    return member_of(load_certificate(pem)).name
+
+
+def _is_secret(message: pb.SiloMessage, key: PhaseKey) -> bool:
+    kind = message.WhichOneof("kind") or ""
+    return kind in SECRETS and wire.key_from_wire(getattr(message, kind).key) == key

@@ -1,0 +1,63 @@
+"""The expected number of near reveals, against draws of the very rule that names a round's silos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chorale.cohort_changes import expected_cohort_changes
+from chorale.job_spec import JobSpec
+from crypto.cohort import named_set
+
+MakeSpec = Callable[..., JobSpec]
+
+
+def job(make_spec: MakeSpec, silos: int, **fields: Any) -> JobSpec:
+    return make_spec(silos=[f"s{number:02d}" for number in range(silos)], **fields)
+
+
+def test_full_participation_changes_no_cohort(make_spec: MakeSpec) -> None:
+    assert expected_cohort_changes(job(make_spec, 10, rounds=1000)) == 0.0
+
+
+def test_one_pair_is_counted_as_a_hand_does(make_spec: MakeSpec) -> None:
+    # 5 of 6: another set shares 4 of the 5 in 5 of 6 cases; 2 silos differ, below min_cohort 3
+    assert expected_cohort_changes(job(make_spec, 6, rounds=2, fraction=0.8)) == pytest.approx(5 / 6)
+
+
+@pytest.mark.parametrize(("silos", "fraction", "rounds"), [(6, 0.8, 4), (12, 0.75, 20), (20, 0.9, 10)])
+def test_bound_holds_for_cohorts_as_rounds_draw_them(
+    make_spec: MakeSpec, silos: int, fraction: float, rounds: int
+) -> None:
+    """Means over 40 rosters; the bound is on the expectation, and the draws are fixed by their hashes."""
+    spec = job(make_spec, silos, rounds=rounds, fraction=fraction)
+    counted = [_near_reveals(spec, roster_digest=bytes([seed]) * 32) for seed in range(40)]
+    assert 0 < sum(counted) / len(counted) <= expected_cohort_changes(spec)
+
+
+def test_there_are_never_more_than_there_are_sets(make_spec: MakeSpec) -> None:
+    assert expected_cohort_changes(job(make_spec, 6, rounds=1000, fraction=0.8)) == 5.0  # 6 sets of 5
+
+
+def _near_reveals(spec: JobSpec, *, roster_digest: bytes) -> int:
+    """As a ledger counts them: a set near an earlier one, once."""
+    least = spec.rule(spec.named_per_round).min_cohort
+    seen: list[frozenset[str]] = []
+    counted: set[frozenset[str]] = set()
+    for round in range(1, spec.rounds + 1):
+        drawn = frozenset(
+            named_set(
+                spec.silos,
+                on_roster=spec.silos,
+                job_digest=bytes(32),
+                roster_digest=roster_digest,
+                round=round,
+                fraction=spec.fraction,
+            )
+        )
+        if any(0 < len(drawn ^ other) < least for other in seen):
+            counted.add(drawn)
+        seen.append(drawn)
+    return len(counted)

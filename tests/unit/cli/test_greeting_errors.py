@@ -1,0 +1,61 @@
+"""What ends an agent once a coordinator answers: a wrong clock, another protocol version."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from chorale.v1 import federation_pb2 as pb
+from chorale.v1 import federation_pb2_grpc
+from crypto.identity import Role
+from tests.unit.cli.conftest import Desk
+from tests.unit.cli.test_user_errors import check_agent
+
+
+class _Coordinator(federation_pb2_grpc.FederationServicer):
+    """Answers every hello with the same welcome."""
+
+    def __init__(self, welcome: pb.Welcome) -> None:
+        self._welcome = welcome
+
+    def Attend(self, requests: Any, context: Any) -> Iterator[pb.CoordinatorMessage]:
+        next(requests)
+        yield pb.CoordinatorMessage(welcome=self._welcome)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "done")
+
+
+@contextmanager
+def _answering(desk: Desk, welcome: pb.Welcome) -> Iterator[str]:
+    files = [desk.ceremony.path_of(Role.COORDINATOR, "hub", ending).read_bytes() for ending in ("key", "crt")]
+    credentials = grpc.ssl_server_credentials(
+        [(files[0], files[1])], desk.ceremony.certificate_path.read_bytes(), require_client_auth=True
+    )
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        federation_pb2_grpc.add_FederationServicer_to_server(_Coordinator(welcome), server)
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait()
+
+
+def test_clock_that_is_an_hour_off_ends_the_agent(desk: Desk) -> None:
+    welcome = pb.Welcome(protocol_version=1, unix_seconds=time.time() + 3600, heartbeat_seconds=1)
+    with _answering(desk, welcome) as address:
+        check_agent(
+            ["silo", "run", "--config", desk.silo(coordinator=address)], 1, "clock: .* by -36[0-9]{2}|-3599"
+        )
+
+
+def test_another_protocol_version_ends_the_agent(desk: Desk) -> None:
+    welcome = pb.Welcome(protocol_version=99, unix_seconds=time.time(), heartbeat_seconds=1)
+    with _answering(desk, welcome) as address:
+        told = "coordinator: expected protocol version 1, got 99"
+        check_agent(["silo", "run", "--config", desk.silo(coordinator=address)], 4, told)

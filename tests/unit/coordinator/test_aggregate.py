@@ -1,0 +1,56 @@
+"""Sums of streams, block by block and over a file."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coordinator import aggregate
+from coordinator.aggregate import MaskedSum, load_vectors, store_vectors
+from crypto import ring
+from crypto.layout import Layout, Quantity
+
+# longer than one block in each word size, and no multiple of it
+LAYOUT = Layout(
+    members=3,
+    quantities=(
+        Quantity(name="half", shape=(700_001,), bound=1.0, word=16),
+        Quantity(name="delta", shape=(300_003,), bound=1.0, word=32),
+        Quantity(name="total", shape=(140_001,), bound=1.0, word=64),
+    ),
+)
+
+
+def random_vectors(seed):
+    rng = np.random.default_rng(seed)
+    return {
+        word: rng.integers(0, 1 << word, LAYOUT.length(word), dtype=ring.word_type(word), endpoint=False)
+        if word < 64
+        else rng.integers(0, np.iinfo(np.uint64).max, LAYOUT.length(word), dtype=np.uint64)
+        for word in LAYOUT.words
+    }
+
+
+def test_sum_of_spooled_streams_is_their_sum_modulo_each_word(tmp_path):
+    parts = [random_vectors(seed) for seed in range(3)]
+    total = MaskedSum(LAYOUT)
+    for place, part in enumerate(parts):
+        path = tmp_path / f"{place}.part"
+        path.write_bytes(b"".join(part[word].tobytes() for word in LAYOUT.words))
+        assert path.stat().st_size == LAYOUT.total_bytes > aggregate.BLOCK_BYTES
+        total.add(path)
+    total.store(tmp_path / "sum")
+
+    loaded = load_vectors(tmp_path / "sum", layout=LAYOUT)
+
+    for word in LAYOUT.words:
+        expected = sum(part[word].astype(object) for part in parts) % (1 << word)
+        assert (loaded[word].astype(object) == expected).all()
+
+
+def test_stored_vectors_come_back_writable(tmp_path):
+    vectors = random_vectors(7)
+    store_vectors(tmp_path / "sum", vectors, layout=LAYOUT)
+    loaded = load_vectors(tmp_path / "sum", layout=LAYOUT)
+    for word in LAYOUT.words:
+        np.testing.assert_array_equal(loaded[word], vectors[word])
+        loaded[word][:] = 0

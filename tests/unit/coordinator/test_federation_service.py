@@ -1,0 +1,112 @@
+"""The silos' service: hello, one stream each, downloads and uploads that are none of theirs."""
+
+from __future__ import annotations
+
+import hashlib
+
+import grpc
+import pytest
+
+from chorale import wire
+from chorale.v1 import federation_pb2 as pb
+from chorale.v1 import federation_pb2_grpc
+
+
+async def first_answer(stub, *messages):
+    async def say():
+        for message in messages:
+            yield message
+
+    async for answer in stub.Attend(say()):
+        return answer
+
+
+async def stub_of(hub, name="silo-0"):
+    channel = hub.silo(name).channel()
+    hub.stack.push_async_callback(channel.close)
+    return federation_pb2_grpc.FederationStub(channel)
+
+
+async def test_other_protocol_version_is_told_both_versions(make_hub):
+    hub = make_hub()
+    await hub.start()
+    stub = await stub_of(hub)
+    with pytest.raises(grpc.aio.AioRpcError, match="this coordinator speaks 1, the silo 99") as raised:
+        await first_answer(stub, pb.SiloMessage(hello=pb.Hello(protocol_version=99)))
+    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_stream_that_does_not_say_hello_is_refused(make_hub):
+    hub = make_hub()
+    await hub.start()
+    stub = await stub_of(hub)
+    with pytest.raises(grpc.aio.AioRpcError, match="expected a hello first") as raised:
+        await first_answer(stub, pb.SiloMessage(heartbeat=pb.Heartbeat()))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_newer_connection_replaces_the_older(make_hub):
+    hub = make_hub()
+    await hub.start()
+    older = hub.silo("silo-0")
+    await older.wait_for("heartbeat")
+    newer = hub.silo("silo-0")
+    error = await older.wait_for("error")
+    assert error.code() is grpc.StatusCode.ABORTED
+    await newer.wait_for("heartbeat", count=2)
+    assert len(hub.host.desk.attendance.connections) == 1
+    await older.stop()
+
+
+async def test_stopping_ends_streams_with_a_reason(make_hub):
+    hub = make_hub()
+    await hub.start()
+    fake = hub.silo("silo-0")
+    await fake.wait_for("heartbeat")
+    await hub.stop()
+    del hub.host
+    error = await fake.wait_for("error")
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "shutting down" in error.details()
+
+
+async def test_download_of_a_job_that_does_not_name_the_silo_is_refused(make_hub):
+    hub = make_hub(silos=4)
+    await hub.start()
+    digest = await hub.submit(silos=hub.names[:3])
+    _, state = hub.job(silos=hub.names[:3])
+    request = pb.DownloadRequest(job_digest=digest, state_digest=hashlib.sha256(state).digest())
+    stub = await stub_of(hub, "silo-3")
+    with pytest.raises(grpc.aio.AioRpcError, match="not a present state of a job of this silo") as raised:
+        await anext(aiter(stub.Download(request)))
+    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_upload_for_no_running_attempt_is_refused(make_hub):
+    hub = make_hub()
+    await hub.start()
+    stub = await stub_of(hub)
+    key = wire.PhaseKey(job_digest=b"j" * 32, round=1, phase="train", attempt=1)
+    call = stub.Upload()
+    header = pb.UploadHeader(key=wire.key_to_wire(key), total_bytes=10)
+    await call.write(pb.UploadMessage(header=header))
+    with pytest.raises(grpc.aio.AioRpcError, match="no such job is running") as raised:
+        await call.read()
+    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize(
+    "first, sentence",
+    [
+        (pb.UploadMessage(chunk=pb.Chunk(offset=0, data=b"x")), "expected a header first"),
+        (pb.UploadMessage(header=pb.UploadHeader(total_bytes=10)), "job digest: expected 32 bytes"),
+    ],
+)
+async def test_malformed_upload_is_refused(make_hub, first, sentence):
+    hub = make_hub()
+    await hub.start()
+    call = (await stub_of(hub)).Upload()
+    await call.write(first)
+    with pytest.raises(grpc.aio.AioRpcError, match=sentence) as raised:
+        await call.read()
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,51 @@
+"""Starting and stopping: addresses, directories, what is announced."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+
+from coordinator.hosting import AddressTaken
+from crypto.errors import ConfigError
+
+
+async def test_port_that_is_in_use_is_one_clear_line(make_hub):
+    first = make_hub()
+    await first.start()
+    second = make_hub(listen=first.host.grpc_address)
+    with pytest.raises(AddressTaken, match=f"cannot listen on {first.host.grpc_address}: it is in use"):
+        await second.start()
+    del second.host
+
+
+async def test_two_coordinators_never_share_a_directory(make_hub):
+    hub = make_hub()
+    await hub.start()
+    running = hub.host
+    with pytest.raises(ConfigError, match=r"audit\.jsonl"):
+        await hub.start()
+    hub.host = running
+
+
+async def test_real_ports_are_written_where_tests_and_people_find_them(make_hub):
+    hub = make_hub(metrics_listen="127.0.0.1:0")
+    await hub.start()
+    endpoint = json.loads(hub.settings.endpoint_path.read_text())
+    assert endpoint == {"grpc": hub.host.grpc_address, "metrics": hub.host.metrics_address}
+    assert not endpoint["grpc"].endswith(":0")
+    with urllib.request.urlopen(f"http://{endpoint['metrics']}/readyz", timeout=5) as reply:
+        assert reply.status == 200
+
+
+async def test_own_certificate_of_another_role_is_refused_at_the_start(make_hub):
+    hub = make_hub()
+    paths = {
+        "certificate": hub.folder / "members" / "silo-silo-0.crt",
+        "key": hub.folder / "members" / "silo-silo-0.key",
+    }
+    hub.overrides["identity"] = paths
+    with pytest.raises(ConfigError, match="own certificate"):
+        await hub.start()
+    del hub.host

@@ -1,0 +1,68 @@
+"""Names, help and starting values of the metrics: alerts and dashboards are built on them."""
+
+from __future__ import annotations
+
+import math
+
+from prometheus_client import disable_created_metrics, generate_latest
+
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.reasons import FailureReason
+
+FAMILIES = {
+    "rounds": "counter",
+    "attempts": "counter",
+    "session_failures": "counter",
+    "stage_duration_seconds": "histogram",
+    "cohort_size": "gauge",
+    "clipped_values": "counter",
+    "dropouts": "counter",
+    "received_bytes": "counter",
+    "sent_bytes": "counter",
+    "refused_calls": "counter",
+    "connected_silos": "gauge",
+    "accuracy": "gauge",
+    "loss": "gauge",
+    "data_share": "gauge",
+    "rounds_completed": "gauge",
+    "certificate_expiry_timestamp_seconds": "gauge",
+    "roster_expiry_timestamp_seconds": "gauge",
+    "roster_version": "gauge",
+}
+
+
+def test_families_have_their_names_types_and_help():
+    families = {family.name: family for family in CoordinatorMetrics().registry.collect()}
+    assert {name: family.type for name, family in families.items()} == {
+        f"chorale_coordinator_{name}": kind for name, kind in FAMILIES.items()
+    }
+    for family in families.values():
+        assert family.documentation.endswith(".")
+
+
+def test_closed_labels_start_at_zero():
+    metrics = CoordinatorMetrics()
+    metrics.know_silos(["silo-a"])
+    value = metrics.registry.get_sample_value
+    prefix = "chorale_coordinator"
+    for reason in FailureReason:
+        assert value(f"{prefix}_session_failures_total", {"reason": reason.value}) == 0
+    assert value(f"{prefix}_dropouts_total", {"silo": "silo-a", "stage": "masked"}) == 0
+    assert value(f"{prefix}_rounds_total", {"phase": "train", "result": "used-up"}) == 0
+    assert value(f"{prefix}_stage_duration_seconds_count", {"stage": "unmask"}) == 0
+    assert value(f"{prefix}_received_bytes_total", {"kind": "upload"}) == 0
+
+
+def test_accuracy_and_loss_are_no_number_before_a_sum():
+    metrics = CoordinatorMetrics()
+    metrics.know_job("0123456789ab")
+    for name in ("accuracy", "loss"):
+        sample = metrics.registry.get_sample_value(
+            f"chorale_coordinator_{name}", {"federation_job": "0123456789ab"}
+        )
+        assert math.isnan(sample)
+
+
+def test_no_created_series_are_exposed():
+    disable_created_metrics()
+    assert b"_created" not in generate_latest(CoordinatorMetrics().registry)

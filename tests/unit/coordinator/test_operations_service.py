@@ -1,0 +1,128 @@
+"""The operators' service: what is accepted, steered and handed out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import grpc
+import pytest
+
+from chorale.v1 import operations_pb2 as pb
+from tests.unit.coordinator.conftest import submission
+
+
+async def submit(hub, signed, state):
+    return await hub.operations().SubmitJob(submission(signed, state))
+
+
+async def status_of(hub, digest):
+    reply = await hub.operations().ListJobs(pb.ListJobsRequest())
+    return next(job.status for job in reply.jobs if job.job_digest == digest)
+
+
+async def test_job_handed_in_twice_is_one_job(make_hub):
+    hub = make_hub()
+    await hub.start()
+    signed, state = hub.job()
+    first, second = await submit(hub, signed, state), await submit(hub, signed, state)
+    assert first.job_digest == second.job_digest == signed.digest
+    assert len((await hub.operations().ListJobs(pb.ListJobsRequest())).jobs) == 1
+
+
+async def test_job_with_a_forged_signature_is_refused(make_hub):
+    hub = make_hub()
+    await hub.start()
+    signed, state = hub.job()
+    forged = dataclasses.replace(signed, spec_bytes=signed.spec_bytes.replace(b"rounds: 2", b"rounds: 9"))
+    with pytest.raises(grpc.aio.AioRpcError, match="the signature does not hold") as raised:
+        await submit(hub, forged, state)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_initial_state_with_another_digest_is_refused(make_hub):
+    hub = make_hub()
+    await hub.start()
+    signed, state = hub.job()
+    other = state[:-1] + bytes([state[-1] ^ 1])
+    with pytest.raises(grpc.aio.AioRpcError, match="digest is not the one in the signed job"):
+        await submit(hub, signed, other)
+    assert not (await hub.operations().ListJobs(pb.ListJobsRequest())).jobs
+
+
+async def test_initial_state_larger_than_allowed_is_refused(make_hub):
+    hub = make_hub(max_state_bytes=1024)
+    await hub.start()
+    signed, _ = hub.job()
+    with pytest.raises(grpc.aio.AioRpcError, match="exceeds 1024 bytes"):
+        await submit(hub, signed, b"x" * 1025)
+
+
+async def test_more_jobs_than_allowed_are_refused(make_hub):
+    hub = make_hub(max_jobs=1)
+    await hub.start()
+    await hub.submit()
+    signed, state = hub.job(nonce="1" * 32)
+    with pytest.raises(grpc.aio.AioRpcError, match="1 jobs are unfinished") as raised:
+        await submit(hub, signed, state)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_cancelled_job_ends_and_its_silos_are_told(make_hub):
+    hub = make_hub()
+    await hub.start()
+    fake = hub.silo("silo-0")
+    await fake.wait_for("welcome")
+    digest = await hub.submit()
+    await fake.wait_for("task")
+    request = pb.ControlRequest(job_digest=digest, action=pb.ControlRequest.ACTION_CANCEL)
+    assert (await hub.operations().ControlJob(request)).status == "cancelled"
+    assert (await fake.wait_for("job_ended")).status == "cancelled"
+    with pytest.raises(grpc.aio.AioRpcError, match="no such job is running") as raised:
+        await hub.operations().ControlJob(request)
+    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_paused_job_stays_paused_over_a_restart_and_goes_on_when_resumed(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    digest = await hub.submit(rounds=1)
+    pause = pb.ControlRequest(job_digest=digest, action=pb.ControlRequest.ACTION_PAUSE)
+    await hub.operations().ControlJob(pause)
+    hub.start_silos()
+    outcome = await hub.fakes["silo-0"].wait_for("outcome")
+    assert outcome.record.phase == "roll-call.0"
+    await hub.stop_silos()
+    await hub.stop()
+    await hub.start()
+    assert await status_of(hub, digest) == "paused"
+    hub.start_silos()
+    await hub.fakes["silo-0"].wait_for("job")
+    resume = pb.ControlRequest(job_digest=digest, action=pb.ControlRequest.ACTION_RESUME)
+    await hub.operations().ControlJob(resume)
+    summary, records = await hub.finish(digest)
+    assert summary.status == "done"
+    assert [record.phase for record in records] == ["roll-call.0", "train", "evaluate.0"]
+
+
+async def test_silos_are_listed_with_connection_and_expiry(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    await hub.silo("silo-1").wait_for("heartbeat")
+    reply = await hub.operations().ListSilos(pb.ListSilosRequest())
+    assert [(silo.name, silo.connected) for silo in reply.silos] == [
+        ("silo-0", False),
+        ("silo-1", True),
+        ("silo-2", False),
+    ]
+    expires = hub.identities["silo-1"].certificate.not_valid_after_utc.timestamp()
+    assert reply.silos[1].certificate_expires_unix_seconds == expires
+
+
+@pytest.mark.parametrize("name", ["WatchJob", "FetchModel"])
+async def test_unknown_job_is_not_found(make_hub, name):
+    hub = make_hub()
+    await hub.start()
+    request = {"WatchJob": pb.WatchRequest, "FetchModel": pb.FetchRequest}[name](job_digest=b"j" * 32)
+    with pytest.raises(grpc.aio.AioRpcError, match="not known here") as raised:
+        await anext(aiter(getattr(hub.operations(), name)(request)))
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND

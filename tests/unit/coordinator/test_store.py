@@ -1,0 +1,135 @@
+"""What the coordinator must not forget over a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from chorale.job import SignedJob
+from chorale.v1 import records_pb2
+from coordinator.complaints import FiledComplaint
+from coordinator.round_machine import RoundState
+from coordinator.store import Absence, JobStatus, Store
+from crypto.errors import ConfigError, LocalProtocolError
+from crypto.messages import SignedBody
+
+SIGNED = SignedJob(spec_bytes=b"spec", signature=b"signature", operator_certificate=b"der")
+FIRST, SECOND = b"1" * 32, b"2" * 32
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "coordinator.sqlite"
+
+
+@pytest.fixture
+def store(path):
+    opened = Store(path)
+    opened.add_roster(1, SignedBody(body=b"roster 1", signature=b"s"))
+    opened.add_roster(2, SignedBody(body=b"roster 2", signature=b"s"))
+    opened.add_job(SIGNED, state_digest=FIRST, unix_seconds=10.0)
+    yield opened
+    opened.close()
+
+
+def begin(store, round=1, phase="train"):
+    return store.begin_phase(SIGNED.digest, round, phase, roster_version=1, unix_seconds=20.0)
+
+
+def reopened(store, path):
+    store.close()
+    return Store(path)
+
+
+def record(state_digest):
+    return records_pb2.PhaseRecord(
+        round=1, phase="train", state_digest=state_digest, figures={"loss": float("nan"), "accuracy": 0.5}
+    )
+
+
+def test_job_survives_and_is_taken_once(store, path):
+    assert not store.add_job(SIGNED, state_digest=SECOND, unix_seconds=11.0)
+    again = reopened(store, path)
+    (row,) = again.jobs()
+    assert (row.signed, row.status, row.state_digest) == (SIGNED, JobStatus.RUNNING, FIRST)
+
+
+def test_status_and_reason_survive(store, path):
+    store.set_job_status(SIGNED.digest, JobStatus.FAILED, reason="too few")
+    row = reopened(store, path).job(SIGNED.digest)
+    assert (row.status, row.reason) == (JobStatus.FAILED, "too few")
+
+
+def test_attempt_number_never_comes_twice(store, path):
+    row = begin(store)
+    store.begin_attempt(row.sequence, 1)
+    again = reopened(store, path)
+    with pytest.raises(LocalProtocolError, match="attempt 1 follows attempt 1"):
+        again.begin_attempt(row.sequence, 1)
+    again.begin_attempt(row.sequence, 2)
+    assert again.phase(row.sequence).attempt == 2
+
+
+def test_unmask_is_found_again_with_its_session_and_cohort(store, path):
+    row = begin(store)
+    store.begin_attempt(row.sequence, 1)
+    store.enter_unmask(row.sequence, session=b"snapshot", cohort=["a", "b"], upload_bytes=77)
+    (found,) = reopened(store, path).phases(SIGNED.digest)
+    assert (found.state, found.session, found.cohort) == (RoundState.UNMASK, b"snapshot", ["a", "b"])
+    assert found.upload_bytes == 77
+
+
+def test_beginning_a_phase_again_gives_the_row_as_it_stands(store, path):
+    row = begin(store)
+    store.begin_attempt(row.sequence, 1)
+    store.set_phase_state(row.sequence, RoundState.MASKED)
+    again = begin(reopened(store, path))
+    assert (again.sequence, again.state, again.attempt) == (row.sequence, RoundState.MASKED, 1)
+    assert again.state_digest == FIRST
+
+
+def test_phase_ends_once_and_moves_the_job_to_its_state(store, path):
+    row = begin(store)
+    store.end_phase(row.sequence, state=RoundState.APPLIED, record=record(SECOND))
+    # a second application, as after a crash between the file and the answer, changes nothing
+    store.end_phase(row.sequence, state=RoundState.USED_UP, record=record(FIRST))
+    again = reopened(store, path)
+    assert again.job(SIGNED.digest).state_digest == SECOND
+    (found,) = again.phases(SIGNED.digest)
+    assert found.state is RoundState.APPLIED
+    assert found.session is None
+    assert found.record.figures["accuracy"] == 0.5
+
+
+def test_phase_does_not_end_in_a_state_that_is_no_end(store):
+    row = begin(store)
+    with pytest.raises(LocalProtocolError, match="does not end in state masked"):
+        store.end_phase(row.sequence, state=RoundState.MASKED, record=record(SECOND))
+
+
+def test_round_keeps_the_roster_of_its_first_attempt(store, path):
+    assert store.pin_round_roster(SIGNED.digest, 1, 1) == 1
+    again = reopened(store, path)
+    assert again.pin_round_roster(SIGNED.digest, 1, 2) == 1
+    assert again.pin_round_roster(SIGNED.digest, 2, 2) == 2
+
+
+def test_newest_roster_version_survives_and_its_content_is_fixed(store, path):
+    again = reopened(store, path)
+    assert again.newest_roster_version() == 2
+    assert again.roster(1).body == b"roster 1"
+    with pytest.raises(ConfigError, match="version 2 was in use before with other content"):
+        again.add_roster(2, SignedBody(body=b"another", signature=b"s"))
+
+
+def test_absences_and_complaints_are_kept_in_order_and_once(store, path):
+    row = begin(store)
+    lost = Absence(silo="a", stage="masked", reason="disconnected")
+    store.add_absences(row.sequence, 1, [lost, Absence(silo="b", stage="share", reason="no-answer")])
+    store.add_absences(row.sequence, 1, [Absence(silo="a", stage="share", reason="other")])
+    filed = FiledComplaint(attempt=1, sender="c", accused="a")
+    store.add_complaint(row.sequence, filed)
+    store.add_complaint(row.sequence, filed)
+    again = reopened(store, path)
+    assert [absence.silo for absence in again.absences(row.sequence)] == ["a", "b"]
+    assert again.absences(row.sequence)[0] == lost
+    assert again.complaints(row.sequence) == [filed]

@@ -1,0 +1,35 @@
+"""A gRPC server in this process, whose three methods a test writes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest_asyncio
+
+from chorale.v1 import federation_pb2_grpc
+from chorale.v1.federation_pb2_grpc import FederationStub
+
+MakeStub = Callable[..., Any]
+
+
+@pytest_asyncio.fixture
+async def make_stub() -> AsyncIterator[MakeStub]:
+    """make_stub(Attend=..., Download=..., Upload=...): a stub connected to a server of these methods."""
+    opened: list[Any] = []
+
+    async def make(**methods: Any) -> FederationStub:
+        servicer = type("Scripted", (federation_pb2_grpc.FederationServicer,), methods)()
+        server = grpc.aio.server()
+        federation_pb2_grpc.add_FederationServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        opened.append((server, channel))
+        return FederationStub(channel)
+
+    yield make
+    for server, channel in opened:
+        await channel.close()
+        await server.stop(None)

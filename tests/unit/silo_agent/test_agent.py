@@ -1,0 +1,132 @@
+"""Starting and stopping an agent, and every reason not to start."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.audit import AuditLog
+from crypto.errors import ConfigError
+from crypto.identity import Role
+from silo_agent.agent import AgentFailed, run_agent
+from silo_agent.ledger import REVEALED_EVENT
+from silo_agent.settings import SiloSettings
+from tests.support.ceremony import Ceremony
+
+MakeSettings = Callable[..., SiloSettings]
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path) -> MakeSettings:
+    """Settings of silo clinic-a, whose coordinator nobody runs."""
+    ceremony = Ceremony(folder=tmp_path / "members")
+    for name in ("clinic-a", "clinic-b"):
+        ceremony.enrol(Role.SILO, name)
+    ceremony.enrol(Role.OPERATOR, "clinic-a")
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("federation: test\n")
+
+    def make(member: tuple[Role, str] = (Role.SILO, "clinic-a"), **changes: Any) -> SiloSettings:
+        values: dict[str, Any] = {
+            "name": "clinic-a",
+            "federation": "test",
+            "coordinator": "127.0.0.1:9",
+            "identity": {
+                "certificate": ceremony.path_of(*member, "crt"),
+                "key": ceremony.path_of(*member, "key"),
+            },
+            "authority": ceremony.certificate_path,
+            "directory": tmp_path / "state",
+            "policy": policy,
+            "data": {"format": "digits"},
+        }
+        return SiloSettings.model_validate(values | changes)
+
+    return make
+
+
+async def test_an_agent_serves_probes_while_it_dials_and_stops_on_sigterm(
+    make_settings: MakeSettings,
+) -> None:
+    settings = make_settings()
+    running = asyncio.ensure_future(run_agent(settings))
+    endpoint = settings.directory / "endpoint.json"
+    while not endpoint.exists() and not running.done():
+        await asyncio.sleep(0)
+    address = json.loads(endpoint.read_text())["metrics"]
+    assert await asyncio.to_thread(status, f"http://{address}/livez") == 200
+    assert await asyncio.to_thread(status, f"http://{address}/readyz") == 503
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(asyncio.shield(running), 20)
+
+
+async def test_a_directory_in_use_is_refused(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    settings.directory.mkdir()
+    with (settings.directory / "agent.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(AgentFailed, match=f"another agent runs in {settings.directory}"):
+            await run_agent(settings)
+
+
+async def test_a_metrics_port_in_use_is_one_clear_line(make_settings: MakeSettings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(AgentFailed, match=f"metrics: cannot listen on {address}"):
+            await run_agent(make_settings(metrics_listen=address))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"member": (Role.SILO, "clinic-b")}, "expected a certificate of silo clinic-a, got clinic-b"),
+        ({"member": (Role.OPERATOR, "clinic-a")}, "own certificate"),
+        ({"federation": "elsewhere"}, "own certificate"),
+        ({"authority": Path("nowhere.crt")}, "nowhere.crt"),
+        ({"policy": Path("nowhere.yaml")}, "nowhere.yaml"),
+    ],
+)
+async def test_files_that_do_not_fit_are_named_before_anything_is_opened(
+    make_settings: MakeSettings, changes: dict[str, Any], words: str
+) -> None:
+    settings = make_settings(**changes)
+    with pytest.raises(ConfigError, match=words):
+        await run_agent(settings)
+    assert not settings.directory.exists()
+
+
+async def test_a_policy_of_another_federation_is_refused(make_settings: MakeSettings, tmp_path: Path) -> None:
+    policy = tmp_path / "other.yaml"
+    policy.write_text("federation: elsewhere\n")
+    with pytest.raises(ConfigError, match="federation: expected test, got elsewhere"):
+        await run_agent(make_settings(policy=policy))
+
+
+async def test_a_ledger_that_lost_a_reveal_does_not_serve(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    settings.directory.mkdir()
+    log = AuditLog(settings.audit_path)
+    log.append(REVEALED_EVENT, job="a" * 64, round=1, phase="train", cohort="c" * 64)
+    log.close()
+    with pytest.raises(ConfigError, match="was the ledger put back from a backup"):
+        await run_agent(settings)
+
+
+def status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code

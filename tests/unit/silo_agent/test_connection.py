@@ -1,0 +1,232 @@
+"""The control stream against scripted coordinators: greetings, clocks, broken lines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from chorale import logs, wire
+from chorale.v1 import federation_pb2 as pb
+from chorale.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
+from crypto.errors import ConfigError, RemoteProtocolError
+from silo_agent.connection import MAX_QUEUED_MESSAGES, ConnectionFailed, ControlStream, Outbox, explain
+from silo_agent.ledger import Ledger
+from silo_agent.metrics import SiloMetrics
+from silo_agent.policy import Policy
+from silo_agent.rosters import Rosters
+from tests.support.agents import make_members
+from tests.support.sessions import NOW
+
+MakeStub = Callable[..., Awaitable[Any]]
+KEY = PhaseKey(job_digest=b"j" * 32, round=1, phase="train", attempt=1)
+
+
+class Enough(Exception):
+    """Ends a stream that would dial for ever."""
+
+
+class Agent:
+    """A control stream and what it serves."""
+
+    def __init__(self, folder: Path, *, waits: int = 0) -> None:
+        members, policy = make_members(4), Policy(federation="test")
+        self.metrics = SiloMetrics()
+        self.ledger = Ledger(folder / "ledger.sqlite")
+        self.outbox = Outbox()
+        self.rosters = Rosters(
+            identity=members.silos["silo-0"],
+            authority=members.authority,
+            policy=policy,
+            ledger=self.ledger,
+            reveals=self.ledger.reveals(policy=policy, data_set="data"),
+            lowest_version=1,
+            clock=lambda: NOW,
+        )
+        self.preparing = (KEY,)
+        self.received: list[str] = []
+        self.polls = 0
+        self._waits = waits
+        self.check: Callable[[], None] = lambda: None
+
+    def receive(self, message: pb.CoordinatorMessage) -> None:
+        self.received.append(message.WhichOneof("kind") or "")
+
+    def poll(self) -> None:
+        self.polls += 1
+
+    def stream(self, stub: Any) -> ControlStream:
+        return ControlStream(
+            stub,
+            target="chorale.example:8443",
+            software_version="1.0",
+            served=self,
+            outbox=self.outbox,
+            rosters=self.rosters,
+            metrics=self.metrics,
+            check_own_certificate=lambda: self.check(),
+            clock=lambda: NOW,
+            random=lambda: 0.0,
+            sleep=self._sleep,
+        )
+
+    async def _sleep(self, seconds: float) -> None:
+        if seconds >= 5.0:  # a heartbeat
+            await asyncio.Event().wait()
+        self._waits -= 1
+        if self._waits < 0:
+            raise Enough
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    made = Agent(tmp_path)
+    yield made
+    made.ledger.close()
+
+
+def welcome(*, version: int = PROTOCOL_VERSION, skew_seconds: float = 0.0) -> pb.CoordinatorMessage:
+    signed = make_members(4).roster().signed
+    return pb.CoordinatorMessage(
+        welcome=pb.Welcome(
+            protocol_version=version,
+            unix_seconds=(NOW + timedelta(seconds=skew_seconds)).timestamp(),
+            heartbeat_seconds=5.0,
+            roster=wire.signed_body_to_wire(signed),
+        )
+    )
+
+
+def attend(*messages: pb.CoordinatorMessage, heard: list[Any] | None = None, replies: int = 0) -> Any:
+    """A coordinator that says these, hears `replies` messages beyond the hello and hangs up."""
+
+    async def Attend(self: Any, requests: Any, context: Any) -> Any:
+        incoming = aiter(requests)
+        first = await anext(incoming)
+        if heard is not None:
+            heard.append(first)
+        for message in messages:
+            yield message
+        for _ in range(replies):
+            assert heard is not None
+            heard.append(await anext(incoming))
+
+    return Attend
+
+
+async def test_the_agent_says_hello_takes_the_roster_and_beats(make_stub: MakeStub, agent: Agent) -> None:
+    heard: list[pb.SiloMessage] = []
+    outcome = pb.CoordinatorMessage(outcome=pb.PhaseOutcome())
+    stub = await make_stub(Attend=attend(welcome(), outcome, heard=heard, replies=1))
+    with pytest.raises(Enough):
+        await agent.stream(stub).run()
+    hello, beat = heard[0].hello, heard[1].heartbeat
+    assert hello.protocol_version == PROTOCOL_VERSION
+    assert list(beat.preparing) == [key_to_wire(KEY)]
+    assert beat.unix_seconds == NOW.timestamp()
+    assert agent.received == ["roster", "outcome"]
+    assert agent.polls == 1
+    assert agent.metrics.registry.get_sample_value("chorale_silo_connected") == 0
+    assert agent.metrics.registry.get_sample_value("chorale_silo_reconnects_total") == 1
+
+
+async def test_the_agent_comes_back_after_the_line_broke(make_stub: MakeStub, tmp_path: Path) -> None:
+    heard: list[pb.SiloMessage] = []
+    agent = Agent(tmp_path, waits=2)
+    stub = await make_stub(Attend=attend(welcome(), heard=heard))
+    with pytest.raises(Enough):
+        await agent.stream(stub).run()
+    assert [message.WhichOneof("kind") for message in heard] == ["hello"] * 3
+    agent.ledger.close()
+
+
+async def test_another_protocol_version_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
+    stub = await make_stub(Attend=attend(welcome(version=2)))
+    with pytest.raises(RemoteProtocolError, match="expected protocol version 1, got 2"):
+        await agent.stream(stub).run()
+    assert agent.received == []
+
+
+async def test_a_version_that_the_coordinator_refuses_ends_the_agent(
+    make_stub: MakeStub, agent: Agent
+) -> None:
+    async def Attend(self: Any, requests: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "protocol version: upgrade")
+        yield
+
+    with pytest.raises(RemoteProtocolError, match="coordinator refused: protocol version: upgrade"):
+        await agent.stream(await make_stub(Attend=Attend)).run()
+
+
+@pytest.mark.parametrize(("skew_seconds", "shown"), [(301.0, "-301"), (-301.0, r"\+301")])
+async def test_a_clock_five_minutes_off_ends_the_agent(
+    make_stub: MakeStub, agent: Agent, skew_seconds: float, shown: str
+) -> None:
+    stub = await make_stub(Attend=attend(welcome(skew_seconds=skew_seconds)))
+    with pytest.raises(ConnectionFailed, match=f"differs from the coordinator's by {shown} seconds"):
+        await agent.stream(stub).run()
+
+
+async def test_a_clock_that_goes_off_during_the_connection_ends_the_agent(
+    make_stub: MakeStub, agent: Agent
+) -> None:
+    late = pb.CoordinatorMessage(heartbeat=pb.Heartbeat(unix_seconds=NOW.timestamp() + 1000))
+    stub = await make_stub(Attend=attend(welcome(), late))
+    with pytest.raises(ConnectionFailed, match="at most 300 are allowed"):
+        await agent.stream(stub).run()
+
+
+async def test_a_clock_one_minute_off_is_a_warning(
+    make_stub: MakeStub, agent: Agent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure()
+    stub = await make_stub(Attend=attend(welcome(skew_seconds=61.0)))
+    with pytest.raises(Enough):
+        await agent.stream(stub).run()
+    assert agent.metrics.registry.get_sample_value("chorale_silo_clock_skew_seconds") == -61.0
+    assert '"skew_seconds": -61' in capsys.readouterr().err
+
+
+async def test_a_certificate_of_ones_own_that_no_longer_holds_ends_the_agent(
+    make_stub: MakeStub, agent: Agent
+) -> None:
+    def expired() -> None:
+        raise ConfigError("own certificate: expired on 2026-11-21")
+
+    agent.check = expired
+    with pytest.raises(ConfigError, match="own certificate: expired"):
+        await agent.stream(await make_stub(Attend=attend(welcome()))).run()
+
+
+async def test_a_coordinator_without_a_welcome_is_left(make_stub: MakeStub, agent: Agent) -> None:
+    stub = await make_stub(Attend=attend(pb.CoordinatorMessage(heartbeat=pb.Heartbeat())))
+    with pytest.raises(Enough):
+        await agent.stream(stub).run()
+    assert agent.received == []
+
+
+async def test_the_outbox_drops_the_oldest_while_the_line_is_down() -> None:
+    outbox = Outbox()
+    for number in range(MAX_QUEUED_MESSAGES + 2):
+        outbox.send(pb.SiloMessage(heartbeat=pb.Heartbeat(unix_seconds=number)))
+    assert (await outbox.next()).heartbeat.unix_seconds == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "sentence"),
+    [
+        ("UNAVAILABLE", "Socket closed", "coordinator refused this certificate or is restarting"),
+        ("UNAVAILABLE", "recvmsg:Connection reset by peer", "refused this certificate or is restarting"),
+        ("UNAVAILABLE", "failed to connect to all addresses", "coordinator is unreachable at hub:1"),
+        ("UNAVAILABLE", "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED", "not the coordinator's"),
+        ("PERMISSION_DENIED", "roster: version 3", "coordinator refused this silo: roster: version 3"),
+        ("ABORTED", "replaced by a newer connection", "ended the stream: aborted replaced by"),
+    ],
+)
+def test_every_end_of_a_stream_is_one_clear_sentence(code: str, details: str, sentence: str) -> None:
+    assert sentence in explain(grpc.StatusCode[code], details, target="hub:1")

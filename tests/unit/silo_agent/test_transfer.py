@@ -1,0 +1,230 @@
+"""Downloads and uploads over a real channel to a server that breaks off, lies or refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from chorale.v1 import federation_pb2 as pb
+from chorale.wire import CHUNK_BYTES, PhaseKey
+from crypto import ring
+from crypto.errors import RemoteProtocolError
+from crypto.layout import Layout, Quantity
+from crypto.masking import Masker, SignedSeed
+from silo_agent.metrics import SiloMetrics
+from silo_agent.transfer import Transfer
+
+MakeStub = Callable[..., Awaitable[Any]]
+
+STATE = bytes(range(256)) * 10_000  # 2.4 chunks
+DIGEST = hashlib.sha256(STATE).digest()
+KEY = PhaseKey(job_digest=b"j" * 32, round=1, phase="train", attempt=1)
+LAYOUT = Layout(members=3, quantities=(Quantity(name="delta", shape=(600_000,), bound=1.0, word=32),))
+
+
+def masked_vector() -> tuple[Masker, ring.Encoded, bytes]:
+    """A vector of 2.3 chunks."""
+    seeds = (SignedSeed(seed=b"b" * 32, sign=1),)
+    masker = Masker(layout=LAYOUT, cohort_digest=b"c" * 32, seeds=seeds)
+    encoded = ring.encode({"delta": np.linspace(-1, 1, 600_000)}, layout=LAYOUT)
+    return masker, encoded, b"".join(masker.stream(encoded))
+
+
+class Clockless:
+    """Counts waits instead of waiting."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits += 1
+        await asyncio.sleep(0)
+
+
+def transfer(stub: Any, folder: Path, clock: Clockless | None = None) -> Transfer:
+    return Transfer(
+        stub,
+        cache=folder / "cache",
+        metrics=SiloMetrics(),
+        random=lambda: 0.0,
+        sleep=(clock or Clockless()).sleep,
+    )
+
+
+async def chunks_of(data: bytes, offset: int) -> Any:
+    for start in range(offset, len(data), CHUNK_BYTES):
+        yield pb.Chunk(offset=start, data=data[start : start + CHUNK_BYTES])
+
+
+def download(carrier: Transfer, size_bytes: int = len(STATE)) -> Awaitable[Path]:
+    return carrier.download(job_digest=b"j" * 32, state_digest=DIGEST, size_bytes=size_bytes)
+
+
+# downloads
+
+
+async def test_a_download_goes_on_where_the_line_broke(make_stub: MakeStub, tmp_path: Path) -> None:
+    offsets: list[int] = []
+
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        offsets.append(request.offset)
+        async for chunk in chunks_of(STATE, request.offset):
+            yield chunk
+            if len(offsets) < 3:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+
+    clock = Clockless()
+    carrier = transfer(await make_stub(Download=Download), tmp_path, clock)
+    path = await download(carrier)
+    assert path.read_bytes() == STATE
+    assert offsets == [0, CHUNK_BYTES, 2 * CHUNK_BYTES]
+    assert clock.waits == 2
+    assert await download(carrier) == path
+    assert len(offsets) == 3  # the second time from the cache
+    carrier.forget(keep=frozenset({DIGEST}))
+    assert path.exists()
+    carrier.forget(keep=frozenset())
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("served", "announced", "words"),
+    [
+        (STATE, len(STATE) - 1, "do not fit"),
+        (STATE[:-1], len(STATE), "bytes, got"),
+        (STATE[:-1] + b"!", len(STATE), "digest is another"),
+    ],
+)
+async def test_bytes_other_than_announced_are_refused(
+    make_stub: MakeStub, tmp_path: Path, served: bytes, announced: int, words: str
+) -> None:
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        async for chunk in chunks_of(served, request.offset):
+            yield chunk
+
+    carrier = transfer(await make_stub(Download=Download), tmp_path)
+    with pytest.raises(RemoteProtocolError, match=words):
+        await download(carrier, announced)
+    assert not list((tmp_path / "cache").glob("*.safetensors"))
+
+
+async def test_chunks_out_of_order_are_refused(make_stub: MakeStub, tmp_path: Path) -> None:
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        yield pb.Chunk(offset=1, data=b"x")
+
+    carrier = transfer(await make_stub(Download=Download), tmp_path)
+    with pytest.raises(RemoteProtocolError, match="do not fit"):
+        await download(carrier)
+
+
+async def test_a_refused_download_is_not_tried_again(make_stub: MakeStub, tmp_path: Path) -> None:
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not this silo's job")
+        yield
+
+    clock = Clockless()
+    carrier = transfer(await make_stub(Download=Download), tmp_path, clock)
+    with pytest.raises(RemoteProtocolError, match="PERMISSION_DENIED: not this silo's job"):
+        await download(carrier)
+    assert clock.waits == 0
+
+
+# uploads
+
+
+class Spool:
+    """What a coordinator keeps of one upload; breaks the line after `breaks` chunks, once each."""
+
+    def __init__(self, *breaks: int) -> None:
+        self.data = bytearray()
+        self.sha256 = b""
+        self.breaks = list(breaks)
+        self.calls = 0
+
+    async def upload(self, messages: Any, context: Any) -> Any:
+        self.calls += 1
+        first = await anext(aiter(messages))
+        assert first.header.total_bytes == LAYOUT.total_bytes
+        yield pb.UploadReceipt(received_bytes=len(self.data), complete=bool(self.sha256))
+        taken = 0
+        async for message in messages:
+            if message.HasField("end"):
+                self.sha256 = message.end.sha256
+                yield pb.UploadReceipt(received_bytes=len(self.data), complete=True)
+                return
+            assert message.chunk.offset == len(self.data)
+            self.data += message.chunk.data
+            taken += 1
+            if self.breaks and taken == self.breaks[0]:
+                self.breaks.pop(0)
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+
+
+async def test_an_upload_goes_on_where_the_line_broke_with_the_digest_of_the_whole(
+    make_stub: MakeStub, tmp_path: Path
+) -> None:
+    spool = Spool(1, 1)
+
+    async def Upload(self: Any, messages: Any, context: Any) -> Any:
+        async for receipt in spool.upload(messages, context):
+            yield receipt
+
+    masker, encoded, expected = masked_vector()
+    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
+    assert bytes(spool.data) == expected
+    assert spool.sha256 == hashlib.sha256(expected).digest()
+    assert spool.calls == 3
+    await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)  # complete already
+    assert bytes(spool.data) == expected
+
+
+async def test_an_upload_that_is_refused_ends_with_the_coordinators_word(
+    make_stub: MakeStub, tmp_path: Path
+) -> None:
+    async def Upload(self: Any, messages: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the stage has closed")
+        yield
+
+    masker, encoded, _ = masked_vector()
+    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    with pytest.raises(RemoteProtocolError, match="FAILED_PRECONDITION: the stage has closed"):
+        await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
+
+
+async def test_a_coordinator_that_claims_more_bytes_than_there_are_is_refused(
+    make_stub: MakeStub, tmp_path: Path
+) -> None:
+    async def Upload(self: Any, messages: Any, context: Any) -> Any:
+        yield pb.UploadReceipt(received_bytes=LAYOUT.total_bytes + 1)
+        async for _ in messages:
+            pass
+
+    masker, encoded, _ = masked_vector()
+    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    with pytest.raises(RemoteProtocolError, match="more bytes than there are"):
+        await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
+
+
+async def test_a_cancelled_upload_stops_while_the_line_is_down(make_stub: MakeStub, tmp_path: Path) -> None:
+    tried = asyncio.Event()
+
+    async def Upload(self: Any, messages: Any, context: Any) -> Any:
+        tried.set()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+        yield
+
+    masker, encoded, _ = masked_vector()
+    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    uploading = asyncio.ensure_future(carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes))
+    await tried.wait()
+    uploading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await uploading
