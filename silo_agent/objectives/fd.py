@@ -46,4 +46,4 @@ def feature_scale(features_ND: Tensor, *, loss_weight: float, regulariser_weight
 
 
 def log_feature_scale(work: Work, scale: FeatureScale) -> None:
-    log.info("feature scale", round=work.round, norm=round(scale.norm, 4), rho=round(scale.rho, 4))
+    log.info("feature scale", round=work.round, norm=round(scale.norm, 4), rho=round(scale.rho, 6))

@@ -1,0 +1,165 @@
+"""One silo's side of a method in float64, small enough to check by hand: models, settings, local rounds.
+
+N = samples, D = feature width, C = classes.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from chorale.job_spec import JobSpec
+from chorale.state import buffer_names, trained_names
+from silo_agent.batches import Tensors
+from silo_agent.data.base import Samples, SiloData
+from silo_agent.initial_state import initial_state
+from silo_agent.local_training import train_locally
+from silo_agent.models.base import Backbone, CutModel
+from silo_agent.objective import Work
+from silo_agent.objectives.base import Setting, run_model
+from silo_agent.objectives.local_loss import local_loss
+from silo_agent.seeding import shuffler
+from strategies.base import Array, PhaseContext
+from strategies.recipe import Head
+
+CPU = torch.device("cpu")
+
+
+def make_job(strategy: dict[str, Any] | None = None, **fields: Any) -> JobSpec:
+    """Four silos and an mlp, ten classes of 8 x 8 images; `training` takes over single fields."""
+    training = {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.1, **fields.pop("training", {})}
+    values = {
+        "name": "test",
+        "federation": "test",
+        "not_after": datetime(2100, 1, 1, tzinfo=UTC),
+        "silos": ("a", "b", "c", "d"),
+        "rounds": 10,
+        "strategy": strategy or {"preset": "fedavg"},
+        "model": {"name": "mlp", "hidden": (32,), "seed": 1},
+        "training": training,
+        "classes": 10,
+        "input_shape": (1, 8, 8),
+        "seed": 7,
+    }
+    return JobSpec.model_validate(values | fields)
+
+
+def make_data(features: Any, labels: Any, *, holdout: tuple[Any, Any] | None = None) -> SiloData:
+    """holdout: features and labels; the training samples where there is none."""
+    tested = (features, labels) if holdout is None else holdout
+    train_samples, holdout_samples = (
+        Samples(features=np.asarray(x, dtype=np.float32), labels=np.asarray(y, dtype=np.int64))
+        for x, y in ((features, labels), tested)
+    )
+    return SiloData(train=train_samples, holdout=holdout_samples, name="test")
+
+
+def make_work(
+    job: JobSpec,
+    data: SiloData,
+    *,
+    state: dict[str, Array] | None = None,
+    kind: str = "train",
+    round: int = 1,
+) -> Work:
+    """Weight 1/4, trained parameters as the method says."""
+    arrays = initial_state(job) if state is None else state
+    context = PhaseContext(
+        round=round,
+        members=4,
+        classes=job.classes,
+        state=arrays,
+        trained=tuple(name for name in trained_names(arrays) if job.method.trains(name)),
+        buffers=buffer_names(arrays),
+        options=job.method.options,
+    )
+    return Work(
+        spec=job,
+        phase_kind=kind,
+        round=round,
+        silo="a",
+        state=arrays,
+        context=context,
+        data=data,
+        weight=0.25,
+        is_cancelled=lambda: False,
+    )
+
+
+def make_model(job: JobSpec, body: nn.Module, *, width: int, head_CD: Any = None) -> CutModel:
+    """The job's method around a backbone of the test's own, in float64."""
+    recipe = job.method.recipe
+    backbone = Backbone(body=body, width=width)
+    model = CutModel(backbone, classes=job.classes, head=recipe.head, features=recipe.features).double()
+    if head_CD is not None:
+        with torch.no_grad():
+            model.head.weight.copy_(torch.as_tensor(np.asarray(head_CD)))
+    model.head.requires_grad_(recipe.head in (Head.TRAINED, Head.TRAINED_UNBIASED))
+    return model
+
+
+def make_setting(job: JobSpec, model: CutModel, data: SiloData) -> Setting:
+    return Setting(work=make_work(job, data, state={}), received=model, device=CPU)
+
+
+class LocalRound:
+    """One round at one silo in float64: the loss is bound to the model as it came, training moves it."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self.model = setting.received
+        data = setting.work.data.train
+        self._samples = Tensors(
+            features=torch.tensor(data.features, dtype=torch.float64), labels=torch.tensor(data.labels)
+        )
+        self.loss = local_loss(setting, self._samples)
+
+    def mean_loss(self) -> Tensor:
+        """Over all samples at the model as it is now, with the weights' penalty. Shapes: -> ()."""
+        places_N = torch.arange(len(self._samples))
+        outputs = run_model(self.model, self._samples.features)
+        mean = self.loss.per_sample(outputs, self._samples.labels, places_N).mean()
+        penalty = self.loss.penalty(self.model)
+        return mean if penalty is None else mean + penalty
+
+    def train(self) -> None:
+        """The job's local epochs, in place."""
+        work = self._setting.work
+        train_locally(
+            self.model,
+            self._samples,
+            spec=work.spec,
+            round=work.round,
+            loss=self.loss,
+            generator=shuffler(3),
+            is_cancelled=work.is_cancelled,
+        )
+
+
+def simplex(classes: int, width: int) -> Array:
+    """The simplex on the first coordinates: U of Eq. 3 is the first columns of the identity. -> (C, D)"""
+    stretch = np.sqrt(classes / (classes - 1))
+    centring_CC = np.eye(classes) - 1.0 / classes
+    return np.asarray(stretch * (np.eye(width)[:, :classes] @ centring_CC).T)
+
+
+def gradient_by_differences(function: Any, at: Tensor, *, step: float = 1e-6) -> Tensor:
+    """Central differences of a scalar function, coordinate by coordinate. Shapes: like `at`."""
+    gradient = torch.zeros_like(at)
+    for place in range(at.numel()):
+        shift = torch.zeros_like(at).view(-1)
+        shift[place] = step
+        shift = shift.view_as(at)
+        gradient.view(-1)[place] = (function(at + shift) - function(at - shift)) / (2 * step)
+    return gradient
+
+
+def gradient_by_backward(function: Any, at: Tensor) -> Tensor:
+    """Shapes: like `at`."""
+    leaf = at.clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(function(leaf), leaf)
+    return gradient
