@@ -16,6 +16,7 @@ import click
 from cli.demo_setup import (
     COORDINATOR,
     FEDERATION,
+    OPEN_POLICY,
     DemoPlan,
     clean_folder,
     hold_ceremony,
@@ -78,7 +79,7 @@ def _run(plan: DemoPlan, processes: Processes) -> dict[str, object]:
         summary, data = operations.fetch(digest)
         history.summary = summary
         _write(plan.out / "model.safetensors", b"".join(data))
-    document = report.document(history)
+    document = report.document(history, policy=OPEN_POLICY)
     _write(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode())
     _write(plan.out / "report.html", report.page(document).encode())
     return document

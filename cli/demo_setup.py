@@ -24,6 +24,20 @@ FEDERATION, COORDINATOR, OPERATOR = "demo", "hub", "you"
 MARKER = ".chorale-demo"  # what says that a folder's content is ours to replace
 PARTIES = "federation"
 RESULTS = ("report.json", "report.html", "model.safetensors")
+# so that few silos can show every method; report.json says so
+OPEN_POLICY: dict[str, Any] = {"class_statistics": "allow", "min_class_holders": 2}
+# of SGD: a loss over cosines has small gradients (docs/methods.md); every other method takes the first
+RATE = 0.05
+RATES = {
+    "fedbabu": 0.1,
+    "fedgela": 0.1,
+    "dot_regression": 0.5,
+    "feddr_plus": 0.5,
+    "spherefed": 0.5,
+    "spherefed_fedprox": 0.5,
+    "spherefed_fednova": 0.5,
+    "spherefed_fedopt": 0.5,
+}
 HOLD_SECONDS = 1.0  # so that --drop hits between the last shares and their relay
 Settings = dict[str, Any]
 
@@ -144,7 +158,9 @@ def write_coordinator(plan: DemoPlan) -> Path:
 def write_silo(plan: DemoPlan, name: str, *, coordinator: str) -> Path:
     """Settings and policy of one silo, and with them its part of the digits."""
     folder = plan.folder(name)
-    policy = _write(folder / "policy.yaml", {"federation": FEDERATION, "approval": "automatic"})
+    policy = _write(
+        folder / "policy.yaml", {"federation": FEDERATION, "approval": "automatic", **OPEN_POLICY}
+    )
     partition = {
         "kind": "dirichlet",
         "alpha": 0.5,
@@ -180,7 +196,11 @@ def write_job(plan: DemoPlan) -> Path:
         "model": {"name": "mlp", "hidden": [128], "seed": plan.seed},
         "classes": 10,
         "input_shape": [1, 8, 8],
-        "training": {"local_epochs": 3, "batch_size": 8, "learning_rate": 0.05},
+        "training": {
+            "local_epochs": 3,
+            "batch_size": 8,
+            "learning_rate": RATES.get(plan.strategy, RATE),
+        },
         "seed": plan.seed,
     }
     return _write(plan.folder(OPERATOR) / "job.yaml", settings)

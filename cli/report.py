@@ -29,8 +29,8 @@ SEEN = (
 )
 
 
-def document(history: JobHistory) -> Document:
-    """What report.json holds."""
+def document(history: JobHistory, *, policy: Document | None = None) -> Document:
+    """What report.json holds. policy: what the silos of a demo allowed beyond the defaults."""
     summary, trained = history.summary, history.of_kind(TRAIN)
     return {
         "job": summary.job_digest.hex(),
@@ -53,6 +53,7 @@ def document(history: JobHistory) -> Document:
         "float32_bytes": summary.float32_bytes,
         "epsilon": None,
         "epsilon_unit": None,
+        "policy": policy or {},
         "phases": [_phase(record) for record in history.records],
     }
 
@@ -76,6 +77,7 @@ def page(report: Document) -> str:
             "<h2>What was summed</h2>",
             f"<p>{html.escape(', '.join(report['quantities'])) or 'nothing'}. Only sums over the "
             "silos of a round were revealed, exact in fixed point.</p>",
+            *_policy_line(report["policy"]),
             "<h2>What each party saw</h2>",
             _table(("party", "saw"), SEEN),
             "</body></html>",
@@ -133,6 +135,16 @@ def _headline(report: Document) -> str:
         f"{report['rounds_completed']} of {report['rounds']} rounds, {accuracy}, "
         f"{report['wall_seconds']:.1f} s. In a round a silo sent {sizes}"
     )
+
+
+def _policy_line(policy: Document) -> list[str]:
+    if not policy:
+        return []
+    fields = ", ".join(f"{name}: {value}" for name, value in policy.items())
+    return [
+        f"<p>The demo's silos allow more than a silo does by default ({html.escape(fields)}), so that "
+        "four of them can show every method. A real policy decides this for itself.</p>"
+    ]
 
 
 def _curve(accuracies: Sequence[float | None]) -> str:
