@@ -1,0 +1,143 @@
+"""Rows of class statistics leave a silo only where enough silos hold the class, through whole sessions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from chorale.job_spec import JobSpec
+from crypto.cohort import CohortRule
+from silo_agent.objective import Work
+from strategies.base import Array
+from tests.support.agents import Hub, OneHot
+from tests.support.sessions import NOW
+
+# silo by silo: class 0 is everybody's, class 1 three silos', class 2 one silo's, class 3 nobody's
+HOLDS = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
+MakeHub = Callable[..., Hub]
+
+
+class Rows(OneHot):
+    """Every row that a silo sends is the silo's one-hot vector, so the sum names its senders."""
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        self.works.append(work)
+        place = work.spec.silos.index(work.silo)
+        if work.phase_kind == "presence":
+            return {"presence": HOLDS[place]}
+        assert work.class_rows is not None
+        return {"prototypes": np.outer(HOLDS[place] * work.class_rows, np.eye(4)[place])}
+
+
+@pytest_asyncio.fixture
+async def make_hub(tmp_path: Path) -> AsyncIterator[MakeHub]:
+    hubs: list[Hub] = []
+
+    def make(**fields: Any) -> Hub:
+        hubs.append(Hub(tmp_path, strategy={"preset": "fedcsd"}, classes=4, **fields))
+        return hubs[-1]
+
+    yield make
+    for hub in hubs:
+        await hub.close()
+
+
+async def prototypes_of(hub: Hub) -> Array:
+    """The sum of the first round's prototypes. Shapes: (C, silos)."""
+    await hub.run(0, "roll-call.0")
+    await hub.run(0, "presence.0")
+    return (await hub.run(1, "prototypes"))["prototypes"]
+
+
+def add_all(hub: Hub, **policy: Any) -> None:
+    for name in hub.names:
+        hub.add(name, objective=Rows(), class_statistics="allow", **policy)
+
+
+async def test_presence_counts_the_holders_of_each_class(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    add_all(hub)
+    await hub.run(0, "roll-call.0")
+    assert (await hub.run(0, "presence.0"))["presence"].tolist() == [4, 3, 1, 0]
+    assert hub.state["method/presence"].tolist() == [4, 3, 1, 0]
+    works = [work for agent in hub.agents.values() for work in agent.objective.works]
+    assert [work.class_rows for work in works] == [None] * 4
+
+
+async def test_by_default_a_row_needs_as_many_holders_as_survive_dropouts_and_colluders(
+    make_hub: MakeHub,
+) -> None:
+    """Of 4 silos 1 may drop and 1 collude: only a class of all 4 leaves at least two honest holders."""
+    hub = make_hub()
+    add_all(hub)
+    sums = await prototypes_of(hub)
+    np.testing.assert_allclose(sums, [[1, 1, 1, 1], [0] * 4, [0] * 4, [0] * 4], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("least", "senders"),
+    [(3, [[1, 1, 1, 1], [1, 1, 1, 0], [0] * 4, [0] * 4]), (1, HOLDS.T), (5, np.zeros((4, 4)))],
+)
+async def test_a_policy_sets_its_own_number_of_holders(make_hub: MakeHub, least: int, senders: Any) -> None:
+    hub = make_hub()
+    add_all(hub, min_class_holders=least)
+    np.testing.assert_allclose(await prototypes_of(hub), senders, atol=1e-6)
+
+
+async def test_each_silo_goes_by_its_own_policy(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    for name, least in zip(hub.names, [3, 4, 3, 1], strict=True):
+        hub.add(name, objective=Rows(), class_statistics="allow", min_class_holders=least)
+    sums = await prototypes_of(hub)
+    np.testing.assert_allclose(sums, [[1, 1, 1, 1], [1, 0, 1, 0], [0] * 4, [0] * 4], atol=1e-6)
+
+
+@pytest.mark.parametrize("phase", ["presence.0", "prototypes"])
+async def test_class_statistics_need_the_policys_consent(make_hub: MakeHub, phase: str) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0", objective=Rows())
+    agent.tell(task=hub.begin(int("." not in phase), phase).task)
+    assert await agent.refusal() == "policy"
+    assert agent.objective.works == []
+
+
+def make_spec(silos: int, **fields: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "test",
+            "federation": "test",
+            "not_after": NOW + timedelta(days=1),
+            "silos": [f"s-{place}" for place in range(silos)],
+            "rounds": 1,
+            "model": {"name": "custom"},
+            "training": {"learning_rate": 0.1},
+            "classes": 2,
+            "input_shape": (2,),
+        }
+        | fields
+    )
+
+
+@pytest.mark.parametrize(
+    ("silos", "members", "threshold", "least"),
+    [(3, 3, None, 3), (4, 4, None, 4), (10, 10, None, 8), (10, 5, None, 9), (10, 10, 9, 6)],
+)
+def test_holders_that_a_row_needs(silos: int, members: int, threshold: int | None, least: int) -> None:
+    """floor(m/3) + 2 + (R - t)."""
+    spec = make_spec(silos, threshold=threshold)
+    assert spec.min_class_holders(spec.rule(members)) == least
+
+
+@pytest.mark.parametrize("silos", range(3, 60))
+def test_no_job_needs_more_holders_than_it_has_silos(silos: int) -> None:
+    """So none has to be refused for it: a class that all silos hold is always sent."""
+    spec = make_spec(silos)
+    needed = [spec.min_class_holders(CohortRule.for_members(members)) for members in range(3, silos + 1)]
+    assert max(needed) <= silos
+    assert min(needed) >= 3
