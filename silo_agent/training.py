@@ -43,6 +43,7 @@ class TorchObjective:
         self._device = _choose_device(device)
         self._threads = threads
         self._kept = KeptPass()
+        self._earlier = EarlierPhases()
 
     def compute(self, work: Work) -> Mapping[str, Array]:
         """The quantities of the phase. Raises ConfigError, RemoteProtocolError, Cancelled.
@@ -56,7 +57,10 @@ class TorchObjective:
         with seeded(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round)):
             received = self._received_model(work)
             setting = Setting(work=work, received=received, device=self._device, kept=self._kept)
-            return computes(setting)
+            started = time.monotonic()
+            values = computes(setting)
+            self._earlier.add(work, seconds=time.monotonic() - started)
+            return values
 
     def _phases(self) -> Mapping[str, Callable[[Setting], Mapping[str, Array]]]:
         return {"train": self._train, "evaluate": self._evaluate, **PHASES}
@@ -98,9 +102,9 @@ class TorchObjective:
         )
         trained = time.monotonic()
         statistics = self._statistics(setting, samples)
-        if statistics:
-            seconds = time.monotonic() - started
-            _log_share(work, seconds_of_statistics=time.monotonic() - trained, seconds=seconds)
+        if work.spec.method.recipe.statistic is not None:
+            earlier, ended = self._earlier.seconds(work), time.monotonic()
+            _log_share(work, statistics=earlier + ended - trained, whole=earlier + ended - started)
         return {**contribution(model, work, steps=steps), **tested, **statistics}
 
     def _statistics(self, setting: Setting, samples: Tensors) -> Mapping[str, Array]:
@@ -109,8 +113,29 @@ class TorchObjective:
         return {} if compute is None else compute(setting, samples)
 
 
-def _log_share(work: Work, *, seconds_of_statistics: float, seconds: float) -> None:
-    share = seconds_of_statistics / max(seconds, 1e-9)
+class EarlierPhases:
+    """How long the phases of a round took that ran before its training: the last round's alone."""
+
+    def __init__(self) -> None:
+        self._round = ("", 0)
+        self._seconds = 0.0
+
+    def add(self, work: Work, *, seconds: float) -> None:
+        if self._round != _round_of(work):
+            self._round, self._seconds = _round_of(work), 0.0
+        self._seconds += seconds
+
+    def seconds(self, work: Work) -> float:
+        return self._seconds if self._round == _round_of(work) else 0.0
+
+
+def _round_of(work: Work) -> tuple[str, int]:
+    return f"{work.spec.nonce} {work.silo}", work.round
+
+
+def _log_share(work: Work, *, statistics: float, whole: float) -> None:
+    """Units: seconds, without the test of the received model."""
+    share = statistics / max(whole, 1e-9)
     log.info("statistics computed", round=work.round, phase=work.phase_kind, share_of_round=round(share, 4))
 
 

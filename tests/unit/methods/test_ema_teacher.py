@@ -6,6 +6,8 @@ N = samples, C = classes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from chorale import logs
 from crypto.errors import RemoteProtocolError
 from silo_agent.batches import Tensors
 from silo_agent.initial_state import initial_state
@@ -231,3 +234,19 @@ def test_n15_two_classes_batches_of_one_and_a_single_class_train(changes: dict[s
     prototypes = silo.compute(dataclasses.replace(work, phase_kind="prototypes"))["prototypes"]
     assert np.flatnonzero(prototypes.any(axis=1)).tolist() == [1]
     assert all(np.isfinite(values).all() for values in silo.compute(work).values())
+
+
+def test_the_log_says_what_share_of_the_round_the_statistics_took(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that ticks once a look: prototypes from 0 to 1, then training and its statistics."""
+    ticks = itertools.count()
+    monkeypatch.setattr("silo_agent.training.time.monotonic", lambda: float(next(ticks)))
+    logs.configure()
+    silo = TorchObjective(device="cpu")
+    silo.compute(fedcsd_work(kind="prototypes"))
+    silo.compute(fedcsd_work())
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    shares = [line["share_of_round"] for line in told if line["event"] == "statistics computed"]
+    # 1 tick before training; of its 2 ticks the second is the statistics'
+    assert shares == [pytest.approx(2 / 3, abs=1e-4)]

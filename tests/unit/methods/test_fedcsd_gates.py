@@ -164,7 +164,8 @@ def test_b3_the_mask_leaves_out_fewer_samples_as_the_teacher_learns() -> None:
 
 
 def test_b2_drift_grows_with_local_epochs_and_fedcsd_holds_it_back() -> None:
-    """One round from a trained global model. Measured for 1 and 10 epochs: 1.9 and 4.5, with mu = 0.1 1.2 and 0.85."""
+    """One round from a trained global model. Measured for 1 and 10 epochs: 1.9 and 4.5; held back 1.2 and
+    0.85."""
     trained = {name: array for name, array in run(mu=0.0).state.items() if name.startswith(MODEL)}
     drifts_ME = np.array(
         [
