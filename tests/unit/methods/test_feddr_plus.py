@@ -182,6 +182,21 @@ def test_teacher_is_in_eval_mode_so_batch_statistics_alone_part_it_from_the_stud
     assert seen[-1] > 1e-10
 
 
+def test_teacher_uses_running_statistics_and_leaves_them_alone() -> None:
+    job = make_job({"preset": "feddr_plus"}, classes=4)
+    body = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
+    model = make_model(job, body, width=5, head_CD=simplex(4, 5)).train()
+    one = LocalRound(make_setting(job, model, small_data()))
+    assert one.loss.teacher is not None
+    inputs = double(small_data().train.features)
+    by_running_statistics = (body[0](inputs) / np.sqrt(1 + body[1].eps)).detach()  # mean 0 and variance 1
+    torch.testing.assert_close(one.loss.teacher.features_ND, by_running_statistics, rtol=0, atol=1e-12)
+    assert body[1].running_mean.tolist() == [0] * 5
+    one.train()
+    assert (body[1].running_mean != 0).all()
+    torch.testing.assert_close(one.loss.teacher.features_ND, by_running_statistics, rtol=0, atol=1e-12)
+
+
 def test_round_through_the_objective_sends_the_body_and_no_statistic_of_labels() -> None:
     job = make_job({"preset": "feddr_plus"}, classes=4, input_shape=(6,))
     values = TorchObjective(device="cpu").compute(make_work(job, small_data()))
