@@ -79,7 +79,7 @@ def strategy_of(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -
     """The method of a recipe. Raises ConfigError for options that no part has, and for parts that do not
     go together."""
     resolved = {**recipe.defaults, **options}
-    parts = _parts_with_options(recipe)
+    parts = option_parts(recipe)
     _check_known(name, resolved, parts)
     for part in parts:
         options_of(part, resolved)
@@ -87,7 +87,8 @@ def strategy_of(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -
     return _compose(name, recipe, resolved)
 
 
-def _parts_with_options(recipe: Recipe) -> list[type[PartOptions]]:
+def option_parts(recipe: Recipe) -> list[type[PartOptions]]:
+    """Whose numbers a job with this recipe may set."""
     parts = [
         LOSS_OPTIONS[recipe.loss],
         REGULARISER_OPTIONS[recipe.regulariser],

@@ -1,0 +1,139 @@
+"""The tables of docs/methods.md, from the code that they describe.
+
+`python -m tests.support.method_tables` prints them as they should stand, all but the papers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+
+import numpy as np
+
+from chorale.job_spec import PartsSpec
+from strategies.base import TOTAL, PhaseContext
+from strategies.combinations import RULES
+from strategies.heads import HEAD
+from strategies.methods import Strategy, option_parts, strategy_for
+from strategies.presets import PRESETS
+from strategies.recipe import (
+    Closing,
+    Features,
+    Head,
+    Loss,
+    Mix,
+    Recipe,
+    Regulariser,
+    ServerUpdate,
+    StatisticName,
+)
+
+PARTS: Mapping[str, type[StrEnum]] = {
+    "head": Head,
+    "features": Features,
+    "loss": Loss,
+    "regulariser": Regulariser,
+    "mix": Mix,
+    "server_update": ServerUpdate,
+    "statistic": StatisticName,
+    "closing": Closing,
+}
+# what every method sums: the update and its weight, evaluation, roll-call
+COMMON = {"silos", "samples", "delta", "buffers", "weight", "correct", "tested", "loss_sum", "clipped"}
+CLASSES, WIDTH = 3, 4
+SIDES = {CLASSES: "C", WIDTH: "D", WIDTH * (WIDTH + 1) // 2: "D(D+1)/2"}
+
+Row = tuple[str, ...]
+
+
+def method_rows() -> Iterator[Row]:
+    """Preset, parts that are not FedAvg's, phases, what is summed beside, options with their defaults."""
+    for name, recipe in PRESETS.items():
+        method = strategy_for(name, {})
+        yield (
+            f"`{name}`",
+            _joined(_parts(recipe)),
+            "; ".join(", ".join(kinds) for kinds in (method.opening, method.round_phases, method.closing)),
+            _joined(_beside(method)),
+            _joined(_options(method)),
+        )
+
+
+def part_rows() -> Iterator[Row]:
+    """Part, what it is, its values with the default first."""
+    for part, kinds in PARTS.items():
+        default = getattr(Recipe(), part)
+        others = [f"`{kind}`" for kind in kinds if kind != default]
+        yield (
+            f"`{part}`",
+            str(PartsSpec.model_fields[part].description),
+            ", ".join([f"`{default or 'null'}`", *others]),
+        )
+
+
+def option_rows() -> Iterator[Row]:
+    """Option, what it is, presets that have it."""
+    meanings: dict[str, str] = {}
+    presets: dict[str, list[str]] = {}
+    for preset, recipe in PRESETS.items():
+        for part in option_parts(recipe):
+            for name, info in part.model_fields.items():
+                meanings[name] = str(info.description)
+                presets.setdefault(name, []).append(f"`{preset}`")
+    for name in sorted(meanings):
+        yield f"`{name}`", meanings[name], ", ".join(presets[name])
+
+
+def rules() -> Iterator[str]:
+    """Why a job with some combination of parts is refused."""
+    return (rule.reason for rule in RULES)
+
+
+def _parts(recipe: Recipe) -> Iterator[str]:
+    plain = Recipe()
+    for part in PARTS:
+        if getattr(recipe, part) != getattr(plain, part):
+            yield f"{part} `{getattr(recipe, part)}`"
+
+
+def _options(method: Strategy) -> Iterator[str]:
+    values: dict[str, object] = {}
+    for part in option_parts(method.recipe):
+        values |= method.options_of(part).model_dump(mode="json")
+    return (f"`{name}` {_shown(values[name])}" for name in sorted(values))
+
+
+def _beside(method: Strategy) -> Iterator[str]:
+    """Of all phases. Shapes in C classes and D features."""
+    state = {HEAD: np.zeros((CLASSES, WIDTH), np.float32), TOTAL: np.array(100)}
+    context = PhaseContext(
+        round=1, members=4, classes=CLASSES, state=state, trained=("head.weight",), options=method.options
+    )
+    for phase in method.phases.values():
+        for quantity in phase.quantities(context):
+            if quantity.name not in COMMON:
+                shape = ", ".join(SIDES[side] for side in quantity.shape)
+                yield f"{quantity.name} ({shape})"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _joined(words: Iterable[str]) -> str:
+    return ", ".join(words) or "-"
+
+
+def tables() -> str:
+    """All of them, as Markdown."""
+    blocks = [
+        [f"| {' | '.join(row)} |" for row in rows] for rows in (method_rows(), part_rows(), option_rows())
+    ]
+    return "\n\n".join("\n".join(block) for block in [*blocks, [f"- {reason}" for reason in rules()]])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(tables() + "\n")

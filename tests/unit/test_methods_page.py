@@ -1,0 +1,38 @@
+"""docs/methods.md against the code: every preset, part, option and rule, as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.support.method_tables import Row, method_rows, option_rows, part_rows, rules
+
+PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+
+
+def section(title: str) -> list[str]:
+    """Its lines."""
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0].splitlines()
+
+
+def table(title: str) -> list[Row]:
+    """The cells of a section's only table, without its heading."""
+    lines = [line for line in section(title) if line.startswith("|")]
+    return [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines[2:]]
+
+
+def test_every_preset_has_its_row_and_names_its_paper() -> None:
+    found = table("Presets")
+    assert [row[:-1] for row in found] == list(method_rows())
+    assert all(len(row[-1]) > 5 for row in found)
+
+
+@pytest.mark.parametrize(("title", "rows"), [("Parts", part_rows()), ("Options", option_rows())])
+def test_every_part_and_option_has_its_row(title: str, rows: Iterable[Row]) -> None:
+    assert table(title) == list(rows)
+
+
+def test_every_refused_combination_is_listed() -> None:
+    assert [line[2:] for line in section("Parts") if line.startswith("- ")] == list(rules())
