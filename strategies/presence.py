@@ -1,7 +1,7 @@
 """Presence: how many silos hold each class, summed once before the first round.
 
 A row of a class statistic is sent only where enough silos hold the class, so that no sum of such rows
-is one silo's own (docs/protocol.md 4). FedDW (its Eq. 5 divides by it) and FedCSD need it.
+is one silo's own (docs/protocol.md 4): those of FedDW and FedCSD.
 Leaks how many of the silos in the sum hold each class; two sums over nearly the same silos would show
 the classes of one, so silos refuse the second (docs/protocol.md 6.2).
 
