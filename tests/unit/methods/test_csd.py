@@ -316,9 +316,12 @@ def test_n11_at_high_temperature_centred_logits_are_pulled_together(tau: float, 
     ],
     ids=["student of zeros", "no prototype", "neither", "one class known"],
 )
-def test_n15_zero_rows_give_ordinary_gradients(student: Any, prototypes: Any, is_full: bool) -> None:
+@pytest.mark.parametrize("form", ["ce", "kl"])
+def test_n15_zero_rows_give_ordinary_gradients(
+    student: Any, prototypes: Any, is_full: bool, form: str
+) -> None:
     """Divided by the bare lower bound of a norm, a student of zeros would move by 1e12."""
-    part = csd(rows(prototypes), grad_through_delta=is_full)
+    part = csd(rows(prototypes), grad_through_delta=is_full, form=form)
     teacher, labels = rows([[2.0, -1.0]]), torch.tensor([0])
     loss = losses(part, rows(student), teacher, labels)
     assert bool(torch.isfinite(loss).all())
