@@ -278,6 +278,12 @@ class JobSpec(_Part):
     def method(self) -> Strategy:
         return strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
 
+    @property
+    def quantity_names(self) -> tuple[str, ...]:
+        """All that the job sums, as far as it is known without the model's state: a custom model may keep
+        running means of its own."""
+        return self.method.quantity_names(has_buffers=self.model.norm == "batch")
+
     def rule(self, members: int) -> CohortRule:
         """Sizes for m named silos; the job's own values raise the defaults, never lower them.
 

@@ -121,6 +121,8 @@ class Policy(BaseModel):
                 f"about {expected:.3g} near repeats of a cohort by fraction {spec.fraction:g}",
                 f"at most {self.max_cohort_changes} (max_cohort_changes)",
             )
+        for name in spec.quantity_names:  # here and not in the phase that sums it: rounds may come before
+            self._check_quantity(name)
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""
@@ -142,10 +144,13 @@ class Policy(BaseModel):
     def check_quantities(self, quantities: Sequence[Quantity]) -> None:
         """Raises PolicyRefusal where a quantity may not be summed."""
         for quantity in quantities:
-            if self.allowed_quantities is not None and quantity.name not in self.allowed_quantities:
-                raise _refusal(f"quantity {quantity.name}", _names(self.allowed_quantities))
-            if self.class_statistics is ClassStatistics.REFUSE and quantity.name not in PLAIN_QUANTITIES:
-                raise _refusal(f"quantity {quantity.name}", "no class statistics (class_statistics: refuse)")
+            self._check_quantity(quantity.name)
+
+    def _check_quantity(self, name: str) -> None:
+        if self.allowed_quantities is not None and name not in self.allowed_quantities:
+            raise _refusal(f"quantity {name}", f"{_names(self.allowed_quantities)} (allowed_quantities)")
+        if self.class_statistics is ClassStatistics.REFUSE and name not in PLAIN_QUANTITIES:
+            raise _refusal(f"quantity {name}", "no class statistics (class_statistics: refuse)")
 
     def rounded(self, samples: int) -> int:
         """A sample count as it may be known: rounded down to `count_granularity`."""

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
+
 from crypto.errors import ConfigError
-from strategies.base import Keeper, Phase, Statistic
+from strategies.base import MODEL, TOTAL, Keeper, Phase, PhaseContext, Statistic
 from strategies.combinations import check_recipe
 from strategies.ema_teacher import EmaTeacher
 from strategies.evaluation import EvaluatePhase, Evaluation
 from strategies.ffc import CalibratePhase, FfcOptions
+from strategies.heads import HEAD
 from strategies.logit_prototypes import PrototypeOptions, PrototypesPhase
 from strategies.losses import LOSS_OPTIONS
 from strategies.presence import PresencePhase
@@ -61,6 +64,12 @@ class Strategy:
         """The options of one part."""
         return options_of(part, self.options)
 
+    def quantity_names(self, *, has_buffers: bool) -> tuple[str, ...]:
+        """All that its phases sum, by name. has_buffers: whether the model keeps running means."""
+        context = _smallest_context(self.options, has_buffers=has_buffers)
+        quantities = [each for phase in self.phases.values() for each in phase.quantities(context)]
+        return tuple(dict.fromkeys(quantity.name for quantity in quantities))
+
 
 def recipe_of(preset: str) -> Recipe:
     """The row of that name. Raises ConfigError."""
@@ -101,6 +110,21 @@ def option_parts(recipe: Recipe) -> list[type[PartOptions]]:
     if recipe.closing is Closing.FFC:
         parts.append(FfcOptions)
     return parts
+
+
+def _smallest_context(options: Mapping[str, OptionValue], *, has_buffers: bool) -> PhaseContext:
+    """A model of one weight: of a quantity, the state decides the size and never the name."""
+    buffers = ("norm.running_mean",) if has_buffers else ()
+    ones = np.ones((1, 1), np.float32)
+    return PhaseContext(
+        round=1,
+        members=1,
+        classes=1,
+        state={HEAD: ones, **{MODEL + name: ones[0] for name in buffers}, TOTAL: np.array(1)},
+        trained=(HEAD.removeprefix(MODEL),),
+        buffers=buffers,
+        options=options,
+    )
 
 
 def _check_known(name: str, options: Mapping[str, OptionValue], parts: Iterable[type[PartOptions]]) -> None:

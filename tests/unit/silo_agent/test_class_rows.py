@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from chorale import logs
 from chorale.job_spec import JobSpec
 from crypto.cohort import CohortRule
 from silo_agent.objective import Work
@@ -98,13 +100,40 @@ async def test_each_silo_goes_by_its_own_policy(make_hub: MakeHub) -> None:
     np.testing.assert_allclose(sums, [[1, 1, 1, 1], [1, 0, 1, 0], [0] * 4, [0] * 4], atol=1e-6)
 
 
-@pytest.mark.parametrize("phase", ["presence.0", "prototypes"])
-async def test_class_statistics_need_the_policys_consent(make_hub: MakeHub, phase: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ({}, "expected no class statistics (class_statistics: refuse), got quantity presence"),
+        (
+            {"class_statistics": "allow", "allowed_quantities": ["silos", "samples", "presence"]},
+            "expected silos, samples, presence (allowed_quantities), got quantity prototypes",
+        ),
+    ],
+)
+async def test_a_job_whose_later_phases_the_policy_refuses_is_refused_at_its_offer(
+    make_hub: MakeHub, capsys: pytest.CaptureFixture[str], policy: dict[str, Any], told: str
+) -> None:
+    """Roll-call sums nothing that is refused; before, the refusal came when the phase did."""
+    logs.configure()
     hub = make_hub()
-    agent = hub.add("silo-0", objective=Rows())
-    agent.tell(task=hub.begin(int("." not in phase), phase).task)
+    agent = hub.add("silo-0", objective=Rows(), **policy)
+    (logged,) = [line for line in capsys.readouterr().err.splitlines() if "message refused" in line]
+    assert (json.loads(logged)["kind"], json.loads(logged)["code"]) == ("job", "policy")
+    assert json.loads(logged)["reason"] == f"policy: {told}"
+    agent.tell(task=hub.begin(0, "roll-call.0").task)
     assert await agent.refusal() == "policy"
     assert agent.objective.works == []
+
+
+async def test_the_same_job_is_joined_where_the_policy_allows_class_statistics(
+    make_hub: MakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure()
+    hub = make_hub()
+    agent = hub.add("silo-0", objective=Rows(), class_statistics="allow")
+    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    await agent.answer("advert")
+    assert "refused" not in capsys.readouterr().err
 
 
 def make_spec(silos: int, **fields: Any) -> JobSpec:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chorale.job import JobSpec
+from chorale.job import JobSpec, StrategySpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.layout import Quantity
 from silo_agent.policy import Policy, load_policy
@@ -44,12 +44,20 @@ def test_a_job_within_the_policy_passes(spec: JobSpec) -> None:
         ({"strategies": ["feddr_plus"]}, "expected feddr_plus, got strategy fedavg"),
         ({"max_rounds": 2}, "expected at most 2, got 3 rounds"),
         ({"least_silos": 5}, "expected at least 5, got 4 silos"),
+        ({"allowed_quantities": ["silos"]}, r"silos \(allowed_quantities\), got quantity samples"),
     ],
 )
 def test_a_job_outside_the_policy_is_refused_by_name(
     spec: JobSpec, fields: dict[str, Any], words: str
 ) -> None:
     refused(words, lambda: policy(**fields).check_job(spec, operator="ops"))
+
+
+def test_a_job_is_refused_for_what_its_last_phase_sums(spec: JobSpec) -> None:
+    spherefed = spec.model_copy(update={"strategy": StrategySpec(preset="spherefed")})
+    policy(class_statistics="allow").check_job(spherefed, operator="ops")
+    told = r"no class statistics \(class_statistics: refuse\), got quantity moment"
+    refused(told, lambda: policy().check_job(spherefed, operator="ops"))
 
 
 def test_a_job_whose_drawn_cohorts_come_too_near_is_refused(spec: JobSpec) -> None:
