@@ -15,7 +15,7 @@ from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
 from typing import Any
 
-from sqlalchemy import Connection, Row, event, insert, select, update
+from sqlalchemy import Connection, Row, and_, event, insert, select, update
 
 from chorale import audit
 from chorale.database import open_database
@@ -111,6 +111,12 @@ class Ledger:
     def reject(self, job_id: str) -> LedgerJob:
         """Reject it, also if it was approved before. Raises ConfigError unless it is one job."""
         return self._set_decision(job_id, Decision.REJECTED)
+
+    def suspend(self, job_digest: bytes) -> None:
+        """Serve an approved job no more until somebody approves it again; durable on return."""
+        is_approved = and_(jobs.c.job_digest == job_digest, jobs.c.decision == Decision.APPROVED)
+        with self._engine.begin() as connection:
+            connection.execute(update(jobs).where(is_approved).values(decision=Decision.SUSPENDED))
 
     def accept_roster(self, roster: Roster, *, lowest_version: int) -> None:
         """Make it the newest roster seen. Raises PolicyRefusal(code=ROSTER) if an older one it is."""

@@ -27,7 +27,7 @@ from crypto.ring import Encoded
 from crypto.silo_checks import LeftOut
 from crypto.silo_session import SiloSession
 from silo_agent.attempt import SESSION_MESSAGES, Attempt, Upload
-from silo_agent.inputs import Inputs, PhaseName
+from silo_agent.inputs import DataRefusal, Inputs, PhaseName
 from silo_agent.job_book import JobBook
 from silo_agent.metrics import PhaseResult, SiloMetrics, phase_label
 from silo_agent.objective import Cancelled
@@ -203,6 +203,9 @@ class Participant:
         key = work.key
         try:
             await self._join(work)
+        except DataRefusal as error:
+            self._suspend(key.job_digest, but=work)  # durable before the coordinator hears of it
+            self._refuse(key, error)
         except (PolicyRefusal, RemoteProtocolError) as error:
             if error.code is Refusal.JOB_NOT_APPROVED:
                 self._unapproved[key.job_digest] = work.task
@@ -212,6 +215,13 @@ class Participant:
         except Exception as error:
             log.error("input failed", **_fields(key), error=type(error).__name__, reason=str(error))
             self._refuse(key, PolicyRefusal("the input could not be computed", code=Refusal.INTERNAL))
+
+    def _suspend(self, job_digest: bytes, *, but: _Work) -> None:
+        """One answer that depends on this silo's data alone is one too many: give no second one."""
+        self._jobs.suspend(job_digest)
+        for name in [name for name, work in self._works.items() if name[0] == job_digest and work is not but]:
+            self._works.pop(name).end()
+        self._inputs.drop_job(job_digest)
 
     async def _join(self, work: _Work) -> None:
         roster, job = self._check.job(work.key)

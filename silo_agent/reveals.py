@@ -37,6 +37,7 @@ class Decision(StrEnum):
     OFFERED = "offered"
     APPROVED = "approved"
     REJECTED = "rejected"
+    SUSPENDED = "suspended"  # by the agent itself, whose data could not answer; a person approves anew
 
 
 class Reveals:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import closing
 from datetime import timedelta
 
 import numpy as np
@@ -25,6 +26,7 @@ from crypto.errors import Refusal
 from crypto.identity import Identity, MemberId, Role
 from crypto.messages import Envelopes, SignedBody
 from crypto.roster import sign_roster
+from silo_agent.ledger import Ledger
 from strategies.base import TOTAL
 from tests.support.agents import Exchange, changed
 from tests.support.rogue import SPARE, Line, Message, Rogue
@@ -352,6 +354,10 @@ async def test_silo_refuses_a_total_below_its_own_count(four: Rogue) -> None:
     reason = "more samples than roll-call counted in all silos"
     await four.agents[VICTIM].refuses(Refusal.NOT_ENROLLED, reason)
     four.check_nothing_left(exchange)
+    four.agents[VICTIM].tell(task=four.begin_next().task)  # no second total is compared with the count
+    await four.agents[VICTIM].refuses(Refusal.DATA, "suspended after an input was refused")
+    with closing(Ledger(four.agents[VICTIM].settings.ledger_path)) as ledger:
+        ledger.approve(four.job.id)
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
