@@ -58,6 +58,10 @@ class JobBook:
         self._check_decision(job)
         return job
 
+    def has(self, job_digest: bytes) -> bool:
+        """Whether the job was offered in this run and has not ended."""
+        return job_digest in self._signed
+
     def is_approved(self, job_digest: bytes) -> bool:
         return self._ledger.decision(job_digest) is Decision.APPROVED
 
