@@ -27,6 +27,10 @@ def _wrong_type(desk: Desk) -> Arguments:
     return ["coordinator", "run", "--config", desk.coordinator(heartbeat_seconds="often")]
 
 
+def _port_is_none(desk: Desk) -> Arguments:
+    return ["coordinator", "run", "--config", desk.coordinator(listen="127.0.0.1:99999")]
+
+
 def _missing_field(desk: Desk) -> Arguments:
     path = desk.folder / "silo.yaml"
     path.write_text("name: silo-0\n")
@@ -170,7 +174,7 @@ HERE = [
     (_folder_for_a_file, 2, r": is a directory"),
     (_invalid_yaml, 2, r"silo\.yaml: line 2: expected ',' or ']'"),
     (_missing_policy, 2, r"nowhere\.yaml: no such file or directory"),
-    (_policy_out_of_range, 2, r"policy\.yaml: least_silos: it should be greater than or equal to 3, got 2"),
+    (_policy_out_of_range, 2, r"policy\.yaml: least_silos: expected at least 3, got 2"),
     (_expired_certificate, 2, r"own certificate: expired on "),
     (_certificate_of_another_authority, 2, r"it was not issued by this federation's authority"),
     (_key_of_another_certificate, 2, r"the key does not belong to the certificate"),
@@ -236,7 +240,8 @@ def _roster_of_another_authority(desk: Desk) -> Arguments:
 
 AGENTS = [
     (_unknown_field, 2, r"coordinator\.yaml: listne: unknown field, expected one of federation, listen"),
-    (_wrong_type, 2, r"coordinator\.yaml: heartbeat_seconds: .*a valid number.*, got 'often'"),
+    (_wrong_type, 2, r"coordinator\.yaml: heartbeat_seconds: expected a number, got 'often'"),
+    (_port_is_none, 2, r"listen: expected host:port with a port up to 65535, got '127\.0\.0\.1:99999'"),
     (_port_in_use, 1, r"127\.0\.0\.1:\d+"),
     (_metrics_port_in_use, 1, r"127\.0\.0\.1:\d+"),
     (_coordinator_certificate_expired, 2, r"own certificate: expired on "),
