@@ -16,6 +16,8 @@ from crypto.errors import ConfigError
 
 MAX_BYTES = 256 * 1024  # a job that names 200 silos and 1,000 columns takes about 100 KiB
 MAX_DEPTH = 16
+MAX_DIGITS = 40  # Python reads hexadecimal numbers of any length, and then cannot write them down
+INTEGER = "tag:yaml.org,2002:int"
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -92,6 +94,8 @@ class _StrictLoader(yaml.SafeLoader):
             raise _odd(f"expected at most {MAX_DEPTH} levels", self.get_mark())
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
+        if node is not None and node.tag == INTEGER and len(node.value) > MAX_DIGITS:
+            raise _odd(f"a number has at most {MAX_DIGITS} digits", node.start_mark)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
