@@ -174,8 +174,8 @@ class Ledger:
     def _set_decision(self, job_id: str, decision: Decision) -> LedgerJob:
         found = [job for job in self.jobs() if job.job_digest.hex().startswith(job_id.lower())]
         if len(found) != 1:
-            what = "no job" if not found else f"{len(found)} jobs"
-            raise ConfigError(f"job {job_id}: expected the id of one offered job, {what} begin with it")
+            what = f"{len(found)} begin" if found else "none begins"
+            raise ConfigError(f"job {job_id}: expected the id of one offered job, {what} with it")
         with self._engine.begin() as connection:
             _decide(connection, found[0].job_digest, decision)
         return found[0]
