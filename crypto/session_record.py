@@ -83,7 +83,10 @@ class SessionRecord:
         Raises RemoteProtocolError if the bytes are damaged.
         """
         try:
-            return _read_record(data)
+            record = _read_record(data)
+            if record.to_bytes() != data:  # one record has one encoding
+                raise ValueError("it is not written as it would be")
+            return record
         except (ChoraleError, ValueError, KeyError, OverflowError) as error:
             raise RemoteProtocolError(f"session record: damaged, {error}") from None
 
@@ -163,25 +166,11 @@ def _read_quantity(reader: FieldReader) -> Quantity:
     return Quantity(
         name=name,
         shape=tuple(shape.number() for _ in sizes),
-        bound=_float(bound),
+        bound=float.fromhex(bound),
         word=word,
-        is_count=_flag(is_count),
-        sensitivity_l2=_float(sensitivity) if sensitivity else None,
+        is_count=bool(is_count),
+        sensitivity_l2=float.fromhex(sensitivity) if sensitivity else None,
     )
-
-
-def _float(text: str) -> float:
-    """One value has one text: float.fromhex alone would take surrounding space and other spellings."""
-    value = float.fromhex(text)
-    if value.hex() != text:
-        raise ValueError("a number is not written as it would be")
-    return value
-
-
-def _flag(number: int) -> bool:
-    if number not in (0, 1):
-        raise ValueError("a flag is 0 or 1")
-    return bool(number)
 
 
 def _shares_bytes(shares: Shares) -> bytes:
