@@ -51,7 +51,8 @@ def authority() -> None:
 @click.option("--valid-days", default=3650, show_default=True, type=click.IntRange(1, 3650))
 def init(federation: str, directory: Path, valid_days: int) -> None:
     """Make the federation's CA key and certificate."""
-    from crypto.identity import certificate_to_pem, key_to_pem, new_authority
+    from crypto.identity import certificate_to_pem, key_to_pem
+    from crypto.issuing import new_authority
 
     key, certificate = new_authority(federation, now=datetime.now(UTC), valid_days=valid_days)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -164,7 +165,7 @@ class Folder:
 
     def sign(self, path: Path, *, hosts: tuple[str, ...], valid_days: int) -> x509.Certificate:
         """The certificate for the request in a file. Raises ConfigError that names the file."""
-        from crypto.identity import requested_member, sign_csr
+        from crypto.issuing import requested_member, sign_csr
 
         request = read(path)
         try:

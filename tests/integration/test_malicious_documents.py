@@ -21,7 +21,7 @@ from chorale.job import SignedJob, sign_job
 from chorale.state import state_to_bytes
 from chorale.v1 import federation_pb2 as pb
 from chorale.wire import PhaseKey
-from crypto import identity
+from crypto import identity, issuing
 from crypto.errors import Refusal
 from crypto.identity import Identity, MemberId, Role
 from crypto.messages import Envelopes, SignedBody
@@ -194,11 +194,11 @@ def _signed_by_somebody_else(rogue: Rogue) -> SignedJob:
 
 def _signed_by_a_stranger(rogue: Rogue) -> SignedJob:
     """An operator of another authority, under the operator's own name."""
-    key, certificate = identity.new_authority("test", now=rogue.now, valid_days=5)
+    key, certificate = issuing.new_authority("test", now=rogue.now, valid_days=5)
     own = identity.new_key()
     member = MemberId(federation="test", role=Role.OPERATOR, name="ops")
-    request = identity.new_csr(own, member)
-    issued = identity.sign_csr(
+    request = issuing.new_csr(own, member)
+    issued = issuing.sign_csr(
         request,
         authority_key=key,
         authority_certificate=certificate,
