@@ -107,7 +107,7 @@ def test_audit_log_of_each_side_is_whole_until_somebody_edits_it(
     assert done.returncode == 2
     assert (
         done.stderr.splitlines()[-1]
-        == "chorale: error: entry 2: the entry before it was changed, or is missing"
+        == f"chorale: error: {edited}: entry 2: the entry before it was changed, or is missing"
     )
 
 
