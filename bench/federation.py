@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from cryptography import x509
 
-from crypto import identity
+from crypto import identity, issuing
 from crypto.identity import Identity, MemberId, PrivateKey, Role
 from crypto.roster import Member, Roster, open_roster, sign_roster
 
@@ -23,7 +23,7 @@ class Federation:
 
 def make_federation(silos: int, *, now: datetime) -> Federation:
     """An authority, n silos with certificates of it, and the roster that lists them."""
-    key, authority = identity.new_authority(NAME, now=now - timedelta(days=1), valid_days=365)
+    key, authority = issuing.new_authority(NAME, now=now - timedelta(days=1), valid_days=365)
     names = [f"silo-{index:03}" for index in range(silos)]
     identities = {name: _enrol(name, key, authority, now=now) for name in names}
     signed = sign_roster(
@@ -41,8 +41,8 @@ def make_federation(silos: int, *, now: datetime) -> Federation:
 def _enrol(name: str, authority_key: PrivateKey, authority: x509.Certificate, *, now: datetime) -> Identity:
     key = identity.new_key()
     member = MemberId(federation=NAME, role=Role.SILO, name=name)
-    certificate = identity.sign_csr(
-        identity.new_csr(key, member),
+    certificate = issuing.sign_csr(
+        issuing.new_csr(key, member),
         authority_key=authority_key,
         authority_certificate=authority,
         role=Role.SILO,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from chorale.files import PRIVATE, sync_directory
-from crypto.errors import ConfigError, LocalProtocolError
+from crypto.errors import ChoraleError, ConfigError, LocalProtocolError
 
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | tuple[Plain, ...] | dict[str, Plain] | None"
 
@@ -27,6 +27,10 @@ FIRST_PREVIOUS = "0" * 64
 MAX_LINE_BYTES = 1 << 20
 MAX_HASH_BYTES = 32  # digests and fingerprints; longer bytes would be payload
 RESERVED = ("entry", "time", "event", "previous")
+
+
+class AuditInUse(ChoraleError):
+    """Another process writes the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +111,7 @@ def _open_alone(path: Path) -> IO[bytes]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
-        raise ConfigError(f"{path}: the audit log is in use by another process") from None
+        raise AuditInUse(f"{path}: the audit log is in use by another process") from None
     if is_new:
         sync_directory(path.parent)
     return file

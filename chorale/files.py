@@ -15,14 +15,16 @@ PRIVATE = 0o600  # keys, ledgers, models: of this user alone
 def write_atomic(path: Path, data: bytes | Iterable[bytes], *, mode: int = PRIVATE) -> None:
     """Replace a file in one step: after a crash it holds the old bytes or the new ones, never part.
 
-    Source: docs/protocol.md 10.
+    An OSError names the file itself. Source: docs/protocol.md 10.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         _write_synced(temporary, [data] if isinstance(data, bytes) else data, mode=mode)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename, error.filename2 = str(path), None
         raise
     sync_directory(path.parent)
 

@@ -197,6 +197,25 @@ class Job:
         """Raises ConfigError if a quantity does not fit its word."""
         return self._layout(key.round, key.phase, state, members)
 
+    def check_phase(self, round: int, phase: str) -> None:
+        """A phase's round and repeat counter are among those that the job can come to.
+
+        Without a last repeat a coordinator could ask for sums over states of its own for ever.
+        Raises ConfigError. Source: docs/protocol.md 7.
+        """
+        self.phase(phase)  # one that the method has
+        if self.names_everyone(phase) != ("." in phase):
+            raise ConfigError(
+                f"job {self.id}: {phase}: phases outside rounds, and only they, end in a number"
+            )
+        lowest, highest = self._rounds_of(phase)
+        if not lowest <= round <= highest:
+            allowed = f"{lowest} to {highest}" if lowest < highest else f"{highest}"
+            raise ConfigError(f"job {self.id}: {phase}: expected round {allowed}, got {round}")
+        if "." in phase and phase_number(phase) >= self._most_repeats(round, phase):
+            most = self._most_repeats(round, phase) - 1
+            raise ConfigError(f"job {self.id}: {phase}: expected at most number {most} in round {round}")
+
     def terms(
         self,
         *,
@@ -211,7 +230,7 @@ class Job:
 
         Raises ConfigError if the roster leaves too few silos or the job has no such phase or round.
         """
-        self._check_round(round, phase)
+        self.check_phase(round, phase)
         names = self.named(roster, round, self.names_everyone(phase))
         return SessionTerms(
             federation=self.spec.federation,
@@ -249,25 +268,6 @@ class Job:
         if round < self.spec.rounds:
             return round + 1, self.strategy.round_phases[0]
         return round, _first(self.strategy.closing[0])
-
-    def _check_round(self, round: int, phase: str) -> None:
-        """A phase's round and repeat counter are among those that the job can come to.
-
-        Without a last repeat a coordinator could ask for sums over states of its own for ever.
-        Source: docs/protocol.md 7.
-        """
-        self.phase(phase)  # one that the method has
-        if self.names_everyone(phase) != ("." in phase):
-            raise ConfigError(
-                f"job {self.id}: {phase}: phases outside rounds, and only they, end in a number"
-            )
-        lowest, highest = self._rounds_of(phase)
-        if not lowest <= round <= highest:
-            allowed = f"{lowest} to {highest}" if lowest < highest else f"{highest}"
-            raise ConfigError(f"job {self.id}: {phase}: expected round {allowed}, got {round}")
-        if "." in phase and phase_number(phase) >= self._most_repeats(round, phase):
-            most = self._most_repeats(round, phase) - 1
-            raise ConfigError(f"job {self.id}: {phase}: expected at most number {most} in round {round}")
 
     def _rounds_of(self, phase: str) -> tuple[int, int]:
         """First and last round that a phase may carry: only a roll-call comes again between rounds."""

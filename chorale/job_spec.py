@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from chorale.fields import Name
 from chorale.settings_file import check_values, parse_mapping
 from chorale.wire import MAX_SILOS
 from crypto.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from crypto.errors import ConfigError
-from crypto.identity import NAME_PATTERN
 from strategies.combinations import check_classes, check_optimizer
 from strategies.methods import Strategy, recipe_of, strategy_of
 from strategies.recipe import (
@@ -31,7 +31,6 @@ from strategies.recipe import (
     StatisticName,
 )
 
-Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

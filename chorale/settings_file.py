@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from chorale.files import read_limited
+from chorale.mistakes import explain, kind_of
 from crypto.errors import ConfigError
 
 MAX_BYTES = 256 * 1024  # a job that names 200 silos and 1,000 columns takes about 100 KiB
 MAX_DEPTH = 16
-MAX_SHOWN = 60  # characters of a wrong value that are shown again
+MAX_DIGITS = 40  # Python reads hexadecimal numbers of any length, and then cannot write them down
+INTEGER = "tag:yaml.org,2002:int"
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -29,7 +30,7 @@ def load_settings(
     Raises ConfigError that names file, field and what is allowed.
     """
     values = load_mapping(path, env_prefix, environment=environment)
-    return check_values(model, values, source=str(path))
+    return check_values(model, values, source=str(path), env_prefix=env_prefix, environment=environment)
 
 
 def load_mapping(
@@ -57,17 +58,25 @@ def parse_mapping(data: bytes, *, source: str) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{source}: expected fields and values, got {_kind(values)}")
+        raise ConfigError(f"{source}: expected fields and values, got {kind_of(values)}")
     return values
 
 
-def check_values(model: type[Model], values: Mapping[str, Any], *, source: str) -> Model:
-    """The model that the values make. Raises ConfigError that names every wrong field."""
+def check_values(
+    model: type[Model],
+    values: Mapping[str, Any],
+    *,
+    source: str,
+    env_prefix: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> Model:
+    """The model that the values make. Raises ConfigError that names every wrong field, and the
+    variable instead where it came from the environment."""
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        lines = [_explain(detail, model) for detail in error.errors(include_url=False)]
-        raise ConfigError(f"{source}: {'; '.join(lines)}") from None
+        message = explain(error, model, source=source, env_prefix=env_prefix, environment=environment)
+        raise ConfigError(message) from None
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -85,6 +94,8 @@ class _StrictLoader(yaml.SafeLoader):
             raise _odd(f"expected at most {MAX_DEPTH} levels", self.get_mark())
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
+        if node is not None and node.tag == INTEGER and len(node.value) > MAX_DIGITS:
+            raise _odd(f"a number has at most {MAX_DIGITS} digits", node.start_mark)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -118,50 +129,6 @@ def _from_environment(variable: str, text: str) -> Any:
     if text.startswith(("[", "{")):
         return parse_mapping(f"value: {text}".encode(), source=variable)["value"]
     return text
-
-
-def _explain(detail: ErrorDetails, model: type[BaseModel]) -> str:
-    field = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        return f"{field}: unknown field, expected one of {', '.join(_fields_at(model, detail['loc'][:-1]))}"
-    if detail["type"] == "missing":
-        return f"{field}: a value is required"
-    if detail["type"] in ("value_error", "assertion_error"):
-        message = str(detail.get("ctx", {}).get("error", detail["msg"]))
-        return f"{field}: {message}" if field else message
-    message = detail["msg"].replace("Input should", "it should")
-    return f"{field}: {message[0].lower()}{message[1:]}{_got(detail['input'])}"
-
-
-def _got(value: object) -> str:
-    if not isinstance(value, str | int | float | bool | None):
-        return f", got {_kind(value)}"
-    return f", got {'nothing' if value is None else repr(value)[:MAX_SHOWN]}"
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "nothing"
-    names = {"dict": "fields and values", "list": "a list", "str": "text", "int": "a number"}
-    return names.get(type(value).__name__, type(value).__name__)
-
-
-def _fields_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
-    """Field names of the model that lies at the place where an unknown field was given."""
-    for part in place:
-        if isinstance(part, int) or part not in model.model_fields:
-            continue
-        inner = _model_in(model.model_fields[part].annotation)
-        if inner is not None:
-            model = inner
-    return list(model.model_fields)
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_in(argument) for argument in get_args(annotation))
-    return next((model for model in found if model is not None), None)
 
 
 def _odd(problem: str, mark: Any) -> yaml.MarkedYAMLError:

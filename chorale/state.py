@@ -49,7 +49,7 @@ def state_from_bytes(data: bytes) -> dict[str, Array]:
     _check_header(data[: 8 + MAX_HEADER_BYTES], total_bytes=len(data))
     try:
         return dict(sorted(safetensors.numpy.load(data).items()))
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, ValueError) as error:  # numpy has limits of its own
         raise _odd(str(error)) from None
 
 
@@ -60,7 +60,7 @@ def state_from_file(path: Path) -> dict[str, Array]:
     try:
         with safetensors.safe_open(path, framework="numpy") as opened:
             return {name: opened.get_tensor(name) for name in sorted(opened.keys())}
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, ValueError) as error:
         raise _odd(str(error)) from None
 
 

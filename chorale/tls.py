@@ -92,24 +92,30 @@ def channel_credentials(files: IdentityFiles, authority_pem: bytes) -> grpc.Chan
 
 
 def check_own_certificate(
-    identity: Identity, *, authority: x509.Certificate, role: Role, federation: str, now: datetime
+    identity: Identity,
+    *,
+    authority: x509.Certificate,
+    role: Role,
+    federation: str,
+    now: datetime,
+    path: Path | None = None,
 ) -> None:
     """Check what the peer will check, because gRPC shows a refused certificate only as a closed socket.
 
-    Raises ConfigError in words that say what to do about it.
+    path: the certificate's file. Raises ConfigError in words that say what to do about it.
     """
-    certificate = identity.certificate
+    certificate, own = identity.certificate, f"{path}: own certificate" if path else "own certificate"
     if now > certificate.not_valid_after_utc:
-        raise ConfigError(f"own certificate: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+        raise ConfigError(f"{own}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
     if now < certificate.not_valid_before_utc:
         raise ConfigError(
-            f"own certificate: not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, "
+            f"{own}: not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, "
             f"and the clock here says {now:%Y-%m-%d %H:%M} UTC"
         )
     try:
         check_certificate(certificate, authority=authority, role=role, federation=federation, now=now)
     except RemoteProtocolError as error:
-        raise ConfigError(f"own certificate: {str(error).removeprefix('certificate: ')}") from None
+        raise ConfigError(f"{own}: {str(error).removeprefix('certificate: ')}") from None
 
 
 def _read(path: Path) -> bytes:

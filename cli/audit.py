@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from crypto.errors import ConfigError
+
 
 @click.group()
 def audit() -> None:
@@ -18,4 +20,9 @@ def verify(file: Path) -> None:
     """Check that no entry of FILE was changed, removed or put in."""
     from chorale.audit import verify_file
 
-    click.echo(f"{file}: {verify_file(file)} entries, chain intact")
+    try:
+        entries = verify_file(file)
+    except ConfigError as error:
+        told = str(error)
+        raise ConfigError(told if told.startswith(f"{file}: ") else f"{file}: {told}") from None
+    click.echo(f"{file}: {entries} entries, chain intact")

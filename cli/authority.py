@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.errors import with_hint
-from cli.keys import write_new, write_private_key
+from cli.keys import check_new, write_new, write_private_key
 from crypto.errors import ConfigError, RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def authority() -> None:
 @click.option("--valid-days", default=3650, show_default=True, type=click.IntRange(1, 3650))
 def init(federation: str, directory: Path, valid_days: int) -> None:
     """Make the federation's CA key and certificate."""
-    from crypto.identity import certificate_to_pem, key_to_pem, new_authority
+    from crypto.identity import certificate_to_pem, key_to_pem
+    from crypto.issuing import new_authority
 
     key, certificate = new_authority(federation, now=datetime.now(UTC), valid_days=valid_days)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -70,25 +71,23 @@ def init(federation: str, directory: Path, valid_days: int) -> None:
 def sign(
     requests: tuple[Path, ...], directory: Path, hosts: tuple[str, ...], out: Path | None, valid_days: int
 ) -> None:
-    """Sign the requests in the files CSR; the role in each decides what its certificate may do."""
-    from crypto.identity import certificate_to_pem, requested_member, sign_csr
+    """Sign the requests in the files CSR; the role in each decides what its certificate may do.
+
+    All of them or, where one is refused, none.
+    """
+    from crypto.identity import certificate_to_pem, member_of
 
     folder = Folder.open(directory)
-    for path in requests:
-        request = read(path)
-        member = requested_member(request)
-        certificate = sign_csr(
-            request,
-            authority_key=folder.key,
-            authority_certificate=folder.certificate,
-            role=member.role,
-            now=datetime.now(UTC),
-            valid_days=valid_days,
-            hosts=hosts,
-        )
-        target = (out or path.parent) / f"{path.stem}.crt"
+    signed = {
+        (out or path.parent) / f"{path.stem}.crt": folder.sign(path, hosts=hosts, valid_days=valid_days)
+        for path in requests
+    }
+    for target in signed:
+        check_new(target, what="a certificate")
+    for target, certificate in signed.items():
         write_new(target, certificate_to_pem(certificate), what="a certificate")
-        click.echo(f"{target}: {member.uri}, valid until {certificate.not_valid_after_utc:%Y-%m-%d}")
+        until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+        click.echo(f"{target}: {member_of(certificate).uri}, valid until {until}")
 
 
 @authority.command()
@@ -164,13 +163,32 @@ class Folder:
         newest = self.newest()
         return () if newest is None else newest.members
 
+    def sign(self, path: Path, *, hosts: tuple[str, ...], valid_days: int) -> x509.Certificate:
+        """The certificate for the request in a file. Raises ConfigError that names the file."""
+        from crypto.issuing import requested_member, sign_csr
+
+        request = read(path)
+        try:
+            return sign_csr(
+                request,
+                authority_key=self.key,
+                authority_certificate=self.certificate,
+                role=requested_member(request).role,
+                now=datetime.now(UTC),
+                valid_days=valid_days,
+                hosts=hosts,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
     def member(self, path: Path) -> Member:
         """The roster entry for a certificate that this authority signed. Raises ConfigError."""
         from crypto.identity import check_certificate, fingerprint, load_certificate, member_of
         from crypto.roster import Member
 
-        certificate = load_certificate(read(path))
+        content = read(path)
         try:
+            certificate = load_certificate(content)
             member = member_of(certificate)
             check_certificate(
                 certificate,
@@ -179,7 +197,7 @@ class Folder:
                 federation=self.federation,
                 now=datetime.now(UTC),
             )
-        except RemoteProtocolError as error:
+        except (ConfigError, RemoteProtocolError) as error:
             raise ConfigError(f"{path}: {error}") from None
         return Member(member.role, member.name, fingerprint(certificate))
 

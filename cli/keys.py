@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from cli.errors import with_hint
-from crypto.errors import ConfigError
+from crypto.errors import ChoraleError, ConfigError
 
 
 def csr_command(role_name: str) -> click.Command:
@@ -40,7 +40,8 @@ def write_request(
     role_name: str, *, name: str, federation: str, hosts: tuple[str, ...], out: Path
 ) -> tuple[Path, Path]:
     """Raises ConfigError if a name is not allowed or a key is already there."""
-    from crypto.identity import MemberId, Role, key_to_pem, new_csr, new_key
+    from crypto.identity import MemberId, Role, key_to_pem, new_key
+    from crypto.issuing import new_csr
 
     role = Role(role_name)
     if hosts and role is not Role.COORDINATOR:
@@ -65,9 +66,19 @@ def write_new(path: Path, data: bytes, *, what: str, mode: int = 0o644) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
-        error = ConfigError(f"{path}: {what} is already there and is never overwritten")
-        raise with_hint(error, "choose another folder, or move the old file away first") from None
+        raise _already_there(path, what) from None
     with os.fdopen(handle, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def check_new(path: Path, *, what: str) -> None:
+    """Raises ConfigError if the file is already there: before anything else is written."""
+    if path.exists():
+        raise _already_there(path, what)
+
+
+def _already_there(path: Path, what: str) -> ChoraleError:
+    error = ConfigError(f"{path}: {what} is already there and is never overwritten")
+    return with_hint(error, "choose another folder, or move the old file away first")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from cli.errors import with_hint
 from cli.operator import OperatorSettings
 from crypto.errors import ConfigError, RemoteProtocolError
 
@@ -57,8 +58,10 @@ class Operations:
         known = [job.job_digest for job in self.jobs()]
         found = [digest for digest in known if job_id and digest.hex().startswith(job_id.lower())]
         if len(found) != 1:
-            what = "no job" if not found else f"{len(found)} jobs"
-            raise ConfigError(f"job {job_id}: expected the id of one job, {what} begin with it")
+            what = f"{len(found)} begin" if found else "none begins"
+            raise with_hint(
+                ConfigError(f"job {job_id}: expected the id of one job, {what} with it"), "chorale job list"
+            )
         return found[0]
 
     def watch(self, job_digest: bytes) -> Iterator[operations_pb2.JobEvent]:
@@ -102,6 +105,7 @@ def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]
         role=Role.OPERATOR,
         federation=settings.federation,
         now=datetime.now(UTC),
+        path=settings.identity.certificate,
     )
     credentials = tls.channel_credentials(settings.identity, certificate_to_pem(authority))
     with grpc.secure_channel(settings.coordinator, credentials, options=_options(settings)) as channel:

@@ -8,11 +8,10 @@ from pathlib import Path
 import click
 from pydantic import BaseModel, ConfigDict, Field
 
+from chorale.fields import Address, Name
 from cli.keys import csr_command
 
 ENV_PREFIX = "CHORALE_OPERATOR_"
-NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-ADDRESS = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
 
 
 class IdentityFiles(BaseModel):
@@ -29,8 +28,8 @@ class OperatorSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    federation: str = Field(pattern=NAME, description="the federation's name, as in every certificate")
-    coordinator: str = Field(pattern=ADDRESS, description="host:port of the coordinator")
+    federation: Name = Field(description="the federation's name, as in every certificate")
+    coordinator: Address = Field(description="host:port of the coordinator")
     coordinator_name: str | None = Field(
         default=None,
         description="name in the coordinator's certificate, where it is not the dialled host",
@@ -61,4 +60,5 @@ def operator_settings(
     chosen = {name: value for name, value in identity.items() if value is not None}
     if chosen:
         values["identity"] = {**values.get("identity", {}), **chosen}
-    return check_values(OperatorSettings, values, source=str(config or "options"))
+    given_by = str(config or "options")
+    return check_values(OperatorSettings, values, source=given_by, env_prefix=ENV_PREFIX)

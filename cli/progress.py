@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 ENDED = frozenset({"done", "cancelled", "failed"})
+SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited for
+AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
 ROLL_CALL, TRAIN, EVALUATE = "roll-call", "train", "evaluate"
 
 
@@ -73,8 +77,8 @@ def plain_line(record: PhaseRecord, *, rounds: int) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def table(history: JobHistory, *, notes: Iterable[str] = ()) -> RenderableType:
-    """The job so far, for rich's Live."""
+def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None = None) -> RenderableType:
+    """The job so far, for rich's Live. newest: how many of its phases; default all."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -82,7 +86,7 @@ def table(history: JobHistory, *, notes: Iterable[str] = ()) -> RenderableType:
     rows = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("round", "accuracy before", "silos", "share of data", "seconds", "left out"):
         rows.add_column(title, justify="left" if title == "left out" else "right")
-    for record in history.records:
+    for record in history.records[-(newest or len(history.records)) :]:
         rows.add_row(*_cells(record, history.summary.rounds))
     status = history.summary.progress or history.summary.status or "waiting for the coordinator"
     return Group(rows, Text(status, style="dim"), *(Text(note, style="yellow") for note in notes))
@@ -137,16 +141,64 @@ def show(events: Iterable[JobEvent], history: JobHistory, *, notes: Sequence[str
 
     notes: lines below the table, read anew with each event.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr.isatty():
+        _show_table(events, history, notes)
+        return
+    with closing(Patience(say=lambda text: click.echo(text, err=True))) as patience:
         for event in events:
             record = history.add(event)
             if record is not None:
                 click.echo(plain_line(record, rounds=history.summary.rounds), err=True)
-        return
+            patience.on_news(history.summary.progress)
+
+
+class Timer(Protocol):
+    """What Patience needs of threading.Timer."""
+
+    daemon: bool
+
+    def start(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+class Patience:
+    """Says, where there is no table, what a job waits for once nothing was heard for a while."""
+
+    def __init__(
+        self, *, say: Callable[[str], None], new_timer: Callable[..., Timer] = threading.Timer
+    ) -> None:
+        self._say = say
+        self._new_timer = new_timer
+        self._timer: Timer | None = None
+        self._said = ""
+
+    def on_news(self, doing: str) -> None:
+        """doing: what the coordinator is at now."""
+        self.close()
+        if doing and doing != self._said:
+            self._timer = self._new_timer(SILENT_SECONDS, self._tell, [doing])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tell(self, doing: str) -> None:
+        self._said = doing
+        self._say(f"now: {doing}")
+
+
+def _show_table(events: Iterable[JobEvent], history: JobHistory, notes: Sequence[str]) -> None:
+    """The newest rounds that fit the terminal while it runs, all of them at the end."""
     from rich.console import Console
     from rich.live import Live
 
-    with Live(table(history), console=Console(stderr=True), refresh_per_second=8) as live:
+    console = Console(stderr=True)
+    with Live(table(history), console=console, refresh_per_second=8) as live:
         for event in events:
             history.add(event)
-            live.update(table(history, notes=notes))
+            fitting = max(1, console.height - AROUND_TABLE - len(notes))
+            live.update(table(history, notes=notes, newest=fitting))
+        live.update(table(history, notes=notes))

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.errors import with_hint
 from cli.keys import csr_command
+from crypto.errors import ConfigError
 
 if TYPE_CHECKING:
     from silo_agent.ledger import Ledger
@@ -48,7 +50,7 @@ def policy(config: Path) -> None:
 @CONFIG
 @click.argument("job", required=False)
 def approve(config: Path, job: str | None) -> None:
-    """Approve JOB, or list the jobs that wait when none is given."""
+    """Approve JOB; without it, list the jobs that wait."""
     ledger = _ledger(_settings(config))
     try:
         if job is None:
@@ -64,7 +66,7 @@ def approve(config: Path, job: str | None) -> None:
 @CONFIG
 @click.option("--check", is_flag=True, help="Compare the ledger with the audit log.")
 def show_ledger(config: Path, check: bool) -> None:
-    """Show what this silo remembers: jobs, decisions, the newest roster."""
+    """Show the newest roster and every job."""
     settings = _settings(config)
     ledger = _ledger(settings)
     try:
@@ -98,6 +100,14 @@ def _settings(config: Path) -> SiloSettings:
 
 
 def _ledger(settings: SiloSettings) -> Ledger:
+    """The ledger that the agent made. Raises ConfigError rather than make an empty one elsewhere."""
     from silo_agent.ledger import Ledger
 
+    if not settings.ledger_path.exists():
+        missing = ConfigError(
+            f"{settings.ledger_path}: no such ledger; the agent makes it when it first runs"
+        )
+        raise with_hint(
+            missing, "paths are relative to the folder the agent is started in; call it from there"
+        )
     return Ledger(settings.ledger_path)

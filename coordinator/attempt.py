@@ -424,7 +424,12 @@ class Attempt:
         return (Absent.NO_ANSWER if is_connected else Absent.DISCONNECTED).value
 
     def _tell_awaited(self, awaited: Iterable[str]) -> None:
-        self._on_progress(f"awaiting {', '.join(sorted(awaited))}" if awaited else "awaiting silos")
+        """Whom the stage waits for, and who is not in it and why: what an operator can do something about."""
+        told = [f"awaiting {', '.join(sorted(awaited))}"] if awaited else []
+        for reason in sorted(set(self._out.values())):
+            silos = ", ".join(sorted(silo for silo, why in self._out.items() if why == reason))
+            told.append(f"without {silos} ({reason})")
+        self._on_progress("; ".join(told) or "awaiting silos")
 
 
 def _absence(silo: str, stage: RoundState, reason: Absent) -> Absence:

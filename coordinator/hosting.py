@@ -172,6 +172,7 @@ class Host:
             role=Role.COORDINATOR,
             federation=self._settings.federation,
             now=self._clock.now(),
+            path=self._settings.identity.certificate,
         )
         metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
 

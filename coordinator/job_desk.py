@@ -17,6 +17,7 @@ from coordinator.desk import Desk
 from coordinator.jobs import JobDriver
 from coordinator.sequence import PhaseSequence
 from coordinator.store import JobRow, JobStatus
+from crypto.cohort import SMALLEST_FEDERATION
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 
 log = get_logger("coordinator.jobs")
@@ -95,6 +96,7 @@ class JobDesk:
     def _check_state(self, job: Job, received: Path) -> None:
         """The initial state parses, and the opening phase can be laid out over it."""
         state = state_from_file(received)
+        self._check_silos(job)
         everyone = job.named(self._desk.roster_book.current, 0, everyone=True)
         key = PhaseKey(job_digest=job.digest, round=0, phase=job.opening, attempt=1)
         try:
@@ -106,6 +108,17 @@ class JobDesk:
                 )
         except ConfigError as error:
             raise RemoteProtocolError(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
+
+    def _check_silos(self, job: Job) -> None:
+        """Enough of the job's silos are members now: a misspelt name is nobody's."""
+        roster = self._desk.roster_book.current
+        unknown = sorted(set(job.spec.silos) - roster.silo_names)
+        if len(job.spec.silos) - len(unknown) < SMALLEST_FEDERATION:
+            raise RemoteProtocolError(
+                f"job {job.id}: silos: {', '.join(unknown)} not on the roster (version {roster.version}); "
+                f"expected at least {SMALLEST_FEDERATION} that are",
+                code=Refusal.JOB_INVALID,
+            )
 
     def _start(self, job: Job, *, is_paused: bool = False) -> None:
         bulletin = self._bulletin(job.digest)
@@ -135,6 +148,7 @@ class JobDesk:
 
     async def control(self, digest: bytes, action: int) -> records_pb2.JobSummary:
         """Pause, resume or cancel. Raises RemoteProtocolError where the job has ended."""
+        self._check_steerable(digest)
         driver = self.driver(digest)
         if action == pb.ControlRequest.ACTION_PAUSE:
             self._desk.store.set_job_status(digest, JobStatus.PAUSED)
@@ -148,6 +162,13 @@ class JobDesk:
             raise RemoteProtocolError("control: expected pause, resume or cancel")
         self._bulletin(digest).notify()
         return self.summary(digest)
+
+    def _check_steerable(self, digest: bytes) -> None:
+        row = self._desk.store.job(digest)
+        if row is not None and row.status.is_ended:
+            raise RemoteProtocolError(
+                f"job {row.signed.id}: it has ended ({row.status.value})", code=Refusal.STAGE
+            )
 
     async def _cancel(self, digest: bytes, driver: JobDriver) -> None:
         task = self._tasks[digest]

@@ -239,4 +239,7 @@ class JobDriver:
 
 
 def _who(record: records_pb2.PhaseRecord) -> str:
-    return ", ".join(f"{entry.silo} ({entry.reason})" for entry in record.left_out)
+    """The silos that refused, with their codes; whoever was only not heard any more is not to blame."""
+    refusals = {code.value for code in Refusal}
+    told = [f"{entry.silo} ({entry.reason})" for entry in record.left_out if entry.reason in refusals]
+    return ", ".join(told) or "too few take part"

@@ -82,7 +82,12 @@ class RosterBook:
             listener(roster)
 
     def _read(self) -> Roster:
-        return self._open(roster_from_file_bytes(read_limited(self._path, MAX_FILE_BYTES)))
+        data = read_limited(self._path, MAX_FILE_BYTES)
+        try:
+            signed = roster_from_file_bytes(data)
+        except ConfigError as error:
+            raise ConfigError(f"{self._path}: {error}") from None
+        return self._open(signed)
 
     def _open(self, signed: SignedBody) -> Roster:
         return open_roster(

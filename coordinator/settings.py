@@ -6,11 +6,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from chorale.fields import Address, Name
 from chorale.settings_file import load_settings
 
 ENV_PREFIX = "CHORALE_COORDINATOR_"
-NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-ADDRESS = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
 GIB = 1 << 30
 
 
@@ -28,11 +27,10 @@ class CoordinatorSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    federation: str = Field(pattern=NAME, description="the federation's name, as in every certificate")
-    listen: str = Field(pattern=ADDRESS, description="host:port for gRPC; port 0 takes a free one")
-    metrics_listen: str | None = Field(
+    federation: Name = Field(description="the federation's name, as in every certificate")
+    listen: Address = Field(description="host:port for gRPC; port 0 takes a free one")
+    metrics_listen: Address | None = Field(
         default="127.0.0.1:0",
-        pattern=ADDRESS,
         description="host:port of /livez, /readyz, /metrics; port 0 takes a free one; null for none",
     )
     identity: IdentityFiles

@@ -7,9 +7,8 @@ made where they live. Source: docs/protocol.md 1 and 2.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -19,7 +18,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
@@ -29,10 +28,9 @@ PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it was made
-MAX_VALID_DAYS = 3650
 
 _HASH = ec.ECDSA(hashes.SHA256())
-_ODD_CERTIFICATE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension,
+ODD_CERTIFICATE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension,
                     x509.UnsupportedGeneralNameType)  # fmt: skip
 
 
@@ -58,8 +56,8 @@ class MemberId:
     name: str
 
     def __post_init__(self) -> None:
-        _check_name("federation", self.federation)
-        _check_name(self.role, self.name)
+        check_name("federation", self.federation)
+        check_name(self.role, self.name)
 
     @property
     def uri(self) -> str:
@@ -132,7 +130,7 @@ def verify(
     Raises RemoteProtocolError with `code`.
     """
     try:
-        _public_key(certificate).verify(signed.signature, signed.body, _HASH)
+        public_key_of(certificate).verify(signed.signature, signed.body, _HASH)
     except InvalidSignature:
         raise RemoteProtocolError(f"{purpose}: the signature does not hold", code=code) from None
     try:
@@ -153,13 +151,13 @@ def member_of(certificate: x509.Certificate) -> MemberId:
 
     Raises RemoteProtocolError unless it holds exactly one URI and that is a member's.
     """
-    return MemberId.parse(_only_uri(_alternative_names(certificate)))
+    return MemberId.parse(only_uri(alternative_names(certificate)))
 
 
 def federation_of(authority: x509.Certificate) -> str:
     """The federation whose authority this is. Raises ConfigError if it is none."""
     try:
-        uri = _only_uri(_alternative_names(authority))
+        uri = only_uri(alternative_names(authority))
     except RemoteProtocolError:
         uri = ""
     federation = uri.removeprefix("spiffe://")
@@ -172,8 +170,8 @@ def certificate_from_der(data: bytes) -> x509.Certificate:
     """Raises RemoteProtocolError if the bytes are no certificate with a P-256 key."""
     try:
         certificate = x509.load_der_x509_certificate(data)
-        _public_key(certificate)
-    except _ODD_CERTIFICATE:
+        public_key_of(certificate)
+    except ODD_CERTIFICATE:
         raise RemoteProtocolError("certificate: the bytes are no certificate") from None
     return certificate
 
@@ -192,7 +190,7 @@ def check_certificate(
     """
     _check_issuer(certificate, authority, now=now)
     _check_validity("certificate", certificate, now=now)
-    _public_key(certificate)
+    public_key_of(certificate)
     _check_usage(certificate, role)
     member = member_of(certificate)
     if member.role is not role:
@@ -223,8 +221,8 @@ def load_certificate(pem: bytes) -> x509.Certificate:
     """Raises ConfigError if it is no PEM certificate with a P-256 key."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
-        _public_key(certificate)
-    except (*_ODD_CERTIFICATE, RemoteProtocolError):
+        public_key_of(certificate)
+    except (*ODD_CERTIFICATE, RemoteProtocolError):
         raise ConfigError("certificate: expected a PEM certificate with a P-256 key") from None
     return certificate
 
@@ -240,133 +238,19 @@ def load_key(pem: bytes) -> PrivateKey:
     return key
 
 
-def new_csr(key: PrivateKey, member: MemberId, hosts: Sequence[str] = ()) -> bytes:
-    """A PEM request for the member's certificate; hosts are where a coordinator listens."""
-    names = [x509.UniformResourceIdentifier(member.uri), *_host_names(hosts)]
-    request = (
-        x509.CertificateSigningRequestBuilder()
-        .subject_name(_subject(member.federation, member.name))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return request.public_bytes(serialization.Encoding.PEM)
-
-
-def new_authority(federation: str, *, now: datetime, valid_days: int) -> tuple[PrivateKey, x509.Certificate]:
-    """A federation's own certificate authority."""
-    _check_name("federation", federation)
-    key = new_key()
-    subject = _subject(federation, "authority")
-    uri = x509.UniformResourceIdentifier(f"spiffe://{federation}")
-    builder = (
-        _dated(now, _valid_until(now, valid_days))
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(is_authority=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.SubjectAlternativeName([uri]), critical=False)
-    )
-    return key, builder.sign(key, hashes.SHA256())
-
-
-def sign_csr(
-    csr_pem: bytes,
-    *,
-    authority_key: PrivateKey,
-    authority_certificate: x509.Certificate,
-    role: Role,
-    now: datetime,
-    valid_days: int,
-    hosts: Sequence[str] = (),
-) -> x509.Certificate:
-    """Sign a request for that role, adding nothing a role may not have.
-
-    A coordinator gets serverAuth and the hosts of its request and of `hosts`; a silo or operator gets
-    clientAuth and no host. Raises ConfigError. Source: docs/protocol.md 1.
-    """
-    request = _load_csr(csr_pem)
-    member, requested_hosts = _requested(request)
-    federation = federation_of(authority_certificate)
-    if member.federation != federation:
-        raise ConfigError(f"request: expected federation {federation}, got {member.federation}")
-    if member.role is not role:
-        raise ConfigError(f"request: expected role {role}, got {member.role}")
-    all_hosts = list(dict.fromkeys([*requested_hosts, *_host_names(hosts)]))
-    if role is Role.COORDINATOR and not all_hosts:
-        raise ConfigError("request: a coordinator needs at least one host name or address")
-    if role is not Role.COORDINATOR and all_hosts:
-        raise ConfigError(f"request: only a coordinator has host names or addresses, got role {role}")
-    not_after = min(_valid_until(now, valid_days), authority_certificate.not_valid_after_utc)
-    if now >= not_after:
-        raise ConfigError("authority: the certificate is expired")
-    builder = _for_member(_dated(now, not_after), request, member, all_hosts)
-    builder = builder.issuer_name(authority_certificate.subject).add_extension(
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
-    )
-    return builder.sign(authority_key, hashes.SHA256())
-
-
-def requested_member(csr_pem: bytes) -> MemberId:
-    """Who a request wants to be. Raises ConfigError if it is no request of a member."""
-    return _requested(_load_csr(csr_pem))[0]
-
-
-def _for_member(
-    builder: x509.CertificateBuilder,
-    request: x509.CertificateSigningRequest,
-    member: MemberId,
-    hosts: list[x509.GeneralName],
-) -> x509.CertificateBuilder:
-    names = [x509.UniformResourceIdentifier(member.uri), *hosts]
-    key = _public_key(request)
-    return (
-        builder.subject_name(_subject(member.federation, member.name))
-        .public_key(key)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(is_authority=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([member.role.key_usage]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-    )
-
-
-def _load_csr(pem: bytes) -> x509.CertificateSigningRequest:
-    try:
-        request = x509.load_pem_x509_csr(pem)
-        _public_key(request)
-        has_signed = request.is_signature_valid
-    except (*_ODD_CERTIFICATE, RemoteProtocolError):
-        raise ConfigError("request: expected a PEM certificate request with a P-256 key") from None
-    if not has_signed:
-        raise ConfigError("request: the signature does not hold")
-    return request
-
-
-def _requested(request: x509.CertificateSigningRequest) -> tuple[MemberId, list[x509.GeneralName]]:
-    try:
-        names = _alternative_names(request)
-        member = MemberId.parse(_only_uri(names))
-    except RemoteProtocolError as error:
-        raise ConfigError(str(error).replace("certificate:", "request:")) from None
-    hosts = [name for name in names if not isinstance(name, x509.UniformResourceIdentifier)]
-    if not all(isinstance(name, x509.DNSName | x509.IPAddress) for name in hosts):
-        raise ConfigError("request: expected only a URI, host names and addresses")
-    return member, hosts
-
-
-def _alternative_names(
+def alternative_names(
     holder: x509.Certificate | x509.CertificateSigningRequest,
 ) -> list[x509.GeneralName]:
+    """Every subject alternative name. Raises RemoteProtocolError if they cannot be read."""
     try:
         extension = holder.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except (*_ODD_CERTIFICATE, x509.ExtensionNotFound):
+    except (*ODD_CERTIFICATE, x509.ExtensionNotFound):
         raise RemoteProtocolError("certificate: it holds no readable subject alternative name") from None
     return list(extension.value)
 
 
-def _only_uri(names: Iterable[x509.GeneralName]) -> str:
+def only_uri(names: Iterable[x509.GeneralName]) -> str:
+    """The one URI among them. Raises RemoteProtocolError unless there is exactly one."""
     uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]
     if len(uris) != 1:
         raise RemoteProtocolError(f"certificate: expected one URI, got {len(uris)}")
@@ -377,7 +261,7 @@ def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate, *,
     _check_validity("authority", authority, now=now)
     try:
         certificate.verify_directly_issued_by(authority)
-    except (*_ODD_CERTIFICATE, InvalidSignature):
+    except (*ODD_CERTIFICATE, InvalidSignature):
         raise _refused("it was not issued by this federation's authority") from None
 
 
@@ -393,15 +277,13 @@ def _check_usage(certificate: x509.Certificate, role: Role) -> None:
         extensions = certificate.extensions
         constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
         usages = list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-    except (*_ODD_CERTIFICATE, x509.ExtensionNotFound):
+    except (*ODD_CERTIFICATE, x509.ExtensionNotFound):
         raise _refused("basic constraints or extended key usage are missing or unreadable") from None
     if constraints.ca:
         raise _refused("it is an authority's own, expected a member's")
     if usages != [role.key_usage]:
         raise _refused(f"its extended key usage is not that of a {role}")
-    has_hosts = any(
-        not isinstance(n, x509.UniformResourceIdentifier) for n in _alternative_names(certificate)
-    )
+    has_hosts = any(not isinstance(n, x509.UniformResourceIdentifier) for n in alternative_names(certificate))
     if has_hosts and role is not Role.COORDINATOR:
         raise _refused(f"only a coordinator has host names or addresses, got role {role}")
 
@@ -410,12 +292,13 @@ def _refused(message: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"certificate: {message}", code=Refusal.ROSTER)
 
 
-def _public_key(
+def public_key_of(
     holder: x509.Certificate | x509.CertificateSigningRequest,
 ) -> ec.EllipticCurvePublicKey:
+    """Raises RemoteProtocolError(code=ROSTER) unless it is a key on P-256."""
     try:
         key = holder.public_key()
-    except _ODD_CERTIFICATE:
+    except ODD_CERTIFICATE:
         raise _refused("its key is unreadable") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise _refused("expected a P-256 key")
@@ -428,61 +311,9 @@ def _public_bytes(holder: x509.Certificate | PrivateKey) -> bytes:
     )
 
 
-def _check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str) -> None:
+    """Raises ConfigError for names outside NAME_PATTERN."""
     if not NAME_PATTERN.fullmatch(name):
         raise ConfigError(
             f"{what}: expected 1 to 63 lower-case letters, digits and inner hyphens, got {name!r}"
         )
-
-
-def _host_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    return [_host_name(host) for host in hosts]
-
-
-def _host_name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
-    labels = host.split(".")
-    if len(host) > 253 or not all(NAME_PATTERN.fullmatch(label) for label in labels):
-        raise ConfigError(f"host: expected a lower-case host name or an IP address, got {host!r}")
-    return x509.DNSName(host)
-
-
-def _subject(federation: str, name: str) -> x509.Name:
-    return x509.Name(
-        [
-            x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation),
-            x509.NameAttribute(NameOID.COMMON_NAME, name),
-        ]
-    )
-
-
-def _valid_until(now: datetime, valid_days: int) -> datetime:
-    if not 1 <= valid_days <= MAX_VALID_DAYS:
-        raise ConfigError(f"valid_days: expected 1 to {MAX_VALID_DAYS}, got {valid_days}")
-    return now + timedelta(days=valid_days)
-
-
-def _dated(now: datetime, not_after: datetime) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(not_after)
-    )
-
-
-def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not is_authority,
-        key_cert_sign=is_authority,
-        crl_sign=is_authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )

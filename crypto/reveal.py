@@ -100,6 +100,8 @@ class PendingReveal:
             pair_seeds=_named(reader.items()),
         )
         reader.end()
+        if pending.to_bytes() != data:  # one row has one encoding
+            raise RemoteProtocolError("pending reveal: it is not written as it would be")
         return pending
 
 

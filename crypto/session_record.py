@@ -83,8 +83,11 @@ class SessionRecord:
         Raises RemoteProtocolError if the bytes are damaged.
         """
         try:
-            return _read_record(data)
-        except (ChoraleError, ValueError, KeyError) as error:
+            record = _read_record(data)
+            if record.to_bytes() != data:  # one record has one encoding
+                raise ValueError("it is not written as it would be")
+            return record
+        except (ChoraleError, ValueError, KeyError, OverflowError) as error:
             raise RemoteProtocolError(f"session record: damaged, {error}") from None
 
 

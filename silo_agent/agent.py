@@ -227,7 +227,12 @@ def _own_identity(settings: SiloSettings, authority: x509.Certificate) -> Identi
 
 def _check_own(identity: Identity, authority: x509.Certificate, settings: SiloSettings) -> None:
     tls.check_own_certificate(
-        identity, authority=authority, role=Role.SILO, federation=settings.federation, now=_now()
+        identity,
+        authority=authority,
+        role=Role.SILO,
+        federation=settings.federation,
+        now=_now(),
+        path=settings.identity.certificate,
     )
 
 

@@ -35,6 +35,14 @@ WEIGHT = "weight"  # the quantity that carries p
 PhaseName = tuple[bytes, int, str]  # job digest, round, phase: what one input belongs to
 
 
+class DataRefusal(PolicyRefusal):
+    """Refused because of what this silo's data make of the received state.
+
+    Security: the coordinator chooses the state, so the refusal answers a question of its choice
+    about one silo's data. It must be the last one. Source: docs/protocol.md 6.7.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One phase of one job, as every attempt at it sees it."""
@@ -79,7 +87,8 @@ class Inputs:
         """The phase's only input.
 
         Raises PolicyRefusal(code=STATE) for another state or layout than the first attempt's, and
-        PolicyRefusal(code=DATA) where data, counts or values do not allow one.
+        PolicyRefusal(code=DATA) where data or counts do not allow one, DataRefusal where it is the
+        state over these data that does not.
         """
         name = _name(request.key)
         entry = self._entries.get(name)
@@ -139,8 +148,10 @@ class Inputs:
         try:
             values = self._values(request, is_cancelled)
             encoded = ring.encode(values, layout=request.terms.layout)
-        except (ConfigError, QuantisationError) as error:
+        except ConfigError as error:
             raise _refusal(request, str(error), Refusal.DATA) from error
+        except QuantisationError as error:
+            raise DataRefusal(_said(request, str(error)), code=Refusal.DATA) from error
         seconds = time.monotonic() - started
         self._metrics.training_seconds.inc(seconds)
         self._metrics.clipped.inc(encoded.clipped_total)
@@ -211,7 +222,8 @@ def _weight(request: Request, samples: int) -> float:
         return 0.0
     total = int(request.state[TOTAL]) if TOTAL in request.state else 0
     if samples > total:
-        raise _refusal(request, "more samples than roll-call counted in all silos", Refusal.NOT_ENROLLED)
+        said = _said(request, "more samples than roll-call counted in all silos")
+        raise DataRefusal(said, code=Refusal.NOT_ENROLLED)
     return samples / total
 
 
@@ -225,5 +237,8 @@ def _look_at(work: asyncio.Future[Encoded]) -> None:
 
 
 def _refusal(request: Request, why: str, code: Refusal) -> PolicyRefusal:
-    key = request.key
-    return PolicyRefusal(f"job {request.job.id} round {key.round} {key.phase}: {why}", code=code)
+    return PolicyRefusal(_said(request, why), code=code)
+
+
+def _said(request: Request, why: str) -> str:
+    return f"job {request.job.id} round {request.key.round} {request.key.phase}: {why}"

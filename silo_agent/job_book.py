@@ -58,8 +58,18 @@ class JobBook:
         self._check_decision(job)
         return job
 
+    def has(self, job_digest: bytes) -> bool:
+        """Whether the job was offered in this run and has not ended."""
+        return job_digest in self._signed
+
     def is_approved(self, job_digest: bytes) -> bool:
         return self._ledger.decision(job_digest) is Decision.APPROVED
+
+    def suspend(self, job_digest: bytes) -> None:
+        """Refuse the job from now on, after a restart too, until it is approved again."""
+        self._ledger.suspend(job_digest)
+        job_id = job_digest.hex()[:12]
+        log.warning("job suspended", job=job_id, resume=f"chorale silo approve --config FILE {job_id}")
 
     def forget(self, job_digest: bytes) -> None:
         self._signed.pop(job_digest, None)
@@ -78,6 +88,12 @@ class JobBook:
             log.info("job offered", job=job.id, name=job.spec.name, decision=decision.value)
         if decision is Decision.REJECTED:
             raise PolicyRefusal(f"job {job.id}: was rejected here", code=Refusal.JOB_NOT_APPROVED)
+        if decision is Decision.SUSPENDED:
+            raise PolicyRefusal(
+                f"job {job.id}: suspended after an input was refused; to go on: "
+                f"chorale silo approve --config <this silo's file> {job.id}",
+                code=Refusal.DATA,
+            )
         if decision is Decision.OFFERED:
             raise PolicyRefusal(
                 f"job {job.id} ({job.spec.name}) waits for approval: "

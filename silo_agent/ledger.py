@@ -15,7 +15,7 @@ from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
 from typing import Any
 
-from sqlalchemy import Connection, Row, event, insert, select, update
+from sqlalchemy import Connection, Row, and_, event, insert, select, update
 
 from chorale import audit
 from chorale.database import open_database
@@ -112,6 +112,12 @@ class Ledger:
         """Reject it, also if it was approved before. Raises ConfigError unless it is one job."""
         return self._set_decision(job_id, Decision.REJECTED)
 
+    def suspend(self, job_digest: bytes) -> None:
+        """Serve an approved job no more until somebody approves it again; durable on return."""
+        is_approved = and_(jobs.c.job_digest == job_digest, jobs.c.decision == Decision.APPROVED)
+        with self._engine.begin() as connection:
+            connection.execute(update(jobs).where(is_approved).values(decision=Decision.SUSPENDED))
+
     def accept_roster(self, roster: Roster, *, lowest_version: int) -> None:
         """Make it the newest roster seen. Raises PolicyRefusal(code=ROSTER) if an older one it is."""
         with self._engine.begin() as connection:
@@ -168,8 +174,8 @@ class Ledger:
     def _set_decision(self, job_id: str, decision: Decision) -> LedgerJob:
         found = [job for job in self.jobs() if job.job_digest.hex().startswith(job_id.lower())]
         if len(found) != 1:
-            what = "no job" if not found else f"{len(found)} jobs"
-            raise ConfigError(f"job {job_id}: expected the id of one offered job, {what} begin with it")
+            what = f"{len(found)} begin" if found else "none begins"
+            raise ConfigError(f"job {job_id}: expected the id of one offered job, {what} with it")
         with self._engine.begin() as connection:
             _decide(connection, found[0].job_digest, decision)
         return found[0]

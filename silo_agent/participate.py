@@ -27,7 +27,7 @@ from crypto.ring import Encoded
 from crypto.silo_checks import LeftOut
 from crypto.silo_session import SiloSession
 from silo_agent.attempt import SESSION_MESSAGES, Attempt, Upload
-from silo_agent.inputs import Inputs, PhaseName
+from silo_agent.inputs import DataRefusal, Inputs, PhaseName
 from silo_agent.job_book import JobBook
 from silo_agent.metrics import PhaseResult, SiloMetrics, phase_label
 from silo_agent.objective import Cancelled
@@ -36,6 +36,7 @@ from silo_agent.reveals import Reveals
 from silo_agent.rosters import Rosters
 
 MAX_LOGGED_SILOS = 200
+MAX_NOTES = 100_000  # adverts and refusals in the audit trail of one run, about 30 MB: a flood fills no disk
 
 log = get_logger("silo_agent.participate")
 
@@ -105,6 +106,7 @@ class Participant:
         self._works: dict[PhaseName, _Work] = {}
         self._unapproved: dict[bytes, pb.PhaseTask] = {}
         self._last_outcome: dict[bytes, PhaseKey] = {}
+        self._notes = 0
         self._handlers: dict[str, Callable[[pb.CoordinatorMessage], None]] = {
             "roster": self._on_roster,
             "job": self._on_job,
@@ -185,8 +187,10 @@ class Participant:
             return self._repeat(work, task)
         if work is not None:
             work.end()
+        self._drop_unready(key)
         work = self._works[_name(key)] = _Work(key=key, task=task)
         work.preparation = asyncio.get_running_loop().create_task(self._prepare(work))
+        self._carrier.forget(keep=self._wanted_states())
 
     def _repeat(self, work: _Work, task: pb.PhaseTask) -> None:
         """The coordinator lost sight of this silo and asks again."""
@@ -202,7 +206,18 @@ class Participant:
     async def _prepare(self, work: _Work) -> None:
         key = work.key
         try:
+            await self._try_to_join(work)
+        finally:
+            if work.attempt is None and self._works.get(_name(key)) is work:
+                del self._works[_name(key)]
+
+    async def _try_to_join(self, work: _Work) -> None:
+        key = work.key
+        try:
             await self._join(work)
+        except DataRefusal as error:
+            self._jobs.suspend(key.job_digest)  # durable before the coordinator hears of it
+            self._refuse(key, error)
         except (PolicyRefusal, RemoteProtocolError) as error:
             if error.code is Refusal.JOB_NOT_APPROVED:
                 self._unapproved[key.job_digest] = work.task
@@ -212,6 +227,16 @@ class Participant:
         except Exception as error:
             log.error("input failed", **_fields(key), error=type(error).__name__, reason=str(error))
             self._refuse(key, PolicyRefusal("the input could not be computed", code=Refusal.INTERNAL))
+
+    def _drop_unready(self, key: PhaseKey) -> None:
+        """A job has one phase at a time: who asks for the next has given up the one before.
+
+        Security: else tasks fill this machine with states, and get several refusals that tell.
+        """
+        for name, work in list(self._works.items()):
+            if name[0] == key.job_digest and name != _name(key) and work.attempt is None:
+                self._works.pop(name).end()
+                self._inputs.drop_phase(work.key)
 
     async def _join(self, work: _Work) -> None:
         roster, job = self._check.job(work.key)
@@ -310,8 +335,8 @@ class Participant:
         record = message.outcome.record
         ended = SessionKey(job_digest=record.job_digest, round=record.round, phase=record.phase)
         key = wire.key_from_wire(ended)
-        if self._last_outcome.get(key.job_digest) == key:
-            return  # told again because this silo was away
+        if not self._jobs.has(key.job_digest) or self._last_outcome.get(key.job_digest) == key:
+            return  # of no concern here, or told again because this silo was away
         self._last_outcome[key.job_digest] = key
         work = self._works.pop(_name(key), None)
         if work is not None:
@@ -356,6 +381,9 @@ class Participant:
         self._metrics.refusals.labels(reason=code.value).inc()
 
     def _note(self, event: str, key: PhaseKey, **fields: str) -> None:
+        if self._notes >= MAX_NOTES:
+            return  # reveals are told elsewhere, and without end
+        self._notes += 1
         self._audit.append(
             event, job=key.job_digest.hex(), round=key.round, phase=key.phase, attempt=key.attempt, **fields
         )

@@ -59,7 +59,12 @@ class PhaseCheck:
     def job(self, key: PhaseKey) -> tuple[Roster, Job]:
         """Roster and job of the phase. Raises PolicyRefusal or RemoteProtocolError."""
         roster = self._rosters.for_phase(key.job_digest, key.round, key.phase)
-        return roster, self._jobs.approved(key.job_digest, roster)
+        job = self._jobs.approved(key.job_digest, roster)
+        try:
+            job.check_phase(key.round, key.phase)  # before a state is downloaded for it
+        except ConfigError as error:
+            raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None
+        return roster, job
 
     def state_bytes(self, task: pb.PhaseTask) -> int:
         """Announced size of the global state. Raises PolicyRefusal where policy has no room for it."""

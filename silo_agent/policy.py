@@ -13,13 +13,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.cohort_changes import expected_cohort_changes
+from chorale.fields import Name
 from chorale.job import JobSpec
 from chorale.settings_file import load_settings
 from crypto.cohort import SMALLEST_FEDERATION
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.layout import Quantity
 from crypto.messages import SessionTerms
-from silo_agent.settings import NAME
 
 ENV_PREFIX = "CHORALE_POLICY_"
 
@@ -49,7 +49,7 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    federation: str = Field(pattern=NAME, description="jobs of this federation alone")
+    federation: Name = Field(description="jobs of this federation alone")
     approval: Approval = Field(
         default=Approval.MANUAL,
         description="manual: a job waits for `chorale silo approve`; automatic: policy alone decides",

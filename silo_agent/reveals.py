@@ -37,6 +37,7 @@ class Decision(StrEnum):
     OFFERED = "offered"
     APPROVED = "approved"
     REJECTED = "rejected"
+    SUSPENDED = "suspended"  # by the agent itself, whose data could not answer; a person approves anew
 
 
 class Reveals:
@@ -78,6 +79,7 @@ class Reveals:
         """Raises PolicyRefusal where a sum over these silos may not be revealed."""
         self._policy.check_cohort(survivors)
         with self._engine.begin() as connection:
+            _approved_job(connection, terms)
             _check_not_revealed(connection, terms)
             self._check_near(connection, terms, survivors, terms.rule.min_cohort)
 
@@ -89,19 +91,24 @@ class Reveals:
                 return
             if found is not None:
                 raise _refusal(pending, "another answer is recorded already", Refusal.ALREADY_REVEALED)
+            _approved_job(connection, pending)
             if self._check_near(connection, pending, pending.survivors, pending.min_cohort):
                 connection.execute(insert(cohort_changes), _change(pending))
             connection.execute(insert(signed_sets), self._signed_set(pending))
             connection.execute(insert(reveals), self._pending_row(pending))
 
     def mark_revealed(self, pending: PendingReveal) -> None:
-        """Durable, and told, before the first share leaves; once, however often it is repeated."""
+        """Durable, and told, before the first share leaves; once, however often it is repeated.
+
+        Raises PolicyRefusal if the job was rejected here since it was signed.
+        """
         with self._engine.begin() as connection:
             found = _row(connection, pending)
             if found is None or found.cohort_digest != pending.cohort_digest:
                 raise _refusal(pending, "no such answer is recorded", Refusal.ALREADY_REVEALED)
             if found.status == RevealStatus.REVEALED:
                 return
+            _approved_job(connection, pending)
             connection.execute(
                 update(reveals).where(_same_phase(reveals, pending)).values(status=RevealStatus.REVEALED)
             )
@@ -221,17 +228,24 @@ def _check_attempt(connection: Connection, terms: SessionTerms) -> bool:
     _check_job(connection, terms)
     _check_not_revealed(connection, terms)
     _check_round(connection, terms)
+    _check_not_signed(connection, terms)
     return _check_begun(connection, terms)
 
 
 def _check_job(connection: Connection, terms: SessionTerms) -> None:
-    job = connection.execute(select(jobs).where(jobs.c.job_digest == terms.job_digest)).one_or_none()
-    if job is None or job.decision != Decision.APPROVED:
-        raise _refusal(terms, "the job is not approved here", Refusal.JOB_NOT_APPROVED)
+    job = _approved_job(connection, terms)
     if terms.round > job.rounds:
         raise _refusal(terms, f"the job ends with round {job.rounds}", Refusal.TERMS)
-    if terms.attempt > job.max_attempts:
+    if not 1 <= terms.attempt <= job.max_attempts:
         raise _refusal(terms, f"attempt {terms.attempt} of at most {job.max_attempts}", Refusal.TERMS)
+
+
+def _approved_job(connection: Connection, key: SessionTerms | PendingReveal) -> Row[Any]:
+    """What the ledger holds of the job; an institution may take its approval back at any moment."""
+    job = connection.execute(select(jobs).where(jobs.c.job_digest == key.job_digest)).one_or_none()
+    if job is None or job.decision != Decision.APPROVED:
+        raise _refusal(key, "the job is not approved here", Refusal.JOB_NOT_APPROVED)
+    return job
 
 
 def _check_not_revealed(connection: Connection, key: SessionTerms | PendingReveal) -> None:
@@ -246,6 +260,14 @@ def _check_round(connection: Connection, terms: SessionTerms) -> None:
     ).scalar_one()
     if last is not None and terms.round < last:
         raise _refusal(terms, f"round {last} was begun already", Refusal.STAGE)
+
+
+def _check_not_signed(connection: Connection, terms: SessionTerms) -> None:
+    """What was signed under an attempt's number stays its only content; the next has the next number."""
+    signed = select(func.max(signed_sets.c.attempt)).where(_same_phase(signed_sets, terms))
+    last = connection.execute(signed).scalar_one()
+    if last is not None and terms.attempt <= last:
+        raise _refusal(terms, f"attempt {last} was signed already", Refusal.STAGE)
 
 
 def _check_begun(connection: Connection, terms: SessionTerms) -> bool:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from chorale.fields import Address, Name
 from chorale.settings_file import load_settings
 from silo_agent.data.settings import ENTRY_POINT, DataSettings
 
 ENV_PREFIX = "CHORALE_SILO_"
-NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-ADDRESS = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
 
 
 class Device(StrEnum):
@@ -35,9 +34,9 @@ class SiloSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=NAME, description="this silo's name, as in its certificate")
-    federation: str = Field(pattern=NAME, description="the federation's name, as in its certificate")
-    coordinator: str = Field(pattern=ADDRESS, description="host:port that the agent dials")
+    name: Name = Field(description="this silo's name, as in its certificate")
+    federation: Name = Field(description="the federation's name, as in its certificate")
+    coordinator: Address = Field(description="host:port that the agent dials")
     coordinator_name: str | None = Field(
         default=None, description="host name in the coordinator's certificate, if not the dialled one"
     )
@@ -48,9 +47,8 @@ class SiloSettings(BaseModel):
     lowest_roster_version: int = Field(
         default=1, ge=1, description="pinned at enrolment: no older roster is ever accepted"
     )
-    metrics_listen: str | None = Field(
+    metrics_listen: Address | None = Field(
         default="127.0.0.1:0",
-        pattern=ADDRESS,
         description="host:port of /livez, /readyz, /metrics; port 0 takes a free one; null for none",
     )
     data: DataSettings

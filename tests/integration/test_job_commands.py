@@ -39,7 +39,7 @@ def test_job_that_nobody_submitted_is_named(tmp_path: Path) -> None:
         federation.start_coordinator()
         done = federation.cli("job", "fetch", "abc", "--out", tmp_path / "model.safetensors")
     assert done.returncode == 2
-    told = "chorale: error: job abc: expected the id of one job, no job begin with it"
+    told = "chorale: error: job abc: expected the id of one job, none begins with it"
     assert done.stderr.splitlines()[-1] == told
     assert not (tmp_path / "model.safetensors").exists()
 
@@ -107,7 +107,7 @@ def test_audit_log_of_each_side_is_whole_until_somebody_edits_it(
     assert done.returncode == 2
     assert (
         done.stderr.splitlines()[-1]
-        == "chorale: error: entry 2: the entry before it was changed, or is missing"
+        == f"chorale: error: {edited}: entry 2: the entry before it was changed, or is missing"
     )
 
 
@@ -126,5 +126,5 @@ def test_coordinator_is_not_run_with_the_certificate_of_a_silo(finished: LocalFe
     }
     done = run_cli("coordinator", "run", "--config", config, extra_env=override)
     assert done.returncode == 2
-    told = "own certificate: its extended key usage is not that of a coordinator"
+    told = f"{paths['crt']}: own certificate: its extended key usage is not that of a coordinator"
     assert done.stderr.splitlines()[-1] == f"chorale: error: {told}"

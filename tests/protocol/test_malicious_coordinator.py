@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from crypto import bodies, encoding, identity, ring
+from crypto import bodies, encoding, identity, issuing, ring
 from crypto.cohort import CohortRule
 from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity import Identity, MemberId, Role
@@ -176,11 +176,11 @@ def resigned(signed: SignedBody, signer: Identity, **changes) -> SignedBody:
 
 
 def foreign_identity(name: str) -> Identity:
-    key, certificate = identity.new_authority("test", now=NOW, valid_days=30)
+    key, certificate = issuing.new_authority("test", now=NOW, valid_days=30)
     own = identity.new_key()
     member = MemberId(federation="test", role=Role.SILO, name=name)
-    issued = identity.sign_csr(
-        identity.new_csr(own, member),
+    issued = issuing.sign_csr(
+        issuing.new_csr(own, member),
         authority_key=key,
         authority_certificate=certificate,
         role=Role.SILO,

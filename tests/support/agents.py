@@ -25,7 +25,7 @@ from chorale.state import state_to_bytes
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
 from chorale.wire import PhaseKey
-from crypto import identity, masking, ring
+from crypto import identity, issuing, masking, ring
 from crypto.coordinator_session import CoordinatorSession
 from crypto.identity import Identity, MemberId, PrivateKey, Role
 from crypto.masking import Masker, UnmaskPlan
@@ -77,7 +77,7 @@ class Members:
 
 @functools.cache
 def make_members(silos: int) -> Members:
-    key, authority = identity.new_authority(FEDERATION, now=NOW - timedelta(days=1), valid_days=365)
+    key, authority = issuing.new_authority(FEDERATION, now=NOW - timedelta(days=1), valid_days=365)
     names = [f"silo-{place}" for place in range(silos)]
     return Members(
         authority_key=key,
@@ -90,8 +90,8 @@ def make_members(silos: int) -> Members:
 def _issue(key: PrivateKey, authority: x509.Certificate, role: Role, name: str) -> Identity:
     own = identity.new_key()
     member = MemberId(federation=FEDERATION, role=role, name=name)
-    certificate = identity.sign_csr(
-        identity.new_csr(own, member),
+    certificate = issuing.sign_csr(
+        issuing.new_csr(own, member),
         authority_key=key,
         authority_certificate=authority,
         role=role,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from crypto import identity, roster
+from crypto import identity, issuing, roster
 from crypto.identity import Identity, MemberId, PrivateKey, Role
 from crypto.roster import Member
 
@@ -24,7 +24,7 @@ class Ceremony:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.key, self.certificate = identity.new_authority(self.federation, now=_now(), valid_days=10)
+        self.key, self.certificate = issuing.new_authority(self.federation, now=_now(), valid_days=10)
         self.certificate_path.write_bytes(identity.certificate_to_pem(self.certificate))
 
     @property
@@ -39,8 +39,8 @@ class Ceremony:
         """A member with files; it stands on the next roster."""
         key = identity.new_key()
         hosts = ["127.0.0.1", "localhost"] if role is Role.COORDINATOR else []
-        request = identity.new_csr(key, MemberId(federation=self.federation, role=role, name=name), hosts)
-        certificate = identity.sign_csr(
+        request = issuing.new_csr(key, MemberId(federation=self.federation, role=role, name=name), hosts)
+        certificate = issuing.sign_csr(
             request,
             authority_key=self.key,
             authority_certificate=self.certificate,

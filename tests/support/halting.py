@@ -122,7 +122,8 @@ def _watch_line(watch: _Watch | None, record: Path | None) -> None:
             _write_down(record, message, last)
         return message
 
-    Outbox.next = following  # type: ignore[method-assign]
+    line: Any = Outbox
+    line.next = following
 
 
 def _write_down(path: Path, message: Any, kind: str) -> None:

@@ -26,7 +26,7 @@ from chorale import audit, logs, tls, wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from chorale.wire import PhaseKey
-from crypto import identity
+from crypto import identity, issuing
 from crypto.errors import ChoraleError, Refusal
 from crypto.identity import Identity, Role, load_certificate, member_of
 from silo_agent.agent import run_agent
@@ -293,8 +293,8 @@ class Rogue(Hub):
     def reissued(self, name: str) -> Identity:
         """A second certificate of a silo from the same authority, which the roster does not list."""
         own, member = identity.new_key(), self.members.silos[name].member
-        certificate = identity.sign_csr(
-            identity.new_csr(own, member),
+        certificate = issuing.sign_csr(
+            issuing.new_csr(own, member),
             authority_key=self.ceremony.key,
             authority_certificate=self.ceremony.certificate,
             role=Role.SILO,

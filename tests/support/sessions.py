@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from cryptography import x509
 
-from crypto import identity, masking, ring, roster
+from crypto import identity, issuing, masking, ring, roster
 from crypto.cohort import CohortRule
 from crypto.coordinator_session import CoordinatorSession
 from crypto.errors import PolicyRefusal, Refusal
@@ -61,7 +61,7 @@ class Federation:
 def make_federation(silos: int) -> Federation:
     """Made once for each size: certificates cost more than sessions."""
     # a federation's own certificate is older than what it signs
-    key, authority = identity.new_authority("test", now=NOW - timedelta(days=1), valid_days=365)
+    key, authority = issuing.new_authority("test", now=NOW - timedelta(days=1), valid_days=365)
     names = [f"silo-{index:03}" for index in range(silos)]
     members = {name: _issue(key, authority, name) for name in names}
     spare = _issue(key, authority, "spare")
@@ -317,8 +317,8 @@ def _issue(
 ) -> Identity:
     own = identity.new_key()
     member = MemberId(federation="test", role=role, name=name)
-    certificate = identity.sign_csr(
-        identity.new_csr(own, member, ["localhost"] if role is Role.COORDINATOR else []),
+    certificate = issuing.sign_csr(
+        issuing.new_csr(own, member, ["localhost"] if role is Role.COORDINATOR else []),
         authority_key=key,
         authority_certificate=authority,
         role=role,

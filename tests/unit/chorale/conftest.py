@@ -13,7 +13,7 @@ from cryptography import x509
 
 from chorale.job_spec import JobSpec
 from chorale.settings_file import check_values
-from crypto import identity
+from crypto import identity, issuing
 from crypto.identity import Identity, MemberId, PrivateKey, Role
 from crypto.roster import Member, Roster, open_roster, sign_roster
 from strategies.base import Array
@@ -33,7 +33,7 @@ class Party:
 
     @classmethod
     def enrol(cls, now: datetime) -> Party:
-        key, authority = identity.new_authority("test", now=now - timedelta(days=1), valid_days=365)
+        key, authority = issuing.new_authority("test", now=now - timedelta(days=1), valid_days=365)
         silos = {name: _issue(key, authority, Role.SILO, name, now=now) for name in SILOS}
         operator = _issue(key, authority, Role.OPERATOR, "ops", now=now)
         return cls(authority_key=key, authority=authority, operator=operator, silos=silos)
@@ -100,8 +100,8 @@ def _issue(key: PrivateKey, authority: x509.Certificate, role: Role, name: str, 
     own_key = identity.new_key()
     member = MemberId(federation="test", role=role, name=name)
     hosts = ("localhost", "127.0.0.1") if role is Role.COORDINATOR else ()
-    certificate = identity.sign_csr(
-        identity.new_csr(own_key, member, hosts),
+    certificate = issuing.sign_csr(
+        issuing.new_csr(own_key, member, hosts),
         authority_key=key,
         authority_certificate=authority,
         role=role,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.audit import FIRST_PREVIOUS, MAX_LINE_BYTES, AuditLog, read_entries, verify_file
+from chorale.audit import FIRST_PREVIOUS, MAX_LINE_BYTES, AuditInUse, AuditLog, read_entries, verify_file
 from crypto.errors import ConfigError, LocalProtocolError
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -62,7 +62,7 @@ def test_an_empty_log_is_sound(path: Path) -> None:
 
 
 def test_a_second_process_is_kept_out(path: Path, log: AuditLog) -> None:
-    with pytest.raises(ConfigError, match=r"audit.jsonl: the audit log is in use by another process"):
+    with pytest.raises(AuditInUse, match=r"audit.jsonl: the audit log is in use by another process"):
         AuditLog(path)
     log.close()
     AuditLog(path).close()

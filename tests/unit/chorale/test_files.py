@@ -52,3 +52,12 @@ def test_read_limited_refuses_a_larger_file(tmp_path: Path) -> None:
 def test_read_limited_says_why_a_file_cannot_be_read(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         read_limited(tmp_path / name, 4)
+
+
+def test_write_atomic_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        write_atomic(tmp_path / "nowhere" / "file", b"x")
+    assert missing.value.filename == str(tmp_path / "nowhere" / "file")
+    with pytest.raises(IsADirectoryError) as folder:
+        write_atomic(tmp_path, b"x")
+    assert (folder.value.filename, folder.value.filename2) == (str(tmp_path), None)

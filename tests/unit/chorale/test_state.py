@@ -87,6 +87,7 @@ def test_digest_is_that_of_the_file(state: dict[str, Array], tmp_path: Path) -> 
         (raw({"w": entry(shape=[-1])}, b"1234"), "w: a dimension is a whole number"),
         (raw({"w": entry(shape=[True])}, b"1234"), "w: a dimension is a whole number"),
         (raw({"w": entry(shape=[1 << 40])}, b"1234"), "w: larger than any state"),
+        (raw({"w": entry(shape=[0, 10**18, 10**18], end=0)}), "state: "),
         (raw({"w": entry(shape=[2])}, b"1234"), "state: "),
         (raw({"w": entry()}, b"123"), "state: "),
         (raw({"w": entry()}, b"12345"), "state: "),

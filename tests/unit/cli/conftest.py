@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class Desk:
     folder: Path
     ceremony: Ceremony
     taken_address: str  # something else listens there
+    stack: ExitStack  # what is held until the test ends
 
     def identity(self, role: Role, name: str) -> Settings:
         paths = {what: self.ceremony.path_of(role, name, what) for what in ("crt", "key")}
@@ -98,9 +100,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     ceremony.enrol(Role.OPERATOR, "ops")
     ceremony.enrol(Role.SILO, "silo-0")
     ceremony.publish()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken, ExitStack() as stack:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        yield Desk(folder=tmp_path, ceremony=ceremony, taken_address=address)
+        yield Desk(folder=tmp_path, ceremony=ceremony, taken_address=address, stack=stack)
 
 
 @pytest.fixture

@@ -69,6 +69,23 @@ def test_key_is_never_overwritten(founded: Path, chorale: Chorale) -> None:
     assert (founded / "a.key").read_bytes() == before
 
 
+def test_requests_are_signed_all_or_none(tmp_path: Path, chorale: Chorale) -> None:
+    chorale("authority", "init", "--federation", "fed", "--directory", tmp_path / "ca")
+    _request(chorale, tmp_path, "silo", "new")
+    (tmp_path / "bad.csr").write_text("nonsense")
+    requests = [tmp_path / "new.csr", tmp_path / "bad.csr"]
+    ended = chorale("authority", "sign", *requests, "--directory", tmp_path / "ca")
+    assert ended.code == 2
+    assert "bad.csr: request: expected a PEM certificate request" in ended.err
+    assert not (tmp_path / "new.crt").exists()
+
+
+def test_file_that_is_no_certificate_is_named(founded: Path, chorale: Chorale) -> None:
+    ended = chorale("authority", "roster", founded / "a.csr", "--directory", founded / "ca")
+    assert ended.code == 2
+    assert "a.csr: certificate: expected a PEM certificate" in ended.err
+
+
 def test_host_is_for_coordinators_alone(tmp_path: Path, chorale: Chorale) -> None:
     ended = _request(chorale, tmp_path, "silo", "a", "--host", "a.example.org", code=2)
     assert "--host: only a coordinator is dialled" in ended.err

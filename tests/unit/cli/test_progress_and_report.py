@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from html.parser import HTMLParser
+from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -107,6 +109,52 @@ def test_show_writes_lines_to_stderr_alone_where_it_is_no_terminal(
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "round 1/0  4 silos, 0% of the data, 0.5 s\n")
     assert len(told.records) == 1
+
+
+def test_table_can_be_cut_to_the_newest_phases(history: JobHistory) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(progress.table(history, newest=2))
+    shown = console.file.getvalue()
+    assert ("round 2/3" in shown, "round 3/3" in shown, "evaluate" in shown) == (False, True, True)
+
+
+class _Timer:
+    """A timer whose time is up when the test says so."""
+
+    made: ClassVar[list[_Timer]] = []
+    daemon = False
+
+    def __init__(self, seconds: float, tell: Callable[[str], None], arguments: list[str]) -> None:
+        self.seconds, self.is_running = seconds, False
+        self._tell, self._arguments = tell, arguments
+        self.made.append(self)
+
+    def start(self) -> None:
+        self.is_running = True
+
+    def cancel(self) -> None:
+        self.is_running = False
+
+    def ring(self) -> None:
+        assert self.is_running
+        self._tell(*self._arguments)
+
+
+def test_what_is_waited_for_is_said_once_and_only_after_a_silence() -> None:
+    said: list[str] = []
+    _Timer.made.clear()
+    patience = progress.Patience(say=said.append, new_timer=_Timer)
+    patience.on_news("waiting, awaiting a, b")
+    patience.on_news("waiting, awaiting b")
+    first, second = _Timer.made
+    assert (first.is_running, second.seconds) == (False, progress.SILENT_SECONDS)
+    second.ring()
+    patience.on_news("waiting, awaiting b")
+    assert len(_Timer.made) == 2
+    patience.on_news("masked, awaiting b")
+    patience.close()
+    assert not _Timer.made[-1].is_running
+    assert said == ["now: waiting, awaiting b"]
 
 
 def test_report_has_the_keys_that_other_programs_read(history: JobHistory) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from chorale.audit import AuditLog
 from chorale.state import state_to_bytes
 from crypto.identity import Role
+from silo_agent.ledger import Ledger
 from tests.support.ceremony import Ceremony
 from tests.support.processes import run_cli
 from tests.unit.cli.conftest import Desk, Ended
@@ -25,6 +28,10 @@ def _unknown_field(desk: Desk) -> Arguments:
 
 def _wrong_type(desk: Desk) -> Arguments:
     return ["coordinator", "run", "--config", desk.coordinator(heartbeat_seconds="often")]
+
+
+def _port_is_none(desk: Desk) -> Arguments:
+    return ["coordinator", "run", "--config", desk.coordinator(listen="127.0.0.1:99999")]
 
 
 def _missing_field(desk: Desk) -> Arguments:
@@ -145,7 +152,13 @@ def _audit_log_is_not_one(desk: Desk) -> Arguments:
     return ["audit", "verify", path]
 
 
+def _ledger_is_not_there(desk: Desk) -> Arguments:
+    return ["silo", "ledger", "--config", desk.silo()]
+
+
 def _job_is_not_in_the_ledger(desk: Desk) -> Arguments:
+    (desk.folder / "silo-0").mkdir()
+    Ledger(desk.folder / "silo-0" / "ledger.sqlite").close()
     return ["silo", "approve", "--config", desk.silo(), "abcdef"]
 
 
@@ -170,8 +183,8 @@ HERE = [
     (_folder_for_a_file, 2, r": is a directory"),
     (_invalid_yaml, 2, r"silo\.yaml: line 2: expected ',' or ']'"),
     (_missing_policy, 2, r"nowhere\.yaml: no such file or directory"),
-    (_policy_out_of_range, 2, r"policy\.yaml: least_silos: it should be greater than or equal to 3, got 2"),
-    (_expired_certificate, 2, r"own certificate: expired on "),
+    (_policy_out_of_range, 2, r"policy\.yaml: least_silos: expected at least 3, got 2"),
+    (_expired_certificate, 2, r"\.crt: own certificate: expired on "),
     (_certificate_of_another_authority, 2, r"it was not issued by this federation's authority"),
     (_key_of_another_certificate, 2, r"the key does not belong to the certificate"),
     (_silo_as_operator, 2, r"own certificate: expected role operator, got silo"),
@@ -189,9 +202,14 @@ HERE = [
     (_unknown_option, 2, r"no such option '--silo'"),
     (_unknown_command, 2, r"no such command 'trian'"),
     (_missing_option, 2, r"missing option '--config'"),
-    (_audit_log_is_not_one, 2, r"entry 1: not an entry of an audit log"),
-    (_job_is_not_in_the_ledger, 2, r"job abcdef: expected the id of one offered job, no job begin with it"),
-    (_request_is_none, 2, r"request: expected a PEM certificate request"),
+    (_audit_log_is_not_one, 2, r"audit\.jsonl: entry 1: not an entry of an audit log"),
+    (
+        _ledger_is_not_there,
+        2,
+        r"silo-0/ledger\.sqlite: no such ledger; the agent makes it when it first runs",
+    ),
+    (_job_is_not_in_the_ledger, 2, r"job abcdef: expected the id of one offered job, none begins with it"),
+    (_request_is_none, 2, r"\.crt: request: expected a PEM certificate request"),
     (_authority_is_not_there, 2, r"expected an authority's folder, it has no authority\.crt"),
     (_name_is_not_allowed, 2, r"silo: expected 1 to 63 lower-case letters, digits and inner hyphens"),
 ]
@@ -228,6 +246,18 @@ def _silo_certificate_expired(desk: Desk) -> Arguments:
     return ["silo", "run", "--config", desk.silo()]
 
 
+def _roster_is_none(desk: Desk) -> Arguments:
+    path = desk.folder / "roster.txt"
+    path.write_text("nonsense\n")
+    return ["coordinator", "run", "--config", desk.coordinator(roster=str(path))]
+
+
+def _directory_in_use(desk: Desk) -> Arguments:
+    (desk.folder / "hub").mkdir()
+    desk.stack.enter_context(closing(AuditLog(desk.folder / "hub" / "audit.jsonl")))
+    return ["coordinator", "run", "--config", desk.coordinator()]
+
+
 def _roster_of_another_authority(desk: Desk) -> Arguments:
     other = Ceremony(folder=desk.folder / "other")
     other.publish()
@@ -236,11 +266,14 @@ def _roster_of_another_authority(desk: Desk) -> Arguments:
 
 AGENTS = [
     (_unknown_field, 2, r"coordinator\.yaml: listne: unknown field, expected one of federation, listen"),
-    (_wrong_type, 2, r"coordinator\.yaml: heartbeat_seconds: .*a valid number.*, got 'often'"),
+    (_wrong_type, 2, r"coordinator\.yaml: heartbeat_seconds: expected a number, got 'often'"),
+    (_port_is_none, 2, r"listen: expected host:port with a port up to 65535, got '127\.0\.0\.1:99999'"),
     (_port_in_use, 1, r"127\.0\.0\.1:\d+"),
     (_metrics_port_in_use, 1, r"127\.0\.0\.1:\d+"),
-    (_coordinator_certificate_expired, 2, r"own certificate: expired on "),
-    (_silo_certificate_expired, 2, r"own certificate: expired on "),
+    (_coordinator_certificate_expired, 2, r"\.crt: own certificate: expired on "),
+    (_silo_certificate_expired, 2, r"\.crt: own certificate: expired on "),
+    (_roster_is_none, 2, r"roster\.txt: roster file: expected JSON"),
+    (_directory_in_use, 1, r"hub/audit\.jsonl: the audit log is in use by another process"),
     (_roster_of_another_authority, 2, r"roster"),
 ]
 

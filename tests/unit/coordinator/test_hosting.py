@@ -7,6 +7,7 @@ import urllib.request
 
 import pytest
 
+from chorale.audit import AuditInUse
 from coordinator.hosting import AddressTaken
 from crypto.errors import ConfigError
 
@@ -24,7 +25,7 @@ async def test_two_coordinators_never_share_a_directory(make_hub):
     hub = make_hub()
     await hub.start()
     running = hub.host
-    with pytest.raises(ConfigError, match=r"audit\.jsonl"):
+    with pytest.raises(AuditInUse, match=r"audit\.jsonl"):
         await hub.start()
     hub.host = running
 

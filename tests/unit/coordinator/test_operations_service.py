@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from chorale.v1 import operations_pb2 as pb
+from crypto.errors import Refusal
 from tests.unit.coordinator.conftest import submission
 
 
@@ -37,6 +38,29 @@ async def test_job_with_a_forged_signature_is_refused(make_hub):
     with pytest.raises(grpc.aio.AioRpcError, match="the signature does not hold") as raised:
         await submit(hub, forged, state)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_job_for_silos_that_nobody_knows_is_refused_by_their_names(make_hub):
+    hub = make_hub()
+    await hub.start()
+    signed, state = hub.job(silos=["silo-0", "silo-1", "silo-x"])
+    with pytest.raises(
+        grpc.aio.AioRpcError, match=r"silos: silo-x not on the roster \(version 1\)"
+    ) as raised:
+        await submit(hub, signed, state)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_progress_names_the_silos_that_refused_and_why(make_hub):
+    hub = make_hub()
+    await hub.start()
+    fake = hub.silo("silo-0", refuse_with=Refusal.JOB_NOT_APPROVED)
+    await fake.wait_for("welcome")
+    digest = await hub.submit()
+    async for event in hub.operations().WatchJob(pb.WatchRequest(job_digest=digest)):
+        if "silo-0" in event.summary.progress and "without" in event.summary.progress:
+            break
+    assert event.summary.progress.endswith("; without silo-0 (job-not-approved)")
 
 
 async def test_initial_state_with_another_digest_is_refused(make_hub):
@@ -77,7 +101,7 @@ async def test_cancelled_job_ends_and_its_silos_are_told(make_hub):
     request = pb.ControlRequest(job_digest=digest, action=pb.ControlRequest.ACTION_CANCEL)
     assert (await hub.operations().ControlJob(request)).status == "cancelled"
     assert (await fake.wait_for("job_ended")).status == "cancelled"
-    with pytest.raises(grpc.aio.AioRpcError, match="no such job is running") as raised:
+    with pytest.raises(grpc.aio.AioRpcError, match=r"it has ended \(cancelled\)") as raised:
         await hub.operations().ControlJob(request)
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from crypto import identity
+from crypto import identity, issuing
 from crypto.identity import Identity, MemberId, PrivateKey, Role
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -33,8 +33,8 @@ class Authority:
     ) -> Identity:
         key = identity.new_key()
         member = MemberId(federation=federation, role=role, name=name)
-        certificate = identity.sign_csr(
-            identity.new_csr(key, member, hosts),
+        certificate = issuing.sign_csr(
+            issuing.new_csr(key, member, hosts),
             authority_key=self.key,
             authority_certificate=self.certificate,
             role=role,
@@ -45,7 +45,7 @@ class Authority:
 
 
 def make_authority(federation: str = FEDERATION, *, now: datetime = NOW, valid_days: int = 365) -> Authority:
-    return Authority(*identity.new_authority(federation, now=now, valid_days=valid_days))
+    return Authority(*issuing.new_authority(federation, now=now, valid_days=valid_days))
 
 
 @pytest.fixture(scope="session")

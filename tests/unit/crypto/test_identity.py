@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from crypto import encoding, identity
+from crypto import encoding, identity, issuing
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.identity import CLOCK_SKEW, Identity, MemberId, PrivateKey, Role
 from crypto.messages import SignedBody
@@ -192,8 +192,8 @@ class TestIssuing:
     def test_a_coordinator_gets_server_auth_and_hosts_of_request_and_command(self, authority) -> None:
         key = identity.new_key()
         member = MemberId(federation="hospitals", role=Role.COORDINATOR, name="hub")
-        certificate = identity.sign_csr(
-            identity.new_csr(key, member, ["hub.example.org", "::1"]),
+        certificate = issuing.sign_csr(
+            issuing.new_csr(key, member, ["hub.example.org", "::1"]),
             authority_key=authority.key,
             authority_certificate=authority.certificate,
             role=Role.COORDINATOR,
@@ -219,7 +219,7 @@ class TestIssuing:
         assert certificate.not_valid_after_utc == authority.certificate.not_valid_after_utc
 
     def test_requested_member_reads_the_request(self) -> None:
-        assert identity.requested_member(identity.new_csr(identity.new_key(), SILO)) == SILO
+        assert issuing.requested_member(issuing.new_csr(identity.new_key(), SILO)) == SILO
 
     @pytest.mark.parametrize(
         ("member", "hosts", "role", "message"),
@@ -240,18 +240,18 @@ class TestIssuing:
     def test_sign_csr_refuses_what_the_role_may_not_have(
         self, authority, member, hosts, role, message
     ) -> None:
-        request = identity.new_csr(identity.new_key(), member, hosts)
+        request = issuing.new_csr(identity.new_key(), member, hosts)
         with pytest.raises(ConfigError, match=message):
             sign_request(authority, request, role=role)
 
     def test_sign_csr_refuses_hosts_given_for_a_silo(self, authority) -> None:
-        request = identity.new_csr(identity.new_key(), SILO)
+        request = issuing.new_csr(identity.new_key(), SILO)
         with pytest.raises(ConfigError, match="only a coordinator has host names"):
             sign_request(authority, request, hosts=["hub.example.org"])
 
     def test_sign_csr_refuses_a_request_whose_signature_does_not_hold(self, authority) -> None:
         der = bytearray(
-            x509.load_pem_x509_csr(identity.new_csr(identity.new_key(), SILO)).public_bytes(
+            x509.load_pem_x509_csr(issuing.new_csr(identity.new_key(), SILO)).public_bytes(
                 serialization.Encoding.DER
             )
         )
@@ -287,14 +287,14 @@ class TestIssuing:
             sign_request(authority, b"nonsense")
 
     def test_sign_csr_refuses_under_an_expired_authority(self, authority) -> None:
-        request = identity.new_csr(identity.new_key(), SILO)
+        request = issuing.new_csr(identity.new_key(), SILO)
         with pytest.raises(ConfigError, match="authority: the certificate is expired"):
             sign_request(authority, request, now=NOW + timedelta(days=366))
 
     @pytest.mark.parametrize("valid_days", [0, -1, 3651])
     def test_validity_is_bounded(self, authority, valid_days: int) -> None:
         with pytest.raises(ConfigError, match="valid_days: expected 1 to 3650"):
-            identity.new_authority("hospitals", now=NOW, valid_days=valid_days)
+            issuing.new_authority("hospitals", now=NOW, valid_days=valid_days)
         with pytest.raises(ConfigError, match="valid_days: expected 1 to 3650"):
             authority.issue(Role.SILO, "clinic-a", valid_days=valid_days)
 
@@ -303,7 +303,7 @@ class TestIssuing:
     )
     def test_odd_hosts_are_refused(self, host: str) -> None:
         with pytest.raises(ConfigError, match="host: expected a lower-case host name"):
-            identity.new_csr(identity.new_key(), replace(SILO, role=Role.COORDINATOR), [host])
+            issuing.new_csr(identity.new_key(), replace(SILO, role=Role.COORDINATOR), [host])
 
     def test_an_authority_names_its_federation(self, authority, silo: Identity) -> None:
         assert identity.federation_of(authority.certificate) == "hospitals"
@@ -312,7 +312,7 @@ class TestIssuing:
         with pytest.raises(ConfigError, match="does not name a federation"):
             identity.federation_of(forge(authority, None))
         with pytest.raises(ConfigError, match="federation: expected 1 to 63"):
-            identity.new_authority("Hospitals", now=NOW, valid_days=1)
+            issuing.new_authority("Hospitals", now=NOW, valid_days=1)
 
 
 class TestCheckCertificate:
@@ -422,7 +422,7 @@ class TestDer:
 
 
 def sign_request(authority, request: bytes, *, role: Role = Role.SILO, now: datetime = NOW, hosts=()):
-    return identity.sign_csr(
+    return issuing.sign_csr(
         request,
         authority_key=authority.key,
         authority_certificate=authority.certificate,

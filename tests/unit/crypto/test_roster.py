@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from crypto import encoding, identity, roster
+from crypto import encoding, identity, issuing, roster
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.identity import CLOCK_SKEW, Identity, Role
 from crypto.messages import SignedBody
@@ -72,7 +72,7 @@ def test_check_member_accepts_this_very_certificate_only(signed, authority, silo
 
 
 def test_check_member_refuses_another_federation(signed, authority) -> None:
-    banks = type(authority)(*identity.new_authority("banks", now=NOW, valid_days=1))
+    banks = type(authority)(*issuing.new_authority("banks", now=NOW, valid_days=1))
     stranger = banks.issue(Role.SILO, "clinic-a", federation="banks")
     with pytest.raises(RemoteProtocolError, match="expected federation hospitals, got banks"):
         open_(signed, authority).check_member(stranger.certificate)

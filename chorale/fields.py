@@ -1,0 +1,32 @@
+"""Kinds of text that several settings files share."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from chorale.mistakes import got
+from crypto.identity import NAME_PATTERN
+
+HIGHEST_PORT = 65_535
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+
+def _checked_address(value: object) -> str:
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if found is None or int(found["port"]) > HIGHEST_PORT:
+        raise ValueError(f"expected host:port with a port up to {HIGHEST_PORT}, got {got(value)}")
+    return found.string
+
+
+def _checked_name(value: object) -> str:
+    if not isinstance(value, str) or not NAME_PATTERN.fullmatch(value):
+        raise ValueError(f"expected 1 to 63 lower-case letters, digits and inner hyphens, got {got(value)}")
+    return value
+
+
+Address = Annotated[str, BeforeValidator(_checked_address)]  # host:port
+Name = Annotated[str, BeforeValidator(_checked_name)]  # of a federation, a member or a job

@@ -1,0 +1,143 @@
+"""What is wrong in values that a person wrote, in one line: the field, what is allowed, what was given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+MAX_SHOWN = 60  # characters of a wrong value that are shown again
+MAX_NAMED = 3  # unknown fields that are named; a file of another kind has them by the dozen
+
+EXPECTED = {  # kinds of mistake, in the words of somebody who writes YAML; {…} are limits
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "fields and values",
+    "model_type": "fields and values",
+    "model_attributes_type": "fields and values",
+    "path_type": "a path",
+    "datetime_type": "a time such as 2027-01-31T00:00:00Z",
+    "datetime_parsing": "a time such as 2027-01-31T00:00:00Z",
+    "datetime_from_date_parsing": "a time such as 2027-01-31T00:00:00Z",
+    "timezone_aware": "a time with its zone, such as 2027-01-31T00:00:00Z",
+    "too_short": "at least {min_length} entries",
+    "too_long": "at most {max_length} entries",
+    "string_too_short": "at least {min_length} characters",
+    "string_too_long": "at most {max_length} characters",
+    "string_pattern_mismatch": "text like {pattern}",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+}
+
+
+def explain(
+    error: ValidationError,
+    model: type[BaseModel],
+    *,
+    source: str,
+    env_prefix: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """One line for every mistake; a value of the environment is named by its variable."""
+    overriding = _variables(env_prefix, os.environ if environment is None else environment)
+    mistakes, unknown = [], dict[tuple[int | str, ...], list[str]]()
+    for detail in error.errors(include_url=False):
+        place = detail["loc"]
+        if detail["type"] == "extra_forbidden":
+            unknown.setdefault(place[:-1], []).append(_field(place, overriding))
+        else:
+            mistakes.append(_mistake(detail, _field(place, overriding)))
+    mistakes += [_unknown(fields, _fields_at(model, place)) for place, fields in unknown.items()]
+    is_all_environment = all(mistake.startswith(tuple(overriding.values())) for mistake in mistakes)
+    return "; ".join(mistakes) if overriding and is_all_environment else f"{source}: {'; '.join(mistakes)}"
+
+
+def got(value: object) -> str:
+    """A wrong value, to be named after what was expected."""
+    if not isinstance(value, str | int | float | bool | None):
+        return kind_of(value)
+    return "nothing" if value is None else repr(value)[:MAX_SHOWN]
+
+
+def kind_of(value: object) -> str:
+    if value is None:
+        return "nothing"
+    names = {"dict": "fields and values", "list": "a list", "str": "text", "int": "a number"}
+    return names.get(type(value).__name__, type(value).__name__)
+
+
+def _mistake(detail: ErrorDetails, field: str) -> str:
+    if detail["type"] == "missing":
+        return f"{field}: a value is required"
+    context = {name: _plain(value) for name, value in detail.get("ctx", {}).items()}
+    if detail["type"] in ("value_error", "assertion_error"):
+        message = str(context.get("error", detail["msg"]))
+        return f"{field}: {message}" if field else message
+    expected = EXPECTED.get(detail["type"])
+    if expected is None:
+        return f"{field}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {got(detail['input'])}"
+    counted = f"{context['actual_length']}" if detail["type"] in ("too_short", "too_long") else ""
+    return f"{field}: expected {expected.format(**context)}, got {counted or got(detail['input'])}"
+
+
+def _plain(limit: object) -> object:
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+
+
+def _unknown(fields: Sequence[str], allowed: Sequence[str]) -> str:
+    named = ", ".join(fields[:MAX_NAMED])
+    if len(fields) > MAX_NAMED:
+        named += f" and {len(fields) - MAX_NAMED} more"
+    what = "unknown field" if len(fields) == 1 else "unknown fields"
+    return f"{named}: {what}, expected one of {', '.join(allowed)}"
+
+
+def _field(place: Sequence[int | str], overriding: Mapping[str, str]) -> str:
+    """The field's name in the file, or the variable that holds it or what it lies in."""
+    parts = [str(part) for part in place]
+    for length in range(len(parts), 0, -1):
+        variable = overriding.get("__".join(parts[:length]))
+        if variable is not None:
+            return ".".join([variable, *parts[length:]])
+    return ".".join(parts)
+
+
+def _variables(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that override a field, by the field's path."""
+    if not prefix:
+        return {}
+    return {name.removeprefix(prefix).lower(): name for name in environment if name.startswith(prefix)}
+
+
+def _fields_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
+    """Field names of the model that lies at the place where an unknown field was given."""
+    for part in place:
+        if isinstance(part, int) or part not in model.model_fields:
+            continue
+        inner = _model_in(model.model_fields[part].annotation)
+        if inner is not None:
+            model = inner
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(argument) for argument in get_args(annotation))
+    return next((model for model in found if model is not None), None)

@@ -1,0 +1,102 @@
+"""What a coordinator that never stops asking leaves behind at a silo: nothing that grows."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from chorale.v1 import federation_pb2 as pb
+from chorale.v1 import records_pb2
+from silo_agent import participate
+from tests.support.agents import Agent, Hub, OneHot, changed
+
+
+@pytest_asyncio.fixture
+async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
+    hub = Hub(tmp_path, rounds=50)
+    yield hub.add("silo-0")
+    await hub.close()
+
+
+async def test_tasks_of_strange_jobs_are_refused_and_forgotten(agent: Agent) -> None:
+    task = agent.hub.begin(0, "roll-call.0").task
+    for place in range(20):
+        strange = changed(task)
+        strange.key.job_digest = place.to_bytes(32, "big")
+        agent.tell(task=strange)
+        assert await agent.refusal() == "job-invalid"
+    assert len(agent.participant._works) == 0
+    agent.tell(task=task)
+    await agent.answer("advert")
+
+
+async def test_outcomes_of_strange_jobs_are_not_remembered(agent: Agent) -> None:
+    for place in range(20):
+        record = records_pb2.PhaseRecord(job_digest=place.to_bytes(32, "big"), phase="roll-call.0")
+        agent.tell(outcome=pb.PhaseOutcome(record=record))
+    assert len(agent.participant._last_outcome) == 0
+
+
+async def test_a_phase_that_the_job_cannot_come_to_downloads_no_state(agent: Agent) -> None:
+    task = agent.hub.begin(0, "roll-call.0").task
+    for phase in ("evaluate.0", "roll-call.5"):
+        strange = changed(task, state_digest=bytes(32))
+        strange.key.phase = phase
+        agent.tell(task=strange)
+        assert await agent.refusal() == "terms"  # and not a state that nobody has
+
+
+async def test_one_phase_of_a_job_is_prepared_at_a_time(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every state that is downloaded may have gigabytes."""
+    downloads: list[bytes] = []
+
+    async def never_ends(*, state_digest: bytes, **_: object) -> None:
+        downloads.append(state_digest)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(agent.carrier, "download", never_ends)
+    for round in range(1, 20):
+        state = {"model/votes": np.full(4, round, np.float32)}
+        agent.tell(task=agent.hub.begin(round, "train", state=state).task)
+        await asyncio.sleep(0)
+    assert len(downloads) == 19
+    assert [key.round for key in agent.participant.preparing] == [19]
+
+
+async def test_an_input_under_way_serves_the_next_attempt(agent: Agent) -> None:
+    begun, gate = threading.Event(), threading.Event()
+    hub = agent.hub
+    for name in hub.names[1:]:
+        hub.add(name)
+    agent.objective = OneHot(gate=lambda work: _until(gate, begun=begun))
+    await hub.run(0, "roll-call.0")
+    agent.tell(task=hub.begin(1, "train").task)
+    assert await asyncio.to_thread(begun.wait, 20)
+    agent.tell(task=hub.begin(1, "train", attempt=2).task)
+    gate.set()
+    assert (await agent.answer("advert")).key.attempt == 2
+    assert len(agent.objective.works) == 1
+
+
+async def test_a_flood_of_refusals_does_not_fill_the_audit_trail(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(participate, "MAX_NOTES", 3)
+    task = agent.hub.begin(0, "roll-call.0").task
+    for _ in range(5):
+        agent.tell(task=changed(task, session_digest=bytes(32)))
+        assert await agent.refusal() == "terms"
+    assert len((agent.folder / "audit.jsonl").read_bytes().splitlines()) == 3
+
+
+def _until(gate: threading.Event, *, begun: threading.Event) -> None:
+    begun.set()
+    assert gate.wait(20)
