@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from crypto.errors import ConfigError
@@ -30,22 +31,34 @@ from strategies.losses import BalancedSoftmaxOptions
 from strategies.recipe import Loss, Regulariser
 from strategies.regularisers import TemperatureOptions
 
-LOSSES: Mapping[Loss, LossFactory] = MappingProxyType(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossKind:
+    """How a loss is made. test: in its place where a model is tested, because a loss that depends on the
+    silo's own classes says nothing about a hold-out."""
+
+    train: LossFactory
+    test: LossFactory | None = None
+
+
+def plain(setting: Setting) -> CrossEntropy:
+    return CrossEntropy()
+
+
+LOSSES: Mapping[Loss, LossKind] = MappingProxyType(
     {
-        Loss.CROSS_ENTROPY: lambda _: CrossEntropy(),
-        Loss.SPHERE_MSE: lambda _: SphereMse(),
-        Loss.DOT_REGRESSION: dot_regression,
-        Loss.BALANCED_SOFTMAX: lambda setting: BalancedSoftmax(
-            setting.class_counts_C, balance=setting.options(BalancedSoftmaxOptions).balance
+        Loss.CROSS_ENTROPY: LossKind(train=plain),
+        Loss.SPHERE_MSE: LossKind(train=lambda _: SphereMse()),
+        Loss.DOT_REGRESSION: LossKind(train=dot_regression),
+        Loss.BALANCED_SOFTMAX: LossKind(
+            train=lambda setting: BalancedSoftmax(
+                setting.class_counts_C, balance=setting.options(BalancedSoftmaxOptions).balance
+            ),
+            test=plain,
         ),
-        Loss.CLIENT_ADAPTED: lambda setting: ClientAdapted(setting.class_counts_C),
-    }
-)
-# losses that depend on the silo's own classes say nothing about a hold-out; these models are tested plainly
-EVALUATION_LOSSES: Mapping[Loss, LossFactory] = MappingProxyType(
-    {
-        Loss.BALANCED_SOFTMAX: lambda _: CrossEntropy(),
-        Loss.CLIENT_ADAPTED: lambda _: CrossEntropy(),
+        Loss.CLIENT_ADAPTED: LossKind(
+            train=lambda setting: ClientAdapted(setting.class_counts_C), test=plain
+        ),
     }
 )
 REGULARISERS: Mapping[Regulariser, RegulariserFactory] = MappingProxyType(
@@ -63,16 +76,13 @@ REGULARISERS: Mapping[Regulariser, RegulariserFactory] = MappingProxyType(
 
 def loss_for(setting: Setting) -> SampleLoss:
     """The loss that the job's recipe names. Raises ConfigError if this silo has none of that name."""
-    name = setting.work.spec.method.recipe.loss
-    if name not in LOSSES:
-        raise ConfigError(f"strategy: this silo has the losses {', '.join(LOSSES)}, got {name}")
-    return LOSSES[name](setting)
+    return _kind(setting).train(setting)
 
 
 def evaluation_loss_for(setting: Setting) -> SampleLoss:
-    """The loss that a model is tested by: the recipe's, or plain cross-entropy in its place."""
-    name = setting.work.spec.method.recipe.loss
-    return EVALUATION_LOSSES[name](setting) if name in EVALUATION_LOSSES else loss_for(setting)
+    """The loss that a model is tested by: the recipe's, or another in its place. Raises ConfigError."""
+    kind = _kind(setting)
+    return (kind.test or kind.train)(setting)
 
 
 def regulariser_for(setting: Setting) -> SampleRegulariser | WeightPenalty | None:
@@ -84,3 +94,10 @@ def regulariser_for(setting: Setting) -> SampleRegulariser | WeightPenalty | Non
         known = ", ".join(["none", *REGULARISERS])
         raise ConfigError(f"strategy: this silo has the regularisers {known}, got {name}")
     return REGULARISERS[name](setting)
+
+
+def _kind(setting: Setting) -> LossKind:
+    name = setting.work.spec.method.recipe.loss
+    if name not in LOSSES:
+        raise ConfigError(f"strategy: this silo has the losses {', '.join(LOSSES)}, got {name}")
+    return LOSSES[name]
