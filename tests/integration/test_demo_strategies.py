@@ -1,0 +1,76 @@
+"""`chorale demo --strategy`: every preset through real processes, and what its report says was summed.
+
+Three methods of three shapes run every time, the others under `make soak`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategies.presets import PRESETS
+from tests.support.processes import REPOSITORY, environment
+
+pytestmark = pytest.mark.timeout(300)
+
+# of every method: roll-call, the update, the evaluation, values that did not fit
+COMMON = {"silos", "samples", "delta", "weight", "correct", "tested", "loss_sum", "clipped"}
+PRESENCE, CALIBRATION = {"presence"}, {"gram", "moment"}
+BESIDE: dict[str, set[str]] = {
+    "fedavg": set(),
+    "fedexp": {"update_sq_norm"},
+    "fedopt": set(),
+    "fednova": {"normaliser"},
+    "feddw": PRESENCE | {"soft_labels", "class_counts"},
+    "fedcsd": PRESENCE | {"prototypes"},
+    "fedprox": set(),
+    "fedntd": set(),
+    "fedetf": set(),
+    "fedgela": set(),
+    "dot_regression": set(),
+    "feddr_plus": set(),
+    "fedbabu": set(),
+    "spherefed": CALIBRATION,
+    "spherefed_fedprox": CALIBRATION,
+    "spherefed_fednova": CALIBRATION | {"normaliser"},
+    "spherefed_fedopt": CALIBRATION,
+}
+# a statistic beside training; a phase before it, a teacher; a phase after the last round, another step
+ALWAYS = {"feddw": 4, "fedcsd": 3, "spherefed_fednova": 4}
+
+
+RUNS: list[Any] = [
+    *ALWAYS.items(),
+    *(pytest.param(preset, 3, marks=pytest.mark.soak) for preset in PRESETS if preset not in ALWAYS),
+]
+
+
+@pytest.mark.parametrize(("preset", "silos"), RUNS)
+def test_demo_of_a_method_ends_and_reports_what_was_summed(preset: str, silos: int, tmp_path: Path) -> None:
+    told = report_of(preset, "--rounds", "2", "--silos", str(silos), out=tmp_path / "out")
+    assert (told["status"], told["strategy"], told["rounds_completed"]) == ("done", preset, 2)
+    assert set(told["quantities"]) == COMMON | BESIDE[preset]
+    assert told["secure_aggregation"] is True
+    assert told["policy"] == {"class_statistics": "allow", "min_class_holders": 2}
+    assert {phase["result"] for phase in told["phases"]} == {"applied"}
+    assert told["dropped"] == []
+    assert told["final_accuracy"] > 0.5  # chance is 0.1
+
+
+def test_every_preset_has_its_sums_written_down_here() -> None:
+    assert sorted(BESIDE) == sorted(PRESETS)
+
+
+def report_of(preset: str, *options: str, out: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "cli.main", "demo", "--strategy", preset, "--out", str(out), *options]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment({}), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return report
