@@ -1,0 +1,78 @@
+"""Every preset through whole masked sessions: the sums that travel are those that its parts compute."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from silo_agent.data.base import SiloData
+from silo_agent.initial_state import initial_state
+from silo_agent.objective import Work
+from silo_agent.training import TorchObjective
+from strategies.base import Array
+from strategies.presets import PRESETS
+from tests.support.agents import Hub, OneHot
+from tests.support.objectives import make_data
+from tests.support.simulation import phases, simulate
+
+SILOS, CLASSES = 4, 3
+# four silos of 100 samples; each lacks one class or another, and nobody is alone with one
+HELD = ([0, 1], [1, 2], [0, 2], [0, 1, 2])
+JOB: dict[str, Any] = {
+    "rounds": 2,
+    "model": {"name": "mlp", "hidden": [8], "norm": "batch", "seed": 1},
+    "classes": CLASSES,
+    "input_shape": (4,),
+    "training": {"learning_rate": 0.1, "batch_size": 20},
+}
+
+
+def data_of(place: int) -> SiloData:
+    generator = np.random.default_rng(place)
+    labels = np.resize(HELD[place], 100)
+    means = np.eye(CLASSES, 4)[labels]
+    features = means + 0.3 * generator.normal(size=(100, 4))
+    return make_data(features, labels, holdout=(features[:20], labels[:20]))
+
+
+class Trained(OneHot):
+    """The built-in training on data of the test's own."""
+
+    def __init__(self, data: SiloData) -> None:
+        super().__init__()
+        self._objective = TorchObjective(device="cpu")
+        self._own = data
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        return self._objective.compute(dataclasses.replace(work, data=self._own))
+
+
+@pytest_asyncio.fixture
+async def hub(tmp_path: Path, preset: str) -> AsyncIterator[Hub]:
+    hub = Hub(tmp_path, silos=SILOS)
+    fields = {**JOB, "strategy": {"preset": preset}}
+    hub.state = initial_state(hub.sign(**fields).spec)
+    hub.job = hub.sign(**fields)
+    for place, name in enumerate(hub.names):
+        hub.add(name, objective=Trained(data_of(place)), class_statistics="allow", min_class_holders=2)
+    yield hub
+    await hub.close()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+async def test_masked_sums_lead_where_plain_sums_lead(hub: Hub, preset: str) -> None:
+    spec, start = hub.job.spec, hub.state
+    steps = simulate(spec, [data_of(place) for place in range(SILOS)], min_class_holders=2, state=start)
+    for (round, kind), plain in zip(phases(spec), steps, strict=True):
+        await hub.run(round, kind if kind in spec.method.round_phases else f"{kind}.0")
+        assert sorted(hub.state) == sorted(plain.state)
+        for name, array in plain.state.items():
+            np.testing.assert_allclose(hub.state[name], array, rtol=0, atol=1e-4, err_msg=f"{kind}: {name}")
+    moved = [name for name, array in start.items() if not np.array_equal(array, hub.state[name])]
+    assert {name.split(".")[0] for name in moved} >= {"model/body"}
