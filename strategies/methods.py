@@ -37,6 +37,25 @@ from strategies.weighted_mean import TrainPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticParts:
+    """What a statistic adds to every round: sums beside the deltas, or a phase before the training."""
+
+    options: type[PartOptions] = PartOptions
+    beside_training: tuple[Statistic, ...] = ()
+    before_training: tuple[Phase, ...] = ()
+
+
+STATISTICS: Mapping[StatisticName, StatisticParts] = MappingProxyType(
+    {
+        StatisticName.SOFT_LABELS: StatisticParts(beside_training=(SoftLabels(),)),
+        StatisticName.LOGIT_PROTOTYPES: StatisticParts(
+            options=PrototypeOptions, before_training=(PrototypesPhase(),)
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """A recipe with its options, and its phases in order: once before the rounds, in each, once after."""
 
@@ -105,8 +124,7 @@ def option_parts(recipe: Recipe) -> list[type[PartOptions]]:
     ]
     if recipe.regulariser is not Regulariser.NONE:
         parts.append(MIX_OPTIONS[recipe.mix])
-    if recipe.statistic is StatisticName.LOGIT_PROTOTYPES:
-        parts.append(PrototypeOptions)
+    parts.append(_statistic(recipe).options)
     if recipe.closing is Closing.FFC:
         parts.append(FfcOptions)
     return parts
@@ -138,9 +156,8 @@ def _check_known(name: str, options: Mapping[str, OptionValue], parts: Iterable[
 
 def _compose(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> Strategy:
     has_class_rows = recipe.statistic is not None
-    has_prototypes = recipe.statistic is StatisticName.LOGIT_PROTOTYPES
     opening: list[Phase] = [RollCallPhase(), *([PresencePhase()] if has_class_rows else [])]
-    rounds: list[Phase] = [*([PrototypesPhase()] if has_prototypes else []), _train_phase(recipe)]
+    rounds: list[Phase] = [*_statistic(recipe).before_training, _train_phase(recipe)]
     closing: list[Phase] = [*_calibration(recipe, options), EvaluatePhase()]
     return Strategy(
         name=name,
@@ -154,14 +171,16 @@ def _compose(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> S
 
 
 def _train_phase(recipe: Recipe) -> TrainPhase:
-    statistics: list[Statistic] = [Evaluation()]
-    keepers: list[Keeper] = []
-    if recipe.statistic is StatisticName.SOFT_LABELS:
-        statistics.append(SoftLabels())
-    if recipe.regulariser is Regulariser.CSD:
-        keepers.append(EmaTeacher())
-    update = SERVER_UPDATES[recipe.server_update]
-    return TrainPhase(update=update, statistics=tuple(statistics), keepers=tuple(keepers))
+    keepers: list[Keeper] = [EmaTeacher()] if recipe.regulariser is Regulariser.CSD else []
+    return TrainPhase(
+        update=SERVER_UPDATES[recipe.server_update],
+        statistics=(Evaluation(), *_statistic(recipe).beside_training),
+        keepers=tuple(keepers),
+    )
+
+
+def _statistic(recipe: Recipe) -> StatisticParts:
+    return StatisticParts() if recipe.statistic is None else STATISTICS[recipe.statistic]
 
 
 def _calibration(recipe: Recipe, options: Mapping[str, OptionValue]) -> list[Phase]:
