@@ -29,7 +29,7 @@ OPEN_POLICY: dict[str, Any] = {"class_statistics": "allow", "min_class_holders":
 # of SGD: a loss over cosines has small gradients (docs/methods.md); every other method takes the first
 RATE = 0.05
 RATES = {
-    "fedbabu": 0.1,
+    "fedbabu": 0.5,
     "fedgela": 0.1,
     "dot_regression": 0.5,
     "feddr_plus": 0.5,
