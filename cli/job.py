@@ -65,7 +65,7 @@ def job() -> None:
 @click.option("--watch", "is_watched", is_flag=True, help="Stay until the job ends.")
 @operator_options
 def submit(settings: OperatorSettings, file: Path, init: Path | None, is_watched: bool) -> None:
-    """Sign the job in JOB.yaml and hand it to the coordinator; prints its id."""
+    """Sign JOB.yaml and submit it; prints the id."""
     from chorale.job import sign_job
     from chorale.state import state_digest
     from cli.operations import connect
@@ -234,7 +234,7 @@ def _initial_state(spec: JobSpec, init: Path | None) -> bytes:
         try:
             return state_to_bytes(state_from_bytes(data))
         except RemoteProtocolError as error:
-            raise ConfigError(f"{init}: {error}") from None
+            raise ConfigError(f"{init}: expected a safetensors file: {error}") from None
     try:
         from silo_agent.initial_state import initial_state
     except ModuleNotFoundError as error:
