@@ -13,6 +13,7 @@ from crypto.identity import NAME_PATTERN
 HIGHEST_PORT = 65_535
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+_ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def _checked_address(value: object) -> str:
@@ -28,5 +29,12 @@ def _checked_name(value: object) -> str:
     return value
 
 
+def _checked_entry_point(value: object) -> str:
+    if not isinstance(value, str) or not _ENTRY_POINT.fullmatch(value):
+        raise ValueError(f"expected package.module:function, got {got(value)}")
+    return value
+
+
 Address = Annotated[str, BeforeValidator(_checked_address)]  # host:port
 Name = Annotated[str, BeforeValidator(_checked_name)]  # of a federation, a member or a job
+EntryPoint = Annotated[str, BeforeValidator(_checked_entry_point)]  # package.module:function

@@ -54,7 +54,7 @@ def parse_mapping(data: bytes, *, source: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{source}: expected UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{source}: {_place(error)}{error.problem or error.context}") from None
+        raise ConfigError(f"{source}: {_place(error)}{_problem(error)}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
@@ -133,6 +133,12 @@ def _from_environment(variable: str, text: str) -> Any:
 
 def _odd(problem: str, mark: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    problem = str(error.problem or error.context)
+    is_shifted = "<document start>" in problem or "<block end>" in problem
+    return "expected a field, its colon and its indentation like those before it" if is_shifted else problem
 
 
 def _place(error: yaml.MarkedYAMLError) -> str:

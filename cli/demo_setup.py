@@ -108,7 +108,10 @@ def clean_folder(plan: DemoPlan) -> Iterator[None]:
         raise ConfigError(f"--out: {plan.out} is a file, expected a folder")
     if plan.out.is_dir() and any(plan.out.iterdir()) and not marker.exists():
         raise ConfigError(f"--out: {plan.out} holds files that no demo wrote; choose an empty folder")
-    plan.out.mkdir(parents=True, exist_ok=True)
+    try:
+        plan.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: cannot make {plan.out}: {(error.strerror or '').lower()}") from error
     with marker.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,6 +30,10 @@ REFUSED_BY_PEER = {  # gRPC status names; every other one means that the peer fa
 }
 UNREACHABLE_HINT = "check that the coordinator runs, its address, and that this certificate is on its roster"
 
+UNTRUSTED_HINT = (
+    "check authority, and set coordinator_name where the dialled host is not the one in the certificate"
+)
+
 
 class ExitCode(IntEnum):
     DONE = 0
@@ -115,11 +119,19 @@ def _of_rpc_error(error: Any) -> Failure:
             code=ExitCode.REFUSED_BY_PEER, message=f"coordinator refused: {details or status.lower()}"
         )
     if status == "UNAVAILABLE":
-        message = f"coordinator is unreachable, refused this certificate or is restarting ({details})"
-        return Failure(code=ExitCode.FAILED, message=message, hint=_hint(error) or UNREACHABLE_HINT)
+        return _of_unavailable(error, details)
     return Failure(
         code=ExitCode.FAILED, message=f"coordinator: {status.lower()}: {details}", hint=_hint(error)
     )
+
+
+def _of_unavailable(error: BaseException, details: str) -> Failure:
+    from chorale.tls import explain_handshake
+
+    told = explain_handshake(details, target="the dialled host")
+    hint = UNTRUSTED_HINT if told.startswith("the certificate") else UNREACHABLE_HINT
+    message = told or f"coordinator is unreachable ({details})"
+    return Failure(code=ExitCode.FAILED, message=message, hint=_hint(error) or hint)
 
 
 def _of_bug(error: BaseException) -> Failure:

@@ -14,7 +14,7 @@ from cli.errors import CommandFailed, with_hint
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from chorale.job_spec import JobSpec
     from cli.operations import Operations
@@ -65,7 +65,7 @@ def job() -> None:
 @click.option("--watch", "is_watched", is_flag=True, help="Stay until the job ends.")
 @operator_options
 def submit(settings: OperatorSettings, file: Path, init: Path | None, is_watched: bool) -> None:
-    """Sign the job in JOB.yaml and hand it to the coordinator; prints its id."""
+    """Sign JOB.yaml and submit it; prints the id."""
     from chorale.job import sign_job
     from chorale.state import state_digest
     from cli.operations import connect
@@ -78,6 +78,7 @@ def submit(settings: OperatorSettings, file: Path, init: Path | None, is_watched
     with connect(settings) as (operations, identity):
         digest = operations.submit(sign_job(spec.to_yaml(), identity), state)
         click.echo(f"{digest.hex()[:12]}  {spec.name}  submitted to {settings.coordinator}")
+        tell_absent(spec, {silo.name: silo.connected for silo in operations.silos().silos})
         if is_watched:
             end_of(follow(operations, digest))
 
@@ -93,6 +94,16 @@ def _tell_cohort_changes(spec: JobSpec) -> None:
             "each silo's policy must allow as many (max_cohort_changes)",
             err=True,
         )
+
+
+def tell_absent(spec: JobSpec, connected: Mapping[str, bool]) -> None:
+    """A job may wait for members to come; a misspelt one would let it wait for ever."""
+    unknown = [name for name in spec.silos if name not in connected]
+    away = [name for name in spec.silos if not connected.get(name, True)]
+    if unknown:
+        click.echo(f"not on the roster, so not in the job until they are: {', '.join(unknown)}", err=True)
+    if away:
+        click.echo(f"not connected now, the job waits for them: {', '.join(away)}", err=True)
 
 
 @job.command("list")
@@ -234,10 +245,10 @@ def _initial_state(spec: JobSpec, init: Path | None) -> bytes:
         try:
             return state_to_bytes(state_from_bytes(data))
         except RemoteProtocolError as error:
-            raise ConfigError(f"{init}: {error}") from None
+            raise ConfigError(f"{init}: expected a safetensors file: {error}") from None
     try:
         from silo_agent.initial_state import initial_state
     except ModuleNotFoundError as error:
         missing = ConfigError(f"--init: without it the model is built here, which needs {error.name}")
-        raise with_hint(missing, "give --init FILE.safetensors, or pip install 'chorale[silo]'") from None
+        raise with_hint(missing, "give --init FILE.safetensors, or pip install '.[silo]'") from None
     return state_to_bytes(initial_state(spec))

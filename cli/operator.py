@@ -9,7 +9,9 @@ import click
 from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.fields import Address, Name
+from cli.errors import with_hint
 from cli.keys import csr_command
+from crypto.errors import ConfigError
 
 ENV_PREFIX = "CHORALE_OPERATOR_"
 
@@ -61,4 +63,7 @@ def operator_settings(
     if chosen:
         values["identity"] = {**values.get("identity", {}), **chosen}
     given_by = str(config or "options")
-    return check_values(OperatorSettings, values, source=given_by, env_prefix=ENV_PREFIX)
+    try:
+        return check_values(OperatorSettings, values, source=given_by, env_prefix=ENV_PREFIX)
+    except ConfigError as error:
+        raise error if config else with_hint(error, "--config FILE names the operator's settings") from None

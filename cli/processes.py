@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+import click
+
 from cli.errors import CommandFailed
 from cli.parent import PARENT
 
@@ -94,6 +96,8 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is KeyboardInterrupt and self.children:
+            click.echo(f"stopping {len(self.children)} processes; interrupt again to kill them", err=True)
         try:
             self.stop()
         except KeyboardInterrupt:  # a second Ctrl-C: no more patience

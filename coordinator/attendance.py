@@ -7,7 +7,7 @@ lost the old one even where this side has not noticed yet. Source: docs/protocol
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
@@ -70,19 +70,21 @@ class Connection:
             self.farewell = farewell
             self._ended.set()
 
-    async def outgoing(self) -> AsyncIterator[pb.CoordinatorMessage]:
+    async def outgoing(self) -> AsyncGenerator[pb.CoordinatorMessage, None]:
         """Messages in order, until the connection ends."""
         ended = asyncio.ensure_future(self._ended.wait())
+        following: asyncio.Future[pb.CoordinatorMessage] | None = None
         try:
             while not self._ended.is_set():
                 following = asyncio.ensure_future(self._queue.get())
                 await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
                 if not following.done():
-                    following.cancel()
                     return
                 yield following.result()
         finally:
             ended.cancel()
+            if following is not None:
+                following.cancel()
 
 
 class Attendance:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from importlib import metadata
 
 import grpc
@@ -61,8 +62,9 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         ]
         self._desk.attendance.join(connection)
         try:
-            async for message in connection.outgoing():
-                yield message
+            async with aclosing(connection.outgoing()) as messages:
+                async for message in messages:
+                    yield message
         finally:
             for task in tasks:
                 task.cancel()

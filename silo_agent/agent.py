@@ -73,6 +73,7 @@ async def _serve(settings: SiloSettings, stack: ExitStack, stopping: asyncio.Eve
     authority = tls.load_authority(settings.authority)
     identity = _own_identity(settings, authority)
     policy = _own_policy(settings)
+    _check_data_path(settings)
     stack.enter_context(_alone(settings.directory))
     audit = stack.enter_context(closing(AuditLog(settings.audit_path)))
     ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
@@ -243,6 +244,13 @@ def _own_policy(settings: SiloSettings) -> Policy:
             f"{settings.policy}: federation: expected {settings.federation}, got {policy.federation}"
         )
     return policy
+
+
+def _check_data_path(settings: SiloSettings) -> None:
+    """Data that is not there is noticed now, not when the first job asks for it."""
+    path = settings.data.path
+    if path is not None and not path.exists():
+        raise ConfigError(f"data.path: {path}: no such file or directory")
 
 
 @contextmanager

@@ -43,16 +43,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.dns_enable_srv_queries", 0),
 )
 
-# How gRPC words a handshake that the peer broke off, which is all it tells of a refused certificate.
-CLOSED_WORDS = ("Socket closed", "recvmsg", "Connection reset", "Broken pipe")
-UNTRUSTED_WORDS = (
-    "CERTIFICATE_VERIFY_FAILED",
-    "Hostname Verification Check failed",
-    "Peer name",
-    "Ssl handshake failed",
-    "handshaker",
-)
-
 log = get_logger("silo_agent.connection")
 
 
@@ -254,11 +244,4 @@ def explain(code: grpc.StatusCode, details: str | None, *, target: str) -> str:
         return f"coordinator refused this silo: {details}"
     if code is not grpc.StatusCode.UNAVAILABLE:
         return f"coordinator ended the stream: {code.name.lower()} {details}".rstrip()
-    if any(word in details for word in UNTRUSTED_WORDS):
-        return (
-            f"the certificate of {target} is not the coordinator's: "
-            "another authority signed it, or it is for another host name"
-        )
-    if any(word in details for word in CLOSED_WORDS):
-        return "coordinator refused this certificate or is restarting"
-    return f"coordinator is unreachable at {target}"
+    return tls.explain_handshake(details, target=target) or f"coordinator is unreachable at {target}"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chorale.fields import Address, Name
+from chorale.fields import Address, EntryPoint, Name
 from chorale.settings_file import load_settings
-from silo_agent.data.settings import ENTRY_POINT, DataSettings
+from silo_agent.data.settings import DataSettings
 
 ENV_PREFIX = "CHORALE_SILO_"
 
@@ -52,8 +52,8 @@ class SiloSettings(BaseModel):
         description="host:port of /livez, /readyz, /metrics; port 0 takes a free one; null for none",
     )
     data: DataSettings
-    objective: str | None = Field(
-        default=None, pattern=ENTRY_POINT, description="package.module:function to train with instead"
+    objective: EntryPoint | None = Field(
+        default=None, description="package.module:function to train with instead"
     )
     device: Device = Field(default=Device.AUTO, description="where training runs: auto, cpu or cuda")
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of one training")

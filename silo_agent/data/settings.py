@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-ENTRY_POINT = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"  # package.module:function
+from chorale.fields import EntryPoint
 
 
 class DataFormat(StrEnum):
@@ -60,8 +60,8 @@ class DataSettings(BaseModel):
 
     format: DataFormat = Field(description="how the data is stored")
     path: Path | None = Field(default=None, description="file or folder; not for digits and module")
-    module: str | None = Field(
-        default=None, pattern=ENTRY_POINT, description="module: package.module:function of this machine"
+    module: EntryPoint | None = Field(
+        default=None, description="module: package.module:function of this machine"
     )
     columns_in_file: tuple[str, ...] | None = Field(
         default=None, description="csv: names of the columns in order, for a file without a header line"

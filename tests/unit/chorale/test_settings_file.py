@@ -125,6 +125,8 @@ def test_file_and_environment_are_told_apart(tmp_path: Path) -> None:
         (b"a: " + b"[" * 5000, "expected at most 16 levels"),
         (b"a: " + b"{b: " * 20 + b"1" + b"}" * 20, "expected at most 16 levels"),
         (b"a: !!python/object/apply:os.system [true]", "could not determine a constructor"),
+        (b"a: 1\n b: 2", "line 2: mapping values are not allowed here"),
+        (b" a: 1\nb: 2", "line 2: expected a field, its colon and its indentation like those before it"),
         (b"a: b: c", "mapping values are not allowed here"),
         (b"a: 2026-99-99", "month must be in 1..12"),
         (b"a: 0x" + b"f" * 5000, "line 1: a number has at most 40 digits"),

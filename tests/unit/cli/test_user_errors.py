@@ -58,6 +58,20 @@ def _missing_policy(desk: Desk) -> Arguments:
     return ["silo", "policy", "--config", desk.silo(policy=str(desk.folder / "nowhere.yaml"))]
 
 
+def _data_is_not_there(desk: Desk) -> Arguments:
+    path = desk.folder / "nowhere.csv"
+    return ["silo", "run", "--config", desk.silo(data={"format": "csv", "path": str(path)})]
+
+
+def _objective_is_no_function(desk: Desk) -> Arguments:
+    return ["silo", "policy", "--config", desk.silo(objective="os.system")]
+
+
+def _out_folder_cannot_be_made(desk: Desk) -> Arguments:
+    (desk.folder / "taken").write_text("")
+    return ["demo", "--out", desk.folder / "taken" / "out"]
+
+
 def _policy_out_of_range(desk: Desk) -> Arguments:
     config = desk.silo()
     desk.write("policy.yaml", {"federation": "test", "least_silos": 2})
@@ -184,6 +198,8 @@ HERE = [
     (_invalid_yaml, 2, r"silo\.yaml: line 2: expected ',' or ']'"),
     (_missing_policy, 2, r"nowhere\.yaml: no such file or directory"),
     (_policy_out_of_range, 2, r"policy\.yaml: least_silos: expected at least 3, got 2"),
+    (_objective_is_no_function, 2, r"objective: expected package\.module:function, got 'os\.system'"),
+    (_out_folder_cannot_be_made, 2, r"--out: cannot make .*/taken/out: not a directory"),
     (_expired_certificate, 2, r"\.crt: own certificate: expired on "),
     (_certificate_of_another_authority, 2, r"it was not issued by this federation's authority"),
     (_key_of_another_certificate, 2, r"the key does not belong to the certificate"),
@@ -194,7 +210,7 @@ HERE = [
     (_unknown_demo_strategy, 2, r"strategy\.preset: expected one of .*fedavg.*, got fedmagic"),
     (_two_silos_in_a_job, 2, r"job\.yaml: silos: .* at least 3"),
     (_job_is_over, 2, r"not_after: 2001-01-01T00:00:00\+00:00 has passed"),
-    (_state_is_no_safetensors, 2, r"state\.safetensors: state: "),
+    (_state_is_no_safetensors, 2, r"state\.safetensors: expected a safetensors file: state: "),
     (_drops_too_many, 2, r"--drop: 4 silos can lose at most 1 and keep the 3 that a sum needs, got 2"),
     (_drops_in_a_round_that_is_not, 2, r"--drop: silos are killed in round 2, so --rounds is at least 2"),
     (_too_few_silos, 2, r"'--silos': 2 is not in the range 3<=x<=200"),
@@ -267,6 +283,7 @@ def _roster_of_another_authority(desk: Desk) -> Arguments:
 AGENTS = [
     (_unknown_field, 2, r"coordinator\.yaml: listne: unknown field, expected one of federation, listen"),
     (_wrong_type, 2, r"coordinator\.yaml: heartbeat_seconds: expected a number, got 'often'"),
+    (_data_is_not_there, 2, r"data\.path: .*nowhere\.csv: no such file or directory"),
     (_port_is_none, 2, r"listen: expected host:port with a port up to 65535, got '127\.0\.0\.1:99999'"),
     (_port_in_use, 1, r"127\.0\.0\.1:\d+"),
     (_metrics_port_in_use, 1, r"127\.0\.0\.1:\d+"),

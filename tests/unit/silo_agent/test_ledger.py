@@ -362,9 +362,9 @@ def test_a_decision_stays_through_restart_and_repeated_offers(book: Book) -> Non
 
 
 def test_approval_needs_the_id_of_exactly_one_job(book: Book) -> None:
-    with pytest.raises(ConfigError, match="no job begin"):
+    with pytest.raises(ConfigError, match="none begins with it"):
         book.ledger.approve("ffffffffffff0")
-    with pytest.raises(ConfigError, match="2 jobs begin"):
+    with pytest.raises(ConfigError, match="2 begin with it"):
         book.ledger.approve("")
 
 
