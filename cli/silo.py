@@ -73,6 +73,12 @@ def show_ledger(config: Path, check: bool) -> None:
         if check:
             agreeing = ledger.check(settings.audit_path)
             click.echo(f"{settings.ledger_path}: {agreeing} reveals agree with the audit log")
+            untold = len(ledger.untold_reveals(settings.audit_path))
+            if untold:
+                click.echo(
+                    f"{settings.audit_path}: lacks {untold} reveals of the ledger: a crash kept them out (the "
+                    "agent adds them when it starts), or somebody cut the log short"
+                )
             return
         click.echo(f"newest roster: version {ledger.roster_version}")
         for job in ledger.jobs():
