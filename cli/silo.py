@@ -76,8 +76,8 @@ def show_ledger(config: Path, check: bool) -> None:
             untold = len(ledger.untold_reveals(settings.audit_path))
             if untold:
                 click.echo(
-                    f"{settings.audit_path}: lacks {untold} reveals of the ledger: a crash kept them out (the "
-                    "agent adds them when it starts), or somebody cut the log short"
+                    f"{settings.audit_path}: lacks {untold} reveals of the ledger: a crash kept them out (the"
+                    " agent adds them when it starts), or somebody cut the log short"
                 )
             return
         click.echo(f"newest roster: version {ledger.roster_version}")
@@ -90,12 +90,14 @@ def show_ledger(config: Path, check: bool) -> None:
 def _list_waiting(ledger: Ledger) -> None:
     from silo_agent.reveals import Decision
 
-    waiting = [job for job in ledger.jobs() if job.decision is Decision.OFFERED]
+    notes = {Decision.OFFERED: "", Decision.SUSPENDED: "  suspended: its data could not answer, see the log"}
+    waiting = [job for job in ledger.jobs() if job.decision in notes]
     if not waiting:
         click.echo("no job waits for approval")
     for job in waiting:
         click.echo(
-            f"{job.id}  {job.name}  {job.rounds} rounds  by {job.operator}  {job.offered:%Y-%m-%d %H:%M}"
+            f"{job.id}  {job.name}  {job.rounds} rounds  by {job.operator}  "
+            f"{job.offered:%Y-%m-%d %H:%M}{notes[job.decision]}"
         )
 
 
