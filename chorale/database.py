@@ -24,7 +24,8 @@ def open_database(path: Path) -> Engine:
     Raises ConfigError if the file cannot be opened or is no database.
     """
     url = URL.create("sqlite", database=str(path))
-    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
+    # an error that reaches a log names the statement, never what was bound to it: rows hold shares
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, hide_parameters=True)
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin_immediate)
     try:

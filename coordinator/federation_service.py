@@ -28,6 +28,7 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.roster import Roster
 
 ATTEND = "/chorale.v1.Federation/Attend"
+HELLO_SECONDS = 20.0  # a stream that says nothing holds no place
 FAREWELL_CODES = {
     Leaving.REPLACED: grpc.StatusCode.ABORTED,
     Leaving.TOO_SLOW: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -131,7 +132,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:
         async with errors_as_codes(context):
-            first = await anext(aiter(messages), None)
+            first = await _first(messages)
         if first is None or first.WhichOneof("kind") != "hello":
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "control stream: expected a hello first")
         if first.hello.protocol_version != wire.PROTOCOL_VERSION:
@@ -190,6 +191,15 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         message = pb.CoordinatorMessage(roster=update)
         for connection in self._desk.attendance.connections:
             connection.send(message)
+
+
+async def _first(messages: AsyncIterator[pb.SiloMessage]) -> pb.SiloMessage | None:
+    """The first message; None where none comes in time."""
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            return await anext(aiter(messages), None)
+    except TimeoutError:
+        return None
 
 
 def software_version() -> str:

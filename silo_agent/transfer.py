@@ -59,7 +59,7 @@ class Transfer:
         self._random = random
         self._sleep = sleep
         self._locks: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
-        cache.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     async def download(self, *, job_digest: bytes, state_digest: bytes, size_bytes: int) -> Path:
         """The file of that digest, from the cache where it is there already.

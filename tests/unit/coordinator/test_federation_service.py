@@ -45,6 +45,16 @@ async def test_stream_that_does_not_say_hello_is_refused(make_hub):
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_stream_that_says_nothing_is_ended(make_hub, monkeypatch):
+    monkeypatch.setattr("coordinator.federation_service.HELLO_SECONDS", 0.05)
+    hub = make_hub()
+    await hub.start()
+    call = (await stub_of(hub)).Attend()  # opened, and not a word
+    with pytest.raises(grpc.aio.AioRpcError, match="expected a hello first") as raised:
+        await call.read()
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_newer_connection_replaces_the_older(make_hub):
     hub = make_hub()
     await hub.start()
