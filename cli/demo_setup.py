@@ -26,7 +26,8 @@ PARTIES = "federation"
 RESULTS = ("report.json", "report.html", "model.safetensors")
 # so that few silos can show every method; report.json says so
 OPEN_POLICY: dict[str, Any] = {"class_statistics": "allow", "min_class_holders": 2}
-# of SGD: a loss over cosines has small gradients (docs/methods.md); every other method takes the first
+# of SGD: over cosines, and behind a random head that stays small, gradients are small (docs/methods.md);
+# every other method takes the first
 RATE = 0.05
 RATES = {
     "fedbabu": 0.5,
