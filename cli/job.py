@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from chorale.job_spec import JobSpec
+    from chorale.state import GlobalState
     from cli.operations import Operations
     from cli.operator import OperatorSettings
     from cli.progress import JobHistory
@@ -243,12 +244,33 @@ def _initial_state(spec: JobSpec, init: Path | None) -> bytes:
     if init is not None:
         data = read_limited(init, MAX_STATE_BYTES)
         try:
-            return state_to_bytes(state_from_bytes(data))
+            given = state_from_bytes(data)
         except RemoteProtocolError as error:
             raise ConfigError(f"{init}: expected a safetensors file: {error}") from None
+        _check_model(spec, given, source=init)
+        return state_to_bytes(given)
     try:
         from silo_agent.initial_state import initial_state
     except ModuleNotFoundError as error:
         missing = ConfigError(f"--init: without it the model is built here, which needs {error.name}")
         raise with_hint(missing, "give --init FILE.safetensors, or pip install '.[silo]'") from None
     return state_to_bytes(initial_state(spec))
+
+
+def _check_model(spec: JobSpec, given: GlobalState, *, source: Path) -> None:
+    """Where torch is installed, a file of another model is refused here and not by every silo."""
+    if spec.model.name == "custom":
+        return
+    try:
+        from silo_agent.initial_state import initial_state
+    except ModuleNotFoundError:
+        return
+    expected = {name: array.shape for name, array in initial_state(spec).items()}
+    got = {name: array.shape for name, array in given.items() if name.startswith("model/")}
+    odd = sorted(name for name in expected.keys() | got.keys() if expected.get(name) != got.get(name))
+    if odd:
+        name = odd[0]
+        raise ConfigError(
+            f"{source}: {name}: model {spec.model.name} of this job expects "
+            f"{expected.get(name, 'no such array')}, got {got.get(name, 'none')}"
+        )
