@@ -36,6 +36,7 @@ class LocalFederation:
 
     halt: where a process stops itself (tests.support.halting).
     records_sent: each silo writes down the session messages it sent, in `<silo>.sent`.
+    coordinator_module: what runs the coordinator, where it is not the product's own entry point.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class LocalFederation:
     silo: Settings = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     records_sent: bool = False
+    coordinator_module: str = "cli.main"
     services: dict[str, Service] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -245,11 +247,12 @@ class LocalFederation:
         if self.records_sent:
             extra[SENT] = str(self.folder / f"{name}.sent")
         is_plain = halt is None and not self.records_sent
+        plain_module = self.coordinator_module if name == COORDINATOR else "cli.main"
         self.services[name] = Service(
             name,
             arguments,
             log=self.folder / f"{name}.log",
             extra_env=extra,
-            module="cli.main" if is_plain else "tests.support.halting",
+            module=plain_module if is_plain else "tests.support.halting",
         )
         return self.services[name]

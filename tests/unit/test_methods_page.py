@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.demo_setup import RATE, RATES
 from tests.support.method_tables import Row, method_rows, option_rows, part_rows, rules
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
@@ -36,3 +37,8 @@ def test_every_part_and_option_has_its_row(title: str, rows: Iterable[Row]) -> N
 
 def test_every_refused_combination_is_listed() -> None:
     assert [line[2:] for line in section("Parts") if line.startswith("- ")] == list(rules())
+
+
+def test_the_demos_rates_are_those_that_were_measured() -> None:
+    rates = {row[0].strip("`"): float(row[1]) for row in table("In the demo")}
+    assert {preset: rate for preset, rate in rates.items() if rate != RATE} == RATES
