@@ -6,11 +6,12 @@ decimal; the bytes at any offset, plain, in hexadecimal or in base64. So is the 
 which tells as much to whoever knows the sum.
 
 Bytes are compared window by window: 8 bytes for a number that fills them, 16 or 32 for several smaller ones.
-A window of several numbers must hold LEAST_BITS bits of them, a single number LEAST_BITS_ALONE. So few are
-met by chance: in masked and sealed bytes a window is with 2^-64, among the words of a sum, which are of the
-same size as a silo's, with 2^-48. A run has 2^23 windows to look through, fewer than 2^13 of them words of a
-sum, and looks for 2^19 windows in each: 2^-16 false alarms. Single numbers are some hundred: 2^-10 where
-the higher half of a word is zero. Decimals are compared as they are read, with 6 digits or more.
+A window of several numbers must hold LEAST_BITS bits of them, a single number LEAST_BITS_ALONE. What chance
+finds in a run of tests/integration/test_nothing_per_silo.py, about 2^21 windows for 2^21 searched ones:
+2^-21 in masked and sealed bytes; 2^-15 among the 2^12 words of sums, which are of the same size as a silo's;
+2^-14 for the 2^6 single numbers of 32 bits, which only the 2^12 windows with an empty upper half can equal.
+Decimals are compared as they are read, with LEAST_DIGITS digits or more: some ten texts of up to 10 digits,
+and 10^4 numbers of 7 to 9 digits over several decades, 2^-12.
 Counts are too small for windows: a list of them is searched as a whole, a single one not at all.
 
 A place to which the other silos add nothing but rounding is left out: there the sum is the silo's value,
