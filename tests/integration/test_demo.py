@@ -105,7 +105,15 @@ def _running_children(demo: Demo, out: Path) -> list[psutil.Process]:
         lambda: demo.poll() is not None or (log.exists() and b'"phase": "train"' in log.read_bytes()),
         "the first round",
     )
-    children = psutil.Process(demo.pid).children(recursive=True)
+    children = [child for child in psutil.Process(demo.pid).children(recursive=True) if _is_service(child)]
     assert len(children) == 5
     assert all(os.getsid(child.pid) == child.pid for child in children)
     return children
+
+
+def _is_service(child: psutil.Process) -> bool:
+    """Not `job submit`, which may still be telling its operator something when the first round begins."""
+    try:
+        return "run" in child.cmdline()
+    except psutil.NoSuchProcess:
+        return False
