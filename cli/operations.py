@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import queue
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cli.errors import with_hint
 from cli.operator import OperatorSettings
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from chorale.v1.operations_pb2_grpc import OperationsStub
     from chorale.v1.records_pb2 import JobSummary
     from crypto.identity import Identity
+
+T = TypeVar("T")
 
 
 class Operations:
@@ -68,7 +72,7 @@ class Operations:
         """All records so far, then each new one, until the job ends."""
         from chorale.v1 import operations_pb2
 
-        yield from self._stub.WatchJob(operations_pb2.WatchRequest(job_digest=job_digest))
+        yield from read_aside(self._stub.WatchJob(operations_pb2.WatchRequest(job_digest=job_digest)))
 
     def control(self, job_digest: bytes, action: str) -> JobSummary:
         """action: pause, resume or cancel."""
@@ -110,6 +114,31 @@ def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]
     credentials = tls.channel_credentials(settings.identity, certificate_to_pem(authority))
     with grpc.secure_channel(settings.coordinator, credentials, options=_options(settings)) as channel:
         yield Operations(channel), identity
+
+
+def read_aside(stream: Iterable[T]) -> Iterator[T]:
+    """The items of a stream, read by a thread of its own, and whatever it raises.
+
+    A Ctrl-C that meets gRPC's compiled code is swallowed there; one that meets a queue is not.
+    """
+    items: queue.Queue[tuple[T | None, Exception | None]] = queue.Queue()
+
+    def read() -> None:
+        try:
+            for item in stream:
+                items.put((item, None))
+            items.put((None, None))
+        except Exception as error:
+            items.put((None, error))
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        item, error = items.get()
+        if error is not None:
+            raise error
+        if item is None:
+            return
+        yield item
 
 
 def _options(settings: OperatorSettings) -> list[tuple[str, str | int]]:

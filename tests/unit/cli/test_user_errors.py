@@ -120,7 +120,7 @@ def _two_silos_in_a_job(desk: Desk) -> Arguments:
 
 
 def _job_is_over(desk: Desk) -> Arguments:
-    job = desk.job(not_after="2001-01-01T00:00:00Z")
+    job = desk.job(not_after="2001-01-01T00:00:00Z", model={"name": "custom"})
     state = desk.folder / "state.safetensors"
     _write_state(state)
     return ["job", "submit", job, "--init", state, "--config", desk.operator()]

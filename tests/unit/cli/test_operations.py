@@ -1,0 +1,49 @@
+"""Streams that are read aside: in order, to their end, with what they raise; and open to an interrupt."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cli.operations import read_aside
+
+
+def test_items_come_in_order_and_end() -> None:
+    assert list(read_aside(iter(range(100)))) == list(range(100))
+
+
+def test_what_the_stream_raises_is_raised_after_its_items() -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise ConnectionError("cut")
+
+    items = read_aside(broken())
+    assert next(items) == 1
+    with pytest.raises(ConnectionError, match="cut"):
+        next(items)
+
+
+def test_interrupt_ends_the_wait_for_a_silent_stream() -> None:
+    """In gRPC's own wait it may be swallowed: a demo then went on for ever."""
+    is_reading, is_over = threading.Event(), threading.Event()
+
+    def silent() -> Iterator[int]:
+        is_reading.set()
+        is_over.wait(60)
+        yield from ()
+
+    def interrupt() -> None:
+        assert is_reading.wait(20)
+        signal.raise_signal(signal.SIGINT)
+
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(read_aside(silent()))
+    finally:
+        is_over.set()
+        sender.join()
