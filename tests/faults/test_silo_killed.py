@@ -78,8 +78,8 @@ def test_round_completes_without_silo_killed_before_its_vector_left(
 
 AFTER_THE_VECTOR = {
     "after its upload": Halt(at=UPLOADED),
-    "after its signature": Halt(at=UPLOADED, sent="consistency"),
-    "after its share": Halt(at=UPLOADED, sent="unmask_shares"),
+    "after its signature": Halt(at=INPUT_READY, sent="consistency"),
+    "after its share": Halt(at=INPUT_READY, sent="unmask_shares"),
 }
 
 
@@ -108,7 +108,7 @@ def test_silo_killed_around_a_ledger_write_never_gives_two_answers(
 ) -> None:
     """Of three silos all must answer, so the round shows what the restarted one says."""
     federation = make_federation(silos=3, records_sent=True)
-    halt = Halt(at=UPLOADED, call=f"silo_agent.reveals:Reveals.{method}", when=when)
+    halt = Halt(at=INPUT_READY, call=f"silo_agent.reveals:Reveals.{method}", when=when)
     job_id = kill_and_restart(federation, halt)
 
     history = check_finished(federation, job_id)
