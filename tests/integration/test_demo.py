@@ -21,6 +21,11 @@ pytestmark = pytest.mark.timeout(300)
 Demo = subprocess.Popen[str]
 
 
+def _hear_interrupts() -> None:
+    """A shell starts background commands, and so perhaps this test, deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def _demo(out: Path, *options: str) -> Iterator[Demo]:
     command = [sys.executable, "-m", "cli.main", "demo", "--out", str(out), *options]
@@ -32,6 +37,7 @@ def _demo(out: Path, *options: str) -> Iterator[Demo]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_hear_interrupts,
     )
     try:
         yield process

@@ -39,6 +39,8 @@ def test_interrupt_ends_the_wait_for_a_silent_stream() -> None:
         assert is_reading.wait(20)
         signal.raise_signal(signal.SIGINT)
 
+    # a shell starts background commands, and so perhaps this test, deaf to Ctrl-C
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     sender = threading.Thread(target=interrupt)
     sender.start()
     try:
@@ -47,3 +49,4 @@ def test_interrupt_ends_the_wait_for_a_silent_stream() -> None:
     finally:
         is_over.set()
         sender.join()
+        signal.signal(signal.SIGINT, before)
