@@ -136,7 +136,8 @@ def _array(value: ArrayLike, quantity: Quantity) -> NDArray[Any]:
         raise _odd(quantity, f"holds {array_N.dtype}, expected numbers")
     if array_N.shape != quantity.shape:
         raise _odd(quantity, f"expected shape {quantity.shape}, got {array_N.shape}")
-    return array_N.reshape(-1)
+    flat_N = array_N.reshape(-1)
+    return flat_N if quantity.projection is None else quantity.projection.project(flat_N)
 
 
 def _part(vectors: Mapping[int, Words], layout: Layout, quantity: Quantity) -> Words:
@@ -227,6 +228,8 @@ def _decoded(sums: Mapping[int, Words], layout: Layout, quantity: Quantity) -> N
         return signed_N.astype(np.int64).reshape(quantity.shape)
     real_N = signed_N.astype(np.float64)
     real_N /= quantity.scale(layout.members)  # exact: a power of two
+    if quantity.projection is not None:
+        real_N = quantity.projection.expand(real_N)
     return real_N.reshape(quantity.shape)
 
 

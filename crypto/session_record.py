@@ -15,6 +15,7 @@ from crypto.encoding import Field, FieldReader, Value
 from crypto.errors import ChoraleError, RemoteProtocolError
 from crypto.layout import Layout, Quantity, quantity_fields
 from crypto.messages import Envelope, SessionTerms, Shares, SignedBody
+from crypto.projection import Projection
 
 MAX_SNAPSHOT_BYTES = 1 << 30  # 2.5 kB for each pair of silos
 
@@ -170,7 +171,15 @@ def _read_quantity(reader: FieldReader) -> Quantity:
         word=word,
         is_count=bool(is_count),
         sensitivity_l2=float.fromhex(sensitivity) if sensitivity else None,
+        projection=_read_projection(reader.items()),
     )
+
+
+def _read_projection(fields: list[Value]) -> Projection | None:
+    if not fields:
+        return None
+    reader = _reader(fields)
+    return Projection(seed=reader.data(), size=reader.number(), block=reader.number(), kept=reader.number())
 
 
 def _shares_bytes(shares: Shares) -> bytes:

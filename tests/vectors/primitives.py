@@ -181,6 +181,7 @@ def layout_digest(quantities: Any, members: int) -> bytes:
             quantity["word"],
             int(quantity["is_count"]),
             "" if quantity["sensitivity_l2"] is None else float(quantity["sensitivity_l2"]).hex(),
+            [],  # no projection
         ]
         for quantity in quantities
     ]
