@@ -37,7 +37,6 @@ from bench.stream_hosts import (
     JOB_DIGEST,
     STATE_FILE,
     UP,
-    IdentityFiles,
     endpoint_file,
 )
 from chorale import tls
