@@ -61,4 +61,4 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def _shown(value: float, unit: str) -> str:
-    return f"{value:.3g} {unit}".rstrip()
+    return f"{value:.4g} {unit}".rstrip()
