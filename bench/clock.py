@@ -28,6 +28,10 @@ class Clock:
         yield
         self._taken[name].append(Times(time.process_time() - cpu, time.perf_counter() - wall))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._taken)
+
     def total(self, name: str) -> Times:
         taken = self._taken[name]
         return Times(sum(one.cpu_seconds for one in taken), sum(one.wall_seconds for one in taken))
