@@ -39,9 +39,9 @@ class Result:
 
     @classmethod
     def from_output(cls, benchmark: Benchmark, output: str, *, started: datetime) -> Result:
-        """The last line of the output is the benchmark's JSON object."""
+        """The output is the benchmark's JSON object."""
         try:
-            printed = json.loads(output.strip().rpartition("\n")[2])
+            printed = json.loads(output)
             if "skipped" in printed:
                 return cls(benchmark, started=started, skipped=str(printed["skipped"]), printed=printed)
             rows = tuple(Row.from_json(row) for row in printed["rows"])
