@@ -32,6 +32,7 @@ class PhaseContext:
     state: arrays named model/<parameter>, method/<name>. trained: names (without prefix) of
     the float parameters that silos train, in the order of the delta vector. buffers: float
     buffers (BatchNorm) averaged as a quantity of their own. members: m of this session.
+    update_kept: share of the rotated update that is summed. public_seed: 32 bytes of job, round and phase.
     """
 
     round: int
@@ -42,6 +43,8 @@ class PhaseContext:
     buffers: tuple[str, ...] = ()
     update_bound: float = 8.0
     update_word: int = 32
+    update_kept: float = 1.0
+    public_seed: bytes = bytes(32)
     min_weight: float = 0.0
     options: Mapping[str, OptionValue] = field(default_factory=dict)
 

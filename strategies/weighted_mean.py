@@ -27,6 +27,7 @@ from strategies.base import (
     ServerUpdate,
     Statistic,
 )
+from strategies.update_scale import UpdateScale, delta_quantity
 
 BUFFER_BOUND = 1e3  # of BatchNorm's running means and variances
 CLIPPED_SHARE_LIMIT = 1e-3  # above it the figure `clipped_too_often` is 1
@@ -48,7 +49,7 @@ class TrainPhase:
     """One round of training: p * delta, p, what the server update and the statistics need beside."""
 
     update: ServerUpdate = WeightedMean()
-    statistics: tuple[Statistic, ...] = ()
+    statistics: tuple[Statistic, ...] = (UpdateScale(),)
     keepers: tuple[Keeper, ...] = ()
 
     @property
@@ -91,14 +92,7 @@ def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str,
 
 
 def _mean_quantities(context: PhaseContext) -> list[Quantity]:
-    quantities = [
-        Quantity(
-            name="delta",
-            shape=(_size(context, context.trained),),
-            bound=context.update_bound,
-            word=context.update_word,
-        )
-    ]
+    quantities = [delta_quantity(context, size=_size(context, context.trained))]
     if context.buffers:
         quantities.append(
             Quantity(name="buffers", shape=(_size(context, context.buffers),), bound=BUFFER_BOUND)
