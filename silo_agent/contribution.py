@@ -16,7 +16,6 @@ from silo_agent.models.state import FloatArray, flat_arrays, flat_values
 from silo_agent.objective import Work
 from strategies.base import MODEL, Array
 from strategies.recipe import ServerUpdate
-from strategies.update_scale import mean_square
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,4 +75,4 @@ def contribution(model: CutModel, work: Work, *, steps: int) -> dict[str, Array]
     extra = EXTRAS.get(work.spec.method.recipe.server_update)
     if extra is not None:
         values |= extra(Trained(work=work, model=model, delta_P=delta_P, steps=steps))
-    return {**values, **mean_square(context, values["delta"])}
+    return values

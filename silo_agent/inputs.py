@@ -28,6 +28,7 @@ from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Objective, Work
 from silo_agent.policy import Policy
 from strategies.base import PRESENCE, TOTAL, Array, Arrays
+from strategies.update_scale import with_mean_square
 
 log = get_logger("silo_agent.inputs")
 
@@ -195,7 +196,7 @@ class Inputs:
         if work.phase_kind == "train":
             seen = samples * work.spec.training.local_epochs
             self._metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
-        return values
+        return with_mean_square(work.context, values)
 
     def _class_rows(self, request: Request) -> NDArray[np.bool_] | None:
         """Classes that enough silos hold, by the sum of presence; rows of the others stay here."""

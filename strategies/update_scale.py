@@ -81,12 +81,13 @@ def adaptive_bound(context: PhaseContext) -> float | None:
     return bound if bound >= BOUND_RANGE[0] else None
 
 
-def mean_square(context: PhaseContext, delta_P: Array) -> dict[str, Array]:
-    """What a silo sums for the next bound, of its values of `delta`; nothing in other word sizes."""
-    if context.update_word != ADAPTIVE_WORD:
-        return {}
+def with_mean_square(context: PhaseContext, values: Mapping[str, Array]) -> Mapping[str, Array]:
+    """A silo's values of a train phase, and what it sums for the next bound; as they are in other words."""
+    if context.update_word != ADAPTIVE_WORD or "delta" not in values:
+        return values
+    delta_P = np.asarray(values["delta"]).reshape(-1)
     total = np.einsum("p,p->", delta_P, delta_P, dtype=np.float64)
-    return {MEAN_SQUARE: np.asarray(total / delta_P.size)}
+    return {**values, MEAN_SQUARE: np.asarray(total / max(delta_P.size, 1))}
 
 
 def _next_rms(context: PhaseContext, sums: Mapping[str, Array]) -> float:

@@ -21,6 +21,7 @@ from silo_agent.initial_state import initial_state
 from silo_agent.objective import Work
 from silo_agent.training import TorchObjective
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext
+from strategies.update_scale import with_mean_square
 
 Chooses = Callable[[int], Sequence[int]]  # round -> places of the silos that take part
 
@@ -139,4 +140,4 @@ def _values(
         is_cancelled=lambda: False,
         class_rows=None if holders_C is None else np.asarray(holders_C >= min_class_holders),
     )
-    return objective.compute(work)
+    return with_mean_square(context, objective.compute(work))
