@@ -34,7 +34,7 @@ def measure(values_nL: NDArray[np.float32], *, dropped: int, word: int) -> Measu
 
 
 class _Run:
-    """Steps: read, mask, rebuild, unmask."""
+    """Steps: mask, join, rebuild, unmask, decode."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -57,6 +57,7 @@ class _Run:
         plan = self._session.reveal(self._clock)
         with self._clock.step("unmask"):
             plan.unmask(self._masked)
+        with self._clock.step("decode"):
             sum_L: NDArray[np.float64] = ring.decode(self._masked, layout=self._layout)["delta"]
         return sum_L
 
@@ -77,7 +78,8 @@ class _Run:
             silo_setup_cpu_seconds=sum(self._session.setup_cpu_seconds(staying)) / len(staying),
             silo_mask_cpu_seconds=cpu["mask"] / len(staying),
             coordinator_unmask_cpu_seconds=unmask,
-            coordinator_other_cpu_seconds=spent - at_silos - unmask - cpu["join"],
+            coordinator_decode_cpu_seconds=cpu["decode"],
+            coordinator_other_cpu_seconds=spent - at_silos - unmask - cpu["decode"] - cpu["join"],
             vector_bytes=self._layout.total_bytes,
             sent_bytes=self._session.message_bytes + self._layout.total_bytes,
             max_abs_error=float(np.max(np.abs(sum_L - exact_L))),

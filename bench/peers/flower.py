@@ -46,6 +46,7 @@ _FIGURES = (
     "silo_mask_cpu_seconds",
     "silo_cpu_seconds",
     "coordinator_unmask_cpu_seconds",
+    "coordinator_decode_cpu_seconds",
     "coordinator_other_cpu_seconds",
     "coordinator_cpu_seconds",
     "vector_bytes",
@@ -105,9 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         python = python_with(REQUIREMENT, folder=FOLDER)
     except PeerUnavailable as why:
         return _skipped(str(why), as_json=options.json)
-    _compare(
-        python, silos=SMALLEST[0], length=SMALLEST[1], words=(32,), turns=1
-    )  # imports, compilers, caches
+    # imports, compilers, caches
+    _compare(python, silos=SMALLEST[0], length=SMALLEST[1], words=options.words, turns=1)
     compared = []
     for silos in options.silos:
         print(f"flower: sessions of {silos} silos", file=sys.stderr, flush=True)

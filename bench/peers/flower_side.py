@@ -222,6 +222,7 @@ def _measure_mode(
         "silo_setup_cpu_seconds": sum(cpu[step] for step in SETUP_STEPS) / staying,
         "silo_mask_cpu_seconds": cpu["mask"] / staying,
         "coordinator_unmask_cpu_seconds": cpu[STAGES[-1]],
+        "coordinator_decode_cpu_seconds": cpu["decode"],
         "coordinator_other_cpu_seconds": sum(cpu[stage] for stage in STAGES[:-1]),
         "vector_bytes": _sent_bytes(record.get(Key.MASKED_PARAMETERS, []) for record in used.sent),
         "sent_bytes": _sent_bytes(value for record in used.sent for value in record.values()),
@@ -259,6 +260,7 @@ def _watched_functions() -> Stopwatch:
     watch.wrap(mod, "_collect_masked_vectors", "mask")
     watch.wrap(mod, "parameters_to_ndarrays", "read")  # our silo has its arrays already
     watch.wrap(mod, "_unmask", "answer")
+    watch.wrap(workflow, "dequantize", "decode")
     watch.wrap(workflow, "ndarrays_to_parameters", "strategy")
     return watch
 

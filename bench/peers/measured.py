@@ -14,7 +14,8 @@ class Measured:
     """CPU seconds and bytes of one session, means over the silos that stayed but for the coordinator's.
 
     silo_setup: keys, shares, envelopes, answers. silo_mask: float32 values to masked bytes.
-    coordinator_unmask: from shares to the decoded sum. coordinator_other: everything before it.
+    coordinator_unmask: from shares to a sum without masks, as words. coordinator_decode: from words to
+    float64. coordinator_other: everything before.
     sent_bytes: keys, shares, envelopes and signatures beside the vector.
     max_abs_error: of the sum, in units of the values.
     """
@@ -22,6 +23,7 @@ class Measured:
     silo_setup_cpu_seconds: float
     silo_mask_cpu_seconds: float
     coordinator_unmask_cpu_seconds: float
+    coordinator_decode_cpu_seconds: float
     coordinator_other_cpu_seconds: float
     vector_bytes: int
     sent_bytes: int
@@ -33,7 +35,8 @@ class Measured:
 
     @property
     def coordinator_cpu_seconds(self) -> float:
-        return self.coordinator_unmask_cpu_seconds + self.coordinator_other_cpu_seconds
+        unmask = self.coordinator_unmask_cpu_seconds + self.coordinator_decode_cpu_seconds
+        return unmask + self.coordinator_other_cpu_seconds
 
 
 def middle(turns: Iterable[Measured]) -> Measured:
