@@ -6,14 +6,16 @@ gRPC codes are set here and nowhere below. Source: docs/protocol.md 8.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import aclosing
 from importlib import metadata
+from pathlib import Path
 
 import grpc
 
 from chorale import wire
 from chorale.logs import get_logger
+from chorale.pipeline import Ahead
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
 from coordinator.access import AccessDenied, AccessGuard, Caller, caller_of
@@ -28,6 +30,7 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.roster import Roster
 
 ATTEND = "/chorale.v1.Federation/Attend"
+CHUNKS_AHEAD = 1  # read from a state's file while the one before is sent
 HELLO_SECONDS = 20.0  # a stream that says nothing holds no place
 FAREWELL_CODES = {
     Leaving.REPLACED: grpc.StatusCode.ABORTED,
@@ -85,13 +88,10 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 )
             path = self._desk.checkpoints.path(request.job_digest, digest)
             sent = self._desk.metrics.sent_bytes.labels(kind=Transfer.DOWNLOAD.value)
-            with path.open("rb") as file:
-                file.seek(request.offset)
-                offset = request.offset
-                while data := await asyncio.to_thread(file.read, wire.CHUNK_BYTES):
-                    yield pb.Chunk(offset=offset, data=data)
-                    offset += len(data)
-                    sent.inc(len(data))
+            async with Ahead(_read(path, request.offset), most=CHUNKS_AHEAD) as chunks:
+                async for size, chunk in chunks:
+                    yield chunk
+                    sent.inc(size)
 
     async def Upload(
         self, request_iterator: AsyncIterator[pb.UploadMessage], context: Context
@@ -105,10 +105,11 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 return
             async for message in request_iterator:
                 if message.WhichOneof("kind") == "end":
+                    await spool.settle()
                     attempt.finish_upload(caller.name, spool, message.end.sha256)
                     yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=True)
                     return
-                self._take_chunk(caller.name, attempt, spool, message)
+                await self._take_chunk(caller.name, attempt, spool, message)
 
     async def _open_upload(
         self, silo: str, messages: AsyncIterator[pb.UploadMessage]
@@ -122,12 +123,13 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         attempt.on_upload_progress(silo, spool, chunk_bytes=first.ByteSize())
         return attempt, spool
 
-    def _take_chunk(self, silo: str, attempt: Attempt, spool: Spool, message: pb.UploadMessage) -> None:
+    async def _take_chunk(self, silo: str, attempt: Attempt, spool: Spool, message: pb.UploadMessage) -> None:
         if message.WhichOneof("kind") != "chunk":
             raise RemoteProtocolError("upload: expected a chunk or the end")
         offset, data = wire.chunk_from_wire(message.chunk)
-        spool.append(offset, data)
-        attempt.on_upload_progress(silo, spool, chunk_bytes=message.ByteSize())
+        await spool.append(offset, data)
+        # not ByteSize: it writes the whole message to learn how long it is
+        attempt.on_upload_progress(silo, spool, chunk_bytes=len(data) + wire.CHUNK_FRAME_BYTES)
         self._desk.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value).inc(len(data))
 
     async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:
@@ -191,6 +193,15 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         message = pb.CoordinatorMessage(roster=update)
         for connection in self._desk.attendance.connections:
             connection.send(message)
+
+
+def _read(path: Path, offset: int) -> Generator[tuple[int, pb.Chunk], None, None]:
+    """Chunks of a file and how many bytes each has. Blocks."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while data := file.read(wire.CHUNK_BYTES):
+            yield len(data), pb.Chunk(offset=offset, data=data)
+            offset += len(data)
 
 
 async def _first(messages: AsyncIterator[pb.SiloMessage]) -> pb.SiloMessage | None:
