@@ -98,7 +98,8 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStep:
-    """How the model moves. step_P: added to the trained parameters. arrays: method/ arrays to keep."""
+    """How the model moves. step_P: added to the trained parameters, and used up by it. arrays: method/ arrays
+    to keep."""
 
     step_P: FloatArray
     arrays: Mapping[str, Array] = field(default_factory=dict)

@@ -29,6 +29,7 @@ from strategies.base import (
 )
 from strategies.update_scale import UpdateScale, delta_quantity
 
+BLOCK_VALUES = 1 << 16  # of one addition: 512 KiB, which stay in a core's cache
 BUFFER_BOUND = 1e3  # of BatchNorm's running means and variances
 CLIPPED_SHARE_LIMIT = 1e-3  # above it the figure `clipped_too_often` is 1
 
@@ -104,12 +105,25 @@ def _size(context: PhaseContext, names: tuple[str, ...]) -> int:
     return sum(context.state[MODEL + name].size for name in names)
 
 
-def _moved(context: PhaseContext, delta_P: FloatArray) -> dict[str, Array]:
-    names = tuple(MODEL + name for name in context.trained)
-    return {
-        name: (context.state[name] + delta).astype(np.float32)
-        for name, delta in unflatten(delta_P, context.state, names).items()
-    }
+def _moved(context: PhaseContext, step_P: FloatArray) -> dict[str, Array]:
+    """The model after the step. It takes the memory of `step_P`, which is used up: a float32 value is written
+    over what was read before, so no third vector is held."""
+    step_P = np.ascontiguousarray(step_P, np.float64)
+    moved_P, start = step_P.view(np.float32)[: step_P.size], 0
+    arrays = {}
+    for name in (MODEL + name for name in context.trained):
+        before = context.state[name]
+        end = start + before.size
+        _add_blocks(before.reshape(-1), step_P[start:end], out=moved_P[start:end])
+        arrays[name] = moved_P[start:end].reshape(before.shape)
+        start = end
+    return arrays
+
+
+def _add_blocks(before_N: Array, step_N: FloatArray, *, out: Array) -> None:
+    for start in range(0, before_N.size, BLOCK_VALUES):
+        block = slice(start, start + BLOCK_VALUES)
+        out[block] = before_N[block] + step_N[block]  # in float64, rounded once
 
 
 def _averaged_buffers(context: PhaseContext, mean_B: FloatArray) -> dict[str, Array]:
