@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.options import Parser
+from crypto.cohort import CohortRule
 
 SECURITY_BITS = 40  # sigma: a silo is exposed in at most one session of 2^40
 FAILURE_BITS = 30  # eta: losses within the bound spoil at most one session of 2^30
@@ -110,6 +111,27 @@ def least_degree(setting: Setting, *, is_consistent: bool) -> Degree | None:
     )
 
 
+def least_g1_degree(setting: Setting) -> Degree | None:
+    """As least_degree where all agree, and every part of a sum holds as many honest silos as in G1.
+
+    That is t - c of the whole federation: floor(2n/3) + 1 less the corrupted.
+    """
+    rule = CohortRule.for_members(setting.silos)
+    wanted = max(rule.threshold, rule.min_cohort) - setting.corrupted
+    last = np.array([wanted - 1])
+    return next(
+        (
+            _degree(setting, k, t)
+            for k in range(1, setting.silos - 1)
+            if (t := most_threshold(setting, k)) > 0
+            and _is_private(setting, k, t, is_consistent=True)
+            and _log2_groups(setting, k, t, last)[0] <= -SECURITY_BITS  # the likeliest, so the cheapest check
+            and least_group(setting, k, t) >= wanted
+        ),
+        None,
+    )
+
+
 def log2_exposed(setting: Setting, k: int, t: int, *, is_consistent: bool) -> float:
     """Of the union over honest silos: too many corrupted out-neighbours.
 
@@ -159,14 +181,9 @@ def least_group(setting: Setting, k: int, t: int) -> int:
     all of these come from the group and from corrupted silos. So the chance of a group that can be
     cut off is at most the sum over s of C(honest, s) P[Hypergeometric(n - 1, corrupted + s - 1, k) >= t]^s.
     """
-    total = -np.inf
-    for s in range(1, setting.honest // 2 + 1):
-        one = log2_tail(setting.silos - 1, setting.corrupted + s - 1, k, t)
-        group = float(_log2_choose(np.array(setting.honest), np.array(s))) + s * one
-        total = float(np.logaddexp2(total, group))
-        if total > -SECURITY_BITS:
-            return s
-    return setting.honest // 2 + 1
+    s = np.arange(1, setting.honest // 2 + 1)
+    (too_likely,) = np.nonzero(np.logaddexp2.accumulate(_log2_groups(setting, k, t, s)) > -SECURITY_BITS)
+    return int(s[too_likely[0]]) if too_likely.size else setting.honest // 2 + 1
 
 
 def log2_tail(population: int, marked: int, draws: int, least: int) -> float:
@@ -224,31 +241,46 @@ def _cost(setting: Setting, *, shared: float, masked: float, adverts: float) -> 
 def markdown(dropped: Fraction, silos: Sequence[int]) -> str:
     """Two tables of one share of losses: degrees, then costs."""
     lines = [f"Lost: {dropped} of the silos.", "", *_DEGREE_HEAD]
-    found = [(setting, *_degrees(setting)) for setting in (Setting.of(n, dropped) for n in silos)]
-    lines += [_degree_line(setting, agreed, told) for setting, agreed, told in found]
+    found = [_Found.of(Setting.of(n, dropped)) for n in silos]
+    lines += [_degree_line(one) for one in found]
     lines += ["", *_COST_HEAD]
-    lines += [_cost_line(setting, agreed) for setting, agreed, _ in found]
+    lines += [_cost_line(one.setting, one.as_in_g1) for one in found]
     return "\n".join(lines)
 
 
 _DEGREE_HEAD = (
-    "| n | k | t | shared masks | exposed | disconnected | not rebuilt | least group | k, t alone |",
+    "| n | k | t | exposed | disconnected | not rebuilt | least group | k, t for G1 | k, t alone |",
     "|---|---|---|---|---|---|---|---|---|",
 )
+_NONE = "none below n - 1"
 _COST_HEAD = (
     "| n | key streams | envelopes' bytes | silo CPU | coordinator's key streams | silo CPU, x less |",
     "|---|---|---|---|---|---|",
 )
 
 
-def _degree_line(setting: Setting, agreed: Degree | None, told: Degree | None) -> str:
-    alone = f"{told.neighbours}, {told.threshold}" if told else "none below n - 1"
-    if agreed is None:
-        return f"| {setting.silos} | none below n - 1 | | | | | | | {alone} |"
-    masks = degree_of_masks(setting.silos, agreed.neighbours)
-    cells = [setting.silos, agreed.neighbours, agreed.threshold, f"{masks:.0f}"]
-    cells += [_bits(log2) for log2 in (agreed.exposed, agreed.disconnected, agreed.unrecovered)]
-    return f"| {' | '.join(map(str, [*cells, agreed.least_group, alone]))} |"
+@dataclass(frozen=True, slots=True)
+class _Found:
+    setting: Setting
+    agreed: Degree | None
+    as_in_g1: Degree | None
+    alone: Degree | None
+
+    @classmethod
+    def of(cls, setting: Setting) -> _Found:
+        agreed, alone = (least_degree(setting, is_consistent=agrees) for agrees in (True, False))
+        return cls(setting, agreed, least_g1_degree(setting), alone)
+
+
+def _degree_line(found: _Found) -> str:
+    cells: list[object] = [found.setting.silos]
+    if (agreed := found.agreed) is None:
+        cells += [_NONE] * 6
+    else:
+        chances = (agreed.exposed, agreed.disconnected, agreed.unrecovered)
+        cells += [agreed.neighbours, agreed.threshold, *map(_bits, chances), agreed.least_group]
+    cells += [f"{one.neighbours}, {one.threshold}" if one else _NONE for one in (found.as_in_g1, found.alone)]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _cost_line(setting: Setting, degree: Degree | None) -> str:
@@ -270,10 +302,6 @@ def _bits(log2: float) -> str:
     return "never" if log2 == -np.inf else f"2^{log2:.0f}"
 
 
-def _degrees(setting: Setting) -> tuple[Degree | None, Degree | None]:
-    return least_degree(setting, is_consistent=True), least_degree(setting, is_consistent=False)
-
-
 def _is_private(setting: Setting, k: int, t: int, *, is_consistent: bool) -> bool:
     exposed = log2_exposed(setting, k, t, is_consistent=is_consistent)
     if exposed > -SECURITY_BITS:  # the dearer sum need not be taken
@@ -292,15 +320,26 @@ def _degree(setting: Setting, k: int, t: int) -> Degree:
     )
 
 
+def _log2_groups(setting: Setting, k: int, t: int, s: NDArray[np.int64]) -> Floats:
+    """log2 of C(honest, s) P[Hypergeometric(n - 1, corrupted + s - 1, k) >= t]^s, for each s."""
+    x = np.arange(t, k + 1)[None, :]
+    marked = (setting.corrupted + s - 1)[:, None]
+    ways = _log2_choose(marked, x) + _log2_choose(setting.silos - 1 - marked, k - x)
+    one = np.logaddexp2.reduce(ways, axis=1) - _log2_choose(np.array(setting.silos - 1), np.array(k))
+    groups: Floats = _log2_choose(np.full_like(s, setting.honest), s) + s * np.minimum(one, 0.0)
+    return groups
+
+
 def _row_json(silos: int, dropped: Fraction) -> dict[str, object]:
-    setting = Setting.of(silos, dropped)
-    agreed, told = _degrees(setting)
+    found = _Found.of(Setting.of(silos, dropped))
+    costed = found.as_in_g1
     return {
-        **asdict(setting),
-        "agreed": _finite(agreed),
-        "without_agreement": _finite(told),
-        "complete": asdict(complete_cost(setting)),
-        "regular": asdict(regular_cost(setting, agreed.neighbours)) if agreed else None,
+        **asdict(found.setting),
+        "agreed": _finite(found.agreed),
+        "as_in_g1": _finite(costed),
+        "without_agreement": _finite(found.alone),
+        "complete_cost": asdict(complete_cost(found.setting)),
+        "regular_cost": asdict(regular_cost(found.setting, costed.neighbours)) if costed else None,
     }
 
 
