@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from chorale import wire
 from chorale.job import Job
@@ -209,7 +210,8 @@ class RoundDriver:
         del sums  # its pages, before the next state is written
         if result.state is None or result.state is state:
             return result, self._row.state_digest
-        return result, self._desk.checkpoints.put(self._job.digest, result.state)
+        digest = self._desk.checkpoints.put(self._job.digest, result.state)
+        return replace(result, state={}), digest  # it is on disk: nobody holds it on to the next phase
 
     def _give_up(self, reason: FailureReason) -> records_pb2.PhaseRecord:
         return self._end(PhaseResult(state=None, reason=reason.value), self._row.state_digest, [])

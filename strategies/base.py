@@ -72,7 +72,8 @@ class Phase(Protocol):
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """The next global state from the decoded sums over the revealed cohort.
 
-        Shapes: each sum has its quantity's shape, float64 or int64 for counts.
+        Shapes: each sum has its quantity's shape, float64 or int64 for counts. The sums are handed over:
+        apply may use them up.
         """
 
 
@@ -98,10 +99,13 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStep:
-    """How the model moves. step_P: added to the trained parameters, and used up by it. arrays: method/ arrays
-    to keep."""
+    """How the model moves: by step_P / divisor. arrays: method/ arrays to keep.
+
+    step_P is used up: its memory becomes the model's.
+    """
 
     step_P: FloatArray
+    divisor: float = 1.0
     arrays: Mapping[str, Array] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
 

@@ -42,7 +42,7 @@ class WeightedMean:
         return ()
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
-        return ServerStep(step_P=sums["delta"] / float(sums["weight"]))
+        return ServerStep(step_P=sums["delta"], divisor=float(sums["weight"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +75,12 @@ class TrainPhase:
         if data_share < context.min_weight:
             return PhaseResult(state=None, figures=figures, data_share=data_share, reason="min-weight")
         step = self.update.step(context, sums)
-        state = {**context.state, **_moved(context, step.step_P), **step.arrays}
+        written = dict(step.arrays)
         if context.buffers:
-            state |= _averaged_buffers(context, sums["buffers"] / weight)
+            written |= _averaged_buffers(context, sums["buffers"] / weight)
         for part in self.statistics:
-            state |= part.arrays(context, sums)
+            written |= part.arrays(context, sums)
+        state = {**context.state, **_moved(context, step), **written}
         for keeper in self.keepers:
             state |= keeper.arrays(context, state)
         return PhaseResult(state=state, figures={**figures, **step.figures}, data_share=data_share)
@@ -105,25 +106,25 @@ def _size(context: PhaseContext, names: tuple[str, ...]) -> int:
     return sum(context.state[MODEL + name].size for name in names)
 
 
-def _moved(context: PhaseContext, step_P: FloatArray) -> dict[str, Array]:
-    """The model after the step. It takes the memory of `step_P`, which is used up: a float32 value is written
+def _moved(context: PhaseContext, step: ServerStep) -> dict[str, Array]:
+    """The model after the step. It takes the step's memory, which is used up: each float32 value is written
     over what was read before, so no third vector is held."""
-    step_P = np.ascontiguousarray(step_P, np.float64)
+    step_P = np.ascontiguousarray(step.step_P, np.float64)
     moved_P, start = step_P.view(np.float32)[: step_P.size], 0
     arrays = {}
     for name in (MODEL + name for name in context.trained):
         before = context.state[name]
-        end = start + before.size
-        _add_blocks(before.reshape(-1), step_P[start:end], out=moved_P[start:end])
-        arrays[name] = moved_P[start:end].reshape(before.shape)
-        start = end
+        part = slice(start, start := start + before.size)
+        _move(before.reshape(-1), step_P[part], step.divisor, out=moved_P[part])
+        arrays[name] = moved_P[part].reshape(before.shape)
     return arrays
 
 
-def _add_blocks(before_N: Array, step_N: FloatArray, *, out: Array) -> None:
+def _move(before_N: Array, step_N: FloatArray, divisor: float, *, out: Array) -> None:
+    """Block by block, in float64 and rounded once. `out` may be the front half of `step_N` or lie before it."""
     for start in range(0, before_N.size, BLOCK_VALUES):
         block = slice(start, start + BLOCK_VALUES)
-        out[block] = before_N[block] + step_N[block]  # in float64, rounded once
+        out[block] = before_N[block] + step_N[block] / divisor
 
 
 def _averaged_buffers(context: PhaseContext, mean_B: FloatArray) -> dict[str, Array]:
