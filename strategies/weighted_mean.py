@@ -121,7 +121,7 @@ def _moved(context: PhaseContext, step: ServerStep) -> dict[str, Array]:
 
 
 def _move(before_N: Array, step_N: FloatArray, divisor: float, *, out: Array) -> None:
-    """Block by block, in float64 and rounded once. `out` may be the front half of `step_N` or lie before it."""
+    """Block by block, in float64 and rounded once; `out` may be the front half of `step_N`."""
     for start in range(0, before_N.size, BLOCK_VALUES):
         block = slice(start, start + BLOCK_VALUES)
         out[block] = before_N[block] + step_N[block] / divisor
