@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,7 @@ def check_ring(vectors: Any) -> int:
         expect("layout digest", layout_digest(quantities, members).hex(), vector["layout_digest"])
         dice = rounding_numbers(bytes.fromhex(vector["rounding_key"]))
         words: dict[str, list[str]] = {str(word): [] for word in sorted({q["word"] for q in quantities})}
+        places = first_places(quantities)
         clipped = sum(
             abs(value) > quantity["bound"]
             for quantity in quantities
@@ -130,7 +131,8 @@ def check_ring(vectors: Any) -> int:
         for quantity in quantities:
             expect("scale exponent", scale_exponent(quantity, members), quantity["scale_exponent"])
             values = vector["values"] | {"clipped": [clipped]}
-            units = [in_units(value, quantity, dice) for value in values[quantity["name"]]]
+            place = places[quantity["word"]] + len(words[str(quantity["word"])])
+            units = [in_units(v, quantity, dice[place + i]) for i, v in enumerate(values[quantity["name"]])]
             words[str(quantity["word"])] += [str(unit % 2 ** quantity["word"]) for unit in units]
             sums = [float(members * unit / Fraction(2) ** quantity["scale_exponent"]) for unit in units]
             expect("sum", sums, vector["sum_of_all_members"][quantity["name"]])
@@ -138,17 +140,24 @@ def check_ring(vectors: Any) -> int:
     return len(vectors)
 
 
-def rounding_numbers(key: bytes) -> Iterator[int]:
-    return iter(little_endian(aes_ctr(key, 0, 4096), 32))
+def rounding_numbers(key: bytes) -> list[int]:
+    """By the place of the word in the upload."""
+    return little_endian(aes_ctr(key, 0, 4096), 16)
 
 
-def in_units(value: float, quantity: Any, dice: Iterator[int]) -> int:
+def first_places(quantities: Any) -> dict[int, int]:
+    """By word size, how many words of smaller sizes stand before its vector."""
+    sizes = [(quantity["word"], math.prod(quantity["shape"])) for quantity in quantities]
+    return {word: sum(size for other, size in sizes if other < word) for word, _ in sizes}
+
+
+def in_units(value: float, quantity: Any, die: int) -> int:
     if quantity["is_count"]:
         return int(value)
     bound = Fraction(quantity["bound"])
     exact = max(-bound, min(bound, Fraction(value))) * Fraction(2) ** quantity["scale_exponent"]
     whole: int = math.floor(exact)
-    return whole + int(next(dice) < (exact - whole) * 2**32)
+    return whole + int(die < (exact - whole) * 2**16)
 
 
 if __name__ == "__main__":
