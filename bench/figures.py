@@ -48,7 +48,7 @@ def of(results: Sequence[Result]) -> dict[str, Any]:
             "ratios": result.ratios,
         }
         for result in results
-        if result.rows
+        if result.is_measured
     }
 
 
@@ -59,7 +59,7 @@ def write_page(path: Path, results: Sequence[Result]) -> None:
     """
     page = path.read_text()
     for result in results:
-        if result.rows:
+        if result.is_measured:
             page = _replaced(page, result)
     path.write_text(page)
 

@@ -51,6 +51,10 @@ class Result:
         return cls(benchmark, started=started, rows=rows, series=series, printed=printed)
 
     @property
+    def is_measured(self) -> bool:
+        return not self.skipped and not self.failed
+
+    @property
     def ratios(self) -> dict[str, float]:
         """Of each row that machines can be compared by."""
         return {row.name: row.value for row in self.rows if row.unit == RATIO}
@@ -73,7 +77,7 @@ def judged(results: Sequence[Result], *, committed: Mapping[str, Mapping[str, fl
         name, earlier = result.benchmark.name, committed.get(result.benchmark.name, {})
         if result.failed:
             complaints.append(f"{name}: failed, {result.failed}")
-        if not result.rows:
+        if not result.is_measured:
             continue
         for row in result.rows:
             if not row.holds:
@@ -99,5 +103,5 @@ def section(result: Result) -> str:
     elif result.failed:
         lines.append(f"**failed**: {result.failed}")
     else:
-        lines.append(table(result.rows))
+        lines.append(table(result.rows) if result.rows else "It has no target.")
     return "\n".join(lines)

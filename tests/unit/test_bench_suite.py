@@ -57,6 +57,10 @@ def test_a_missed_target_a_lost_ratio_and_a_failure_are_named() -> None:
     assert judged([measured(MASKING, 1.0)], committed={"masking": {"cost": 1.0, "old": 2.0}}) == [
         "masking: old: a committed ratio that is no longer measured"
     ]
+    without_rows = Result.from_output(MASKING, '{"rows": []}', started=STARTED)
+    assert judged([without_rows], committed={"masking": {"cost": 1.0}}) == [
+        "masking: cost: a committed ratio that is no longer measured"
+    ]
     assert judged([Result(WIRE, started=STARTED, failed="exit code 1")], committed={}) == [
         "wire: failed, exit code 1"
     ]
