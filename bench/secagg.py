@@ -14,7 +14,6 @@ import json
 import resource
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,19 +21,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import keystreams
+from bench import keystreams, masks, memory
 from bench.clock import Clock
 from bench.federation import make_federation
-from bench.memory import Peak, peak_of_step
 from bench.options import Parser, whole
 from bench.rows import Row, table
-from bench.session import BOUND, NOW, Session
-from coordinator.aggregate import MaskedSum, load_vectors, unmask_stored
+from bench.session import NOW, Session
 from crypto import ring
 from crypto.cohort import SMALLEST_FEDERATION, CohortRule
+from crypto.encoder import Encoder
 from crypto.errors import LocalProtocolError
 from crypto.layout import WORD_BITS
-from crypto.masking import Masker, UnmaskPlan
+from crypto.masking import Masker, UnmaskPlan, vectors_from_stream
 
 TURNS = 3  # of every timed step at every silo
 MOST_SILOS = 200
@@ -116,74 +114,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(*, silos: int, length: int, drop: int, word: int) -> Report:
     """Run one session and take its times. Raises LocalProtocolError if its sum is not exact."""
     session = Session(make_federation(silos, now=NOW), length=length, word=word)
-    with tempfile.TemporaryDirectory(prefix="chorale-bench-") as folder:
-        run = _Run(session, length=length, folder=Path(folder))
-        session.share()
-        run.mask(session.terms.names[: silos - drop])
-        run.unmask(session.reveal(run.clock))
+    run = _Run(session, length=length)
+    session.share()
+    run.mask(session.terms.names[: silos - drop])
+    run.unmask(session.reveal(run.clock))
     return run.report(word=word, drop=drop)
 
 
 class _Run:
     """Vectors of a session; steps: encode, pass, mask, keystream, rebuild, unmask, unmask keystream."""
 
-    def __init__(self, session: Session, *, length: int, folder: Path) -> None:
+    def __init__(self, session: Session, *, length: int) -> None:
         self.clock = Clock()
         self._session = session
         self._layout = session.terms.layout
-        self._folder = folder
-        self._staying: Sequence[str] = ()
+        self._masked = ring.zeros(self._layout)  # what the coordinator holds
         self._encoded = ring.zeros(self._layout)  # the sum that only this bench knows
         self._exact_L: NDArray[np.float64] = np.zeros(length)
-        self._silo_peak = Peak()
-        self._coordinator_peak_bytes = 0
         self._max_abs_error = 0.0
 
     def mask(self, staying: Sequence[str]) -> None:
         """MASKED_INPUT of those who stay; each upload is added to the coordinator's sum when it is there."""
-        self._staying = staying
         for index, name in enumerate(staying):
-            values_L = _values(index, self._exact_L.size)
+            values_L = masks.values(self._exact_L.size, seed=index)
             masker = self._session.masker(name)
             encoded = self._encode(values_L)
             self._mask(masker, encoded)
-            (self._folder / name).write_bytes(b"".join(masker.stream(encoded)))
-            self._exact_L += values_L
+            upload = b"".join(masker.stream(encoded))
+            ring.add_into(self._masked, vectors_from_stream(self._layout, upload))
             ring.add_into(self._encoded, encoded.vectors)
-        with peak_of_step() as self._silo_peak:
-            _exhaust(masker, ring.encode({"delta": values_L}, layout=self._layout))
+            self._exact_L += values_L
 
     def unmask(self, plan: UnmaskPlan) -> None:
-        """Sum the uploads and take the masks off. Raises LocalProtocolError if the sum is not exact."""
-        masked, revealed = self._folder / "masked", self._folder / "revealed"
-        with peak_of_step() as peak:
-            total = MaskedSum(self._layout)
-            for name in self._staying:
-                total.add(self._folder / name)
-            total.store(masked)
-            del total
-            unmask_stored(masked, revealed, plan=plan)
-        self._coordinator_peak_bytes = peak.bytes
-        sums = load_vectors(revealed, layout=self._layout)
-        if any(not np.array_equal(sum_L, self._encoded[word]) for word, sum_L in sums.items()):
-            raise LocalProtocolError("bench: the revealed sum is not the sum of the inputs")
-        decoded_L = ring.decode(sums, layout=self._layout)["delta"]
-        self._max_abs_error = float(np.max(np.abs(decoded_L - self._exact_L)))
-        for _ in range(TURNS):
+        """Take the masks off the sum. Raises LocalProtocolError if it is not exact."""
+        masked = {word: sum_L.copy() for word, sum_L in self._masked.items()}
+        for turn in range(TURNS):
             self._draw("unmask keystream", len(plan.seeds))
             with self.clock.step("unmask"):
-                plan.unmask(sums)
+                plan.unmask(masked if turn else self._masked)
+        if any(not np.array_equal(sum_L, self._encoded[word]) for word, sum_L in self._masked.items()):
+            raise LocalProtocolError("bench: the revealed sum is not the sum of the inputs")
+        decoded_L = ring.decode(self._masked, layout=self._layout)[masks.QUANTITY]
+        self._max_abs_error = float(np.max(np.abs(decoded_L - self._exact_L)))
 
     def report(self, *, word: int, drop: int) -> Report:
         """What was measured, once all stages are over."""
-        vector_bytes, float32_bytes = self._layout.total_bytes, 4 * self._exact_L.size
-        upload_bytes = self._session.message_bytes + vector_bytes
+        silos, length = len(self._session.terms.names), self._exact_L.size
+        upload_bytes = self._session.message_bytes + self._layout.total_bytes
         mask, keystream = self.clock.median("mask"), self.clock.median("keystream")
         encode, unmask = self.clock.median("encode"), self.clock.median("unmask")
         setup = self._session.setup_cpu_seconds(self._session.terms.names)
         return Report(
-            silos=len(self._session.terms.names),
-            length=self._exact_L.size,
+            silos=silos,
+            length=length,
             word=word,
             dropped=drop,
             silo_mask_cpu_seconds=mask.cpu_seconds,
@@ -195,7 +178,7 @@ class _Run:
             mask_to_keystream=mask.cpu_seconds / keystream.cpu_seconds,
             coordinator_unmask_seconds=self.clock.total("rebuild").wall_seconds + unmask.wall_seconds,
             upload_bytes=upload_bytes,
-            float32_bytes=float32_bytes,
+            float32_bytes=4 * length,
             max_abs_error=self._max_abs_error,
             peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             mask_wall_to_cpu=mask.wall_seconds / mask.cpu_seconds,
@@ -203,37 +186,36 @@ class _Run:
             coordinator_unmask_cpu_seconds=unmask.cpu_seconds,
             unmask_to_keystream=unmask.cpu_seconds / self.clock.median("unmask keystream").cpu_seconds,
             unmask_wall_to_cpu=unmask.wall_seconds / unmask.cpu_seconds,
-            upload_to_float32=upload_bytes / float32_bytes,
-            silo_peak_to_vector=self._silo_peak.bytes / vector_bytes,
-            coordinator_peak_to_vector=self._coordinator_peak_bytes / vector_bytes,
+            upload_to_float32=upload_bytes / (4 * length),
+            silo_peak_to_vector=memory.silo_peak_to_vector(length, word=word, silos=silos),
+            coordinator_peak_to_vector=_coordinator_peak(length, word=word, silos=silos, lost=drop),
         )
 
     def _encode(self, values_L: NDArray[np.float32]) -> ring.Encoded:
+        values = {masks.QUANTITY: values_L}
+        Encoder(values, layout=self._layout).encode()  # loads what is compiled
         for _ in range(TURNS):
             self._draw("pass", 1)
             with self.clock.step("encode"):
-                encoded = ring.encode({"delta": values_L}, layout=self._layout)
+                encoded = Encoder(values, layout=self._layout).encode()
         return encoded
 
     def _mask(self, masker: Masker, encoded: ring.Encoded) -> None:
         for _ in range(TURNS):
             self._draw("keystream", len(self._session.terms.names))
             with self.clock.step("mask"):
-                _exhaust(masker, encoded)
+                masks.exhaust(masker, encoded)
 
     def _draw(self, step: str, streams: int) -> None:
         with self.clock.step(step):
             keystreams.draw(streams, stream_bytes=self._layout.total_bytes)
 
 
-def _exhaust(masker: Masker, encoded: ring.Encoded) -> None:
-    """Every chunk is let go when the next one is asked for, as on its way to the wire."""
-    deque(masker.stream(encoded), maxlen=0)
-
-
-def _values(index: int, length: int) -> NDArray[np.float32]:
-    """Updates of one silo: few of them near the bound, as in training."""
-    return np.random.default_rng(index).normal(0.0, BOUND / 16, length).astype(np.float32)
+def _coordinator_peak(length: int, *, word: int, silos: int, lost: int) -> float:
+    with tempfile.TemporaryDirectory(prefix="chorale-bench-") as folder:
+        return memory.coordinator_peak_to_vector(
+            length, word=word, silos=silos, lost=lost, folder=Path(folder)
+        )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

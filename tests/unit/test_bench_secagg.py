@@ -3,11 +3,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench import secagg
+from bench import memory, secagg
 from crypto.errors import LocalProtocolError
 from crypto.masking import UnmaskPlan
 
@@ -39,6 +40,12 @@ KEYS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def short_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is measured at the length that a test asks for."""
+    monkeypatch.setattr(memory, "LEAST_VALUES", 1)
+
+
 def test_json_is_one_object_with_every_documented_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert secagg.main(["--silos", "4", "--length", "5000", "--drop", "1", "--word", "32", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -67,10 +74,20 @@ def test_every_row_of_its_json_is_a_figure_of_its_json_with_the_target_of_the_wo
     assert len(rows) == 7
 
 
-def test_peak_memory_counts_what_a_silo_and_a_coordinator_hold_beside_their_input() -> None:
-    report = secagg.measure(silos=4, length=1_000_000, drop=0, word=64)
-    assert 1.0 < report.silo_peak_to_vector < 3.0
-    assert 1.0 < report.coordinator_peak_to_vector < 3.0  # the sum at least, and not one vector per silo
+def test_a_peak_is_what_a_step_held_at_its_worst_and_not_what_was_there_before() -> None:
+    before = np.ones(1 << 20)
+    with memory.peak_of_step() as peak:
+        for _ in range(3):
+            before += np.ones(1 << 20)
+    assert (8 << 20) <= peak.bytes < (9 << 20)
+
+
+def test_a_silo_holds_chunks_and_a_coordinator_one_sum_however_many_silos_there_are(tmp_path: Path) -> None:
+    length = 2_000_000
+    assert 0.1 < memory.silo_peak_to_vector(length, word=64, silos=3) < 1.0
+    for silos in (3, 12):
+        peak = memory.coordinator_peak_to_vector(length, word=64, silos=silos, lost=0, folder=tmp_path)
+        assert 1.0 < peak < 1.9
 
 
 @pytest.mark.parametrize("word", [16, 32, 64])
