@@ -5,6 +5,7 @@ import math
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench import neighbours
@@ -55,6 +56,27 @@ def test_bounds_of_five_silos_are_those_by_hand() -> None:
     assert degree is not None
     assert (degree.neighbours, degree.threshold) == (3, 2)
     assert degree.exposed == degree.unrecovered == degree.disconnected == -math.inf
+
+
+def test_the_least_group_of_five_silos_is_the_one_by_hand() -> None:
+    setting = Setting(silos=5, corrupted=1, dropped=1)
+    # one alone never draws two that are corrupted; of two each draws just the other and the corrupted one
+    # in 1 of 6 cases, and there are six pairs
+    groups = neighbours._log2_groups(setting, 2, 2, np.array([1, 2]))
+    assert list(2**groups) == pytest.approx([0, 6 * (1 / 6) ** 2])
+    assert neighbours.least_group(setting, 2, 2) == 2
+    assert neighbours.least_group(setting, 4, 4) == 3  # whoever draws all needs all: no group of two
+
+
+@pytest.mark.parametrize("silos", [50, 100])
+def test_parts_of_a_sum_are_as_large_as_in_g1_with_the_pair_for_it_alone(silos: int) -> None:
+    setting = Setting.of(silos, Fraction(1, 5))
+    promised = 2 * silos // 3 + 1 - silos // 3
+    degree = neighbours.least_g1_degree(setting)
+    assert degree is not None
+    assert degree.least_group >= promised
+    fewer = degree.neighbours - 1
+    assert neighbours.least_group(setting, fewer, neighbours.most_threshold(setting, fewer)) < promised
 
 
 def test_no_degree_below_the_complete_graph_bears_too_many_losses() -> None:
