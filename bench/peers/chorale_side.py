@@ -15,6 +15,7 @@ from bench.federation import make_federation
 from bench.peers.measured import Measured
 from bench.session import NOW, Session
 from crypto import masking, ring
+from crypto.encoder import Encoder
 
 
 def measure(values_nL: NDArray[np.float32], *, dropped: int, word: int) -> Measured:
@@ -46,17 +47,17 @@ class _Run:
         """Encode, mask and send; the coordinator adds what arrives."""
         masker = self._session.masker(name)
         with self._clock.step("mask"):
-            encoded = ring.encode({"delta": values_L}, layout=self._layout)
+            encoder = Encoder({"delta": values_L}, layout=self._layout)
             # every chunk is let go when the next one is asked for, as on its way to the wire
-            deque(masker.stream(encoded), maxlen=0)
+            deque(masker.stream(encoder, workers=1), maxlen=0)
         with self._clock.step("join"):  # what a network would have kept
-            stream = b"".join(masker.stream(encoded))
+            stream = b"".join(masker.stream(encoder, workers=1))
         ring.add_into(self._masked, masking.vectors_from_stream(self._layout, stream))
 
     def unmask(self) -> NDArray[np.float64]:
         plan = self._session.reveal(self._clock)
         with self._clock.step("unmask"):
-            plan.unmask(self._masked)
+            plan.unmask(self._masked, workers=1)
         with self._clock.step("decode"):
             sum_L: NDArray[np.float64] = ring.decode(self._masked, layout=self._layout)["delta"]
         return sum_L
