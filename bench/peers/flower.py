@@ -101,6 +101,7 @@ class Comparison:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Install, warm up, compare, print; the exit code says whether the peer was there."""
     options = _options(arguments)
     try:
         python = python_with(REQUIREMENT, folder=FOLDER)
