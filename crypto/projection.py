@@ -5,7 +5,7 @@ the same random rows of every block are kept. A number is then a sum over a whol
 nearly normal, of nearly the same size everywhere, so few bits hold it (Suresh et al., "Distributed Mean
 Estimation with Limited Communication", 2017, section 3; Konecny et al., arXiv 1610.05492, section 3.2).
 The map is linear, so it commutes with the sum over silos, and public: both sides compute it.
-Source: docs/protocol.md 4.2.
+Source: docs/protocol.md 4.6.
 """
 
 # N = values, B = rows of a block, K = blocks, R = kept rows
@@ -118,12 +118,13 @@ class Projection:
         """Write every value times its sign and the factor."""
         signs = _SIGNS * np.float32(factor)
         stream = prg.Keystream(self.seed, offset_bytes=_ROW_BYTES * self.block)
-        bits = np.empty(_SIGN_BYTES, np.uint8)
+        bits, sign_8 = np.empty(_SIGN_BYTES, np.uint8), np.empty((_SIGN_BYTES, 8), np.float32)
         for start in range(0, self.size, 8 * _SIGN_BYTES):
             part = slice(start, min(start + 8 * _SIGN_BYTES, self.size))
             stream.fill(bits)
-            sign = signs[bits].reshape(-1)[: part.stop - start]
-            np.multiply(value_N[part], sign, out=out_N[part], casting="same_kind")
+            np.take(signs, bits, axis=0, out=sign_8, mode="clip")  # every byte is a row; clip skips the check
+            sign_N = sign_8.reshape(-1)[: part.stop - start]
+            np.multiply(value_N[part], sign_N, out=out_N[part], casting="same_kind")
 
 
 def _transformed(work_BK: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -6,7 +6,7 @@ large they are: the root mean square. Every round the silos sum the mean squares
 square of each single silo, whatever share of the data it holds; the next round's bound is HEADROOM times
 it. So a round that clipped, because updates grew faster than that, is followed by one that does not.
 Where there is no such number yet, or no usable one, `delta` is summed in 32 bits.
-Source: docs/protocol.md 4.3; why these numbers: docs/decisions/0006-compression.md.
+Source: docs/protocol.md 4.7; why these numbers: docs/decisions/0006-compression.md.
 
 Leaks, beside what the method leaks, the sum of the squared lengths of p * delta: one number a round.
 

@@ -29,7 +29,7 @@ def normal(size: int, number: int = 0) -> NDArray[np.float32]:
 
 
 def by_definition(projection: Projection) -> NDArray[np.float64]:
-    """The map as a matrix, number by number from docs/protocol.md 4.2. Shapes: (M, N)."""
+    """The map as a matrix, number by number from docs/protocol.md 4.6. Shapes: (M, N)."""
     block, blocks = projection.block, -(-projection.size // projection.block)
     cipher = Cipher(algorithms.AES256(projection.seed), modes.CTR(bytes(16))).encryptor()
     stream = cipher.update(bytes(8 * block + (block * blocks + 7) // 8))
