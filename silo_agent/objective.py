@@ -54,6 +54,7 @@ class Objective(Protocol):
         which the agent fills in.
 
         A value that is not finite is left in place: the ring refuses it and the silo says so.
+        The arrays are given up: those that own their memory are read-only from then on, without a copy.
         """
 
 

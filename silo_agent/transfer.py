@@ -21,8 +21,7 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1.federation_pb2_grpc import FederationStub
 from chorale.wire import PhaseKey, chunk_from_wire, key_to_wire
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.masking import Masker
-from crypto.ring import Encoded
+from crypto.masking import Masker, Source
 from silo_agent.backoff import Backoff
 from silo_agent.metrics import Direction, SiloMetrics
 
@@ -89,10 +88,10 @@ class Transfer:
             if path.stem not in kept:
                 path.unlink(missing_ok=True)
 
-    async def upload(self, key: PhaseKey, masker: Masker, encoded: Encoded, *, total_bytes: int) -> None:
+    async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
         """Send the masked stream, from where the coordinator has it. Raises RemoteProtocolError."""
         header = pb.UploadHeader(key=key_to_wire(key), total_bytes=total_bytes)
-        await self._retried("upload", lambda: self._send(header, masker, encoded))
+        await self._retried("upload", lambda: self._send(header, masker, source))
 
     async def _fetch(self, request: pb.DownloadRequest, path: Path, size_bytes: int) -> None:
         part = await asyncio.to_thread(_Part, path, size_bytes)
@@ -112,7 +111,7 @@ class Transfer:
             await writing.stopped()
             part.close()
 
-    async def _send(self, header: pb.UploadHeader, masker: Masker, encoded: Encoded) -> None:
+    async def _send(self, header: pb.UploadHeader, masker: Masker, source: Source) -> None:
         call = self._stub.Upload()
         try:
             await call.write(pb.UploadMessage(header=header))
@@ -120,7 +119,7 @@ class Transfer:
             if receipt.received_bytes > header.total_bytes:
                 raise RemoteProtocolError("upload: the coordinator has more bytes than there are")
             if not receipt.complete:
-                sha256 = await self._send_chunks(call, masker, encoded, start=receipt.received_bytes)
+                sha256 = await self._send_chunks(call, masker, source, start=receipt.received_bytes)
                 await call.write(pb.UploadMessage(end=pb.UploadEnd(sha256=sha256)))
                 await call.done_writing()
             while not receipt.complete:
@@ -131,10 +130,10 @@ class Transfer:
         finally:
             call.cancel()
 
-    async def _send_chunks(self, call: Any, masker: Masker, encoded: Encoded, *, start: int) -> bytes:
+    async def _send_chunks(self, call: Any, masker: Masker, source: Source, *, start: int) -> bytes:
         """Repeats the masking from the beginning, because the digest covers all of the stream."""
         hashed = hashlib.sha256()
-        async with Ahead(_messages(masker, encoded, hashed, start=start), most=CHUNKS_AHEAD) as messages:
+        async with Ahead(_messages(masker, source, hashed, start=start), most=CHUNKS_AHEAD) as messages:
             async for size, message in messages:
                 await call.write(message)
                 self._metrics.transferred.labels(direction=Direction.UP.value).inc(size)
@@ -210,14 +209,14 @@ class _Part:
 
 
 def _messages(
-    masker: Masker, encoded: Encoded, hashed: HASH, *, start: int
+    masker: Masker, source: Source, hashed: HASH, *, start: int
 ) -> Generator[tuple[int, pb.UploadMessage], None, None]:
     """What follows the first `start` bytes of the masked stream, and how many bytes each message has.
 
     All of the stream is hashed. Blocks.
     """
     offset = 0
-    for chunk in masker.stream(encoded):
+    for chunk in masker.stream(source):
         hashed.update(chunk)
         unsent = chunk[max(0, start - offset) :]
         offset += len(chunk)
