@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -26,11 +27,11 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes. resident: of this moment; peak: most since `reset_peak`; anonymous: what is of no file."""
+    """Bytes that are resident. anonymous: of no file, so the system cannot take them back.
+    resident: with the pages of files that are mapped."""
 
-    resident: int
-    peak: int
     anonymous: int
+    resident: int
 
 
 class Process:
@@ -78,15 +79,11 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def memory(self) -> Memory:
+        """Of this moment."""
         lines = (self._proc / "status").read_text().splitlines()
         fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
-        resident, peak, anonymous = (
-            int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM", "RssAnon")
-        )
-        return Memory(resident=resident, peak=peak, anonymous=anonymous)
-
-    def reset_peak(self) -> None:
-        (self._proc / "clear_refs").write_text("5")  # proc(5): the peak starts from what is resident now
+        anonymous, resident = (int(fields[name].split()[0]) << 10 for name in ("RssAnon", "VmRSS"))
+        return Memory(anonymous=anonymous, resident=resident)
 
     def stop(self) -> None:
         self._process.terminate()
@@ -99,6 +96,36 @@ class Process:
     @property
     def _proc(self) -> Path:
         return Path("/proc") / str(self._process.pid)
+
+
+class Peaks:
+    """The most memory of each process while the block runs, looked at every few milliseconds."""
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        self._processes = processes
+        self.most = [process.memory() for process in processes]
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(POLL_SECONDS):
+            now = [process.memory() for process in self._processes]
+            self.most = [
+                Memory(
+                    anonymous=max(most.anonymous, one.anonymous), resident=max(most.resident, one.resident)
+                )
+                for most, one in zip(self.most, now, strict=True)
+            ]
 
 
 class Processes:

@@ -4,10 +4,10 @@
 
 Chorale: `chorale coordinator run` and one `chorale silo run` a silo, fedavg, an objective that makes its
 delta at once. Plain: `bench.plain_round` in as many processes. Times are of steady rounds, after a first
-one; CPU is that of all processes together. Memory is VmHWM of rounds over a longer vector, less VmRSS of the
-same process when it had just connected: whatever it came to hold, pages of mapped files included.
-At a silo the model's own arrays are taken off: the global state that it received and the delta that
-its objective made.
+one; CPU is that of all processes together. Memory is RssAnon of a process, looked at every 5 ms in rounds
+over a longer vector, less the same when the job before had ended: all that it came to hold, but no
+code and no pages of mapped files, which the system may take back. At a silo the model's own array is
+taken off, the delta that its objective made.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.processes import Memory, Process, Processes, Record, environment
+from bench.processes import Memory, Peaks, Process, Processes, Record, environment
 from bench.round_files import COORDINATOR, FederationFiles
 from bench.rows import Row, table
 
@@ -50,32 +50,31 @@ class Measured:
     cost: Cost
     phase_seconds: float
     stages: dict[str, float]
-    coordinator_multiple: float
-    silo_multiple: float
+    coordinator_extra: Memory
+    silo_extra: Memory
 
 
 def measure_chorale(files: FederationFiles, *, length: int, rounds: int, memory_length: int) -> Measured:
     with Processes(files.folder) as processes:
-        hub = processes.start(
-            COORDINATOR, "cli.main", "coordinator", "run", "--config", str(files.coordinator())
-        )
+        settings = str(files.coordinator())
+        hub = processes.start(COORDINATOR, "cli.main", "coordinator", "run", "--config", settings)
         hub.wait_for(lambda record: record["event"] == "listening", what="its address")
         address = json.loads(files.endpoint.read_text())["grpc"]
         silos = [_start_silo(processes, files, name, address) for name in files.silos]
         for silo in silos:
             silo.wait_for(lambda record: record["event"] == "connected", what="its connection")
-        idle = [process.memory() for process in processes.all]
         _submit(files, address, length=length, rounds=rounds + 1)
         cost, phase_seconds, stages = _timed(processes, hub, rounds)
-        peaks = _peaks(files, processes, hub, address, memory_length)
-    vector_bytes = WORD_BYTES * memory_length
-    extra = [peak.peak - before.resident for peak, before in zip(peaks, idle, strict=True)]
+        coordinator_extra, *extras = _extra(files, processes, hub, address, memory_length)
     return Measured(
         cost=cost,
         phase_seconds=phase_seconds,
         stages=stages,
-        coordinator_multiple=extra[0] / vector_bytes,
-        silo_multiple=max(extra[1:]) / vector_bytes - 2,  # the model's own: global state and delta
+        coordinator_extra=coordinator_extra,
+        silo_extra=Memory(
+            anonymous=max(extra.anonymous for extra in extras),
+            resident=max(extra.resident for extra in extras),
+        ),
     )
 
 
@@ -144,14 +143,18 @@ def _train_phase(hub: Process) -> list[tuple[str, float]]:
     return stages
 
 
-def _peaks(
+def _extra(
     files: FederationFiles, processes: Processes, hub: Process, address: str, length: int
 ) -> list[Memory]:
-    for process in processes.all:
-        process.reset_peak()
-    _submit(files, address, length=length, rounds=MEMORY_ROUNDS)
-    hub.wait_for(lambda record: record["event"] == "job ended", what="the job's end")
-    return [process.memory() for process in processes.all]
+    """What each process held at most in a job of that length, beyond what it held before."""
+    idle = [process.memory() for process in processes.all]
+    with Peaks(processes.all) as peaks:
+        _submit(files, address, length=length, rounds=MEMORY_ROUNDS)
+        hub.wait_for(lambda record: record["event"] == "job ended", what="the job's end")
+    return [
+        Memory(anonymous=most.anonymous - one.anonymous, resident=most.resident - one.resident)
+        for most, one in zip(peaks.most, idle, strict=True)
+    ]
 
 
 def _wait_for_file(process: Process, path: Path) -> None:
@@ -162,8 +165,8 @@ def _median_step(moments: Sequence[float]) -> float:
     return statistics.median(after - before for before, after in pairwise(moments))
 
 
-def rows(silos: int, measured: Measured, plain: Cost) -> list[Row]:
-    """The targets of a round."""
+def rows(silos: int, measured: Measured, plain: Cost, *, vector_bytes: int) -> list[Row]:
+    """The targets of a round. vector_bytes: of the rounds in which memory was looked at."""
     found = [
         Row(
             name=f"secure round / plain round, {silos} silos, wall",
@@ -178,12 +181,12 @@ def rows(silos: int, measured: Measured, plain: Cost) -> list[Row]:
         Row(
             name=f"peak extra memory of a silo / vector, {silos} silos",
             target=2.0,
-            value=measured.silo_multiple,
+            value=measured.silo_extra.anonymous / vector_bytes - 1,  # the delta is the model's own
         ),
         Row(
             name=f"peak extra memory of the coordinator / vector, {silos} silos",
             target=3.0,
-            value=measured.coordinator_multiple,
+            value=measured.coordinator_extra.anonymous / vector_bytes,
         ),
     ]
     if silos == 4:
@@ -212,7 +215,7 @@ def main() -> None:
             files, length=given.length, rounds=given.rounds, memory_length=given.memory_length
         )
         plain = measure_plain(files, length=given.length, rounds=given.rounds)
-    held = rows(given.silos, measured, plain)
+    held = rows(given.silos, measured, plain, vector_bytes=WORD_BYTES * given.memory_length)
     if given.json:
         print(json.dumps(_document(given, measured, plain, held), indent=2))
     else:
@@ -233,8 +236,8 @@ def _document(
         "stage_seconds": measured.stages,
         "plain_wall_seconds": plain.wall_seconds,
         "plain_cpu_seconds": plain.cpu_seconds,
-        "silo_extra_vectors": measured.silo_multiple,
-        "coordinator_extra_vectors": measured.coordinator_multiple,
+        "silo_extra_bytes": asdict(measured.silo_extra),
+        "coordinator_extra_bytes": asdict(measured.coordinator_extra),
         "rows": [row.to_json() for row in held],
     }
 
