@@ -9,12 +9,14 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.backends.openssl import backend
 
+from bench import side_by_side
 from bench.results import Result, section
 
 PACKAGES = ("numpy", "numba", "cryptography", "grpcio", "torch")
@@ -60,7 +62,11 @@ def write_page(path: Path, results: Sequence[Result]) -> None:
     page = path.read_text()
     for result in results:
         if result.is_measured:
-            page = _replaced(page, result)
+            stood = _stood(result.started)
+            page = _replaced(page, result.benchmark.name, f"{section(result)}\n\n{stood}")
+    beside = side_by_side.table(results)
+    if beside:
+        page = _replaced(page, side_by_side.NAME, f"{beside}\n\n{_stood(results[0].started)}")
     path.write_text(page)
 
 
@@ -80,16 +86,18 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _replaced(page: str, result: Result) -> str:
-    name = result.benchmark.name
+def _replaced(page: str, name: str, text: str) -> str:
     begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
     before, found, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
         raise ValueError(f"docs/performance.md: there is no place {begin} ... {end}")
-    stood = ", ".join(f"{package} {version}" for package, version in versions().items())
-    where = f"Measured on {result.started.date().isoformat()}: {machine()}; {stood}."
-    return f"{before}{begin}\n{section(result)}\n\n{where}\n{end}{after}"
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def _stood(moment: datetime) -> str:
+    packages = ", ".join(f"{package} {version}" for package, version in versions().items())
+    return f"Measured on {moment.date().isoformat()}: {machine()}; {packages}."
 
 
 def _processor() -> str:

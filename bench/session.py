@@ -26,11 +26,12 @@ class Session:
     """The stages of docs/protocol.md 5 in turn.
 
     setup: what each silo spends on keys, envelopes, checks and signatures, one step name per silo.
+    stages: the same by stage, one step for each silo.
     message_bytes: of one silo that stayed, all but its vector.
     """
 
     def __init__(self, federation: Federation, *, length: int, word: int) -> None:
-        self.setup = Clock()
+        self.setup, self.stages = Clock(), Clock()
         self.message_bytes = 0
         self._shares_bytes = 0
         self.terms = _terms(federation, length=length, word=word)
@@ -43,12 +44,12 @@ class Session:
     def share(self) -> None:
         """ADVERTISE and SHARE of every silo."""
         for name, silo in self._silos.items():
-            with self.setup.step(name):
+            with self.setup.step(name), self.stages.step("advertise"):
                 advert = silo.advertise()
             self.coordinator.on_advert(name, advert)
         cohort = self.coordinator.close_advertise()
         for name, silo in self._silos.items():
-            with self.setup.step(name):
+            with self.setup.step(name), self.stages.step("share"):
                 shares = silo.receive(cohort)
             self.coordinator.on_shares(name, shares)
             # a mean: the first silo seals every pair seed, the last one none
@@ -58,7 +59,7 @@ class Session:
 
     def masker(self, name: str) -> Masker:
         """MASKED_INPUT of one silo, whose upload then counts as complete."""
-        with self.setup.step(name):
+        with self.setup.step(name), self.stages.step("masked input"):
             masker = self._silos[name].receive(self._envelopes[name])
         self.coordinator.on_masked(name)
         return masker
@@ -67,12 +68,12 @@ class Session:
         """CONSISTENCY and UNMASK of all that were masked; step `rebuild` is the coordinator's part."""
         survivors = self.coordinator.close_masked()
         for name in survivors.survivors:
-            with self.setup.step(name):
+            with self.setup.step(name), self.stages.step("consistency"):
                 signature = self._silos[name].receive(survivors)
             self.coordinator.on_consistency(name, signature)
         request = self.coordinator.close_consistency()
         for name in survivors.survivors:
-            with self.setup.step(name):
+            with self.setup.step(name), self.stages.step("unmask"):
                 answer = self._silos[name].receive(request)
             with clock.step("rebuild"):
                 self.coordinator.on_unmask(name, answer)
@@ -87,7 +88,7 @@ class Session:
         return [self.setup.total(name).cpu_seconds for name in names]
 
     def _silo(self, federation: Federation, name: str) -> SiloSession:
-        with self.setup.step(name):
+        with self.setup.step(name), self.stages.step("terms"):
             return SiloSession(
                 terms=self.terms,
                 identity=federation.silos[name],

@@ -28,13 +28,15 @@ MOST_SILOS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """CPU seconds of one silo, medians over all of them. by_silos: [n, seconds] for every n."""
+    """CPU seconds of one silo, medians over all of them. by_silos: [n, seconds] for every n;
+    by_stage: in the largest session."""
 
     silos: int
     setup_cpu_seconds: float
     setup_cpu_seconds_of_worst_silo: float
     message_bytes: int
     by_silos: tuple[tuple[int, float], ...]
+    by_stage: dict[str, float]
 
     def rows(self) -> list[Row]:
         """The target holds for a hundred silos; another number is held to its share of it."""
@@ -64,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     for silos, seconds in report.by_silos:
         print(f"{silos:>4} silos  {1000 * seconds:8.1f} ms of CPU per silo")
+    for stage, seconds in report.by_stage.items():
+        print(f"{stage:>14}  {1000 * seconds:8.1f} ms of them with {report.silos} silos")
     print(f"\n{table(report.rows())}")
     return 0
 
@@ -82,6 +86,7 @@ def measure(*, silos: int) -> Report:
         setup_cpu_seconds_of_worst_silo=max(spent),
         message_bytes=session.message_bytes,
         by_silos=tuple(by_silos),
+        by_stage={stage: session.stages.median(stage).cpu_seconds for stage in session.stages.names},
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import figures, plots
+from bench import figures, plots, side_by_side
 from bench.options import Parser
 from bench.results import Benchmark, Result, judged, markdown
 
@@ -75,7 +75,7 @@ def run(benchmark: Benchmark, *, most_seconds: float = MOST_SECONDS) -> Result:
 def _report(results: Sequence[Result], *, update: bool) -> int:
     plots.draw([one for result in results for one in result.series], folder=OUT)
     committed = figures.read(FIGURES)
-    text = markdown(results)
+    text = "\n\n".join(part for part in (markdown(results), side_by_side.table(results)) if part)
     (OUT / "table.md").write_text(text + "\n")
     print(text)
     if update:

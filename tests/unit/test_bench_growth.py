@@ -62,6 +62,15 @@ def test_setup_takes_every_silo_of_every_session(capsys: pytest.CaptureFixture[s
     (row,) = report["rows"]
     assert row["target"] == pytest.approx(0.036)  # twelve hundredths of what a hundred silos may cost
     assert report["series"][0]["sizes"] == [10, 12]
+    assert list(report["by_stage"]) == [
+        "terms",
+        "advertise",
+        "share",
+        "masked input",
+        "consistency",
+        "unmask",
+    ]
+    assert sum(report["by_stage"].values()) == pytest.approx(report["setup_cpu_seconds"], rel=0.5)
     assert "setup: a session of 12 silos" in captured.err
 
 

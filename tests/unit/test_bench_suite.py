@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import figures, suite
+from bench import figures, side_by_side, suite
 from bench.results import Benchmark, Result, judged, markdown
 from bench.rows import Row
 
@@ -154,10 +154,27 @@ def test_an_update_of_one_benchmark_leaves_the_others_figures_and_tables(
 
 def test_every_benchmark_has_its_place_on_the_page() -> None:
     page = suite.PAGE.read_text()
-    for benchmark in suite.BENCHMARKS:
-        begin, end = f"<!-- bench:{benchmark.name} -->", f"<!-- /bench:{benchmark.name} -->"
-        assert page.count(begin) == page.count(end) == 1, benchmark.name
+    for name in (*(benchmark.name for benchmark in suite.BENCHMARKS), side_by_side.NAME):
+        begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
+        assert page.count(begin) == page.count(end) == 1, name
         assert page.index(begin) < page.index(end)
+
+
+def test_limit_ours_and_peer_stand_side_by_side() -> None:
+    secagg = {"silos": 10, "length": 1000, "keystream_cpu_seconds": 0.010}
+    ours = {"silo_mask_cpu_seconds": 0.03, "coordinator_unmask_cpu_seconds": 0.05, "vector_bytes": 8_000_000}
+    theirs = {"silo_mask_cpu_seconds": 0.3, "coordinator_unmask_cpu_seconds": 2, "vector_bytes": 16_000_000}
+    session = {"silos": 20, "dropped": 4, "word": 32, "length": 2000, "chorale": ours, "flower": theirs}
+    results = [
+        Result(Benchmark("secagg-32", "bench.secagg"), started=STARTED, printed=secagg),
+        Result(Benchmark("peers", "bench.peers"), started=STARTED, printed={"sessions": [session]}),
+    ]
+    # a stream of twice the length takes 2 ms: 20 of them at the silo, 16 + 16 * 4 at the coordinator
+    assert side_by_side.table(results).splitlines()[2:4] == [
+        "| silo: encode and mask, CPU, n = 20, w = 32 | 40.0 ms | 30.0 ms | 300.0 ms |",
+        "| coordinator: unmask, 4 lost, CPU, n = 20, w = 32 | 160.0 ms | 50.0 ms | 2.00 s |",
+    ]
+    assert side_by_side.table(results[:1]) == side_by_side.table(results[1:]) == ""
 
 
 def test_a_page_without_a_place_is_refused(tmp_path: Path) -> None:
