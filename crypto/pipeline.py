@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 Result = TypeVar("Result")
 
 MOST_WORKERS: Final = 8  # each holds a chunk and its buffers
-_AHEAD: Final = 1  # results that wait while every worker is busy
 
 
 def workers_for(tasks: int, workers: int | None = None) -> int:
@@ -24,25 +23,22 @@ def workers_for(tasks: int, workers: int | None = None) -> int:
 def in_order(tasks: Iterable[Callable[[], Result]], *, workers: int) -> Iterator[Result]:
     """The result of each task, in the order of the tasks; with one worker in the caller's own thread.
 
-    At most `workers` + 1 tasks have been started and not been taken. What a task raises is raised in its
-    turn. Closing the iterator waits for the tasks that run and starts no other: no thread outlives it.
+    No more than `workers` tasks run or wait beside the one whose result is asked for. What a task raises
+    is raised in its turn and ends the rest. Closing the iterator waits for those that run: no thread
+    outlives it.
     """
     if workers == 1:
         for task in tasks:
             yield task()
         return
+    started: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="pipeline") as pool:
-        started: deque[Future[Result]] = deque()
-        try:
-            for task in tasks:
-                started.append(pool.submit(task))
-                if len(started) > workers + _AHEAD - 1:
-                    yield started.popleft().result()
-            while started:
+        for task in tasks:
+            started.append(pool.submit(task))
+            if len(started) > workers:
                 yield started.popleft().result()
-        finally:
-            for future in started:
-                future.cancel()
+        while started:
+            yield started.popleft().result()
 
 
 def _cores() -> int:

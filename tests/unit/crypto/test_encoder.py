@@ -236,8 +236,9 @@ def test_numba_is_not_imported_for_a_small_input_nor_by_the_coordinator() -> Non
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_values_are_held_and_read_block_by_block() -> None:
+def test_the_values_are_held_and_read_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the caller's array: neither a copy of it nor its words."""
+    monkeypatch.setattr(encoder, "COMPILED_VALUES", 1 << 60)  # loading numba takes memory
     value_N = np.zeros(1 << 20, np.float32)
     out = np.empty(1 << 14, np.uint32)
     single(np.zeros(10, np.float32)).read(32, 0, out[:10])  # the thread's buffers
