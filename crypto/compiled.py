@@ -1,11 +1,12 @@
-"""The inner loop of encoding, compiled: one pass over the values where numpy needs nine.
+"""The inner loops of encoding, compiled: rounding in one pass over the values where numpy needs nine, and the
+rotation in the L2 cache.
 
 numba comes with the extra `silo`. Without it, or where it finds no folder to keep what it compiled
-(beside this file, NUMBA_CACHE_DIR, the user's cache), the numpy loop of crypto/encoder.py serves with
-the same words: compiling anew in every process would cost more than it saves.
+(beside this file, NUMBA_CACHE_DIR, the user's cache), the numpy loops of crypto/encoder.py and
+crypto/projection.py serve with the same words: compiling anew in every process would cost more than it saves.
 """
 
-# B = values of one block
+# B = values of one block, or rows of a projection's block; K = a projection's blocks
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rounding = Callable[..., None]  # of the arguments of _round_into
+Transform = Callable[..., None]  # of those of _transform_into
 
 
 @cache
@@ -34,6 +36,19 @@ def rounding(value: np.dtype[Any], word: np.dtype[Any]) -> Rounding | None:
     try:
         loop(value_B, np.empty(0, np.uint16), np.empty(0, word), one, one, one)
     except Exception:  # whatever keeps it from compiling or being kept, numpy gives the same words
+        return None
+    return loop
+
+
+@cache
+def transform() -> Transform | None:
+    """The loop of crypto/projection.py; None where numpy has to do. Imports numba, too."""
+    try:
+        import numba
+
+        loop: Transform = numba.njit(_transform_into, nogil=True, cache=True)
+        loop(np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
+    except Exception:  # as above
         return None
     return loop
 
@@ -58,3 +73,36 @@ def _round_into(
         units = min(max(value_B[i], -most), most) * scale
         whole = np.floor(units)
         out_B[i] = whole + kind(kind(dice_B[i]) < (units - whole) * sides)
+
+
+def _transform_into(work_BK: NDArray[np.float32], scratch: NDArray[np.float32]) -> None:
+    """crypto/projection.py, _transformed, in place: as many columns at a time as the scratch holds.
+
+    Two levels a pass, so half as many passes; what is left of an odd number of levels alone.
+    """
+    rows, blocks = work_BK.shape
+    most = scratch.size // rows
+    for first in range(0, blocks, most):
+        width = min(most, blocks - first)
+        for row in range(rows):
+            scratch[row * width : (row + 1) * width] = work_BK[row, first : first + width]
+        size, half = rows * width, width
+        while 4 * half <= size:
+            for start in range(0, size, 4 * half):
+                a, b = scratch[start : start + half], scratch[start + half : start + 2 * half]
+                c, d = (
+                    scratch[start + 2 * half : start + 3 * half],
+                    scratch[start + 3 * half : start + 4 * half],
+                )
+                for i in range(half):
+                    sum_ab, sum_cd = a[i] + b[i], c[i] + d[i]
+                    less_ab, less_cd = a[i] - b[i], c[i] - d[i]
+                    a[i], b[i] = sum_ab + sum_cd, less_ab + less_cd
+                    c[i], d[i] = sum_ab - sum_cd, less_ab - less_cd
+            half *= 4
+        if half < size:
+            a, b = scratch[:half], scratch[half:size]
+            for i in range(half):
+                a[i], b[i] = a[i] + b[i], a[i] - b[i]
+        for row in range(rows):
+            work_BK[row, first : first + width] = scratch[row * width : (row + 1) * width]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from crypto import ring
+from crypto import compiled, ring
+from crypto import projection as projection_module
 from crypto.errors import ConfigError, LocalProtocolError, QuantisationError
 from crypto.layout import Layout, Quantity
 from crypto.projection import MAX_BLOCK, Projection
@@ -146,6 +148,26 @@ def test_words_are_nearly_normal() -> None:
     assert np.abs(word_M).max() < 6.5
 
 
+@pytest.mark.parametrize("shape", [(16, 1), (32, 5), (64, 300), (1024, 3)])
+def test_the_compiled_transform_is_numpys(shape: tuple[int, int]) -> None:
+    pytest.importorskip("numba")
+    loop = compiled.transform()
+    assert loop is not None
+    work_BK = normal(math.prod(shape)).reshape(shape)
+    expected_BK = projection_module._transformed(work_BK.copy())
+    for columns in (1, 2, 128):
+        out_BK = work_BK.copy()
+        loop(out_BK, np.empty(shape[0] * columns, np.float32))
+        np.testing.assert_allclose(out_BK, expected_BK, rtol=1e-5, atol=1e-4)
+
+
+def test_large_vectors_are_projected_alike_with_and_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    projection, value_N = Projection.of(600_000, seed=seed(8)), normal(600_000)
+    word_M = projection.project(value_N)
+    monkeypatch.setattr(compiled, "transform", lambda: None)
+    np.testing.assert_allclose(projection.project(value_N), word_M, atol=1e-5)
+
+
 def test_what_is_not_finite_stays_so_and_the_ring_refuses_it() -> None:
     projection = Projection.of(100, seed=seed(6))
     value_N = normal(100)
@@ -162,7 +184,7 @@ def projected(projection: Projection, *, word: int, bound: float = 6.0) -> Quant
 
 @pytest.mark.parametrize(("word", "tolerance"), [(16, 1.5e-2), (32, 1e-5), (64, 1e-5)])
 def test_the_decoded_sum_is_that_of_the_values(word: int, tolerance: float) -> None:
-    """In 16 bits the step is 2^-9, an error's standard deviation 0.0025: six of them, once in 5 * 10^4 runs."""
+    """In 16 bits the step is 2^-9, an error's standard deviation 0.0025: six of them."""
     silos, size = 10, 9_610
     layout = Layout(quantities=(projected(Projection.of(size, seed=seed(7)), word=word),), members=silos)
     parts = [normal(size, number) for number in range(silos)]
