@@ -46,7 +46,7 @@ def transform() -> Transform | None:
     try:
         import numba
 
-        loop: Transform = numba.njit(_transform_into, nogil=True, cache=True)
+        loop: Transform = numba.njit(nogil=True, cache=True)(_transform_into)
         loop(np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
     except Exception:  # as above
         return None
