@@ -1,7 +1,7 @@
 """What Chorale adds to one stream under mutual TLS: its uploads and downloads beside a bare gRPC stream.
 
-Servers and client are processes of their own on loopback. The bare stream moves the same chunks as plain
-bytes and throws them away; Chorale's upload masks, hashes, checks and spools them, its download reads a
+Servers and client are processes of their own on loopback. The bare stream moves the same bytes in the same
+messages and throws them away; Chorale's upload masks, hashes, checks and spools them, its download reads a
 stored state and leaves a checked file at the silo. All are measured in turn; a ratio is one of medians.
 """
 
@@ -37,10 +37,12 @@ from bench.stream_hosts import (
     JOB_DIGEST,
     STATE_FILE,
     UP,
+    chunks_of,
     endpoint_file,
 )
 from chorale import tls
 from chorale.state import state_to_bytes
+from chorale.v1 import federation_pb2 as pb
 from chorale.wire import PhaseKey
 from coordinator.settings import IdentityFiles
 from crypto import ring
@@ -133,7 +135,7 @@ class _Payload:
         self.total_bytes = layout.total_bytes
         self.masker = Masker(layout=layout, cohort_digest=bytes(32), seeds=seeds)
         self.encoded = ring.encode({"delta": _values(megabytes)}, layout=layout)
-        self.chunks = list(self.masker.stream(self.encoded))
+        self.bytes = b"".join(self.masker.stream(self.encoded))
 
 
 class _Client:
@@ -151,8 +153,8 @@ class _Client:
         self._transfer.forget(keep=frozenset())
 
     async def bare_upload(self) -> int:
-        call = self._bare.stream_unary(UP)()
-        for chunk in self._payload.chunks:
+        call = self._bare.stream_unary(UP, request_serializer=pb.Chunk.SerializeToString)()
+        for chunk in chunks_of(self._payload.bytes):
             await call.write(chunk)
         await call.done_writing()
         return _checked(int(await call), self._payload.total_bytes)
@@ -166,8 +168,8 @@ class _Client:
 
     async def bare_download(self) -> int:
         moved = 0
-        async for chunk in self._bare.unary_stream(DOWN)(b""):
-            moved += len(chunk)
+        async for chunk in self._bare.unary_stream(DOWN, response_deserializer=pb.Chunk.FromString)(b""):
+            moved += len(chunk.data)
         return _checked(moved, self._state_bytes)
 
     async def download(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from bench.federation import AUTHORITY_FILE, HUB, LOOPBACK, NAME, ROSTER_FILE
 from chorale import logs, tls
 from chorale.files import write_atomic
 from chorale.state import state_from_file
+from chorale.v1 import federation_pb2 as pb
 from chorale.wire import CHUNK_BYTES
 from coordinator.memory import return_large_blocks
 from coordinator.settings import CoordinatorSettings, IdentityFiles
@@ -103,21 +104,20 @@ async def _serve_bare(folder: Path) -> None:
     from coordinator.hosting import OPTIONS, stop_signal
 
     state = (folder / STATE_FILE).read_bytes()
-    chunks = [state[start : start + CHUNK_BYTES] for start in range(0, len(state), CHUNK_BYTES)]
 
-    async def up(messages: AsyncIterator[bytes], context: Any) -> bytes:
+    async def up(messages: AsyncIterator[pb.Chunk], context: Any) -> bytes:
         size = 0
         async for chunk in messages:
-            size += len(chunk)
+            size += len(chunk.data)
         return str(size).encode()
 
-    async def down(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        for chunk in chunks:
+    async def down(request: bytes, context: Any) -> AsyncIterator[pb.Chunk]:
+        for chunk in chunks_of(state):
             yield chunk
 
     handlers: dict[str, Any] = {
-        "Up": grpc.stream_unary_rpc_method_handler(up),
-        "Down": grpc.unary_stream_rpc_method_handler(down),
+        "Up": grpc.stream_unary_rpc_method_handler(up, request_deserializer=pb.Chunk.FromString),
+        "Down": grpc.unary_stream_rpc_method_handler(down, response_serializer=pb.Chunk.SerializeToString),
     }
     stopping = stop_signal()
     server = grpc.aio.server(options=OPTIONS)
@@ -129,6 +129,11 @@ async def _serve_bare(folder: Path) -> None:
     write_atomic(endpoint_file(BARE, folder), json.dumps({"grpc": f"{LOOPBACK}:{port}"}).encode())
     await stopping.wait()
     await server.stop(None)
+
+
+def chunks_of(data: bytes) -> Iterator[pb.Chunk]:
+    for offset in range(0, len(data), CHUNK_BYTES):
+        yield pb.Chunk(offset=offset, data=data[offset : offset + CHUNK_BYTES])
 
 
 if __name__ == "__main__":

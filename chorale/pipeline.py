@@ -1,7 +1,7 @@
 """Blocking work beside the event loop: what a stream needs next and what it left behind, both bounded.
 
-`Ahead` makes items in a thread before they are asked for, `Behind` works on items in a thread after
-they were handed in. Neither holds a thread while it has nothing to do, so any number of streams
+`Ahead` makes items in a thread before they are asked for, `Behind` takes steps in a thread after they
+were handed in. Neither holds a thread while it has nothing to do, so any number of streams
 shares the loop's few threads; each keeps its own order.
 """
 
@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, Self, TypeAlias, TypeVar
 
 Item = TypeVar("Item")
+Step: TypeAlias = Callable[[], object]
 
 
 class Ahead(Generic[Item]):
@@ -84,42 +86,46 @@ class Ahead(Generic[Item]):
         self._news.set()
 
 
-class Behind(Generic[Item]):
-    """Items on which `step` works in a thread, in order; at most `most` wait while as many are worked on.
+class Behind:
+    """Steps that block, taken in a thread, in order, `most` at a time while as many more may wait.
 
-    What a step raises is raised at the next `room` or `drain`, once; items that waited are dropped.
+    Handing over wakes a thread and then the loop, so it is not done for every step. What a step raises is
+    raised at the next `room` or `drain`, once; steps that waited are dropped.
     """
 
-    def __init__(self, step: Callable[[Item], object], *, most: int) -> None:
-        self._step = step
+    def __init__(self, *, most: int) -> None:
         self._most = most
-        self._waiting: list[Item] = []
+        self._waiting: list[Step] = []
         self._working: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
         self._is_stopped = False
 
     async def room(self) -> None:
-        """Until one more item may be put."""
+        """Until one more step may be put."""
         while self._working is not None and len(self._waiting) >= self._most:
             await asyncio.wait({self._working})
         self._raise()
 
-    def put(self, item: Item) -> None:
-        """Hand in an item; await `room` before."""
-        self._waiting.append(item)
-        self._work_on()
+    def put(self, step: Step) -> None:
+        """Hand in a step; await `room` before."""
+        self._waiting.append(step)
+        if len(self._waiting) >= self._most:
+            self._work_on()
 
     async def drain(self) -> None:
-        """Until every item that was put is done."""
+        """Until every step that was put is done."""
+        self._work_on()
         while self._working is not None:
             await asyncio.wait({self._working})
+            self._work_on()
         self._raise()
 
-    async def stopped(self) -> None:
-        """Take up nothing more, and wait until no thread is at work."""
+    async def end(self) -> None:
+        """Until every step that was put is done or dropped, whatever they raise: a transfer that broke off
+        keeps what came before."""
+        with suppress(Exception):
+            await self.drain()
         self._is_stopped = True
-        while self._working is not None:
-            await asyncio.wait({self._working})
 
     def stop(self, then: Callable[[], None]) -> None:
         """Take up nothing more; `then` runs as soon as no thread is at work."""
@@ -132,22 +138,23 @@ class Behind(Generic[Item]):
 
     def _work_on(self) -> None:
         if self._working is None and self._waiting and not self._is_stopped:
-            batch, self._waiting = self._waiting, []
-            self._working = asyncio.get_running_loop().run_in_executor(None, self._work, batch)
+            steps, self._waiting = self._waiting, []
+            self._working = asyncio.get_running_loop().run_in_executor(None, self._work, steps)
             self._working.add_done_callback(self._on_done)
 
-    def _work(self, batch: list[Item]) -> None:
-        for item in batch:
+    def _work(self, steps: list[Step]) -> None:
+        for step in steps:
             if self._is_stopped:
                 return
-            self._step(item)
+            step()
 
     def _on_done(self, working: asyncio.Future[None]) -> None:
         self._working = None
         self._error = working.exception()
         if self._error is not None:
             self._waiting.clear()
-        self._work_on()
+        if len(self._waiting) >= self._most:
+            self._work_on()
 
     def _raise(self) -> None:
         error, self._error = self._error, None

@@ -105,7 +105,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 return
             async for message in request_iterator:
                 if message.WhichOneof("kind") == "end":
-                    await spool.settle()
+                    await spool.settle(message.end.sha256)
                     attempt.finish_upload(caller.name, spool, message.end.sha256)
                     yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=True)
                     return
@@ -120,6 +120,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         key = wire.key_from_wire(first.header.key)
         attempt = self._job_desk.driver(key.job_digest).attempt_for(silo, key)
         spool = attempt.open_upload(silo, first.header.total_bytes)
+        spool.begin_stream()
         attempt.on_upload_progress(silo, spool, chunk_bytes=first.ByteSize())
         return attempt, spool
 

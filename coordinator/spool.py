@@ -1,15 +1,17 @@
 """Masked vectors on their way in: one file per silo and session, resumable by offset.
 
 The length is known from the layout before the first byte arrives, so nothing larger is ever
-written. Everything runs on the event loop but hashing and writing. Source: docs/protocol.md 8.
+written. Everything runs on the event loop but writing and hashing. Source: docs/protocol.md 8.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -17,22 +19,30 @@ from chorale.files import write_all
 from chorale.pipeline import Behind
 from crypto.errors import Refusal, RemoteProtocolError
 
-CHUNKS_BEHIND = 1  # waiting while as many are written: enough to keep thread and line busy at once
+CHUNKS_BEHIND = 2  # waiting while as many are written: enough to keep thread and line busy at once
 
 
 class Spool:
-    """One silo's vector while it arrives. Chunks are checked at once, hashed and written in a thread."""
+    """One silo's vector while it arrives: its chunks are checked at once and written in a thread.
+
+    What one stream brought is whole, because TLS is; what came in several is held to its digest.
+    """
 
     def __init__(self, path: Path, *, total_bytes: int) -> None:
         self.path = path
         self.total_bytes = total_bytes
         self.received_bytes = 0  # accepted: what an upload goes on after
         self.is_complete = False
-        self._hash = hashlib.sha256()
+        self._is_resumed = False
+        self._digest = b""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._file = path.open("wb", buffering=0)
-        self._writing = Behind(self._write, most=CHUNKS_BEHIND)
+        self._file = path.open("w+b", buffering=0)
+        self._writing = Behind(most=CHUNKS_BEHIND)
         self._is_closed = False
+
+    def begin_stream(self) -> None:
+        """A stream goes on after what is here."""
+        self._is_resumed = self.received_bytes > 0
 
     async def append(self, offset: int, data: bytes) -> None:
         """Raises RemoteProtocolError where the chunk does not continue what is here, and OSError where
@@ -40,12 +50,15 @@ class Spool:
         with self._restarting():
             await self._writing.room()
         self._check(offset, data)  # after the wait: another stream of the silo may have gone on meanwhile
-        self._writing.put(data)
+        self._writing.put(partial(write_all, self._file, data))
         self.received_bytes += len(data)
 
-    async def settle(self) -> None:
-        """All that was accepted is written and hashed. Raises OSError."""
+    async def settle(self, sha256: bytes) -> None:
+        """All that was accepted is written and, where a digest was sent, hashed. Raises OSError."""
         with self._restarting():
+            if sha256:
+                await self._writing.room()
+                self._writing.put(self._hash)
             await self._writing.drain()
 
     def finish(self, sha256: bytes) -> None:
@@ -55,7 +68,9 @@ class Spool:
             raise RemoteProtocolError(
                 f"upload: ended after {self.received_bytes} bytes, expected {self.total_bytes}"
             )
-        if self._hash.digest() != sha256:
+        if self._is_resumed and not sha256:
+            raise RemoteProtocolError("upload: a vector of several streams needs its digest")
+        if sha256 and self._digest != sha256:
             self.restart()
             raise RemoteProtocolError("upload: digest of the vector does not match what arrived")
         self.is_complete = True
@@ -65,8 +80,8 @@ class Spool:
         """Throws away what arrived; the silo begins again at offset 0."""
         self._file.seek(0)
         self._file.truncate()
-        self._hash = hashlib.sha256()
         self.received_bytes = 0
+        self._is_resumed = False
 
     def close(self) -> None:
         """What is still waiting to be written is dropped, and the file with it."""
@@ -88,9 +103,10 @@ class Spool:
                 f"upload: {offset + len(data)} bytes, expected {self.total_bytes} for this layout"
             )
 
-    def _write(self, data: bytes) -> None:
-        write_all(self._file, data)
-        self._hash.update(data)
+    def _hash(self) -> None:
+        self._file.seek(0)
+        self._digest = hashlib.file_digest(self._file, "sha256").digest()
+        self._file.seek(0, os.SEEK_END)
 
     @contextmanager
     def _restarting(self) -> Iterator[None]:

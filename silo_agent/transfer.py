@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ class Transfer:
 
     async def _fetch(self, request: pb.DownloadRequest, path: Path, size_bytes: int) -> None:
         part = await asyncio.to_thread(_Part, path, size_bytes)
-        writing = Behind(part.write, most=CHUNKS_BEHIND)
+        writing = Behind(most=CHUNKS_BEHIND)
         try:
             request.offset = part.accepted_bytes
             async for chunk in self._stub.Download(request):
@@ -103,12 +104,12 @@ class Transfer:
                     raise RemoteProtocolError("download: bytes that are no chunk")
                 await writing.room()
                 data = part.accept(*chunk_from_wire(chunk))
-                writing.put(data)
+                writing.put(partial(part.write, data))
                 self._metrics.transferred.labels(direction=Direction.DOWN.value).inc(len(data))
             await writing.drain()
             part.check(request.state_digest)
         finally:
-            await writing.stopped()
+            await writing.end()
             part.close()
 
     async def _send(self, header: pb.UploadHeader, masker: Masker, source: Source) -> None:
@@ -131,13 +132,14 @@ class Transfer:
             call.cancel()
 
     async def _send_chunks(self, call: Any, masker: Masker, source: Source, *, start: int) -> bytes:
-        """Repeats the masking from the beginning, because the digest covers all of the stream."""
-        hashed = hashlib.sha256()
+        """Gives the digest of the whole stream where it goes on after what is there already, else nothing:
+        all of the masking is repeated for it."""
+        hashed = hashlib.sha256() if start else None
         async with Ahead(_messages(masker, source, hashed, start=start), most=CHUNKS_AHEAD) as messages:
             async for size, message in messages:
                 await call.write(message)
                 self._metrics.transferred.labels(direction=Direction.UP.value).inc(size)
-        return hashed.digest()
+        return b"" if hashed is None else hashed.digest()
 
     async def _retried(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
         backoff = Backoff(random=self._random)
@@ -209,15 +211,16 @@ class _Part:
 
 
 def _messages(
-    masker: Masker, source: Source, hashed: HASH, *, start: int
+    masker: Masker, source: Source, hashed: HASH | None, *, start: int
 ) -> Generator[tuple[int, pb.UploadMessage], None, None]:
     """What follows the first `start` bytes of the masked stream, and how many bytes each message has.
 
-    All of the stream is hashed. Blocks.
+    All of the stream goes into `hashed`, where there is one. Blocks.
     """
     offset = 0
     for chunk in masker.stream(source):
-        hashed.update(chunk)
+        if hashed is not None:
+            hashed.update(chunk)
         unsent = chunk[max(0, start - offset) :]
         offset += len(chunk)
         if unsent:

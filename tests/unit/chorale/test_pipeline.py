@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
+from functools import partial
 
 import pytest
 
@@ -154,17 +155,17 @@ class Sink:
         self.taken.append(item)
 
 
-async def handed_in(behind: Behind[int], numbers: range) -> None:
+async def handed_in(behind: Behind, sink: Sink, numbers: Iterable[int]) -> None:
     for number in numbers:
         await behind.room()
-        behind.put(number)
+        behind.put(partial(sink.take, number))
 
 
-async def test_items_are_worked_on_in_order_and_in_another_thread() -> None:
+async def test_steps_are_taken_in_order_and_in_another_thread() -> None:
     sink = Sink()
     sink.gate.set()
-    behind = Behind(sink.take, most=MOST)
-    await handed_in(behind, range(50))
+    behind = Behind(most=MOST)
+    await handed_in(behind, sink, range(50))
     await behind.drain()
     assert sink.taken == list(range(50))
     assert LOOP not in sink.threads
@@ -172,18 +173,18 @@ async def test_items_are_worked_on_in_order_and_in_another_thread() -> None:
 
 async def test_no_more_is_handed_in_than_may_wait() -> None:
     sink = Sink()
-    behind = Behind(sink.take, most=MOST)
+    behind = Behind(most=MOST)
     put: list[int] = []
 
     async def hand_in() -> None:
         for number in range(20):
             await behind.room()
-            behind.put(number)
+            behind.put(partial(sink.take, number))
             put.append(number)
 
     handing_in = asyncio.create_task(hand_in())
     await settled_without_threads()
-    assert len(put) == 1 + MOST  # one is worked on
+    assert len(put) == 2 * MOST  # half of them are worked on
     sink.gate.set()
     await handing_in
     await behind.drain()
@@ -192,32 +193,43 @@ async def test_no_more_is_handed_in_than_may_wait() -> None:
 
 async def test_what_a_step_raises_is_told_once_and_what_waited_is_dropped() -> None:
     sink = Sink()
-    behind = Behind(sink.take, most=MOST)
-    for number in (1, -1, 2):
-        await behind.room()
-        behind.put(number)
+    behind = Behind(most=MOST)
+    await handed_in(behind, sink, (1, -1, 2))
     sink.gate.set()
     with pytest.raises(OSError, match="no space left"):
         await behind.drain()
-    behind.put(3)
+    behind.put(partial(sink.take, 3))
     await behind.drain()
     assert sink.taken == [1, 3]
 
 
 async def test_stopping_drops_what_waits_and_lets_go_when_no_thread_is_at_work() -> None:
     sink = Sink()
-    behind = Behind(sink.take, most=MOST)
-    await handed_in(behind, range(MOST))
+    behind = Behind(most=MOST)
+    await handed_in(behind, sink, range(MOST))
     let_go: list[list[int]] = []
     behind.stop(lambda: let_go.append(list(sink.taken)))
     await settled_without_threads()
     assert let_go == []
     sink.gate.set()
-    await behind.stopped()
+    await behind.drain()
     assert let_go == [[0]]
-    behind.put(9)
+    behind.put(partial(sink.take, 9))
     await behind.drain()
     assert sink.taken == [0]
+
+
+async def test_the_end_takes_what_was_put_and_tells_no_error() -> None:
+    sink = Sink()
+    sink.gate.set()
+    behind = Behind(most=MOST)
+    await handed_in(behind, sink, (1, 2))
+    await behind.end()
+    assert sink.taken == [1, 2]
+    broken = Behind(most=MOST)
+    await handed_in(broken, sink, (3, -1, 4))
+    await broken.end()
+    assert sink.taken == [1, 2, 3]
 
 
 async def settled_without_threads() -> None:
