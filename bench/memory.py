@@ -32,9 +32,8 @@ def peak_of_step() -> Iterator[Peak]:
     peak = Peak()
     tracemalloc.start()
     try:
-        before, _ = tracemalloc.get_traced_memory()
         yield peak
-        peak.bytes = tracemalloc.get_traced_memory()[1] - before
+        peak.bytes = tracemalloc.get_traced_memory()[1]  # of what came since the start
     finally:
         tracemalloc.stop()
 

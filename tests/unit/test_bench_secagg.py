@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import memory, secagg
+from bench import keystreams, memory, secagg
+from crypto import prg
 from crypto.errors import LocalProtocolError
 from crypto.masking import UnmaskPlan
 
@@ -72,6 +73,13 @@ def test_every_row_of_its_json_is_a_figure_of_its_json_with_the_target_of_the_wo
     assert rows["silo masking / its key streams, w = 16"]["value"] == report["mask_to_keystream"]
     assert rows["coordinator unmasking / its key streams, w = 16"]["target"] == 1.5
     assert len(rows) == 7
+
+
+def test_the_floor_draws_every_byte_of_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(prg.Keystream, "fill", lambda _, out: drawn.append(out.size))
+    keystreams.draw(3, stream_bytes=2 * prg.BLOCK_BYTES + 5)
+    assert drawn == [prg.BLOCK_BYTES, prg.BLOCK_BYTES, 5] * 3
 
 
 def test_a_peak_is_what_a_step_held_at_its_worst_and_not_what_was_there_before() -> None:

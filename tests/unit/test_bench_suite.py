@@ -152,6 +152,17 @@ def test_an_update_of_one_benchmark_leaves_the_others_figures_and_tables(
     assert "stale" not in page
 
 
+def test_an_update_keeps_what_could_not_be_measured_this_time(
+    run_suite: Callable[[dict[str, Result], list[str]], int], tmp_path: Path
+) -> None:
+    run_suite({"masking": measured(MASKING, 1.0), "wire": measured(WIRE, 0.5)}, ["--update"])
+    page = (tmp_path / "performance.md").read_text()
+    skipped = Result(WIRE, started=STARTED, skipped="no loopback")
+    assert run_suite({"masking": measured(MASKING, 1.0), "wire": skipped}, ["--update"]) == 0
+    assert figures.ratios(figures.read(tmp_path / "figures.json"))["wire"] == {"cost": 0.5}
+    assert (tmp_path / "performance.md").read_text() == page
+
+
 def test_every_benchmark_has_its_place_on_the_page() -> None:
     page = suite.PAGE.read_text()
     for name in (*(benchmark.name for benchmark in suite.BENCHMARKS), side_by_side.NAME):
