@@ -187,7 +187,7 @@ class _Lane:
 
     def __init__(self, keys: Mapping[int, Sequence[tuple[bytes, int]]]) -> None:
         self._keys = keys
-        self._streams: dict[int, list[tuple[prg.Keystream, int]]] = {}
+        self._streams: dict[int, list[tuple[prg.Keystream, np.ufunc]]] = {}
         self._mask = np.empty(prg.BLOCK_BYTES, np.uint8)
         self._words = np.empty(0, np.uint8)
 
@@ -201,20 +201,20 @@ class _Lane:
     def seek(self, word: int, first: int) -> None:
         """Go to that word of the vector of that word size."""
         if word not in self._streams:
-            self._streams[word] = [(prg.Keystream(key), sign) for key, sign in self._keys[word]]
+            self._streams[word] = [
+                (prg.Keystream(key), np.add if sign > 0 else np.subtract) for key, sign in self._keys[word]
+            ]
         for stream, _ in self._streams[word]:
             stream.seek(first * word // 8)
 
     def apply(self, words_B: Words) -> None:
         """Add or take away the next words of every stream, modulo 2^w."""
+        zeros = prg.ZEROS[: words_B.nbytes]
         bytes_B = self._mask[: words_B.nbytes]
-        mask_B = bytes_B.view(words_B.dtype.newbyteorder("<"))
-        for stream, sign in self._streams[8 * words_B.itemsize]:
-            stream.fill(bytes_B)
-            if sign > 0:
-                np.add(words_B, mask_B, words_B)
-            else:
-                np.subtract(words_B, mask_B, words_B)
+        mask, mask_B = bytes_B.data, bytes_B.view(words_B.dtype.newbyteorder("<"))
+        for stream, add in self._streams[8 * words_B.itemsize]:
+            stream.xor_into(zeros, mask)
+            add(words_B, mask_B, words_B)
 
 
 def _unmask_part(lanes: _Lanes, words: Words, first: int) -> None:
