@@ -49,6 +49,7 @@ from crypto import ring
 from crypto.errors import LocalProtocolError
 from crypto.layout import Layout, Quantity
 from crypto.masking import Masker, SignedSeed
+from silo_agent.memory import keep_chunks
 
 TARGET = 0.7  # of what the bare stream reaches
 SILO = "silo-000"
@@ -92,6 +93,7 @@ class Report:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     tls.restrict_to_tls13()
+    keep_chunks()  # as an agent's process does
     report = measure(megabytes=options.megabytes, repetitions=options.repetitions, masks=options.masks)
     print(json.dumps(report.to_json()) if options.json else table(report.rows))
     return 0

@@ -8,14 +8,31 @@ shares the loop's few threads; each keeps its own order.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from io import FileIO
 from types import TracebackType
 from typing import Generic, Self, TypeAlias, TypeVar
 
+READ_CACHED = getattr(os, "RWF_NOWAIT", 0)  # Linux
+
 Item = TypeVar("Item")
 Step: TypeAlias = Callable[[], object]
+
+
+async def read_at(file: FileIO, offset: int, size: int) -> bytes:
+    """Up to so many bytes from there on, none at the end of the file.
+
+    What the kernel holds in memory is taken at once; a thread waits for the disk, and only for that.
+    """
+    if READ_CACHED:
+        buffer = bytearray(size)
+        with suppress(OSError):  # not there, or a file system that cannot tell
+            if read := os.preadv(file.fileno(), [buffer], offset, READ_CACHED):
+                return bytes(memoryview(buffer)[:read])
+    return await asyncio.to_thread(os.pread, file.fileno(), size, offset)
 
 
 class Ahead(Generic[Item]):

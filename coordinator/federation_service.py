@@ -6,16 +6,15 @@ gRPC codes are set here and nowhere below. Source: docs/protocol.md 8.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from importlib import metadata
-from pathlib import Path
 
 import grpc
 
 from chorale import wire
 from chorale.logs import get_logger
-from chorale.pipeline import Ahead
+from chorale.pipeline import read_at
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
 from coordinator.access import AccessDenied, AccessGuard, Caller, caller_of
@@ -30,7 +29,6 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.roster import Roster
 
 ATTEND = "/chorale.v1.Federation/Attend"
-CHUNKS_AHEAD = 1  # read from a state's file while the one before is sent
 HELLO_SECONDS = 20.0  # a stream that says nothing holds no place
 FAREWELL_CODES = {
     Leaving.REPLACED: grpc.StatusCode.ABORTED,
@@ -88,10 +86,14 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 )
             path = self._desk.checkpoints.path(request.job_digest, digest)
             sent = self._desk.metrics.sent_bytes.labels(kind=Transfer.DOWNLOAD.value)
-            async with Ahead(_read(path, request.offset), most=CHUNKS_AHEAD) as chunks:
-                async for size, chunk in chunks:
-                    yield chunk
-                    sent.inc(size)
+            offset = request.offset
+            if offset > path.stat().st_size:
+                raise RemoteProtocolError("download: the offset is beyond the end of the state")
+            with path.open("rb", buffering=0) as file:
+                while data := await read_at(file, offset, wire.CHUNK_BYTES):
+                    yield pb.Chunk(offset=offset, data=data)
+                    offset += len(data)
+                    sent.inc(len(data))
 
     async def Upload(
         self, request_iterator: AsyncIterator[pb.UploadMessage], context: Context
@@ -194,15 +196,6 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         message = pb.CoordinatorMessage(roster=update)
         for connection in self._desk.attendance.connections:
             connection.send(message)
-
-
-def _read(path: Path, offset: int) -> Generator[tuple[int, pb.Chunk], None, None]:
-    """Chunks of a file and how many bytes each has. Blocks."""
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while data := file.read(wire.CHUNK_BYTES):
-            yield len(data), pb.Chunk(offset=offset, data=data)
-            offset += len(data)
 
 
 async def _first(messages: AsyncIterator[pb.SiloMessage]) -> pb.SiloMessage | None:

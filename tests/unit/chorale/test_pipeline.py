@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from functools import partial
+from io import FileIO
+from pathlib import Path
 
 import pytest
 
-from chorale.pipeline import Ahead, Behind
+from chorale import pipeline
+from chorale.pipeline import Ahead, Behind, read_at
 
 MOST = 3
 LOOP = threading.main_thread()
@@ -134,6 +139,52 @@ async def test_cancelling_waits_for_the_item_that_is_being_made() -> None:
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert is_ended.is_set()
+
+
+# reading
+
+DATA = bytes(range(256)) * 8
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[FileIO]:
+    path = tmp_path / "state"
+    path.write_bytes(DATA)
+    with FileIO(path) as opened:
+        yield opened
+
+
+async def test_a_file_in_memory_is_read_where_it_is_awaited(
+    file: FileIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pread", None)  # what a thread would call
+    if pipeline.READ_CACHED:
+        assert await read_at(file, 3, 100) == DATA[3:103]
+        assert await read_at(file, len(DATA) - 7, 100) == DATA[-7:]
+
+
+@pytest.mark.parametrize("cannot", [BlockingIOError(), OSError(errno.EOPNOTSUPP, "not here"), None])
+async def test_a_thread_waits_for_a_file_on_the_disk(
+    file: FileIO, monkeypatch: pytest.MonkeyPatch, cannot: OSError | None
+) -> None:
+    threads = []
+    pread = os.pread
+
+    def cold(*arguments: object) -> int:
+        if cannot is None:
+            return 0
+        raise cannot
+
+    def noted(descriptor: int, size: int, offset: int) -> bytes:
+        threads.append(threading.current_thread())
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "preadv", cold)
+    monkeypatch.setattr(os, "pread", noted)
+    assert await read_at(file, 3, 100) == DATA[3:103]
+    assert await read_at(file, len(DATA), 100) == b""
+    assert len(threads) == 2
+    assert LOOP not in threads
 
 
 # behind
