@@ -22,6 +22,7 @@ from primitives import (
     Malformed,
     aes_ctr,
     decode,
+    digest,
     encode,
     expect,
     layout_digest,
@@ -38,6 +39,7 @@ def main(arguments: list[str]) -> int:
         "encoding": check_encoding,
         "shamir": check_shamir,
         "prg": check_prg,
+        "projection": check_projection,
         "ring": check_ring,
         "session": check_session,
     }
@@ -104,6 +106,53 @@ def check_prg(vectors: Any) -> int:
         words = little_endian(aes_ctr(key, vector["offset_bytes"], size), word)
         expect(f"words of {word} bits", [str(each) for each in words], vector["words"])
     return len(vectors)
+
+
+def check_projection(vectors: Any) -> int:
+    for vector in vectors:
+        seed = digest("projection", bytes.fromhex(vector["job_digest"]), vector["round"], vector["phase"])
+        expect("seed", seed.hex(), vector["seed"])
+        rows, signs = kept_rows_and_signs(vector)
+        expect("words", projected(vector["values"], vector, rows, signs), vector["words"])
+        expect("expanded", expanded(vector["words"], vector, rows, signs), vector["expanded"])
+        quantity = {"name": "delta", "shape": [vector["size"]], "bound": 64.0, "word": 16, "is_count": False}
+        quantity |= {"sensitivity_l2": None, "projection": vector}
+        expect("layout digest", layout_digest([quantity], 4).hex(), vector["layout_digest"])
+    return len(vectors)
+
+
+def kept_rows_and_signs(vector: Any) -> tuple[list[int], list[int]]:
+    """Both from the seed's key stream: 8 bytes a row, then a bit a value."""
+    block, size, kept = vector["block"], vector["size"], vector["kept"]
+    stream = aes_ctr(bytes.fromhex(vector["seed"]), 0, 8 * block + (size + 7) // 8)
+    drawn = little_endian(stream[: 8 * block], 64)
+    rows = sorted(range(block), key=lambda row: (drawn[row], row))[: kept // math.ceil(size / block)]
+    bits = stream[8 * block :]
+    return sorted(rows), [-1 if bits[i // 8] >> i % 8 & 1 else 1 for i in range(size)]
+
+
+def hadamard(row: int, other: int) -> int:
+    return -1 if (row & other).bit_count() % 2 else 1
+
+
+def projected(values: list[float], vector: Any, rows: list[int], signs: list[int]) -> list[float]:
+    block, blocks = vector["block"], math.ceil(vector["size"] / vector["block"])
+    words = []
+    for row, column in itertools.product(rows, range(blocks)):
+        places = range(column, len(values), blocks)
+        total = sum(hadamard(row, place // blocks) * signs[place] * values[place] for place in places)
+        words.append(total / math.sqrt(block))
+    return words
+
+
+def expanded(words: list[float], vector: Any, rows: list[int], signs: list[int]) -> list[float]:
+    block, blocks = vector["block"], math.ceil(vector["size"] / vector["block"])
+    values = []
+    for place, sign in enumerate(signs):
+        own, column = divmod(place, blocks)
+        total = sum(hadamard(row, own) * words[i * blocks + column] for i, row in enumerate(rows))
+        values.append(sign * total / math.sqrt(block) * block / len(rows))
+    return values
 
 
 def scale_exponent(quantity: Any, members: int) -> int:
