@@ -100,6 +100,7 @@ class Report:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; exit code 0 also where a target is missed."""
     options = _options(arguments)
     report = measure(seeds=options.seeds, rounds=options.rounds)
     if options.json:

@@ -3,8 +3,10 @@
 The rotation (crypto/projection.py) makes all words of an update nearly alike, so one number says how
 large they are: the root mean square. Every round the silos sum the mean squares of what they put into
 `delta`, before anything is clipped. The root of that sum, `method/update_rms`, is at least the root mean
-square of each single silo, whatever share of the data it holds; the next round's bound is HEADROOM times
-it. So a round that clipped, because updates grew faster than that, is followed by one that does not.
+square of each single silo; where all m silos are alike it is sqrt(m) times it. The next round's bound is
+HEADROOM times it over the fourth root of m, which is between the two: a silo that holds nearly all data
+still fits, and a hundred equal ones do not lose their resolution to it. A round that clipped, because
+updates grew faster than that, is followed by one that does not.
 Where there is no such number yet, or no usable one, `delta` is summed in 32 bits.
 Source: docs/protocol.md 4.7; why these numbers: docs/decisions/0006-compression.md.
 
@@ -31,7 +33,8 @@ MEAN_SQUARE = "delta_mean_square"  # of a silo's `delta`; in update_word 16 alon
 RMS = METHOD + "update_rms"  # () float64: root of the silos' summed mean squares, of the last rounds
 ADAPTIVE_WORD: Final = 16
 FIRST_WORD: Final = 32  # while nothing is known of the updates' size
-# six standard deviations of a nearly normal number, times growth by five from one round to the next
+# six standard deviations of a nearly normal number, times growth by five from one round to the next where no
+# silo's mean square is above 1 / sqrt(m) of the sum
 HEADROOM: Final = 32.0
 MEMORY: Final = 0.5  # what a round leaves of the figure before: silos that sat one round out come back
 
@@ -77,7 +80,8 @@ def adaptive_bound(context: PhaseContext) -> float | None:
 
     Raises ConfigError.
     """
-    bound = min(HEADROOM * _rms(context), context.update_bound)
+    fourth_root = math.sqrt(math.sqrt(context.members))  # exact to the last bit on every machine
+    bound = min(HEADROOM * _rms(context) / fourth_root, context.update_bound)
     return bound if bound >= BOUND_RANGE[0] else None
 
 

@@ -299,7 +299,7 @@ def test_an_update_in_16_bits_is_bound_by_the_rounds_before(
     key = PhaseKey(job_digest=job.digest, round=4, phase="train", attempt=1)
     known = {**state, "method/update_rms": np.array(0.01)}
     delta = job.layout(key, known, 4).quantities[0]
-    assert (delta.shape, delta.bound, delta.word) == ((8,), 0.32, 16)
+    assert (delta.shape, delta.bound, delta.word) == ((8,), 0.01 * 32 / math.sqrt(2), 16)
     assert delta.projection is not None
     assert (delta.projection.size, delta.projection.kept) == (8, 8)
 

@@ -93,16 +93,17 @@ def test_the_first_round_takes_32_bits_and_says_how_large_updates_are() -> None:
 
 
 def test_later_rounds_take_16_bits_and_end_near_the_true_sum() -> None:
-    """Rounding: sqrt(10 / 6) steps of at most 10 * 32 * sqrt(10) / 2^14 of a silo's root mean square."""
+    """Rounding: sqrt(10 / 6) steps of at most 10 * 32 * 10^(1/4) / 2^14 of a silo's root mean square."""
     of = context()
     for number in range(4):
         deltas = updates(0.02 * 0.8**number, number=number)
         result = run(of, deltas)
         assert result.figures["clipped"] == 0
-        assert relative_error(moved(of, result), deltas) < (1e-4 if number == 0 else 0.015)
+        assert relative_error(moved(of, result), deltas) < (1e-4 if number == 0 else 0.01)
         of = after(of, result)
         delta = delta_of(of)
-        assert (delta.word, delta.bound) == (16, HEADROOM * float(of.state[RMS]))
+        assert delta.word == 16
+        assert delta.bound == pytest.approx(HEADROOM * float(of.state[RMS]) / SILOS**0.25, rel=1e-12)
         assert delta.projection is not None
         assert delta.projection.seed == of.public_seed
 
@@ -130,12 +131,11 @@ def test_a_silo_that_holds_nearly_all_data_is_not_clipped() -> None:
     assert run(of, deltas).figures["clipped"] == 0
 
 
-def test_one_heavy_silo_may_sit_two_rounds_out() -> None:
+def test_one_heavy_silo_may_sit_a_round_out() -> None:
     deltas = updates(0.001)
     deltas[3] = 20 * deltas[3]
     of = after(context(), run(context(), deltas))
-    for _ in range(2):
-        of = after(of, run(of, deltas[:3] + deltas[4:]))
+    of = after(of, run(of, deltas[:3] + deltas[4:]))
     assert run(of, deltas).figures["clipped"] == 0
 
 
@@ -185,9 +185,9 @@ def test_a_lying_silo_cannot_bring_the_size_below_half_of_what_it_was() -> None:
         (0.0, 32, 8.0),
         (5e-324, 32, 8.0),
         (1e-32, 32, 8.0),
-        (1e-31, 16, 3.2e-30),
-        (0.01, 16, 0.32),
-        (0.25, 16, 8.0),
+        (1e-31, 16, 3.2e-30 / SILOS**0.25),
+        (0.01, 16, 0.32 / SILOS**0.25),
+        (0.45, 16, 8.0),
         (1e3, 16, 8.0),
         (1.7e308, 16, 8.0),
     ],
@@ -264,7 +264,7 @@ def test_server_updates_take_the_same_step_in_16_bits(preset: str) -> None:
                 values = {**values, "update_sq_norm": np.asarray(10.0 * np.dot(delta_P, delta_P))}
             ring.add_into(total, ring.encode(values, layout=layout).vectors)
         steps.append(moved(of, phase.apply(of, ring.decode(total, layout=layout))))
-    assert np.linalg.norm(steps[0] - steps[1]) < 0.02 * np.linalg.norm(steps[1])
+    assert np.linalg.norm(steps[0] - steps[1]) < 0.05 * np.linalg.norm(steps[1])
 
 
 def test_values_that_the_ring_refuses_stay_for_it() -> None:
