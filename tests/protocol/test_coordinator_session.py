@@ -14,6 +14,7 @@ from crypto.coordinator_table import TRANSITIONS, Event
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.layout import Layout, Quantity
 from crypto.messages import Cohort, RecoveredSeeds, Shares, SignedBody, UnmaskShares
+from crypto.projection import Projection
 from tests.support.sessions import NOW, STAGES, Exchange, make_coordinator, make_session
 
 NOTHING = SignedBody(body=b"", signature=b"")
@@ -306,12 +307,14 @@ def test_resumed_coordinator_knows_complaints_and_ignores_repeats_and_recovers()
 
 
 def test_snapshot_keeps_every_field_of_the_layout():
+    projection = Projection.of(100, seed=bytes(range(32)), share=0.5)
     layout = Layout(
         members=4,
         quantities=(
             Quantity(name="one", shape=(), bound=0.1, word=16, sensitivity_l2=0.3),
             Quantity(name="two", shape=(2, 3), bound=1e3, word=32),
             Quantity(name="three", shape=(1,), bound=7, is_count=True),
+            Quantity(name="four", shape=(100,), bound=1.0, word=16, projection=projection),
         ),
     )
     exchange = make_session(4, layout=layout)
