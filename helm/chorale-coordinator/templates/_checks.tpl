@@ -1,0 +1,49 @@
+{{/* What no schema can say: values that contradict one another, each with one sentence. */}}
+{{- define "chorale.checks" -}}
+{{- if not .Values.federation -}}
+{{- fail "federation: give the name of the federation, as in every certificate" -}}
+{{- end -}}
+{{- $identity := .Values.identity -}}
+{{- if and $identity.secretName $identity.certManager.enabled -}}
+{{- fail "identity: give secretName or certManager.enabled, not both: only one of them can hold the certificate" -}}
+{{- end -}}
+{{- if not (or $identity.secretName $identity.certManager.enabled) -}}
+{{- fail "identity.secretName: name the Secret with tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
+{{- if and $identity.certManager.enabled (not $identity.certManager.issuerRef.name) -}}
+{{- fail "identity.certManager.issuerRef.name: name the issuer that signs for the federation's authority" -}}
+{{- end -}}
+{{- if and $identity.certManager.enabled (not $identity.certManager.dnsNames) (not $identity.certManager.ipAddresses) -}}
+{{- fail "identity.certManager: give dnsNames or ipAddresses, what silos dial must be in the certificate" -}}
+{{- end -}}
+{{- if and .Values.roster.configMapName .Values.roster.document -}}
+{{- fail "roster: give configMapName or document, not both: there is one roster" -}}
+{{- end -}}
+{{- if not (or .Values.roster.configMapName .Values.roster.document) -}}
+{{- fail "roster: give configMapName, or the file by --set-file roster.document=roster.json" -}}
+{{- end -}}
+{{- if lt (float64 .Values.settings.stage_hard_cap_seconds) (float64 .Values.settings.stage_deadline_seconds) -}}
+{{- fail "settings.stage_hard_cap_seconds: must be at least settings.stage_deadline_seconds" -}}
+{{- end -}}
+{{- if eq (int .Values.service.port) (int .Values.metrics.port) -}}
+{{- fail "metrics.port: must not be service.port, both are bound in one pod" -}}
+{{- end -}}
+{{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
+{{- fail "service.loadBalancerSourceRanges: only a Service of type LoadBalancer has them" -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled .Values.gateway.enabled -}}
+{{- fail "ingress and gateway: enable one of them, not both: silos dial one name" -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not (and .Values.ingress.host .Values.ingress.className)) -}}
+{{- fail "ingress: give host and className, TLS is passed through by host name" -}}
+{{- end -}}
+{{- if and .Values.gateway.enabled (not (and .Values.gateway.hostnames .Values.gateway.name)) -}}
+{{- fail "gateway: give hostnames and name, TLS is passed through by host name" -}}
+{{- end -}}
+{{- if and (or .Values.networkPolicy.clientCidrs .Values.networkPolicy.clientPods) (not .Values.networkPolicy.enabled) -}}
+{{- fail "networkPolicy: clientCidrs and clientPods do nothing while enabled is false" -}}
+{{- end -}}
+{{- if and .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
+{{- fail "metrics: enable serviceMonitor or podMonitor, not both: every series would be there twice" -}}
+{{- end -}}
+{{- end -}}

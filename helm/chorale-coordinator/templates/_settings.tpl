@@ -1,0 +1,13 @@
+{{/* coordinator.yaml as `chorale coordinator run` reads it. */}}
+{{- define "chorale.settings" -}}
+federation: {{ .Values.federation | quote }}
+listen: {{ printf "%s:%d" .Values.listenHost (int .Values.service.port) | quote }}
+metrics_listen: {{ printf "%s:%d" .Values.listenHost (int .Values.metrics.port) | quote }}
+identity:
+  certificate: /etc/chorale/identity/tls.crt
+  key: /etc/chorale/identity/tls.key
+authority: /etc/chorale/identity/ca.crt
+roster: /etc/chorale/roster/roster.json
+directory: /var/lib/chorale/state
+{{ toYaml .Values.settings }}
+{{- end -}}

@@ -1,0 +1,82 @@
+{{/* What no schema can say: values that contradict one another, each with one sentence. */}}
+{{- define "chorale.checks" -}}
+{{- if not (and .Values.name .Values.federation) -}}
+{{- fail "name and federation: give both, as in this silo's certificate" -}}
+{{- end -}}
+{{- if not .Values.coordinator.address -}}
+{{- fail "coordinator.address: give the host:port that the agent dials" -}}
+{{- end -}}
+{{- include "chorale.checkIdentity" . -}}
+{{- include "chorale.checkData" . -}}
+{{- include "chorale.checkNetwork" . -}}
+{{- if and (eq .Values.settings.device "cuda") (not .Values.gpu.count) -}}
+{{- fail "settings.device: cuda needs gpu.count of at least 1" -}}
+{{- end -}}
+{{- if and (eq .Values.settings.device "cpu") .Values.gpu.count -}}
+{{- fail "gpu.count: settings.device is cpu, the GPU would stand idle" -}}
+{{- end -}}
+{{- if and .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
+{{- fail "metrics: enable serviceMonitor or podMonitor, not both: every series would be there twice" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "chorale.checkIdentity" -}}
+{{- $identity := .Values.identity -}}
+{{- if and $identity.secretName $identity.certManager.enabled -}}
+{{- fail "identity: give secretName or certManager.enabled, not both: only one of them can hold the certificate" -}}
+{{- end -}}
+{{- if not (or $identity.secretName $identity.certManager.enabled) -}}
+{{- fail "identity.secretName: name the Secret with tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
+{{- if and $identity.certManager.enabled (not $identity.certManager.issuerRef.name) -}}
+{{- fail "identity.certManager.issuerRef.name: name the issuer that signs for the federation's authority" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "chorale.checkData" -}}
+{{- $data := .Values.data -}}
+{{- $volumes := int (include "chorale.dataVolumes" .) -}}
+{{- if not $data.format -}}
+{{- fail "data.format: say how the data is stored" -}}
+{{- end -}}
+{{- if gt $volumes 1 -}}
+{{- fail "data.volume: give one of persistentVolumeClaim, hostPath and csi, the data lies in one place" -}}
+{{- end -}}
+{{- if and (include "chorale.needsPath" .) (not (and $data.path $volumes)) -}}
+{{- fail (printf "data: format %s needs path and one data.volume" $data.format) -}}
+{{- end -}}
+{{- if and (not (include "chorale.needsPath" .)) $data.path -}}
+{{- fail (printf "data.path: format %s takes none" $data.format) -}}
+{{- end -}}
+{{- if and (eq $data.format "digits") $volumes -}}
+{{- fail "data.volume: format digits comes with the image and needs none" -}}
+{{- end -}}
+{{- if ne (eq $data.format "module") (not (empty $data.module)) -}}
+{{- fail "data.module: give it with format module, and only with it" -}}
+{{- end -}}
+{{- if and $data.volume.hostPath (not .Values.nodeSelector) -}}
+{{- fail "data.volume.hostPath: name the node by nodeSelector, on any other the path is empty or somebody else's" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "chorale.checkNetwork" -}}
+{{- if and .Values.proxy.cidrs (not .Values.proxy.address) -}}
+{{- fail "proxy.cidrs: give proxy.address, too" -}}
+{{- end -}}
+{{- if and .Values.proxy.address .Values.coordinator.cidrs -}}
+{{- fail "coordinator.cidrs: through a proxy the agent reaches the proxy alone; leave them out" -}}
+{{- end -}}
+{{- if .Values.networkPolicy.enabled -}}
+{{- if and .Values.proxy.address (not .Values.proxy.cidrs) -}}
+{{- fail "proxy.cidrs: give the proxy's addresses, the network policy allows no others" -}}
+{{- end -}}
+{{- if and (not .Values.proxy.address) (not .Values.coordinator.cidrs) -}}
+{{- fail "coordinator.cidrs: give the coordinator's addresses, the network policy allows no others" -}}
+{{- end -}}
+{{- range concat .Values.coordinator.cidrs .Values.proxy.cidrs -}}
+{{- if hasSuffix "/0" . -}}
+{{- fail (printf "cidrs: %s lets the agent reach every address; name those of the coordinator or the proxy" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
