@@ -22,11 +22,14 @@
 {{- if not (or .Values.roster.configMapName .Values.roster.document) -}}
 {{- fail "roster: give configMapName, or the file by --set-file roster.document=roster.json" -}}
 {{- end -}}
+{{- if contains "PRIVATE KEY" .Values.roster.document -}}
+{{- fail "roster.document: this is a private key; give the signed roster" -}}
+{{- end -}}
 {{- if lt (float64 .Values.settings.stage_hard_cap_seconds) (float64 .Values.settings.stage_deadline_seconds) -}}
 {{- fail "settings.stage_hard_cap_seconds: must be at least settings.stage_deadline_seconds" -}}
 {{- end -}}
-{{- if eq (int .Values.service.port) (int .Values.metrics.port) -}}
-{{- fail "metrics.port: must not be service.port, both are bound in one pod" -}}
+{{- if eq (int .Values.metrics.port) 7443 -}}
+{{- fail "metrics.port: 7443 is the port of gRPC in the same pod" -}}
 {{- end -}}
 {{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
 {{- fail "service.loadBalancerSourceRanges: only a Service of type LoadBalancer has them" -}}
@@ -42,6 +45,12 @@
 {{- end -}}
 {{- if and (or .Values.networkPolicy.clientCidrs .Values.networkPolicy.clientPods) (not .Values.networkPolicy.enabled) -}}
 {{- fail "networkPolicy: clientCidrs and clientPods do nothing while enabled is false" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.clientCidrs (or .Values.ingress.enabled .Values.gateway.enabled) -}}
+{{- fail "networkPolicy.clientCidrs: behind an ingress or a gateway its pods are who dials; give clientPods" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.clientCidrs (eq .Values.service.externalTrafficPolicy "Cluster") -}}
+{{- fail "networkPolicy.clientCidrs: with service.externalTrafficPolicy Cluster the pod sees addresses of nodes; use Local" -}}
 {{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
 {{- fail "metrics: enable serviceMonitor or podMonitor, not both: every series would be there twice" -}}

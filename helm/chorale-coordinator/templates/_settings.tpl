@@ -1,7 +1,7 @@
 {{/* coordinator.yaml as `chorale coordinator run` reads it. */}}
 {{- define "chorale.settings" -}}
 federation: {{ .Values.federation | quote }}
-listen: {{ printf "%s:%d" .Values.listenHost (int .Values.service.port) | quote }}
+listen: {{ printf "%s:7443" .Values.listenHost | quote }}
 metrics_listen: {{ printf "%s:%d" .Values.listenHost (int .Values.metrics.port) | quote }}
 identity:
   certificate: /etc/chorale/identity/tls.crt

@@ -73,7 +73,7 @@
 {{- if and (not .Values.proxy.address) (not .Values.coordinator.cidrs) -}}
 {{- fail "coordinator.cidrs: give the coordinator's addresses, the network policy allows no others" -}}
 {{- end -}}
-{{- range concat .Values.coordinator.cidrs .Values.proxy.cidrs -}}
+{{- range concat (default list .Values.coordinator.cidrs) (default list .Values.proxy.cidrs) -}}
 {{- if hasSuffix "/0" . -}}
 {{- fail (printf "cidrs: %s lets the agent reach every address; name those of the coordinator or the proxy" .) -}}
 {{- end -}}

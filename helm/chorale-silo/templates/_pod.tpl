@@ -4,7 +4,7 @@
 {{- $limits := .Values.resources.limits -}}
 {{- if .Values.gpu.count -}}
 {{- $gpus := dict .Values.gpu.resourceName (int .Values.gpu.count) -}}
-{{- $requests = merge $gpus $requests -}}
+{{- $requests = merge (deepCopy $gpus) $requests -}}
 {{- $limits = merge (deepCopy $gpus) $limits -}}
 {{- end -}}
 requests:

