@@ -17,9 +17,9 @@ from crypto.identity import fingerprint
 from crypto.roster import roster_from_file_bytes
 from silo_agent.settings import IdentityFiles
 from tests.deployment import helm
+from tests.support.processes import environment
 
 GUIDE = (helm.ROOT / "docs" / "deploy-kubernetes.md").read_text()
-MAIN = "from cli.main import main; main()"
 # what needs a cluster: its objects are looked up in what the guide's values render to
 CLUSTER = ("rollout", "exec", "scale", "delete", "label")
 
@@ -102,7 +102,7 @@ def ceremony(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for command in commands("chorale"):
         if command[1] == "job":
             continue
-        _run([sys.executable, "-c", MAIN, *command[1:]], directory)
+        _run([sys.executable, "-m", "cli.main", *command[1:]], directory)
     return directory
 
 
@@ -148,6 +148,8 @@ def test_job_commands_are_those_of_the_readme() -> None:
 
 
 def _run(command: list[str], directory: Path) -> str:
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        command, cwd=directory, env=environment({}), capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, f"{shlex.join(command)}: {done.stderr}"
     return done.stdout
