@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -159,3 +160,17 @@ def test_the_pod_of_helm_test_passes_where_the_process_is_ready_alone(chart: str
 
     assert code_of(is_ready=True) == 0
     assert code_of(is_ready=False) != 0
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not there")
+@charts
+def test_promtool_reads_the_alerts(chart: str) -> None:
+    done = subprocess.run(
+        ["promtool", "check", "rules", str(helm.CHARTS / chart / "files" / "alerts.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules_of(chart))} rules found" in done.stdout

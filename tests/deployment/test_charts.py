@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +241,51 @@ def test_a_settings_change_replaces_the_pod_and_a_roster_does_not() -> None:
 
     assert annotations("roster.document=new") == annotations()
     assert annotations("settings.max_jobs=9") != annotations()
+
+
+NOTES_AS_VALUE = 'notes: {{ tpl (.Files.Get "notes.txt") . | toJson }}\nkind: Notes\n'
+
+
+@functools.cache
+def notes_of(chart: str, values: str, directory: Path) -> str:
+    """What `helm install` would print. `helm template` renders the notes and drops them."""
+    copied = directory / chart
+    if not copied.exists():
+        shutil.copytree(helm.CHARTS / chart, copied)
+        shutil.copyfile(copied / "templates" / "NOTES.txt", copied / "notes.txt")
+        (copied / "templates" / "notes.yaml").write_text(NOTES_AS_VALUE)
+    done = helm.run(
+        *("template", "fed", copied, "--namespace", "heart", "--kube-version", "1.33.0"),
+        *("-f", copied / "ci" / values, "--show-only", "templates/notes.yaml"),
+    )
+    assert done.returncode == 0, done.stderr
+    text: str = helm.parsed(done.stdout)[0]["notes"]
+    return text
+
+
+@pytest.fixture(scope="module")
+def notes_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notes")
+
+
+@every_shape
+def test_notes_tell_the_next_step_and_warn(chart: str, values: str, notes_directory: Path) -> None:
+    notes = notes_of(chart, values, notes_directory)
+    objects = helm.rendered(chart, values)
+    name = helm.one(objects, "StatefulSet")["metadata"]["name"]
+    assert f"rollout status statefulset/{name}\n" in notes
+    assert "helm -n heart test fed\n" in notes
+    assert "\n\n\n" not in notes
+    assert "\n\nThe volume stays" in notes
+    warned = set(re.findall(r"WARNING: (\S+)", notes))
+    assert warned == {
+        *({"data.volume.hostPath"} if "hostpath" in values else set()),
+        *({"cert-manager"} if "Certificate" in [each["kind"] for each in objects] else set()),
+        *({"networkPolicy.enabled"} if values in ("bare-values.yaml", "digits-values.yaml") else set()),
+    }
+
+
+def test_notes_say_what_waits_for_approval(notes_directory: Path) -> None:
+    waiting = notes_of("chorale-silo", "hospital-values.yaml", notes_directory)
+    assert "chorale silo approve --config /etc/chorale/settings/silo.yaml ID" in waiting
+    assert "silo approve" not in notes_of("chorale-silo", "proxy-values.yaml", notes_directory)
