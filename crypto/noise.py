@@ -14,9 +14,7 @@ the key. The noise protects against those who see the sums, not against the silo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
@@ -26,13 +24,8 @@ from numpy.typing import NDArray
 
 from crypto import prg
 from crypto.errors import LocalProtocolError
+from crypto.noise_kernel import Integers, Pick, compiled_pick
 from crypto.skellam import MORE_BITS, Law
-
-Integers: TypeAlias = NDArray[np.signedinteger[Any]]
-Pick: TypeAlias = Callable[
-    [NDArray[np.uint32], int, NDArray[np.uint32], Integers, NDArray[np.int64]],
-    int,
-]
 
 BLOCK_SAMPLES: Final = 1 << 15  # words and samples stay in the cache beside the table
 _ADDED_SAMPLES: Final = 1 << 18  # fewer set-ups of a key stream; 1 MiB
@@ -64,17 +57,11 @@ def pick(
     return places.size
 
 
-@cache
 def fastest_pick() -> Pick:
-    """The compiled loop if numba is here, else the one in numpy."""
-    if sys.byteorder != "little":
+    """The compiled loop if there is one, else the one in numpy."""
+    if sys.byteorder != "little":  # which the compiled loop reads words in
         return pick
-    try:
-        from crypto import noise_kernel
-    except ImportError:
-        return pick
-    compiled: Pick = noise_kernel.pick
-    return compiled
+    return compiled_pick() or pick
 
 
 class SkellamStream:
@@ -110,7 +97,7 @@ class SkellamStream:
             out_B = out_N[first : first + BLOCK_SAMPLES]
             word_B = buffer_B[: out_B.size]
             keystream.fill(word_B.view(np.uint8))
-            found = self._pick(law.entries_C, law.index_bits, _native(word_B), out_B, place_B)
+            found = self._pick(law.entries_C, law.index_bits, word_B, out_B, place_B)
             undecided += [(first + int(place), int(word_B[place])) for place in place_B[:found]]
         self._decide(start, undecided, out_N)
 
@@ -140,10 +127,6 @@ def decided(law: Law, word: int, more: int) -> int:
     own = word >> 1 & mask
     magnitude = own if more < int(law.more_C[own]) else int(law.entries_C[own]) & mask
     return -magnitude if word & 1 else magnitude
-
-
-def _native(word_B: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    return word_B.astype(np.uint32, copy=False)
 
 
 def _derived(key: bytes, quantity: int, use: bytes) -> bytes:

@@ -1,23 +1,45 @@
-"""The table look-up of crypto/noise.py as a compiled loop. Needs numba, which the extra `silo` brings."""
+"""The table look-up of crypto/noise.py as a compiled loop.
+
+numba comes with the extra `silo`. Without it, or where it finds no folder for what it compiled (beside
+this file, NUMBA_CACHE_DIR, the user's cache), the loop in numpy serves, with the same samples: compiling
+anew in every process would cost more than it saves.
+"""
 
 # B = samples of one block, C = cells of the table
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+Integers: TypeAlias = NDArray[np.signedinteger[Any]]
+Pick: TypeAlias = Callable[
+    [NDArray[np.uint32], int, NDArray[np.uint32], Integers, NDArray[np.int64]],
+    int,
+]
 
-# no cache=True: numba keeps compiled code on disk as pickles
-@njit(nogil=True)
-def pick(
+
+@cache
+def compiled_pick() -> Pick | None:
+    """The compiled loop, or None. The first call imports numba, half a second and 60 MB."""
+    try:
+        import numba
+
+        compiled: Pick = numba.njit(nogil=True, cache=True)(_pick)
+    except (ImportError, RuntimeError):  # RuntimeError: no folder to keep the compiled code in
+        return None
+    return compiled
+
+
+def _pick(
     entries_C: NDArray[np.uint32],
     index_bits: int,
     word_B: NDArray[np.uint32],
-    out_B: NDArray[np.signedinteger[Any]],
+    out_B: Integers,
     undecided_B: NDArray[np.int64],
 ) -> int:
     """As `noise.pick`; every step says its 32 bits, because numba widens sums of mixed types."""
