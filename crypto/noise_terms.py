@@ -20,6 +20,7 @@ RECORD_SPREAD = 7.4466  # sqrt(2 ln 2^40) = 7.44659..., rounded up
 CLIP_REDRAW = 2.0**-20  # beta of a clipped array: how seldom its rounding is drawn anew
 CLIP_SPREAD = 5.2656  # sqrt(2 ln 2^20) = 5.26553..., rounded up
 _ROUNDING_UP = 1.0 + 1e-12  # of float64 arithmetic: a bound is never below what it stands for
+_SUM_ROUNDING = 1.0 + 2.0**-20  # float64 sums over all records may differ by more than one record's share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def record_sensitivity(l2: float, *, scale: float, coordinates: int) -> Sensitiv
     difference. Its norm is below scale l2 + sqrt(coordinates) always, and below the second bound but
     for a probability of RECORD_FAILURE (Kairouz, Liu, Steinke 2021, Proposition 22).
     """
-    norm, root = scale * l2, math.sqrt(coordinates)
+    norm, root = scale * l2 * _SUM_ROUNDING, math.sqrt(coordinates)
     always = (norm + root) ** 2 * _ROUNDING_UP
     mostly = (norm**2 + coordinates / 4.0 + RECORD_SPREAD * (norm + root / 2.0)) * _ROUNDING_UP
     if always <= mostly:
