@@ -50,7 +50,7 @@ def clipped_rows(logits_NC: Tensor, clip: float | None) -> Tensor:
         return logits_NC
     wide_NC = logits_NC.double()
     wide_NC = torch.where(wide_NC.isfinite().all(dim=1, keepdim=True), wide_NC, 0.0)
-    norms_N1 = torch.linalg.vector_norm(wide_NC, dim=1, keepdim=True)
+    norms_N1: Tensor = torch.linalg.vector_norm(wide_NC, dim=1, keepdim=True)
     return wide_NC * (clip / norms_N1.clamp(min=clip))
 
 
