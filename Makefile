@@ -30,8 +30,8 @@ lint: $(READY) ## ruff: rules and format
 typecheck: $(READY) ## mypy --strict
 	$(BIN)/mypy
 
-bench: $(READY) ## cost of the secure sum; ARGS="--silos 20"
-	$(BIN)/python -m bench.secagg --silos 10 --length 1000000 --drop 2 --word 32 --json $(ARGS)
+bench: $(READY) ## every benchmark against its target and the last figures, into build/bench/; ARGS="setup growth"
+	$(BIN)/python -m bench.suite $(ARGS)
 
 proto: $(READY) ## generate the stubs in chorale/v1/ from proto/
 	cd proto && PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I . \

@@ -41,6 +41,15 @@ class Row:
         worse, better = (self.value, earlier) if self.is_at_most else (earlier, self.value)
         return worse > TOLERANCE * better
 
+    @property
+    def comparison(self) -> str:
+        """Such as "1.8 x, target <= 1.5 x"."""
+        return f"{_shown(self.value, self.unit)}, target {self.limit}"
+
+    @property
+    def limit(self) -> str:
+        return f"{'<=' if self.is_at_most else '>='} {_shown(self.target, self.unit)}"
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "holds": self.holds}
 
@@ -53,12 +62,11 @@ def table(rows: Iterable[Row]) -> str:
     """Markdown: name, target, measured, holds."""
     lines = ["| name | target | measured | holds |", "|---|---|---|---|"]
     lines += [
-        f"| {row.name} | {'<=' if row.is_at_most else '>='} {_shown(row.target, row.unit)} "
-        f"| {_shown(row.value, row.unit)} | {'yes' if row.holds else '**no**'} |"
+        f"| {row.name} | {row.limit} | {_shown(row.value, row.unit)} | {'yes' if row.holds else '**no**'} |"
         for row in rows
     ]
     return "\n".join(lines)
 
 
 def _shown(value: float, unit: str) -> str:
-    return f"{value:.3g} {unit}".rstrip()
+    return f"{value:.4g} {unit}".rstrip()

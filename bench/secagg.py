@@ -1,7 +1,8 @@
 """What one secure sum costs: a whole session in this process, of the code that silos and coordinator run.
 
-Silos hold real certificates and a roster; `--drop` of them are lost after SHARE, so that masks must be
-recovered. The revealed sum is compared with the sum of the encoded inputs, bit for bit.
+`--drop` silos are lost after SHARE, so that masks must be recovered. Every step takes turns with the
+key streams that it cannot do without, so that a busy machine slows both. The revealed sum is compared
+with the sum of the encoded inputs, bit for bit.
 """
 
 # L = words of one vector
@@ -12,35 +13,40 @@ import argparse
 import json
 import resource
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from typing import NoReturn
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench import keystreams, masks, memory
 from bench.clock import Clock
-from bench.federation import NAME, Federation, make_federation
-from crypto import masking, prg, ring
+from bench.federation import make_federation
+from bench.options import Parser, whole
+from bench.rows import Row, table
+from bench.session import NOW, Session
+from crypto import ring
 from crypto.cohort import SMALLEST_FEDERATION, CohortRule
-from crypto.coordinator_session import CoordinatorSession
+from crypto.encoder import Encoder
 from crypto.errors import LocalProtocolError
-from crypto.layout import WORD_BITS, Layout, Quantity
-from crypto.masking import UnmaskPlan
-from crypto.messages import SessionTerms, Shares, SignedBody, UnmaskShares
-from crypto.reveal import PendingReveal
-from crypto.silo_session import SiloSession
+from crypto.layout import WORD_BITS
+from crypto.masking import Masker, UnmaskPlan, vectors_from_stream
 
-NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-BOUND = 8.0  # the default update_bound, in parameter units
+TURNS = 3  # of every timed step at every silo
 MOST_SILOS = 200
 MOST_VALUES = 1 << 27
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Means per silo, but for what the coordinator does; bytes are those of one silo that stayed."""
+    """Medians per silo, but for what the coordinator does; bytes are those of one silo that stayed.
+
+    Ratios are of CPU seconds of all threads, unless they say wall. A key stream has the bytes of the
+    vector and is drawn in one thread; a silo needs one per silo, the coordinator one per survivor and
+    one per pair of survivor and lost silo.
+    """
 
     silos: int
     length: int
@@ -58,226 +64,173 @@ class Report:
     float32_bytes: int
     max_abs_error: float
     peak_rss_mb: float
+    mask_wall_to_cpu: float
+    encode_to_keystream_pass: float
+    coordinator_unmask_cpu_seconds: float
+    unmask_to_keystream: float
+    unmask_wall_to_cpu: float
+    upload_to_float32: float
+    silo_peak_to_vector: float
+    coordinator_peak_to_vector: float
+
+    def rows(self) -> list[Row]:
+        """The figures that have a target."""
+        word = f"w = {self.word}"
+        return [
+            Row(name=f"silo masking / its key streams, {word}", target=1.5, value=self.mask_to_keystream),
+            Row(name=f"silo masking, wall / CPU, {word}", target=0.75, value=self.mask_wall_to_cpu),
+            Row(name=f"encode / one key stream, {word}", target=4.0, value=self.encode_to_keystream_pass),
+            Row(
+                name=f"coordinator unmasking / its key streams, {word}",
+                target=1.5,
+                value=self.unmask_to_keystream,
+            ),
+            Row(name=f"silo peak extra memory / vector, {word}", target=2.0, value=self.silo_peak_to_vector),
+            Row(
+                name=f"coordinator peak memory / vector, {word}",
+                target=3.0,
+                value=self.coordinator_peak_to_vector,
+            ),
+            Row(
+                name=f"upload / float32, {word}",
+                target=self.word / 32 + 0.01,
+                value=self.upload_to_float32,
+            ),
+        ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     report = measure(silos=options.silos, length=options.length, drop=options.drop, word=options.word)
     if options.json:
-        print(json.dumps(asdict(report)))
-    else:
-        for name, value in asdict(report).items():
-            print(f"{name:<28}{value:>14.6g}" if isinstance(value, float) else f"{name:<28}{value:>14}")
+        print(json.dumps({**asdict(report), "rows": [row.to_json() for row in report.rows()]}))
+        return 0
+    for name, value in asdict(report).items():
+        print(f"{name:<32}{value:>14.6g}" if isinstance(value, float) else f"{name:<32}{value:>14}")
+    print(f"\n{table(report.rows())}")
     return 0
 
 
 def measure(*, silos: int, length: int, drop: int, word: int) -> Report:
     """Run one session and take its times. Raises LocalProtocolError if its sum is not exact."""
-    run = _Run(make_federation(silos, now=NOW), length=length, word=word)
-    run.share()
-    run.mask(staying=silos - drop)
-    run.reveal()
-    run.draw_keystreams()
-    clock = run.clock
-    mask, keystream = clock.mean("mask"), clock.mean("keystream")
-    return Report(
-        silos=silos,
-        length=length,
-        word=word,
-        dropped=drop,
-        silo_mask_cpu_seconds=mask.cpu_seconds,
-        silo_mask_wall_seconds=mask.wall_seconds,
-        encode_cpu_seconds=clock.mean("encode").cpu_seconds,
-        setup_cpu_seconds=clock.total("setup").cpu_seconds / silos,
-        noise_cpu_seconds=0.0,
-        keystream_cpu_seconds=keystream.cpu_seconds,
-        mask_to_keystream=mask.cpu_seconds / keystream.cpu_seconds,
-        coordinator_unmask_seconds=clock.total("unmask").wall_seconds,
-        upload_bytes=run.upload_bytes,
-        float32_bytes=4 * length,
-        max_abs_error=run.max_abs_error(),
-        peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    )
+    session = Session(make_federation(silos, now=NOW), length=length, word=word)
+    run = _Run(session, length=length)
+    session.share()
+    run.mask(session.terms.names[: silos - drop])
+    run.unmask(session.reveal(run.clock))
+    return run.report(word=word, drop=drop)
 
 
 class _Run:
-    """Every stage of docs/protocol.md 5 in turn; steps: setup, encode, mask, unmask, keystream."""
+    """Vectors of a session; steps: encode, pass, mask, keystream, rebuild, unmask, unmask keystream."""
 
-    def __init__(self, federation: Federation, *, length: int, word: int) -> None:
+    def __init__(self, session: Session, *, length: int) -> None:
         self.clock = Clock()
-        self.upload_bytes = 0
-        self._terms = _terms(federation, length=length, word=word)
-        self._layout = self._terms.layout
-        self._coordinator = CoordinatorSession(
-            terms=self._terms, roster=federation.roster, authority=federation.authority, now=NOW
-        )
-        self._silos = {name: self._silo(federation, name) for name in self._terms.names}
+        self._session = session
+        self._layout = session.terms.layout
         self._masked = ring.zeros(self._layout)  # what the coordinator holds
-        self._encoded = ring.zeros(self._layout)  # what only this bench knows
+        self._encoded = ring.zeros(self._layout)  # the sum that only this bench knows
         self._exact_L: NDArray[np.float64] = np.zeros(length)
+        self._max_abs_error = 0.0
 
-    def share(self) -> None:
-        """ADVERTISE and SHARE of every silo."""
-        for name, silo in self._silos.items():
-            with self.clock.step("setup"):
-                advert = silo.advertise()
-            self._coordinator.on_advert(name, advert)
-        cohort = self._coordinator.close_advertise()
-        for name, silo in self._silos.items():
-            with self.clock.step("setup"):
-                shares = silo.receive(cohort)
-            self._coordinator.on_shares(name, shares)
-        self.upload_bytes += _size(advert) + _shares_size(shares)
-
-    def mask(self, *, staying: int) -> None:
-        """MASKED_INPUT of those who stay; each upload is added when it is complete."""
-        envelopes = self._coordinator.close_share()
-        for index, name in enumerate(self._terms.names[:staying]):
-            with self.clock.step("setup"):
-                masker = self._silos[name].receive(envelopes[name])
-            values_L = _values(index, self._exact_L.size)
-            with self.clock.step("encode"):
-                encoded = ring.encode({"delta": values_L}, layout=self._layout)
-            with self.clock.step("mask"):
-                chunks = list(masker.stream(encoded))
-            self._exact_L += values_L
+    def mask(self, staying: Sequence[str]) -> None:
+        """MASKED_INPUT of those who stay; each upload is added to the coordinator's sum when it is there."""
+        for index, name in enumerate(staying):
+            values_L = masks.values(self._exact_L.size, seed=index)
+            masker = self._session.masker(name)
+            encoded = self._encode(values_L)
+            self._mask(masker, encoded)
+            upload = b"".join(masker.stream(encoded))
+            ring.add_into(self._masked, vectors_from_stream(self._layout, upload))
             ring.add_into(self._encoded, encoded.vectors)
-            ring.add_into(self._masked, masking.vectors_from_stream(self._layout, b"".join(chunks)))
-            self._coordinator.on_masked(name)
-        self.upload_bytes += self._layout.total_bytes
+            self._exact_L += values_L
 
-    def reveal(self) -> None:
-        """CONSISTENCY and UNMASK. Raises LocalProtocolError if the sum is not exact."""
-        survivors = self._coordinator.close_masked()
-        for name in survivors.survivors:
-            with self.clock.step("setup"):
-                signature = self._silos[name].receive(survivors)
-            self._coordinator.on_consistency(name, signature)
-        request = self._coordinator.close_consistency()
-        for name in survivors.survivors:
-            with self.clock.step("setup"):
-                answer = self._silos[name].receive(request)
+    def unmask(self, plan: UnmaskPlan) -> None:
+        """Take the masks off the sum. Raises LocalProtocolError if it is not exact."""
+        masked = {word: sum_L.copy() for word, sum_L in self._masked.items()}
+        for turn in range(TURNS):
+            self._draw("unmask keystream", len(plan.seeds))
             with self.clock.step("unmask"):
-                self._coordinator.on_unmask(name, answer)
-        self.upload_bytes += _size(signature) + _answer_size(answer)
-        with self.clock.step("unmask"):
-            self._unmask()
+                plan.unmask(masked if turn else self._masked)
         if any(not np.array_equal(sum_L, self._encoded[word]) for word, sum_L in self._masked.items()):
             raise LocalProtocolError("bench: the revealed sum is not the sum of the inputs")
+        decoded_L = ring.decode(self._masked, layout=self._layout)[masks.QUANTITY]
+        self._max_abs_error = float(np.max(np.abs(decoded_L - self._exact_L)))
 
-    def draw_keystreams(self) -> None:
-        """As many key streams as a silo applies, in the same blocks, and nothing done with them."""
-        block = np.empty(min(prg.BLOCK_BYTES, self._layout.total_bytes), np.uint8)
-        blocks = -(-self._layout.total_bytes // block.size)
-        for _ in self._silos:  # a mean of as many turns as there are silos
-            with self.clock.step("keystream"):
-                for index in range(len(self._silos)):
-                    stream = prg.Keystream(index.to_bytes(prg.KEY_BYTES, "big"))
-                    for _ in range(blocks):
-                        stream.fill(block)
+    def report(self, *, word: int, drop: int) -> Report:
+        """What was measured, once all stages are over."""
+        silos, length = len(self._session.terms.names), self._exact_L.size
+        upload_bytes = self._session.message_bytes + self._layout.total_bytes
+        mask, keystream = self.clock.median("mask"), self.clock.median("keystream")
+        encode, unmask = self.clock.median("encode"), self.clock.median("unmask")
+        setup = self._session.setup_cpu_seconds(self._session.terms.names)
+        return Report(
+            silos=silos,
+            length=length,
+            word=word,
+            dropped=drop,
+            silo_mask_cpu_seconds=mask.cpu_seconds,
+            silo_mask_wall_seconds=mask.wall_seconds,
+            encode_cpu_seconds=encode.cpu_seconds,
+            setup_cpu_seconds=float(np.median(setup)),
+            noise_cpu_seconds=0.0,
+            keystream_cpu_seconds=keystream.cpu_seconds,
+            mask_to_keystream=mask.cpu_seconds / keystream.cpu_seconds,
+            coordinator_unmask_seconds=self.clock.total("rebuild").wall_seconds + unmask.wall_seconds,
+            upload_bytes=upload_bytes,
+            float32_bytes=4 * length,
+            max_abs_error=self._max_abs_error,
+            peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            mask_wall_to_cpu=mask.wall_seconds / mask.cpu_seconds,
+            encode_to_keystream_pass=encode.cpu_seconds / self.clock.median("pass").cpu_seconds,
+            coordinator_unmask_cpu_seconds=unmask.cpu_seconds,
+            unmask_to_keystream=unmask.cpu_seconds / self.clock.median("unmask keystream").cpu_seconds,
+            unmask_wall_to_cpu=unmask.wall_seconds / unmask.cpu_seconds,
+            upload_to_float32=upload_bytes / (4 * length),
+            silo_peak_to_vector=memory.silo_peak_to_vector(length, word=word, silos=silos),
+            coordinator_peak_to_vector=_coordinator_peak(length, word=word, silos=silos, lost=drop),
+        )
 
-    def max_abs_error(self) -> float:
-        """Against the sum of the survivors' floats, in the units of the values."""
-        decoded_L = ring.decode(self._masked, layout=self._layout)["delta"]
-        return float(np.max(np.abs(decoded_L - self._exact_L)))
+    def _encode(self, values_L: NDArray[np.float32]) -> ring.Encoded:
+        values = {masks.QUANTITY: values_L}
+        Encoder(values, layout=self._layout).encode()  # loads what is compiled
+        for _ in range(TURNS):
+            self._draw("pass", 1)
+            with self.clock.step("encode"):
+                encoded = Encoder(values, layout=self._layout).encode()
+        return encoded
 
-    def _unmask(self) -> None:
-        plan = self._coordinator.close_unmask()
-        assert isinstance(plan, UnmaskPlan)  # nobody lies here, so nothing is left to recover
-        plan.unmask(self._masked)
+    def _mask(self, masker: Masker, encoded: ring.Encoded) -> None:
+        for _ in range(TURNS):
+            self._draw("keystream", len(self._session.terms.names))
+            with self.clock.step("mask"):
+                masks.exhaust(masker, encoded)
 
-    def _silo(self, federation: Federation, name: str) -> SiloSession:
-        with self.clock.step("setup"):
-            return SiloSession(
-                terms=self._terms,
-                identity=federation.silos[name],
-                roster=federation.roster,
-                authority=federation.authority,
-                ledger=_SingleUseLedger(),
-                now=NOW,
-            )
+    def _draw(self, step: str, streams: int) -> None:
+        with self.clock.step(step):
+            keystreams.draw(streams, stream_bytes=self._layout.total_bytes)
 
 
-class _SingleUseLedger:
-    """Nothing to remember: its silo takes part in one session and ends with the process."""
-
-    def begin_attempt(self, terms: SessionTerms) -> None:
-        pass
-
-    def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
-        pass
-
-    def write_pending(self, pending: PendingReveal) -> None:
-        pass
-
-    def mark_revealed(self, pending: PendingReveal) -> None:
-        pass
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"secagg: error: {message}", file=sys.stderr)
-        sys.exit(2)
+def _coordinator_peak(length: int, *, word: int, silos: int, lost: int) -> float:
+    with tempfile.TemporaryDirectory(prefix="chorale-bench-") as folder:
+        return memory.coordinator_peak_to_vector(
+            length, word=word, silos=silos, lost=lost, folder=Path(folder)
+        )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m bench.secagg", description=(__doc__ or "").splitlines()[0])
-    silos = _whole(SMALLEST_FEDERATION, MOST_SILOS)
+    parser = Parser("secagg", __doc__)
+    silos = whole(SMALLEST_FEDERATION, MOST_SILOS)
     parser.add_argument("--silos", type=silos, default=10, help="silos that advert")
-    parser.add_argument("--length", type=_whole(1, MOST_VALUES), default=1_000_000, help="values of each")
-    parser.add_argument("--drop", type=_whole(0, MOST_SILOS), default=2, help="silos lost after SHARE")
+    parser.add_argument("--length", type=whole(1, MOST_VALUES), default=1_000_000, help="values of each")
+    parser.add_argument("--drop", type=whole(0, MOST_SILOS), default=2, help="silos lost after SHARE")
     parser.add_argument("--word", type=int, choices=WORD_BITS, default=32, help="bits of a summed value")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
     most = options.silos - CohortRule.for_members(options.silos).least_survivors
     if options.drop > most:
         parser.error(f"argument --drop: {options.silos} silos bear the loss of {most}, got {options.drop}")
     return options
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text}")
-        return int(text)
-
-    return parse
-
-
-def _terms(federation: Federation, *, length: int, word: int) -> SessionTerms:
-    names = tuple(federation.silos)
-    quantity = Quantity(name="delta", shape=(length,), bound=BOUND, word=word)
-    return SessionTerms(
-        federation=NAME,
-        job_digest=bytes(32),
-        roster_version=federation.roster.version,
-        roster_digest=federation.roster.digest,
-        round=1,
-        phase="train",
-        attempt=1,
-        names=names,
-        rule=CohortRule.for_members(len(names)),
-        layout=Layout(quantities=(quantity,), members=len(names)),
-        state_digest=bytes(32),
-    )
-
-
-def _values(index: int, length: int) -> NDArray[np.float32]:
-    """Updates of one silo: few of them near the bound, as in training."""
-    return np.random.default_rng(index).normal(0.0, BOUND / 16, length).astype(np.float32)
-
-
-def _size(signed: SignedBody) -> int:
-    return len(signed.body) + len(signed.signature)
-
-
-def _shares_size(shares: Shares) -> int:
-    return sum(_size(one) for one in (*shares.envelopes, shares.own_share))
-
-
-def _answer_size(answer: UnmaskShares) -> int:
-    shares = [*answer.self_mask_shares.values(), *answer.recovery_shares.values()]
-    return sum(len(share) for share in shares)
 
 
 if __name__ == "__main__":

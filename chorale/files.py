@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from io import RawIOBase
 from pathlib import Path
+from typing import TypeAlias
 
 from crypto.errors import ConfigError
 
 PRIVATE = 0o600  # keys, ledgers, models: of this user alone
 
+Part: TypeAlias = bytes | memoryview
 
-def write_atomic(path: Path, data: bytes | Iterable[bytes], *, mode: int = PRIVATE) -> None:
+
+def write_atomic(path: Path, data: bytes | Iterable[Part], *, mode: int = PRIVATE) -> None:
     """Replace a file in one step: after a crash it holds the old bytes or the new ones, never part.
 
     An OSError names the file itself. Source: docs/protocol.md 10.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        _write_synced(temporary, [data] if isinstance(data, bytes) else data, mode=mode)
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename == str(temporary):
-            error.filename, error.filename2 = str(path), None
-        raise
-    sync_directory(path.parent)
+    parts = [data] if isinstance(data, bytes) else data
+    _replace(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"), parts, lambda: path, mode=mode)
+
+
+def write_hashed(directory: Path, parts: Iterable[Part], *, suffix: str, mode: int = PRIVATE) -> bytes:
+    """Write a file named by the SHA-256 of its bytes, in one step; returns that digest.
+
+    The parts pass once: each is hashed and written, and none is kept. Source: docs/protocol.md 10.
+    """
+    hashed = hashlib.sha256()
+
+    def passing() -> Iterator[Part]:
+        for part in parts:
+            hashed.update(part)
+            yield part
+
+    temporary = directory / f".{secrets.token_hex(8)}{suffix}.tmp"
+    _replace(temporary, passing(), lambda: directory / f"{hashed.hexdigest()}{suffix}", mode=mode)
+    return hashed.digest()
+
+
+def write_all(file: RawIOBase, data: bytes) -> None:
+    """All of the bytes, or an OSError: a disk that gets full takes a part before it refuses."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
 
 
 def read_limited(path: Path, max_bytes: int) -> bytes:
@@ -50,7 +71,20 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def _write_synced(path: Path, parts: Iterable[bytes], *, mode: int) -> None:
+def _replace(temporary: Path, parts: Iterable[Part], path: Callable[[], Path], *, mode: int) -> None:
+    """path: asked for when all is written."""
+    try:
+        _write_synced(temporary, parts, mode=mode)
+        os.replace(temporary, path())
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename, error.filename2 = str(path()), None
+        raise
+    sync_directory(temporary.parent)
+
+
+def _write_synced(path: Path, parts: Iterable[Part], *, mode: int) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(handle, "wb") as file:
         for part in parts:

@@ -217,7 +217,16 @@ class JobSpec(_Part):
         default=8.0, gt=0, le=1e6, description="largest p * delta of a parameter; what lies beyond is clipped"
     )
     update_word: Literal[16, 32, 64] = Field(
-        default=32, description="bits of a summed parameter; 32 takes the bytes of float32, 16 half of them"
+        default=32,
+        description="bits of a summed parameter; 32 takes the bytes of float32, 16 half of them, rotated and "
+        "scaled to the updates of the round before: the first round takes 32",
+    )
+    update_kept: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of the rotated update that a round sums, the same words at all silos; less than 1 "
+        "adds noise to the step and no bias",
     )
     min_weight: float = Field(
         default=0.0, ge=0, le=1, description="least share of the federation's data for a round to be applied"
@@ -292,7 +301,8 @@ class JobSpec(_Part):
     def quantity_names(self) -> tuple[str, ...]:
         """All that the job sums, as far as it is known without the model's state: a custom model may keep
         running means of its own."""
-        names = self.method.quantity_names(has_buffers=self.model.norm == "batch")
+        has_buffers = self.model.norm == "batch"
+        names = self.method.quantity_names(has_buffers=has_buffers, update_word=self.update_word)
         return names if self.privacy is None else tuple(name for name in names if name != CLIPPED)
 
     def rule(self, members: int) -> CohortRule:

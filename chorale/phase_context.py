@@ -7,7 +7,9 @@ from chorale.state import GlobalState, buffer_names, trained_names
 from strategies.base import PhaseContext
 
 
-def phase_context(spec: JobSpec, round: int, state: GlobalState, members: int) -> PhaseContext:
+def phase_context(
+    spec: JobSpec, round: int, state: GlobalState, members: int, *, public_seed: bytes
+) -> PhaseContext:
     """All that a phase's quantities and server step may depend on."""
     method = spec.method
     return PhaseContext(
@@ -19,6 +21,8 @@ def phase_context(spec: JobSpec, round: int, state: GlobalState, members: int) -
         buffers=buffer_names(state),
         update_bound=spec.update_bound,
         update_word=spec.update_word,
+        update_kept=spec.update_kept,
+        public_seed=public_seed,
         min_weight=spec.min_weight,
         options=method.options,
     )

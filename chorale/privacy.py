@@ -28,11 +28,14 @@ from crypto.noise_terms import (
     whole_sensitivity,
 )
 from strategies.evaluation import LOSS_CLIP
+from strategies.update_scale import MEAN_SQUARE
 
 DELTA = "delta"
 SOFT_LABELS = "soft_labels"
 CONSTANTS = frozenset({"silos", "weight"})  # 1 and the declared p: the same whatever the data are
-AFTER_DP_SGD = frozenset({DELTA, "update_sq_norm", "normaliser"})  # of the update, or of the declared steps
+AFTER_DP_SGD = frozenset(
+    {DELTA, MEAN_SQUARE, "update_sq_norm", "normaliser"}
+)  # of the update, or of the declared steps
 
 MAX_EXPONENT = 60  # of the scale
 
@@ -92,7 +95,7 @@ def releases_of(spec: JobSpec, kind: str, state: GlobalState, members: int) -> t
 def named_releases(spec: JobSpec, kind: str, state: GlobalState, members: int) -> list[tuple[str, Release]]:
     """The same, each with the quantity it belongs to; DP-SGD's steps belong to the delta."""
     records = privacy_of(spec).records
-    context = phase_context(spec, 1, state, members)
+    context = phase_context(spec, 1, state, members, public_seed=bytes(32))  # no seed changes the cost
     every = protected(spec.method.phase(kind).quantities(context), spec, members)
     sums: list[tuple[str, Release]] = [
         (each.quantity.name, each.release) for each in every if each.release is not None

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import safetensors
@@ -37,11 +38,20 @@ def state_to_bytes(arrays: Mapping[str, Array]) -> bytes:
 
     Raises RemoteProtocolError for names and types that a reader would refuse.
     """
+    return b"".join(state_parts(arrays))
+
+
+def state_parts(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+    """The same bytes in parts, so that no second copy of a state is ever held: the header, then each
+    array's own memory. An array that is not C-contiguous is copied while it passes.
+
+    Raises RemoteProtocolError as `state_to_bytes`, before the first part.
+    """
     _check_count(len(arrays))
     for name, array in arrays.items():
         _check_array(name, _DTYPE_NAMES.get(array.dtype, str(array.dtype)), list(array.shape))
-    # safetensors writes the memory as it lies, so an array that is not C-contiguous comes out scrambled
-    return safetensors.numpy.save({name: np.asarray(arrays[name], order="C") for name in sorted(arrays)})
+    names = sorted(arrays, key=lambda name: (_WRITTEN_ORDER.index(_DTYPE_NAMES[arrays[name].dtype]), name))
+    return _parts(names, arrays)
 
 
 def state_from_bytes(data: bytes) -> dict[str, Array]:
@@ -54,14 +64,23 @@ def state_from_bytes(data: bytes) -> dict[str, Array]:
 
 
 def state_from_file(path: Path) -> dict[str, Array]:
-    """Arrays of a state file, read through a memory map. Raises RemoteProtocolError."""
+    """Arrays of a state file, read through a memory map. Raises RemoteProtocolError.
+
+    Nothing is copied: a page is read when it is looked at and belongs to this process alone once it
+    is written to. The file must stay as it is; to replace or to remove it changes nothing here.
+    """
     with path.open("rb") as file:
-        _check_header(file.read(8 + MAX_HEADER_BYTES), total_bytes=path.stat().st_size)
-    try:
-        with safetensors.safe_open(path, framework="numpy") as opened:
-            return {name: opened.get_tensor(name) for name in sorted(opened.keys())}
-    except (safetensors.SafetensorError, ValueError) as error:
-        raise _odd(str(error)) from None
+        start = file.read(8 + MAX_HEADER_BYTES)
+        _check_header(start, total_bytes=path.stat().st_size)
+        try:
+            with safetensors.safe_open(path, framework="numpy"):
+                pass  # sound: whole arrays, one after the other, up to the end of the file
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            header_bytes = int.from_bytes(start[:8], "little")
+            header = json.loads(start[8 : 8 + header_bytes])
+            return {name: _mapped(mapped, 8 + header_bytes, header[name]) for name in sorted(header)}
+        except (safetensors.SafetensorError, ValueError, TypeError) as error:
+            raise _odd(str(error)) from None
 
 
 def state_digest(data: bytes) -> bytes:
@@ -93,6 +112,36 @@ def float32_bytes(state: GlobalState) -> int:
 
 
 _DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+_WRITTEN_ORDER = ("I64", "F64", "F32", "U8")  # safetensors writes the types that need alignment first
+
+
+def _parts(names: Sequence[str], arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+    yield _header(names, arrays)
+    for name in names:
+        yield np.asarray(arrays[name], order="C").reshape(-1).view(np.uint8).data
+
+
+def _header(names: Sequence[str], arrays: Mapping[str, Array]) -> bytes:
+    """The length of the header and the header itself, filled up with spaces to a multiple of 8."""
+    entries, end = {}, 0
+    for name in names:
+        begin, end = end, end + arrays[name].nbytes
+        entries[name] = {
+            "dtype": _DTYPE_NAMES[arrays[name].dtype],
+            "shape": list(arrays[name].shape),
+            "data_offsets": [begin, end],
+        }
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _mapped(mapped: mmap.mmap, data_start: int, entry: Mapping[str, Any]) -> Array:
+    dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
+    begin = data_start + entry["data_offsets"][0]
+    array_N = np.frombuffer(mapped, dtype, count=math.prod(shape), offset=begin)
+    # a foreign writer may place arrays anywhere, and not everybody reads them there
+    return (array_N if array_N.flags.aligned else array_N.copy()).reshape(shape)
 
 
 def _model_floats(state: GlobalState) -> list[str]:

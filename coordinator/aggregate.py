@@ -6,7 +6,7 @@ Everything here blocks and runs in a worker thread. Source: docs/protocol.md 5.4
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from crypto import ring
 from crypto.layout import Layout
 from crypto.masking import UnmaskPlan, vectors_from_stream
 from crypto.ring import Words
+from strategies.base import Array
 
 BLOCK_BYTES = 1 << 20
 
@@ -43,7 +44,33 @@ class MaskedSum:
         store_vectors(path, self._sums, layout=self._layout)
 
 
+class StoredSum(Mapping[str, Array]):
+    """A revealed sum on disk, each quantity decoded when it is asked for, in its own units and shape.
+
+    Nothing of it is kept: whoever asks twice gets a second copy, and a large one is gone when it is used.
+    """
+
+    def __init__(self, path: Path, *, layout: Layout) -> None:
+        self._layout = layout
+        self._quantities = {quantity.name: quantity for quantity in layout.quantities}
+        self._vectors = vectors_from_stream(layout, np.memmap(path, np.uint8, "r").data)
+
+    def __getitem__(self, name: str) -> Array:
+        quantity = self._quantities[name]
+        words = self._vectors[quantity.word][self._layout.slices(quantity.word)[name]]
+        alone = Layout(quantities=(quantity,), members=self._layout.members)
+        vector_N = words.astype(ring.word_type(quantity.word), copy=False)
+        return ring.decode({quantity.word: vector_N}, layout=alone)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._quantities)
+
+    def __len__(self) -> int:
+        return len(self._quantities)
+
+
 def store_vectors(path: Path, vectors: dict[int, Words], *, layout: Layout) -> None:
+    """The file is whole or absent."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(path, _stream(vectors, layout))
 
@@ -64,8 +91,7 @@ def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
     store_vectors(target, vectors, layout=plan.layout)
 
 
-def _stream(vectors: dict[int, Words], layout: Layout) -> Iterator[bytes]:
+def _stream(vectors: dict[int, Words], layout: Layout) -> Iterator[memoryview]:
     for word in layout.words:
         little_endian_L = vectors[word].astype(ring.word_type(word).newbyteorder("<"), copy=False)
-        for start in range(0, little_endian_L.size, BLOCK_BYTES * 8 // word):
-            yield little_endian_L[start : start + BLOCK_BYTES * 8 // word].tobytes()
+        yield little_endian_L.view(np.uint8).data

@@ -255,7 +255,8 @@ class Attempt:
         self._begin_stage(self._limits.stage, dict.fromkeys(self.session.survivors, message))
         await self._collect()
         self._close(self.session.close_consistency, RoundState.CONSISTENCY, self.session.survivors)
-        return self._masked_sum
+        total, self._sum = self._masked_sum, None  # whoever stores it lets go of it
+        return total
 
     async def unmask(self) -> UnmaskPlan:
         """Ask for the shares, also of silos that come back late, until they suffice."""

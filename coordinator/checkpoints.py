@@ -10,11 +10,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from chorale.files import write_atomic
-from chorale.state import GlobalState, state_from_file, state_to_bytes
+from chorale.files import sync_directory, write_hashed
+from chorale.state import GlobalState, state_from_file, state_parts
 from crypto.errors import RemoteProtocolError
 
-READ_BYTES = 1 << 20
+SUFFIX = ".safetensors"
 
 
 class Checkpoints:
@@ -25,16 +25,13 @@ class Checkpoints:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, job_digest: bytes, state_digest: bytes) -> Path:
-        return self._folder(job_digest) / f"{state_digest.hex()}.safetensors"
+        return self._folder(job_digest) / f"{state_digest.hex()}{SUFFIX}"
 
     def put(self, job_digest: bytes, state: GlobalState) -> bytes:
         """Durable once it returns. Gives the digest of the state."""
-        data = state_to_bytes(state)
-        digest = hashlib.sha256(data).digest()
-        path = self.path(job_digest, digest)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(path, data)
-        return digest
+        folder = self._folder(job_digest)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return write_hashed(folder, state_parts(state), suffix=SUFFIX)
 
     def load(self, job_digest: bytes, state_digest: bytes) -> GlobalState:
         return state_from_file(self.path(job_digest, state_digest))
@@ -55,22 +52,14 @@ class Checkpoints:
         path = self.path(job_digest, state_digest)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         received.replace(path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
     def keep_only(self, job_digest: bytes, state_digests: Iterable[bytes]) -> None:
         """Remove the job's other files."""
         kept = {self.path(job_digest, digest).name for digest in state_digests}
-        for path in self._folder(job_digest).glob("*.safetensors"):
+        for path in self._folder(job_digest).glob(f"*{SUFFIX}"):
             if path.name not in kept:
                 path.unlink(missing_ok=True)
 
     def _folder(self, job_digest: bytes) -> Path:
         return self._directory / job_digest.hex()
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,6 +14,7 @@ import grpc
 
 from chorale import wire
 from chorale.logs import get_logger
+from chorale.pipeline import read_at
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
 from coordinator.access import AccessDenied, AccessGuard, Caller, caller_of
@@ -85,10 +86,11 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 )
             path = self._desk.checkpoints.path(request.job_digest, digest)
             sent = self._desk.metrics.sent_bytes.labels(kind=Transfer.DOWNLOAD.value)
-            with path.open("rb") as file:
-                file.seek(request.offset)
-                offset = request.offset
-                while data := await asyncio.to_thread(file.read, wire.CHUNK_BYTES):
+            offset = request.offset
+            if offset > path.stat().st_size:
+                raise RemoteProtocolError("download: the offset is beyond the end of the state")
+            with path.open("rb", buffering=0) as file:
+                while data := await read_at(file, offset, wire.CHUNK_BYTES):
                     yield pb.Chunk(offset=offset, data=data)
                     offset += len(data)
                     sent.inc(len(data))
@@ -105,10 +107,11 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 return
             async for message in request_iterator:
                 if message.WhichOneof("kind") == "end":
+                    await spool.settle(message.end.sha256)
                     attempt.finish_upload(caller.name, spool, message.end.sha256)
                     yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=True)
                     return
-                self._take_chunk(caller.name, attempt, spool, message)
+                await self._take_chunk(caller.name, attempt, spool, message)
 
     async def _open_upload(
         self, silo: str, messages: AsyncIterator[pb.UploadMessage]
@@ -119,15 +122,17 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         key = wire.key_from_wire(first.header.key)
         attempt = self._job_desk.driver(key.job_digest).attempt_for(silo, key)
         spool = attempt.open_upload(silo, first.header.total_bytes)
+        spool.begin_stream()
         attempt.on_upload_progress(silo, spool, chunk_bytes=first.ByteSize())
         return attempt, spool
 
-    def _take_chunk(self, silo: str, attempt: Attempt, spool: Spool, message: pb.UploadMessage) -> None:
+    async def _take_chunk(self, silo: str, attempt: Attempt, spool: Spool, message: pb.UploadMessage) -> None:
         if message.WhichOneof("kind") != "chunk":
             raise RemoteProtocolError("upload: expected a chunk or the end")
         offset, data = wire.chunk_from_wire(message.chunk)
-        spool.append(offset, data)
-        attempt.on_upload_progress(silo, spool, chunk_bytes=message.ByteSize())
+        await spool.append(offset, data)
+        # not ByteSize: it writes the whole message to learn how long it is
+        attempt.on_upload_progress(silo, spool, chunk_bytes=len(data) + wire.CHUNK_FRAME_BYTES)
         self._desk.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value).inc(len(data))
 
     async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from chorale import wire
 from chorale.job import Job
@@ -17,7 +18,7 @@ from chorale.state import GlobalState
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
 from chorale.wire import PhaseKey
-from coordinator.aggregate import MaskedSum, load_vectors, unmask_stored
+from coordinator.aggregate import MaskedSum, StoredSum, unmask_stored
 from coordinator.attempt import Attempt, AttemptFailed, AttemptLimits
 from coordinator.complaints import FiledComplaint, sitting_out
 from coordinator.deadlines import StageLimits
@@ -28,7 +29,6 @@ from coordinator.reasons import Absent, FailureReason
 from coordinator.round_machine import RoundEvent, RoundMachine, RoundState
 from coordinator.spool import SessionSpool
 from coordinator.store import Absence, PhaseRow
-from crypto import ring
 from crypto.coordinator_session import CoordinatorSession
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.messages import SessionTerms
@@ -204,12 +204,14 @@ class RoundDriver:
 
     def _next_state(self, terms: SessionTerms, state: GlobalState) -> tuple[PhaseResult, bytes]:
         path = self._desk.revealed_sum_path(self._row.sequence, self._machine.attempt)
-        sums = ring.decode(load_vectors(path, layout=terms.layout), layout=terms.layout)
+        sums = StoredSum(path, layout=terms.layout)
         context = self._job.context(self._key, state, len(terms.names))
         result = self._job.phase(self._row.phase).apply(context, sums)
-        if result.state is None:
+        del sums  # its pages, before the next state is written
+        if result.state is None or result.state is state:
             return result, self._row.state_digest
-        return result, self._desk.checkpoints.put(self._job.digest, result.state)
+        digest = self._desk.checkpoints.put(self._job.digest, result.state)
+        return replace(result, state={}), digest  # it is on disk: nobody holds it on to the next phase
 
     def _give_up(self, reason: FailureReason) -> records_pb2.PhaseRecord:
         return self._end(PhaseResult(state=None, reason=reason.value), self._row.state_digest, [])

@@ -195,6 +195,13 @@ class Store:
         with self._engine.begin() as connection:
             return [_phase_row(row) for row in connection.execute(select)]
 
+    def newest_starts(self, job: bytes, count: int) -> list[bytes]:
+        """Digests of the states that the newest phases start from, newest first."""
+        select = sa.select(phases.c.state_digest).where(phases.c.job == job)
+        with self._engine.begin() as connection:
+            newest = select.order_by(phases.c.sequence.desc()).limit(count)
+            return list(connection.execute(newest).scalars())
+
     def phase(self, sequence: int) -> PhaseRow:
         with self._engine.begin() as connection:
             row = connection.execute(sa.select(phases).where(phases.c.sequence == sequence)).one()

@@ -22,6 +22,7 @@ from crypto.identity import (
     Role,
     certificate_from_der,
     check_certificate,
+    check_signature,
     fingerprint,
     verify,
 )
@@ -181,7 +182,10 @@ def check_consistency(signed: SignedBody, *, certificate: x509.Certificate, send
     scope = f"consistency signature of {sender}"
     if signed.body != body:
         raise RemoteProtocolError(f"{scope}: made over another cohort or other sets", code=Refusal.SIGNATURES)
-    _open(signed, "consistency", certificate, scope=scope, code=Refusal.SIGNATURES)
+    try:
+        check_signature(signed, purpose="consistency", certificate=certificate)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"{scope}: {error}", code=Refusal.SIGNATURES) from None
 
 
 def consistency_body(said: Consistency) -> bytes:

@@ -129,14 +129,24 @@ def verify(
 
     Raises RemoteProtocolError with `code`.
     """
-    try:
-        public_key_of(certificate).verify(signed.signature, signed.body, _HASH)
-    except InvalidSignature:
-        raise RemoteProtocolError(f"{purpose}: the signature does not hold", code=code) from None
+    check_signature(signed, purpose=purpose, certificate=certificate, code=code)
     try:
         return encoding.decode(purpose, signed.body)
     except RemoteProtocolError as error:
         raise RemoteProtocolError(str(error), code=code) from None
+
+
+def check_signature(
+    signed: SignedBody, *, purpose: str, certificate: x509.Certificate, code: Refusal = Refusal.MALFORMED
+) -> None:
+    """For a body that the receiver knows in full; any other is opened with `verify`.
+
+    Raises RemoteProtocolError with `code`.
+    """
+    try:
+        public_key_of(certificate).verify(signed.signature, signed.body, _HASH)
+    except InvalidSignature:
+        raise RemoteProtocolError(f"{purpose}: the signature does not hold", code=code) from None
 
 
 def fingerprint(certificate: x509.Certificate | bytes) -> bytes:

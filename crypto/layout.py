@@ -13,6 +13,7 @@ from functools import cached_property
 from crypto import encoding
 from crypto.errors import ConfigError
 from crypto.noise_terms import MAX_WRAP_PROBABILITY, Noise
+from crypto.projection import Projection
 from crypto.skellam import wrap_probability
 
 WORD_BITS = (16, 32, 64)
@@ -29,6 +30,7 @@ class Quantity:
     bound: largest magnitude of a silo's value, in the quantity's own units.
     word: bits of the ring it is summed in. is_count: an exact integer, scale 1.
     sensitivity_l2: change by one record, where the quantity can be noised per record.
+    projection: the values are summed as its numbers, of which `bound` is the largest; shape stays theirs.
     noise: what every silo adds to its own; the sum of a noised count is a real number.
     """
 
@@ -38,6 +40,7 @@ class Quantity:
     word: int = 64
     is_count: bool = False
     sensitivity_l2: float | None = None
+    projection: Projection | None = None
     noise: Noise | None = None
 
     def __post_init__(self) -> None:
@@ -50,14 +53,28 @@ class Quantity:
             raise ConfigError(f"quantity {self.name}: the bound of a count is whole, got {self.bound}")
         if self.name == CLIPPED and not (self.is_count and self.shape == ()):
             raise ConfigError(f"quantity {self.name}: the name is reserved for a single count")
+        for values in (math.prod(self.shape), self.size):
+            if not 0 < values <= MAX_VALUES:
+                raise ConfigError(f"quantity {self.name}: expected 1 to {MAX_VALUES} values, got {values}")
         if self.noise is not None and self.is_count:
             raise ConfigError(f"quantity {self.name}: a count with noise is no count")
-        if not 0 < self.size <= MAX_VALUES:
-            raise ConfigError(f"quantity {self.name}: expected 1 to {MAX_VALUES} values, got {self.size}")
+        self._check_projection()
+
+    def _check_projection(self) -> None:
+        if self.projection is None:
+            return
+        if self.is_count:
+            raise ConfigError(f"quantity {self.name}: a count is not projected")
+        if self.projection.size != math.prod(self.shape):
+            raise ConfigError(
+                f"quantity {self.name}: expected a projection of {math.prod(self.shape)} values, "
+                f"got {self.projection.size}"
+            )
 
     @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        """Words in the vector."""
+        return math.prod(self.shape) if self.projection is None else self.projection.kept
 
     def scale(self, members: int) -> float:
         """Power of two with members * ceil(scale * bound) <= 2^(word-1) - 1; 1 for counts.
@@ -163,11 +180,18 @@ def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
         quantity.word,
         int(quantity.is_count),
         _hex(quantity.sensitivity_l2),
+        _projection_fields(quantity.projection),
     ]
     if quantity.noise is not None:
         noise = quantity.noise
         fields.append([_hex(noise.variance), _hex(noise.scale), _hex(noise.clip_l2)])
     return fields
+
+
+def _projection_fields(projection: Projection | None) -> list[encoding.Field]:
+    if projection is None:
+        return []
+    return [projection.seed, projection.size, projection.block, projection.kept]
 
 
 def _hex(number: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Adding and removing masks: seeds and signs applied to vectors, block by block.
+"""Adding and removing masks: seeds and signs applied to vectors, block by block, in threads.
 
 A vector of each word size is masked under the same seeds and different keys, and all of them form
 one stream of little-endian words in ascending word size. Source: docs/protocol.md 5.4 and 5.6.
@@ -8,15 +8,19 @@ one stream of little-endian words in ascending word size. Source: docs/protocol.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
-from crypto import prg, ring
+from crypto import pipeline, prg, ring
 from crypto.errors import LocalProtocolError, RemoteProtocolError
 from crypto.layout import Layout
-from crypto.ring import Encoded, Words
+from crypto.ring import Words
 
 CHUNK_BYTES = 1 << 20  # one message of an upload
 
@@ -33,8 +37,16 @@ class SignedSeed:
             raise LocalProtocolError(f"masking: a sign is 1 or -1, got {self.sign}")
 
 
+class Source(Protocol):
+    """One input's words: the same in whatever pieces they are read, by several threads at once."""
+
+    def check_layout(self, layout: Layout) -> None: ...
+
+    def read(self, word: int, start: int, out: Words) -> None: ...
+
+
 class Masker:
-    """Turns one silo's encoded input into the masked stream that leaves it, as often as asked.
+    """Turns one silo's input into the masked stream that leaves it, as often as asked.
 
     Repeating gives the same bytes, so an upload resumes at any offset. One input only: two inputs
     under the same masks would show their difference.
@@ -46,39 +58,41 @@ class Masker:
         self._seeds = seeds
 
     def stream(
-        self, encoded: Encoded, *, offset_bytes: int = 0, chunk_bytes: int = CHUNK_BYTES
+        self,
+        source: Source,
+        *,
+        offset_bytes: int = 0,
+        chunk_bytes: int = CHUNK_BYTES,
+        workers: int | None = None,
     ) -> Iterator[bytes]:
         """The masked stream from an offset on, in chunks of that size; the last may be shorter.
 
-        Holds one chunk and one block beside the input, never a second vector.
-        Raises LocalProtocolError if the input is not of this layout or the offset beyond its end.
+        Chunks are read and masked in as many threads as there are cores, or `workers`, each thread one
+        chunk at a time and one more ready: memory is that of these chunks. Close the iterator to stop
+        before its end. Raises LocalProtocolError if the input is not of this layout or the offset
+        beyond its end.
         """
-        ring.check_vectors(encoded.vectors, layout=self._layout)
-        if not 0 <= offset_bytes <= self._layout.total_bytes or chunk_bytes < 1:
+        source.check_layout(self._layout)
+        total_bytes = self._layout.total_bytes
+        if not 0 <= offset_bytes <= total_bytes or chunk_bytes < 1:
             raise LocalProtocolError("masking: offset or chunk size out of range")
-        return _rechunked(self._blocks(encoded, offset_bytes), chunk_bytes)
+        lanes = _Lanes(self._layout, self._seeds, self._cohort_digest)
+        starts = range(offset_bytes, total_bytes, chunk_bytes)
+        tasks = (partial(self._chunk, source, lanes, start, start + chunk_bytes) for start in starts)
+        return pipeline.in_order(tasks, workers=pipeline.workers_for(len(starts), workers))
 
-    def _blocks(self, encoded: Encoded, offset_bytes: int) -> Iterator[memoryview]:
-        region_start = 0
-        for word in self._layout.words:
-            vector_L = encoded.vectors[word]
-            skipped_bytes = max(0, offset_bytes - region_start)
-            if skipped_bytes < vector_L.nbytes:
-                yield from self._region(vector_L, word, skipped_bytes)
-            region_start += vector_L.nbytes
-
-    def _region(self, vector_L: Words, word: int, skipped_bytes: int) -> Iterator[memoryview]:
-        """Masked bytes of one vector; the block's buffer is used again for the next one."""
-        first, odd_bytes = divmod(skipped_bytes, word // 8)  # whole words are masked, then cut
-        streams = _Streams(self._seeds, self._cohort_digest, word, start=first)
-        buffer_B = np.empty(prg.BLOCK_BYTES * 8 // word, vector_L.dtype)
-        for start in range(first, vector_L.size, buffer_B.size):
-            part_B = vector_L[start : start + buffer_B.size]
-            masked_B = buffer_B[: part_B.size]
-            masked_B[:] = part_B
-            streams.apply(masked_B)
-            yield _little_endian(masked_B)[odd_bytes:]
-            odd_bytes = 0
+    def _chunk(self, source: Source, lanes: _Lanes, chunk_start: int, chunk_stop: int) -> bytes:
+        """Masked bytes from `start` to `stop` of the stream; whole words are masked, then cut."""
+        pieces = []
+        with lanes.lane() as lane:
+            for region in _regions(self._layout, chunk_start, chunk_stop):
+                words = lane.buffer(region.word, region.last - region.first)
+                lane.seek(region.word, region.first)
+                for start, words_B in _blocks(words):
+                    source.read(region.word, region.first + start, words_B)
+                    lane.apply(words_B)
+                pieces.append(_little_endian(words)[region.cut].tobytes())
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +107,17 @@ class UnmaskPlan:
     seeds: tuple[SignedSeed, ...] = field(repr=False)
     survivors: tuple[str, ...]
 
-    def unmask(self, sums: Mapping[int, Words]) -> None:
-        """Take the masks off in place, a block at a time."""
+    def unmask(self, sums: Mapping[int, Words], *, workers: int | None = None) -> None:
+        """Take the masks off in place, in as many threads as there are cores, or `workers`."""
         ring.check_vectors(sums, layout=self.layout)
-        for word, sum_L in sums.items():
-            streams = _Streams(self.seeds, self.cohort_digest, word)
-            block_words = prg.BLOCK_BYTES * 8 // word
-            for start in range(0, sum_L.size, block_words):
-                streams.apply(sum_L[start : start + block_words])
+        lanes = _Lanes(self.layout, self.seeds, self.cohort_digest)
+        tasks = [
+            partial(_unmask_part, lanes, sum_L[first : first + CHUNK_BYTES * 8 // word], first)
+            for word, sum_L in sums.items()
+            for first in range(0, sum_L.size, CHUNK_BYTES * 8 // word)
+        ]
+        for _ in pipeline.in_order(tasks, workers=pipeline.workers_for(len(tasks), workers)):
+            pass
 
 
 def vectors_from_stream(layout: Layout, data: bytes | bytearray | memoryview) -> dict[int, Words]:
@@ -120,50 +137,99 @@ def vectors_from_stream(layout: Layout, data: bytes | bytearray | memoryview) ->
     return vectors
 
 
-class _Streams:
-    """The key streams of all seeds for one word size, moving on together."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Region:
+    """What a piece of the stream holds of one vector. cut: its bytes within those whole words."""
 
-    def __init__(
-        self, seeds: tuple[SignedSeed, ...], cohort_digest: bytes, word: int, *, start: int = 0
-    ) -> None:
-        offset_bytes = start * word // 8
-        self._streams = [
-            (prg.Keystream(self._key(signed, cohort_digest, word), offset_bytes=offset_bytes), signed.sign)
-            for signed in seeds
-        ]
-        self._buffer = np.empty(prg.BLOCK_BYTES, np.uint8)
-        self._type = ring.word_type(word).newbyteorder("<")
+    word: int
+    first: int
+    last: int
+    cut: slice
+
+
+def _regions(layout: Layout, start: int, stop: int) -> Iterator[_Region]:
+    place = 0
+    for word in layout.words:
+        word_bytes, end = word // 8, place + layout.length(word) * word // 8
+        if start < end and place < stop:
+            first_byte, last_byte = max(start, place) - place, min(stop, end) - place
+            first, last = first_byte // word_bytes, -(-last_byte // word_bytes)
+            cut = slice(first_byte - first * word_bytes, last_byte - first * word_bytes)
+            yield _Region(word=word, first=first, last=last, cut=cut)
+        place = end
+
+
+class _Lanes:
+    """The keys of all streams, and lanes that threads apply them in: made when needed, used again."""
+
+    def __init__(self, layout: Layout, seeds: tuple[SignedSeed, ...], cohort_digest: bytes) -> None:
+        self._keys = {
+            word: [
+                (prg.mask_key(signed.seed, cohort_digest=cohort_digest, word=word), signed.sign)
+                for signed in seeds
+            ]
+            for word in layout.words
+        }
+        self._idle: deque[_Lane] = deque()
+
+    @contextmanager
+    def lane(self) -> Iterator[_Lane]:
+        try:
+            lane = self._idle.pop()
+        except IndexError:
+            lane = _Lane(self._keys)
+        yield lane
+        self._idle.append(lane)
+
+
+class _Lane:
+    """What one thread needs: the key streams of all seeds, moving on together, and buffers."""
+
+    def __init__(self, keys: Mapping[int, Sequence[tuple[bytes, int]]]) -> None:
+        self._keys = keys
+        self._streams: dict[int, list[tuple[prg.Keystream, np.ufunc]]] = {}
+        self._mask = np.empty(prg.BLOCK_BYTES, np.uint8)
+        self._words = np.empty(0, np.uint8)
+
+    def buffer(self, word: int, size: int) -> Words:
+        """Room for words, the same for every call."""
+        size_bytes = size * word // 8
+        if self._words.size < size_bytes:
+            self._words = np.empty(size_bytes, np.uint8)
+        return self._words[:size_bytes].view(ring.word_type(word))
+
+    def seek(self, word: int, first: int) -> None:
+        """Go to that word of the vector of that word size."""
+        if word not in self._streams:
+            self._streams[word] = [
+                (prg.Keystream(key), np.add if sign > 0 else np.subtract) for key, sign in self._keys[word]
+            ]
+        for stream, _ in self._streams[word]:
+            stream.seek(first * word // 8)
 
     def apply(self, words_B: Words) -> None:
         """Add or take away the next words of every stream, modulo 2^w."""
-        bytes_B = self._buffer[: words_B.nbytes]
-        mask_B = bytes_B.view(self._type)
-        for stream, sign in self._streams:
-            stream.fill(bytes_B)
-            if sign > 0:
-                np.add(words_B, mask_B, out=words_B)
-            else:
-                np.subtract(words_B, mask_B, out=words_B)
-
-    @staticmethod
-    def _key(signed: SignedSeed, cohort_digest: bytes, word: int) -> bytes:
-        return prg.mask_key(signed.seed, cohort_digest=cohort_digest, word=word)
+        zeros = prg.ZEROS[: words_B.nbytes]
+        bytes_B = self._mask[: words_B.nbytes]
+        mask, mask_B = bytes_B.data, bytes_B.view(words_B.dtype.newbyteorder("<"))
+        for stream, add in self._streams[8 * words_B.itemsize]:
+            stream.xor_into(zeros, mask)
+            add(words_B, mask_B, words_B)
 
 
-def _little_endian(words_B: Words) -> memoryview:
-    in_order_B = words_B.astype(words_B.dtype.newbyteorder("<"), copy=False)
-    return in_order_B.view(np.uint8).data
+def _unmask_part(lanes: _Lanes, words: Words, first: int) -> None:
+    with lanes.lane() as lane:
+        lane.seek(8 * words.itemsize, first)
+        for _, words_B in _blocks(words):
+            lane.apply(words_B)
 
 
-def _rechunked(blocks: Iterator[memoryview], chunk_bytes: int) -> Iterator[bytes]:
-    chunk = bytearray()
-    for block in blocks:
-        while len(block) > 0:
-            taken = block[: chunk_bytes - len(chunk)]
-            chunk += taken
-            block = block[len(taken) :]
-            if len(chunk) == chunk_bytes:
-                yield bytes(chunk)
-                chunk.clear()
-    if chunk:
-        yield bytes(chunk)
+def _blocks(words: Words) -> Iterator[tuple[int, Words]]:
+    """Parts that stay in the L2 cache while every stream is applied, and where they start."""
+    size = prg.BLOCK_BYTES // words.itemsize
+    for start in range(0, words.size, size):
+        yield start, words[start : start + size]
+
+
+def _little_endian(words: Words) -> memoryview:
+    return words.astype(words.dtype.newbyteorder("<"), copy=False).view(np.uint8).data

@@ -5,6 +5,7 @@ Source: docs/protocol.md 5.4.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -15,10 +16,10 @@ from numpy.typing import NDArray
 
 KEY_BYTES = 32
 BLOCK_BYTES: Final = (
-    1 << 18
+    1 << 17
 )  # a block of words, keystream and zeros stay in the L2 cache, docs/performance.md
 _CIPHER_BLOCK_BYTES = 16
-_ZEROS = bytes(BLOCK_BYTES)
+ZEROS: Final = memoryview(bytes(BLOCK_BYTES))  # XOR a key stream they are that key stream
 
 
 def mask_key(seed: bytes, *, cohort_digest: bytes, word: int) -> bytes:
@@ -34,13 +35,21 @@ class Keystream:
     """
 
     def __init__(self, key: bytes, *, offset_bytes: int = 0) -> None:
+        self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(_CIPHER_BLOCK_BYTES))).encryptor()
+        # (data, out): the next bytes XOR data, for inner loops where every call counts
+        self.xor_into: Callable[[memoryview, memoryview], int] = self._encryptor.update_into
+        self.seek(offset_bytes)
+
+    def seek(self, offset_bytes: int) -> None:
+        """Go on from that byte of the stream. Far cheaper than another Keystream of the same key."""
         counter, skipped_bytes = divmod(offset_bytes, _CIPHER_BLOCK_BYTES)
-        nonce = counter.to_bytes(_CIPHER_BLOCK_BYTES, "big")
-        self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(nonce)).encryptor()
+        self._encryptor.reset_nonce(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big"))
         self._encryptor.update(bytes(skipped_bytes))
 
     def fill(self, out: NDArray[np.uint8]) -> None:
         """Write the next bytes over `out`, which must be contiguous."""
+        if out.size <= BLOCK_BYTES:
+            self.xor_into(ZEROS[: out.size], out.data)
+            return
         for start in range(0, out.size, BLOCK_BYTES):
-            part = out[start : start + BLOCK_BYTES]
-            self._encryptor.update_into(memoryview(_ZEROS)[: part.size], part.data)
+            self.fill(out[start : start + BLOCK_BYTES])

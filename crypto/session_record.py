@@ -16,9 +16,10 @@ from crypto.errors import ChoraleError, RemoteProtocolError
 from crypto.layout import Layout, Quantity, quantity_fields
 from crypto.messages import Envelope, SessionTerms, Shares, SignedBody
 from crypto.noise_terms import Noise
+from crypto.projection import Projection
 
 MAX_SNAPSHOT_BYTES = 1 << 30  # 2.5 kB for each pair of silos
-NOISELESS_FIELDS = 6  # of a quantity, crypto/layout.py
+NOISELESS_FIELDS = 7  # of a quantity, crypto/layout.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,7 @@ def _read_quantity(row: Value) -> Quantity:
     name, sizes = reader.text(), reader.items()
     shape = _reader(sizes)
     bound, word, is_count, sensitivity = reader.text(), reader.number(), reader.number(), reader.text()
+    projection = _read_projection(reader.items())
     has_noise = isinstance(row, list) and len(row) > NOISELESS_FIELDS
     return Quantity(
         name=name,
@@ -174,8 +176,16 @@ def _read_quantity(row: Value) -> Quantity:
         word=word,
         is_count=bool(is_count),
         sensitivity_l2=_read_number(sensitivity),
+        projection=projection,
         noise=_read_noise(_reader(reader.items())) if has_noise else None,
     )
+
+
+def _read_projection(fields: list[Value]) -> Projection | None:
+    if not fields:
+        return None
+    reader = _reader(fields)
+    return Projection(seed=reader.data(), size=reader.number(), block=reader.number(), kept=reader.number())
 
 
 def _read_noise(reader: FieldReader) -> Noise:

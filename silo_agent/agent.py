@@ -30,6 +30,7 @@ from silo_agent.data.base import SiloData
 from silo_agent.inputs import Inputs
 from silo_agent.job_book import JobBook
 from silo_agent.ledger import REVEALED_EVENT, Ledger
+from silo_agent.memory import keep_chunks
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.participate import Participant
@@ -56,6 +57,7 @@ def run(settings: SiloSettings) -> None:
     # more threads per silo than asked for would spin against each other on a shared machine
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.torch_threads))
     logs.configure(silo=settings.name)
+    keep_chunks()
     asyncio.run(run_agent(settings))
 
 

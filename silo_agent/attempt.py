@@ -13,9 +13,8 @@ from chorale import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.wire import PhaseKey
 from crypto.errors import ChoraleError, LocalProtocolError
-from crypto.masking import Masker
+from crypto.masking import Masker, Source
 from crypto.messages import RecoveredSeeds, Shares, SignedBody, UnmaskShares
-from crypto.ring import Encoded
 from crypto.silo_session import OVER, Answer, EnvelopeComplaint, Message, SiloSession
 from silo_agent.policy import Policy
 
@@ -28,22 +27,20 @@ class Upload:
     """What the session asks to be sent as a stream."""
 
     masker: Masker = field(repr=False)
-    encoded: Encoded = field(repr=False)
+    source: Source = field(repr=False)
 
 
 Reply = pb.SiloMessage | Upload | None
 
 
 class Attempt:
-    """encoded is None where the session was taken up from the ledger: its vector has left already."""
+    """source is None where the session was taken up from the ledger: its vector has left already."""
 
-    def __init__(
-        self, key: PhaseKey, session: SiloSession, *, policy: Policy, encoded: Encoded | None
-    ) -> None:
+    def __init__(self, key: PhaseKey, session: SiloSession, *, policy: Policy, source: Source | None) -> None:
         self.key = key
         self._session = session
         self._policy = policy
-        self._encoded = encoded
+        self._source = source
         self._advert: pb.SiloMessage | None = None
         self._replies: dict[bytes, pb.SiloMessage | None] = {}
 
@@ -83,7 +80,7 @@ class Attempt:
     def end(self) -> None:
         """Drop what is secret."""
         self._session.end()
-        self._encoded = None
+        self._source = None
 
     def _read(self, message: pb.CoordinatorMessage) -> Message:
         match message.WhichOneof("kind"):
@@ -107,9 +104,9 @@ class Attempt:
     def _answer(self, answer: Answer) -> pb.SiloMessage | Upload:
         match answer:
             case Masker():
-                if self._encoded is None:
+                if self._source is None:
                     raise LocalProtocolError("session: a session from the ledger masks nothing")
-                return Upload(masker=answer, encoded=self._encoded)
+                return Upload(masker=answer, source=self._source)
             case Shares():
                 return pb.SiloMessage(shares=wire.shares_to_wire(answer, self.key))
             case SignedBody():

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from chorale.job import Job
 from chorale.logs import get_logger
 from chorale.wire import PhaseKey
-from crypto import ring
+from crypto.encoder import Encoder
 from crypto.errors import ConfigError, PolicyRefusal, QuantisationError, Refusal
 from crypto.messages import SessionTerms
-from crypto.ring import Encoded
 from silo_agent.data.base import SiloData
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Objective, Work
 from silo_agent.policy import Policy
 from strategies.base import PRESENCE, TOTAL, Array, Arrays
+from strategies.update_scale import with_mean_square
 
 log = get_logger("silo_agent.inputs")
 
@@ -58,7 +58,7 @@ class _Entry:
     state_digest: bytes
     layout_digest: bytes
     is_cancelled: threading.Event
-    encoded: asyncio.Future[Encoded]
+    encoder: asyncio.Future[Encoder]
 
 
 class Inputs:
@@ -83,7 +83,7 @@ class Inputs:
         self._entries: dict[PhaseName, _Entry] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
-    async def get(self, request: Request) -> Encoded:
+    async def get(self, request: Request) -> Encoder:
         """The phase's only input.
 
         Raises PolicyRefusal(code=STATE) for another state or layout than the first attempt's, and
@@ -98,7 +98,7 @@ class Inputs:
         if digests != (entry.state_digest, entry.layout_digest):
             raise _refusal(request, "another global state or layout than before", Refusal.STATE)
         try:
-            return await asyncio.shield(entry.encoded)
+            return await asyncio.shield(entry.encoder)
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -140,30 +140,30 @@ class Inputs:
             state_digest=request.terms.state_digest,
             layout_digest=request.terms.layout.digest,
             is_cancelled=cancelled,
-            encoded=work,
+            encoder=work,
         )
 
-    def _compute(self, request: Request, is_cancelled: Callable[[], bool]) -> Encoded:
+    def _compute(self, request: Request, is_cancelled: Callable[[], bool]) -> Encoder:
         started = time.monotonic()
         try:
-            values = self._values(request, is_cancelled)
-            encoded = ring.encode(values, layout=request.terms.layout)
+            values = _taken_over(self._values(request, is_cancelled))
+            encoder = Encoder(values, layout=request.terms.layout)
         except ConfigError as error:
             raise _refusal(request, str(error), Refusal.DATA) from error
         except QuantisationError as error:
             raise DataRefusal(_said(request, str(error)), code=Refusal.DATA) from error
         seconds = time.monotonic() - started
         self._metrics.training_seconds.inc(seconds)
-        self._metrics.clipped.inc(encoded.clipped_total)
+        self._metrics.clipped.inc(encoder.clipped_total)
         log.info(
             "input ready",
             job=request.job.id,
             round=request.key.round,
             phase=request.key.phase,
             seconds=round(seconds, 3),
-            clipped=encoded.clipped_total,
+            clipped=encoder.clipped_total,
         )
-        return encoded
+        return encoder
 
     def _values(self, request: Request, is_cancelled: Callable[[], bool]) -> Mapping[str, Array]:
         data = self._own_data(request.job)
@@ -195,7 +195,7 @@ class Inputs:
         if work.phase_kind == "train":
             seen = samples * work.spec.training.local_epochs
             self._metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
-        return values
+        return with_mean_square(work.context, values)
 
     def _class_rows(self, request: Request) -> NDArray[np.bool_] | None:
         """Classes that enough silos hold, by the sum of presence; rows of the others stay here."""
@@ -227,11 +227,23 @@ def _weight(request: Request, samples: int) -> float:
     return samples / total
 
 
+def _taken_over(values: Mapping[str, Array]) -> dict[str, Array]:
+    """Arrays that nobody can change any more, though they become words only when they are sent.
+
+    One that owns its memory is locked, not copied: the objective gave it up. A view is copied.
+    """
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    taken = {name: value if value.flags.owndata else value.copy() for name, value in arrays.items()}
+    for array in taken.values():
+        array.flags.writeable = False
+    return {**values, **taken}
+
+
 def _name(key: PhaseKey) -> PhaseName:
     return key.job_digest, key.round, key.phase
 
 
-def _look_at(work: asyncio.Future[Encoded]) -> None:
+def _look_at(work: asyncio.Future[Encoder]) -> None:
     if not work.cancelled():
         work.exception()
 

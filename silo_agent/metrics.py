@@ -39,7 +39,7 @@ class SiloMetrics:
         self.refusals = self._counter("refusals", "Times this silo said no, by reason.", "reason")
         self.transferred = self._counter("transferred_bytes", "Models down, vectors up.", "direction")
         self.training_seconds = self._counter("training_seconds", "Time spent computing inputs.")
-        self.mask_seconds = self._counter("mask_seconds", "Time spent masking and sending vectors.")
+        self.mask_seconds = self._counter("mask_seconds", "Time spent encoding, masking and sending vectors.")
         self.clipped = self._counter("clipped_values", "Values clipped to their bound.")
         self.reconnects = self._counter("reconnects", "Times the control stream ended.")
         self.samples_rate = self._gauge("samples_per_second", "Samples a second in the last training.")

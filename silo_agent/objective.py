@@ -50,9 +50,11 @@ class Objective(Protocol):
     """Computes what a silo contributes to a phase."""
 
     def compute(self, work: Work) -> Mapping[str, Array]:
-        """Values of every quantity of the phase but `clipped`, in the quantities' shapes.
+        """Values of every quantity of the phase in its shape, but for `clipped` and `delta_mean_square`,
+        which the agent fills in.
 
         A value that is not finite is left in place: the ring refuses it and the silo says so.
+        The arrays are given up: those that own their memory are read-only from then on, without a copy.
         """
 
 

@@ -22,8 +22,7 @@ from chorale.v1.session_pb2 import SessionKey
 from chorale.wire import PhaseKey
 from crypto.errors import ChoraleError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity import Identity
-from crypto.masking import Masker
-from crypto.ring import Encoded
+from crypto.masking import Masker, Source
 from crypto.silo_checks import LeftOut
 from crypto.silo_session import SiloSession
 from silo_agent.attempt import SESSION_MESSAGES, Attempt, Upload
@@ -47,7 +46,7 @@ class Carrier(Protocol):
     def download(self, *, job_digest: bytes, state_digest: bytes, size_bytes: int) -> Awaitable[Path]: ...
 
     def upload(
-        self, key: PhaseKey, masker: Masker, encoded: Encoded, *, total_bytes: int
+        self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int
     ) -> Coroutine[Any, Any, None]: ...
 
     def forget(self, *, keep: frozenset[bytes]) -> None: ...
@@ -245,10 +244,10 @@ class Participant:
             job_digest=work.key.job_digest, state_digest=work.task.state_digest, size_bytes=size_bytes
         )
         request = await asyncio.to_thread(self._check.request, work.key, work.task, job, roster, path)
-        encoded = await self._inputs.get(request)
+        encoder = await self._inputs.get(request)
         session = self._check.session(request.terms, roster)
         work.total_bytes = request.terms.layout.total_bytes
-        work.attempt = Attempt(work.key, session, policy=self._check.policy, encoded=encoded)
+        work.attempt = Attempt(work.key, session, policy=self._check.policy, source=encoder)
         self._send(work.attempt.advertise())
         self._note("advertised", work.key)
         self._drop_older(work.key)
@@ -298,7 +297,7 @@ class Participant:
             pending, revealed=is_revealed, identity=self._identity, ledger=self._reveals
         )
         log.info("session taken up from the ledger", **_fields(key))
-        return Attempt(key, session, policy=self._check.policy, encoded=None)
+        return Attempt(key, session, policy=self._check.policy, source=None)
 
     def _answer(self, key: PhaseKey, reply: pb.SiloMessage | Upload | None) -> None:
         if isinstance(reply, Upload):
@@ -314,7 +313,7 @@ class Participant:
     async def _upload(self, work: _Work, upload: Upload) -> None:
         started = time.monotonic()
         try:
-            await self._carrier.upload(work.key, upload.masker, upload.encoded, total_bytes=work.total_bytes)
+            await self._carrier.upload(work.key, upload.masker, upload.source, total_bytes=work.total_bytes)
         except ChoraleError as error:
             log.warning("upload refused", **_fields(work.key), reason=str(error))
             if work.attempt is not None:

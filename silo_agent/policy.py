@@ -28,7 +28,7 @@ ENV_PREFIX = "CHORALE_POLICY_"
 PLAIN_QUANTITIES = frozenset(
     {
         *("silos", "samples", "correct", "tested", "loss_sum", "clipped"),
-        *("delta", "buffers", "weight", "update_sq_norm", "normaliser"),
+        *("delta", "buffers", "weight", "update_sq_norm", "normaliser", "delta_mean_square"),
         "gram",  # of features, over all classes together
     }
 )

@@ -8,22 +8,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from chorale.files import write_all
 from chorale.logs import get_logger
-from chorale.state import digest_of_file
+from chorale.pipeline import Ahead, Behind
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.federation_pb2_grpc import FederationStub
 from chorale.wire import PhaseKey, chunk_from_wire, key_to_wire
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.masking import Masker
-from crypto.ring import Encoded
+from crypto.masking import Masker, Source
 from silo_agent.backoff import Backoff
 from silo_agent.metrics import Direction, SiloMetrics
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as HASH
 
 # The line broke or the coordinator restarts; every other code is an answer.
 RETRIED = frozenset(
@@ -37,6 +41,9 @@ RETRIED = frozenset(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
+
+CHUNKS_AHEAD = 2  # masked and hashed while one is sent
+CHUNKS_BEHIND = 2  # received while as many are written and hashed
 
 log = get_logger("silo_agent.transfer")
 
@@ -72,7 +79,6 @@ class Transfer:
                 part = target.with_suffix(".part")
                 request = pb.DownloadRequest(job_digest=job_digest, state_digest=state_digest)
                 await self._retried("download", lambda: self._fetch(request, part, size_bytes))
-                await asyncio.to_thread(_check_digest, part, state_digest)
                 part.rename(target)
         return target
 
@@ -83,37 +89,38 @@ class Transfer:
             if path.stem not in kept:
                 path.unlink(missing_ok=True)
 
-    async def upload(self, key: PhaseKey, masker: Masker, encoded: Encoded, *, total_bytes: int) -> None:
+    async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
         """Send the masked stream, from where the coordinator has it. Raises RemoteProtocolError."""
         header = pb.UploadHeader(key=key_to_wire(key), total_bytes=total_bytes)
-        await self._retried("upload", lambda: self._send(header, masker, encoded))
+        await self._retried("upload", lambda: self._send(header, masker, source))
 
-    async def _fetch(self, request: pb.DownloadRequest, part: Path, size_bytes: int) -> None:
-        have = part.stat().st_size if part.exists() else 0
-        if have > size_bytes:
-            part.unlink()
-            have = 0
-        request.offset = have
-        with part.open("ab") as file:
+    async def _fetch(self, request: pb.DownloadRequest, path: Path, size_bytes: int) -> None:
+        part = await asyncio.to_thread(_Part, path, size_bytes)
+        writing = Behind(most=CHUNKS_BEHIND)
+        try:
+            request.offset = part.accepted_bytes
             async for chunk in self._stub.Download(request):
                 if chunk is None:  # all that gRPC makes of bytes that do not parse
                     raise RemoteProtocolError("download: bytes that are no chunk")
-                offset, data = chunk_from_wire(chunk)
-                if offset != have or have + len(data) > size_bytes:
-                    raise _odd_state("chunks do not fit the announced size")
-                file.write(data)
-                have += len(data)
+                await writing.room()
+                data = part.accept(*chunk_from_wire(chunk))
+                writing.put(partial(part.write, data))
                 self._metrics.transferred.labels(direction=Direction.DOWN.value).inc(len(data))
-        if have != size_bytes:
-            raise _odd_state(f"expected {size_bytes} bytes, got {have}")
+            await writing.drain()
+            part.check(request.state_digest)
+        finally:
+            await writing.end()
+            part.close()
 
-    async def _send(self, header: pb.UploadHeader, masker: Masker, encoded: Encoded) -> None:
+    async def _send(self, header: pb.UploadHeader, masker: Masker, source: Source) -> None:
         call = self._stub.Upload()
         try:
             await call.write(pb.UploadMessage(header=header))
             receipt = await _receipt(call)
+            if receipt.received_bytes > header.total_bytes:
+                raise RemoteProtocolError("upload: the coordinator has more bytes than there are")
             if not receipt.complete:
-                sha256 = await self._send_chunks(call, masker.stream(encoded), start=receipt.received_bytes)
+                sha256 = await self._send_chunks(call, masker, source, start=receipt.received_bytes)
                 await call.write(pb.UploadMessage(end=pb.UploadEnd(sha256=sha256)))
                 await call.done_writing()
             while not receipt.complete:
@@ -124,20 +131,15 @@ class Transfer:
         finally:
             call.cancel()
 
-    async def _send_chunks(self, call: Any, stream: Iterator[bytes], *, start: int) -> bytes:
-        """Repeats the masking from the beginning, because the digest covers all of the stream."""
-        hashed, offset = hashlib.sha256(), 0
-        while chunk := await asyncio.to_thread(next, stream, b""):
-            hashed.update(chunk)
-            unsent = chunk[max(0, start - offset) :]
-            if unsent:
-                place = offset + len(chunk) - len(unsent)
-                await call.write(pb.UploadMessage(chunk=pb.Chunk(offset=place, data=unsent)))
-                self._metrics.transferred.labels(direction=Direction.UP.value).inc(len(unsent))
-            offset += len(chunk)
-        if start > offset:
-            raise RemoteProtocolError("upload: the coordinator has more bytes than there are")
-        return hashed.digest()
+    async def _send_chunks(self, call: Any, masker: Masker, source: Source, *, start: int) -> bytes:
+        """Gives the digest of the whole stream where it goes on after what is there already, else nothing:
+        all of the masking is repeated for it."""
+        hashed = hashlib.sha256() if start else None
+        async with Ahead(_messages(masker, source, hashed, start=start), most=CHUNKS_AHEAD) as messages:
+            async for size, message in messages:
+                await call.write(message)
+                self._metrics.transferred.labels(direction=Direction.UP.value).inc(size)
+        return b"" if hashed is None else hashed.digest()
 
     async def _retried(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
         backoff = Backoff(random=self._random)
@@ -172,10 +174,60 @@ async def _broken(call: Any) -> grpc.aio.AioRpcError:
     )
 
 
-def _check_digest(part: Path, state_digest: bytes) -> None:
-    if digest_of_file(part) != state_digest:
-        part.unlink()
-        raise _odd_state("the digest is another than announced")
+class _Part:
+    """What is here of a download, on disk and in its digest; `write` blocks and runs in a thread."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path = path
+        self._size_bytes = size_bytes
+        self._file = path.open("a+b", buffering=0)
+        if self._file.tell() > size_bytes:
+            self._file.truncate(0)
+        self._file.seek(0)
+        self._hash = hashlib.file_digest(self._file, "sha256")
+        self.accepted_bytes = self._file.tell()
+
+    def accept(self, offset: int, data: bytes) -> bytes:
+        """The bytes, if they go on where the last ones ended. Raises RemoteProtocolError."""
+        if offset != self.accepted_bytes or offset + len(data) > self._size_bytes:
+            raise _odd_state("chunks do not fit the announced size")
+        self.accepted_bytes += len(data)
+        return data
+
+    def write(self, data: bytes) -> None:
+        write_all(self._file, data)
+        self._hash.update(data)
+
+    def check(self, state_digest: bytes) -> None:
+        """Raises RemoteProtocolError; bytes of another digest are thrown away."""
+        if self.accepted_bytes != self._size_bytes:
+            raise _odd_state(f"expected {self._size_bytes} bytes, got {self.accepted_bytes}")
+        if self._hash.digest() != state_digest:
+            self._path.unlink()
+            raise _odd_state("the digest is another than announced")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _messages(
+    masker: Masker, source: Source, hashed: HASH | None, *, start: int
+) -> Generator[tuple[int, pb.UploadMessage], None, None]:
+    """What follows the first `start` bytes of the masked stream, and how many bytes each message has.
+
+    All of the stream goes into `hashed`, where there is one. Blocks.
+    """
+    offset = 0
+    for chunk in masker.stream(source):
+        if hashed is not None:
+            hashed.update(chunk)
+        unsent = chunk[max(0, start - offset) :]
+        offset += len(chunk)
+        if unsent:
+            message = pb.UploadMessage()  # filled in place: a message given to its constructor is copied
+            message.chunk.offset = offset - len(unsent)
+            message.chunk.data = unsent
+            yield len(unsent), message
 
 
 def _odd_state(message: str) -> RemoteProtocolError:

@@ -32,6 +32,7 @@ class PhaseContext:
     state: arrays named model/<parameter>, method/<name>. trained: names (without prefix) of
     the float parameters that silos train, in the order of the delta vector. buffers: float
     buffers (BatchNorm) averaged as a quantity of their own. members: m of this session.
+    update_kept: share of the rotated update that is summed. public_seed: 32 bytes of job, round and phase.
     """
 
     round: int
@@ -42,6 +43,8 @@ class PhaseContext:
     buffers: tuple[str, ...] = ()
     update_bound: float = 8.0
     update_word: int = 32
+    update_kept: float = 1.0
+    public_seed: bytes = bytes(32)
     min_weight: float = 0.0
     options: Mapping[str, OptionValue] = field(default_factory=dict)
 
@@ -69,7 +72,8 @@ class Phase(Protocol):
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """The next global state from the decoded sums over the revealed cohort.
 
-        Shapes: each sum has its quantity's shape, float64 or int64 for counts.
+        Shapes: each sum has its quantity's shape, float64 or int64 for counts. The sums are handed over:
+        apply may use them up.
         """
 
 
@@ -95,9 +99,13 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStep:
-    """How the model moves. step_P: added to the trained parameters. arrays: method/ arrays to keep."""
+    """How the model moves: by step_P / divisor. arrays: method/ arrays to keep.
+
+    step_P is used up: its memory becomes the model's.
+    """
 
     step_P: FloatArray
+    divisor: float = 1.0
     arrays: Mapping[str, Array] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
 

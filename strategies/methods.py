@@ -33,6 +33,7 @@ from strategies.regularisers import MIX_OPTIONS, REGULARISER_OPTIONS
 from strategies.roll_call import RollCallPhase
 from strategies.server_updates import SERVER_UPDATE_OPTIONS, SERVER_UPDATES
 from strategies.soft_labels import SoftLabels
+from strategies.update_scale import UpdateScale
 from strategies.weighted_mean import TrainPhase
 
 
@@ -89,9 +90,9 @@ class Strategy:
         """The options of one part."""
         return options_of(part, self.options)
 
-    def quantity_names(self, *, has_buffers: bool) -> tuple[str, ...]:
+    def quantity_names(self, *, has_buffers: bool, update_word: int) -> tuple[str, ...]:
         """All that its phases sum, by name. has_buffers: whether the model keeps running means."""
-        context = _smallest_context(self.options, has_buffers=has_buffers)
+        context = _smallest_context(self.options, has_buffers=has_buffers, update_word=update_word)
         quantities = [each for phase in self.phases.values() for each in phase.quantities(context)]
         return tuple(dict.fromkeys(quantity.name for quantity in quantities))
 
@@ -136,7 +137,9 @@ def option_parts(recipe: Recipe) -> list[type[PartOptions]]:
     return parts
 
 
-def _smallest_context(options: Mapping[str, OptionValue], *, has_buffers: bool) -> PhaseContext:
+def _smallest_context(
+    options: Mapping[str, OptionValue], *, has_buffers: bool, update_word: int
+) -> PhaseContext:
     """A model of one weight: of a quantity, the state decides the size and never the name."""
     buffers = ("norm.running_mean",) if has_buffers else ()
     ones = np.ones((1, 1), np.float32)
@@ -147,6 +150,7 @@ def _smallest_context(options: Mapping[str, OptionValue], *, has_buffers: bool) 
         state={HEAD: ones, **{MODEL + name: ones[0] for name in buffers}, TOTAL: np.array(1)},
         trained=(HEAD.removeprefix(MODEL),),
         buffers=buffers,
+        update_word=update_word,
         options=options,
     )
 
@@ -180,7 +184,7 @@ def _train_phase(recipe: Recipe) -> TrainPhase:
     keepers: list[Keeper] = [EmaTeacher()] if recipe.regulariser is Regulariser.CSD else []
     return TrainPhase(
         update=SERVER_UPDATES[recipe.server_update],
-        statistics=(Evaluation(), *_statistic(recipe).beside_training),
+        statistics=(UpdateScale(), Evaluation(), *_statistic(recipe).beside_training),
         keepers=tuple(keepers),
     )
 

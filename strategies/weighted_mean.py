@@ -27,7 +27,9 @@ from strategies.base import (
     ServerUpdate,
     Statistic,
 )
+from strategies.update_scale import UpdateScale, delta_quantity
 
+BLOCK_VALUES = 1 << 16  # of one addition: 512 KiB, which stay in a core's cache
 BUFFER_BOUND = 1e3  # of BatchNorm's running means and variances
 CLIPPED_SHARE_LIMIT = 1e-3  # above it the figure `clipped_too_often` is 1
 
@@ -40,7 +42,7 @@ class WeightedMean:
         return ()
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
-        return ServerStep(step_P=sums["delta"] / float(sums["weight"]))
+        return ServerStep(step_P=sums["delta"], divisor=float(sums["weight"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class TrainPhase:
     """One round of training: p * delta, p, what the server update and the statistics need beside."""
 
     update: ServerUpdate = WeightedMean()
-    statistics: tuple[Statistic, ...] = ()
+    statistics: tuple[Statistic, ...] = (UpdateScale(),)
     keepers: tuple[Keeper, ...] = ()
 
     @property
@@ -73,11 +75,12 @@ class TrainPhase:
         if data_share < context.min_weight:
             return PhaseResult(state=None, figures=figures, data_share=data_share, reason="min-weight")
         step = self.update.step(context, sums)
-        state = {**context.state, **_moved(context, step.step_P), **step.arrays}
+        written = dict(step.arrays)
         if context.buffers:
-            state |= _averaged_buffers(context, sums["buffers"] / weight)
+            written |= _averaged_buffers(context, sums["buffers"] / weight)
         for part in self.statistics:
-            state |= part.arrays(context, sums)
+            written |= part.arrays(context, sums)
+        state = {**context.state, **_moved(context, step), **written}
         for keeper in self.keepers:
             state |= keeper.arrays(context, state)
         return PhaseResult(state=state, figures={**figures, **step.figures}, data_share=data_share)
@@ -91,14 +94,7 @@ def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str,
 
 
 def _mean_quantities(context: PhaseContext) -> list[Quantity]:
-    quantities = [
-        Quantity(
-            name="delta",
-            shape=(_size(context, context.trained),),
-            bound=context.update_bound,
-            word=context.update_word,
-        )
-    ]
+    quantities = [delta_quantity(context, size=_size(context, context.trained))]
     if context.buffers:
         quantities.append(
             Quantity(name="buffers", shape=(_size(context, context.buffers),), bound=BUFFER_BOUND)
@@ -110,12 +106,25 @@ def _size(context: PhaseContext, names: tuple[str, ...]) -> int:
     return sum(context.state[MODEL + name].size for name in names)
 
 
-def _moved(context: PhaseContext, delta_P: FloatArray) -> dict[str, Array]:
-    names = tuple(MODEL + name for name in context.trained)
-    return {
-        name: (context.state[name] + delta).astype(np.float32)
-        for name, delta in unflatten(delta_P, context.state, names).items()
-    }
+def _moved(context: PhaseContext, step: ServerStep) -> dict[str, Array]:
+    """The model after the step. It takes the step's memory, which is used up: each float32 value is written
+    over what was read before, so no third vector is held."""
+    step_P = np.ascontiguousarray(step.step_P, np.float64)
+    moved_P, start = step_P.view(np.float32)[: step_P.size], 0
+    arrays = {}
+    for name in (MODEL + name for name in context.trained):
+        before = context.state[name]
+        part = slice(start, start := start + before.size)
+        _move(before.reshape(-1), step_P[part], step.divisor, out=moved_P[part])
+        arrays[name] = moved_P[part].reshape(before.shape)
+    return arrays
+
+
+def _move(before_N: Array, step_N: FloatArray, divisor: float, *, out: Array) -> None:
+    """Block by block, in float64 and rounded once; `out` may be the front half of `step_N`."""
+    for start in range(0, before_N.size, BLOCK_VALUES):
+        block = slice(start, start + BLOCK_VALUES)
+        out[block] = before_N[block] + step_N[block] / divisor
 
 
 def _averaged_buffers(context: PhaseContext, mean_B: FloatArray) -> dict[str, Array]:

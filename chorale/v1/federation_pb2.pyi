@@ -446,6 +446,7 @@ class UploadEnd(_message.Message):
 
     SHA256_FIELD_NUMBER: _builtins.int
     sha256: _builtins.bytes
+    """of the whole; empty where this stream began at offset 0"""
     def __init__(
         self,
         *,

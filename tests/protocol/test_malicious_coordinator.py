@@ -413,6 +413,19 @@ def test_one_signature_many_times_counts_once():
     assert not exchange.ledgers[VICTIM].revealed
 
 
+def test_a_statement_under_the_signature_of_another_silo_counts_for_nobody():
+    """The body is known and only compared, so nothing but the signature says who made it."""
+    exchange = honest()
+    exchange.run_until("unmask")
+    request = exchange.coordinator.close_consistency()
+    first, second, *others = request.signatures
+    forged = dataclasses.replace(first, signature=second.signature)
+    message = Signatures(signatures=(forged, second, *others))
+    match = "consistency signature of .*: the signature does not hold"
+    assert_refused(exchange.silos[VICTIM], message, match, Refusal.SIGNATURES)
+    assert not exchange.ledgers[VICTIM].revealed
+
+
 def test_signatures_of_one_attempt_do_not_open_the_next():
     honest()
     federation = make_federation(5)

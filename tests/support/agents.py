@@ -28,8 +28,7 @@ from chorale.wire import PhaseKey
 from crypto import identity, issuing, masking, ring
 from crypto.coordinator_session import CoordinatorSession
 from crypto.identity import Identity, MemberId, PrivateKey, Role
-from crypto.masking import Masker, UnmaskPlan
-from crypto.ring import Encoded
+from crypto.masking import Masker, Source, UnmaskPlan
 from crypto.roster import Member, Roster, open_roster, sign_roster
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.inputs import Inputs
@@ -134,8 +133,8 @@ class MemoryCarrier:
         path.write_bytes(self._states[state_digest])
         return path
 
-    async def upload(self, key: PhaseKey, masker: Masker, encoded: Encoded, *, total_bytes: int) -> None:
-        await self.uploads.put((key, b"".join(masker.stream(encoded))))
+    async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
+        await self.uploads.put((key, b"".join(masker.stream(source))))
 
     def forget(self, *, keep: frozenset[bytes]) -> None: ...
 
@@ -416,7 +415,8 @@ class Hub:
         await self.until_signed(exchange)
         sums = await self.unmask(exchange)
         context = self.job.context(exchange.key, self.state, len(exchange.session.terms.names))
-        result = self.job.phase(phase).apply(context, sums)
+        handed_over = {name: value.copy() for name, value in sums.items()}  # apply uses them up
+        result = self.job.phase(phase).apply(context, handed_over)
         assert result.state is not None
         self.state = result.state
         self.tell_outcome(exchange, cohort=exchange.session.survivors)

@@ -1,6 +1,7 @@
 """A job's phases in one process, without masks: for claims about methods, not about the protocol.
 
-Quantities, objectives and server steps are the product's own; sums are plain float64 sums.
+Quantities, objectives and server steps are the product's own; sums are plain float64 sums, or those of the
+ring.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import numpy as np
 from chorale.job_spec import JobSpec
 from chorale.state import buffer_names, trained_names
 from chorale.wire import phase_kind
-from crypto.layout import CLIPPED
+from crypto import encoding, ring
+from crypto.layout import CLIPPED, Layout, Quantity
 from silo_agent.data.base import SiloData
 from silo_agent.initial_state import initial_state
 from silo_agent.objective import Work
 from silo_agent.training import TorchObjective
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext
+from strategies.update_scale import with_mean_square
 
 Chooses = Callable[[int], Sequence[int]]  # round -> places of the silos that take part
 
@@ -41,26 +44,27 @@ def simulate(
     takes_part: Chooses | None = None,
     min_class_holders: int = 1,
     state: Arrays | None = None,
+    in_ring: bool = False,
 ) -> Iterator[Simulated]:
-    """Every phase of the job in order; `takes_part` draws the silos of a round, all by default."""
+    """Every phase of the job in order; `takes_part` draws the silos of a round, all by default.
+
+    in_ring: encode and decode every sum, so that clipping, rounding and projection are real.
+    """
     silos = [TorchObjective(device="cpu") for _ in data]
     state = dict(initial_state(spec) if state is None else state)
     everyone = range(len(data))
     for round, phase in phases(spec):
         is_round = phase in spec.method.round_phases
         places = list(takes_part(round) if takes_part and is_round else everyone)
-        context = _context(spec, round, state, members=max(len(places), 3))
+        context = _context(spec, round, phase, state, members=max(len(places), 3))
         values = [
             _values(spec, silos[place], data[place], place, phase_kind(phase), context, min_class_holders)
             for place in places
         ]
         strategy_phase = spec.method.phase(phase_kind(phase))
-        sums = {
-            quantity.name: np.sum([np.asarray(silo[quantity.name], np.float64) for silo in values], axis=0)
-            for quantity in strategy_phase.quantities(context)
-            if quantity.name != CLIPPED
-        }
-        result = strategy_phase.apply(context, {**sums, CLIPPED: np.zeros(())})
+        quantities = strategy_phase.quantities(context)
+        add = _ring_sums if in_ring else _plain_sums
+        result = strategy_phase.apply(context, add(quantities, context.members, values))
         state = state if result.state is None else dict(result.state)
         yield Simulated(round=round, phase=phase, values=values, state=state, figures=result.figures)
 
@@ -73,7 +77,28 @@ def phases(spec: JobSpec) -> Iterator[tuple[int, str]]:
     yield from ((spec.rounds, kind) for kind in spec.method.closing)
 
 
-def _context(spec: JobSpec, round: int, state: Arrays, *, members: int) -> PhaseContext:
+def _plain_sums(
+    quantities: Sequence[Quantity], members: int, values: Sequence[Mapping[str, Array]]
+) -> dict[str, Array]:
+    sums = {
+        quantity.name: np.sum([np.asarray(silo[quantity.name], np.float64) for silo in values], axis=0)
+        for quantity in quantities
+        if quantity.name != CLIPPED
+    }
+    return {**sums, CLIPPED: np.zeros(())}
+
+
+def _ring_sums(
+    quantities: Sequence[Quantity], members: int, values: Sequence[Mapping[str, Array]]
+) -> dict[str, Array]:
+    layout = Layout(quantities=tuple(quantities), members=members)
+    total = ring.zeros(layout)
+    for silo in values:
+        ring.add_into(total, ring.encode(silo, layout=layout).vectors)
+    return ring.decode(total, layout=layout)
+
+
+def _context(spec: JobSpec, round: int, phase: str, state: Arrays, *, members: int) -> PhaseContext:
     return PhaseContext(
         round=round,
         members=members,
@@ -83,6 +108,8 @@ def _context(spec: JobSpec, round: int, state: Arrays, *, members: int) -> Phase
         buffers=buffer_names(state),
         update_bound=spec.update_bound,
         update_word=spec.update_word,
+        update_kept=spec.update_kept,
+        public_seed=encoding.digest("projection", spec.to_yaml(), round, phase),
         min_weight=spec.min_weight,
         options=spec.method.options,
     )
@@ -113,4 +140,4 @@ def _values(
         is_cancelled=lambda: False,
         class_rows=None if holders_C is None else np.asarray(holders_C >= min_class_holders),
     )
-    return objective.compute(work)
+    return with_mean_square(context, objective.compute(work))

@@ -146,7 +146,7 @@ def test_grpc_is_not_imported_by_what_only_checks_and_computes() -> None:
 
 
 @pytest.mark.parametrize("module", ENTRIES)
-def test_processes_start_without_torch(module: str) -> None:
+def test_processes_start_without_torch_and_numba(module: str) -> None:
     loaded = modules_after(f"import {module}")
     assert loaded.isdisjoint({*TORCH, COMPILER})
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench import secagg
+from bench import keystreams, memory, secagg
+from crypto import prg
 from crypto.errors import LocalProtocolError
 from crypto.masking import UnmaskPlan
 
@@ -28,13 +30,27 @@ KEYS = [
     "float32_bytes",
     "max_abs_error",
     "peak_rss_mb",
+    "mask_wall_to_cpu",
+    "encode_to_keystream_pass",
+    "coordinator_unmask_cpu_seconds",
+    "unmask_to_keystream",
+    "unmask_wall_to_cpu",
+    "upload_to_float32",
+    "silo_peak_to_vector",
+    "coordinator_peak_to_vector",
 ]
+
+
+@pytest.fixture(autouse=True)
+def short_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is measured at the length that a test asks for."""
+    monkeypatch.setattr(memory, "LEAST_VALUES", 1)
 
 
 def test_json_is_one_object_with_every_documented_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert secagg.main(["--silos", "4", "--length", "5000", "--drop", "1", "--word", "32", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert list(report) == KEYS
+    assert list(report) == [*KEYS, "rows"]
     assert [report[key] for key in KEYS[:4]] == [4, 5000, 32, 1]
     assert report["float32_bytes"] == 20_000
     assert 20_000 < report["upload_bytes"] < 20_000 + 4 * 4000  # the vector and four silos' envelopes
@@ -43,6 +59,43 @@ def test_json_is_one_object_with_every_documented_key(capsys: pytest.CaptureFixt
     assert report["mask_to_keystream"] == pytest.approx(
         report["silo_mask_cpu_seconds"] / report["keystream_cpu_seconds"]
     )
+    assert report["upload_to_float32"] == pytest.approx(report["upload_bytes"] / 20_000)
+
+
+def test_every_row_of_its_json_is_a_figure_of_its_json_with_the_target_of_the_word_size(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    secagg.main(["--silos", "4", "--length", "5000", "--drop", "1", "--word", "16", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in report["rows"]}
+    assert rows["upload / float32, w = 16"]["target"] == pytest.approx(0.51)
+    assert rows["upload / float32, w = 16"]["value"] == report["upload_to_float32"]
+    assert rows["silo masking / its key streams, w = 16"]["value"] == report["mask_to_keystream"]
+    assert rows["coordinator unmasking / its key streams, w = 16"]["target"] == 1.5
+    assert len(rows) == 7
+
+
+def test_the_floor_draws_every_byte_of_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(prg.Keystream, "fill", lambda _, out: drawn.append(out.size))
+    keystreams.draw(3, stream_bytes=2 * prg.BLOCK_BYTES + 5)
+    assert drawn == [prg.BLOCK_BYTES, prg.BLOCK_BYTES, 5] * 3
+
+
+def test_a_peak_is_what_a_step_held_at_its_worst_and_not_what_was_there_before() -> None:
+    before = np.ones(1 << 20)
+    with memory.peak_of_step() as peak:
+        for _ in range(3):
+            before += np.ones(1 << 20)
+    assert (8 << 20) <= peak.bytes < (9 << 20)
+
+
+def test_a_silo_holds_chunks_and_a_coordinator_one_sum_however_many_silos_there_are(tmp_path: Path) -> None:
+    length = 2_000_000
+    assert 0.1 < memory.silo_peak_to_vector(length, word=64, silos=3) < 1.0
+    for silos in (3, 12):
+        peak = memory.coordinator_peak_to_vector(length, word=64, silos=silos, lost=0, folder=tmp_path)
+        assert 1.0 < peak < 1.9
 
 
 @pytest.mark.parametrize("word", [16, 32, 64])
@@ -67,7 +120,8 @@ def test_a_sum_that_is_not_exact_is_no_measurement(monkeypatch: pytest.MonkeyPat
 def test_without_json_it_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert secagg.main(["--silos", "3", "--length", "10", "--drop", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == KEYS
+    assert [line.split()[0] for line in lines[: len(KEYS)]] == KEYS
+    assert lines[len(KEYS) + 1] == "| name | target | measured | holds |"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from primitives import (
     Malformed,
     aes_ctr,
     decode,
+    digest,
     encode,
     expect,
     layout_digest,
@@ -38,6 +39,7 @@ def main(arguments: list[str]) -> int:
         "encoding": check_encoding,
         "shamir": check_shamir,
         "prg": check_prg,
+        "projection": check_projection,
         "ring": check_ring,
         "session": check_session,
     }
@@ -106,6 +108,53 @@ def check_prg(vectors: Any) -> int:
     return len(vectors)
 
 
+def check_projection(vectors: Any) -> int:
+    for vector in vectors:
+        seed = digest("projection", bytes.fromhex(vector["job_digest"]), vector["round"], vector["phase"])
+        expect("seed", seed.hex(), vector["seed"])
+        rows, signs = kept_rows_and_signs(vector)
+        expect("words", projected(vector["values"], vector, rows, signs), vector["words"])
+        expect("expanded", expanded(vector["words"], vector, rows, signs), vector["expanded"])
+        quantity = {"name": "delta", "shape": [vector["size"]], "bound": 64.0, "word": 16, "is_count": False}
+        quantity |= {"sensitivity_l2": None, "projection": vector}
+        expect("layout digest", layout_digest([quantity], 4).hex(), vector["layout_digest"])
+    return len(vectors)
+
+
+def kept_rows_and_signs(vector: Any) -> tuple[list[int], list[int]]:
+    """Both from the seed's key stream: 8 bytes a row, then a bit a value."""
+    block, size, kept = vector["block"], vector["size"], vector["kept"]
+    stream = aes_ctr(bytes.fromhex(vector["seed"]), 0, 8 * block + (size + 7) // 8)
+    drawn = little_endian(stream[: 8 * block], 64)
+    rows = sorted(range(block), key=lambda row: (drawn[row], row))[: kept // math.ceil(size / block)]
+    bits = stream[8 * block :]
+    return sorted(rows), [-1 if bits[i // 8] >> i % 8 & 1 else 1 for i in range(size)]
+
+
+def hadamard(row: int, other: int) -> int:
+    return -1 if (row & other).bit_count() % 2 else 1
+
+
+def projected(values: list[float], vector: Any, rows: list[int], signs: list[int]) -> list[float]:
+    block, blocks = vector["block"], math.ceil(vector["size"] / vector["block"])
+    words = []
+    for row, column in itertools.product(rows, range(blocks)):
+        places = range(column, len(values), blocks)
+        total = sum(hadamard(row, place // blocks) * signs[place] * values[place] for place in places)
+        words.append(total / math.sqrt(block))
+    return words
+
+
+def expanded(words: list[float], vector: Any, rows: list[int], signs: list[int]) -> list[float]:
+    block, blocks = vector["block"], math.ceil(vector["size"] / vector["block"])
+    values = []
+    for place, sign in enumerate(signs):
+        own, column = divmod(place, blocks)
+        total = sum(hadamard(row, own) * words[i * blocks + column] for i, row in enumerate(rows))
+        values.append(sign * total / math.sqrt(block) * block / len(rows))
+    return values
+
+
 def scale_exponent(quantity: Any, members: int) -> int:
     if quantity["is_count"]:
         return 0
@@ -120,6 +169,7 @@ def check_ring(vectors: Any) -> int:
         expect("layout digest", layout_digest(quantities, members).hex(), vector["layout_digest"])
         dice = rounding_numbers(bytes.fromhex(vector["rounding_key"]))
         words: dict[str, list[str]] = {str(word): [] for word in sorted({q["word"] for q in quantities})}
+        places = first_places(quantities)
         clipped = sum(
             abs(value) > quantity["bound"]
             for quantity in quantities
@@ -130,7 +180,8 @@ def check_ring(vectors: Any) -> int:
         for quantity in quantities:
             expect("scale exponent", scale_exponent(quantity, members), quantity["scale_exponent"])
             values = vector["values"] | {"clipped": [clipped]}
-            units = [in_units(value, quantity, dice) for value in values[quantity["name"]]]
+            place = places[quantity["word"]] + len(words[str(quantity["word"])])
+            units = [in_units(v, quantity, dice[place + i]) for i, v in enumerate(values[quantity["name"]])]
             words[str(quantity["word"])] += [str(unit % 2 ** quantity["word"]) for unit in units]
             sums = [float(members * unit / Fraction(2) ** quantity["scale_exponent"]) for unit in units]
             expect("sum", sums, vector["sum_of_all_members"][quantity["name"]])
@@ -138,17 +189,24 @@ def check_ring(vectors: Any) -> int:
     return len(vectors)
 
 
-def rounding_numbers(key: bytes) -> Iterator[int]:
-    return iter(little_endian(aes_ctr(key, 0, 4096), 32))
+def rounding_numbers(key: bytes) -> list[int]:
+    """By the place of the word in the upload."""
+    return little_endian(aes_ctr(key, 0, 4096), 16)
 
 
-def in_units(value: float, quantity: Any, dice: Iterator[int]) -> int:
+def first_places(quantities: Any) -> dict[int, int]:
+    """By word size, how many words of smaller sizes stand before its vector."""
+    sizes = [(quantity["word"], math.prod(quantity["shape"])) for quantity in quantities]
+    return {word: sum(size for other, size in sizes if other < word) for word, _ in sizes}
+
+
+def in_units(value: float, quantity: Any, die: int) -> int:
     if quantity["is_count"]:
         return int(value)
     bound = Fraction(quantity["bound"])
     exact = max(-bound, min(bound, Fraction(value))) * Fraction(2) ** quantity["scale_exponent"]
     whole: int = math.floor(exact)
-    return whole + int(next(dice) < (exact - whole) * 2**32)
+    return whole + int(die < (exact - whole) * 2**16)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,14 @@ import numpy as np
 
 from crypto import encoding, prg, ring, shamir
 from crypto.layout import Layout, Quantity
+from crypto.projection import Projection
 
 FOLDER = Path(__file__).parent
 WIDE = 64
 
 
 def main() -> None:
-    for make in (encoding_vectors, shamir_vectors, prg_vectors, ring_vectors):
+    for make in (encoding_vectors, shamir_vectors, prg_vectors, projection_vectors, ring_vectors):
         name = make.__name__.removesuffix("_vectors")
         (FOLDER / f"{name}.json").write_text(json.dumps(make(), indent=1) + "\n")
 
@@ -153,6 +154,35 @@ def prg_vectors() -> list[dict[str, Any]]:
                     "words": [str(each) for each in words],
                 }
             )
+    return vectors
+
+
+def projection_vectors() -> list[dict[str, Any]]:
+    """Whole numbers and blocks of 4^k rows: every word is exact in float32."""
+    vectors = []
+    job = hashlib.sha256(b"job").digest()
+    for round, size, block, rows in [(1, 1, 16, 16), (2, 40, 16, 16), (3, 40, 16, 4), (4, 150, 64, 16)]:
+        seed = encoding.digest("projection", job, round, "train")
+        blocks = -(-size // block)
+        projection = Projection(seed=seed, size=size, block=block, kept=rows * blocks)
+        value_N = np.array([(7 * i * i + 3 * i) % 31 - 15 for i in range(size)], np.float32)
+        word_M = projection.project(value_N)
+        delta = Quantity(name="delta", shape=(size,), bound=64.0, word=16, projection=projection)
+        vectors.append(
+            {
+                "job_digest": job.hex(),
+                "round": round,
+                "phase": "train",
+                "seed": seed.hex(),
+                "size": size,
+                "block": block,
+                "kept": projection.kept,
+                "values": value_N.tolist(),
+                "words": word_M.tolist(),
+                "expanded": projection.expand(word_M).tolist(),
+                "layout_digest": Layout(quantities=(delta,), members=4).digest.hex(),
+            }
+        )
     return vectors
 
 

@@ -181,10 +181,17 @@ def layout_digest(quantities: Any, members: int) -> bytes:
             quantity["word"],
             int(quantity["is_count"]),
             "" if quantity["sensitivity_l2"] is None else float(quantity["sensitivity_l2"]).hex(),
+            projection_fields(quantity.get("projection")),
         ]
         for quantity in quantities
     ]
     return digest("layout", members, rows)
+
+
+def projection_fields(projection: Any) -> list[Any]:
+    if projection is None:
+        return []
+    return [bytes.fromhex(projection["seed"]), projection["size"], projection["block"], projection["kept"]]
 
 
 # sealing, docs/protocol.md 5.3

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.files import read_limited, write_atomic
+from chorale.files import read_limited, write_atomic, write_hashed
 from crypto.errors import ConfigError
 
 
@@ -30,6 +31,23 @@ def test_write_atomic_keeps_the_old_file_when_the_source_fails(tmp_path: Path) -
         write_atomic(target, failing())
     assert target.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["state"]
+
+
+def test_write_hashed_names_the_file_by_what_it_holds(tmp_path: Path) -> None:
+    digest = write_hashed(tmp_path, [b"new ", memoryview(b"bytes")], suffix=".part")
+    assert digest == hashlib.sha256(b"new bytes").digest()
+    assert os.listdir(tmp_path) == [f"{digest.hex()}.part"]
+    assert (tmp_path / f"{digest.hex()}.part").read_bytes() == b"new bytes"
+
+
+def test_write_hashed_leaves_nothing_when_the_source_fails(tmp_path: Path) -> None:
+    def failing() -> Iterator[bytes]:
+        yield b"half"
+        raise OSError("the source is gone")
+
+    with pytest.raises(OSError, match="the source is gone"):
+        write_hashed(tmp_path, failing(), suffix=".part")
+    assert os.listdir(tmp_path) == []
 
 
 def test_write_atomic_makes_files_of_this_user_alone(tmp_path: Path) -> None:

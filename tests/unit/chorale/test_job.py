@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from chorale.job_spec import JobSpec
 from chorale.state import state_digest, state_to_bytes
 from chorale.v1 import federation_pb2
 from chorale.wire import PhaseKey
+from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.identity import Role
 from crypto.messages import SessionTerms
@@ -287,4 +289,52 @@ def test_context_and_layout_follow_job_and_state(make_job: Callable[..., Job], s
     assert context.trained == ("body.bias", "body.weight")
     assert context.buffers == ("norm.running_mean", "norm.running_var")
     delta = job.layout(key, state, 4).quantities[0]
-    assert (delta.name, delta.shape, delta.bound, delta.word) == ("delta", (8,), 2.0, 16)
+    assert (delta.name, delta.shape, delta.bound, delta.word) == ("delta", (8,), 2.0, 32)  # the first round's
+
+
+def test_an_update_in_16_bits_is_bound_by_the_rounds_before(
+    make_job: Callable[..., Job], state: State
+) -> None:
+    job = make_job(update_bound=2.0, update_word=16, update_kept=0.5)
+    key = PhaseKey(job_digest=job.digest, round=4, phase="train", attempt=1)
+    known = {**state, "method/update_rms": np.array(0.01)}
+    delta = job.layout(key, known, 4).quantities[0]
+    assert (delta.shape, delta.bound, delta.word) == ((8,), 0.01 * 32 / math.sqrt(2), 16)
+    assert delta.projection is not None
+    assert (delta.projection.size, delta.projection.kept) == (8, 8)
+
+
+def test_the_projection_is_fresh_in_each_round_and_phase_and_the_same_in_each_attempt(
+    make_job: Callable[..., Job], party: Party, state: State
+) -> None:
+    job = make_job(update_kept=0.5)
+    digests = {
+        (round, attempt): terms_of(
+            job, party, state, round=round, phase="train", attempt=attempt
+        ).layout.digest
+        for round in (1, 2)
+        for attempt in (1, 2)
+    }
+    assert digests[1, 1] == digests[1, 2] != digests[2, 1] == digests[2, 2]
+    key = PhaseKey(job_digest=job.digest, round=1, phase="train", attempt=1)
+    seed = job.context(key, state, 4).public_seed
+    assert seed == encoding.digest("projection", job.digest, 1, "train")
+    assert seed != make_job(update_kept=0.5, seed=99).context(key, state, 4).public_seed
+
+
+@pytest.mark.parametrize(
+    "rms",
+    [
+        np.array(math.nan),
+        np.array(math.inf),
+        np.array(-1.0),
+        np.array([0.01]),
+        np.array(0.01, np.float32),
+        np.array(1),
+    ],
+)
+def test_a_state_with_an_odd_size_of_updates_gets_no_terms(
+    make_job: Callable[..., Job], party: Party, state: State, rms: Array
+) -> None:
+    with pytest.raises(ConfigError, match="state: method/update_rms: expected "):
+        terms_of(make_job(update_word=16), party, {**state, "method/update_rms": rms}, round=1, phase="train")

@@ -66,7 +66,7 @@ def private(make_spec: MakeSpec, *, privacy: dict[str, Any] | None = None, **fie
 def quantities(
     spec: JobSpec, kind: str, *, members: int = 10, state: dict[str, Array] = STATE
 ) -> list[Quantity]:
-    raw = spec.method.phase(kind).quantities(phase_context(spec, 1, state, members))
+    raw = spec.method.phase(kind).quantities(phase_context(spec, 1, state, members, public_seed=bytes(32)))
     return list(noised(raw, spec, members))
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import mmap
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from chorale.state import (
     state_digest,
     state_from_bytes,
     state_from_file,
+    state_parts,
     state_to_bytes,
     trained_names,
 )
@@ -51,6 +54,59 @@ def test_bytes_do_not_depend_on_the_order_of_the_arrays(state: dict[str, Array])
 def test_bytes_of_a_state_read_back_are_the_same(state: dict[str, Array]) -> None:
     data = state_to_bytes(state)
     assert state_to_bytes(state_from_bytes(data)) == data
+
+
+def test_bytes_are_those_that_safetensors_writes() -> None:
+    rng = np.random.default_rng(7)
+    types = (np.float32, np.float64, np.int64, np.uint8)
+    for _ in range(50):
+        shapes = [tuple(rng.integers(0, 4, size=rng.integers(0, 4))) for _ in range(rng.integers(1, 8))]
+        arrays = {
+            f"model/{rng.choice(list('aZ9_-.'))}{place}": (100 * rng.random(shape)).astype(rng.choice(types))
+            for place, shape in enumerate(shapes)
+        }
+        theirs = safetensors.numpy.save(
+            {name: np.asarray(arrays[name], order="C") for name in sorted(arrays)}
+        )
+        assert state_to_bytes(arrays) == theirs
+
+
+def test_parts_of_a_state_are_the_memory_of_its_arrays(state: dict[str, Array]) -> None:
+    arrays = {name: np.ascontiguousarray(array) for name, array in state.items()}
+    _, *parts = state_parts(arrays)
+    for part in parts:
+        assert any(np.shares_memory(np.frombuffer(part, np.uint8), array) for array in arrays.values())
+
+
+def test_a_state_file_is_read_without_a_copy_and_never_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    data = state_to_bytes({"model/w": np.arange(1 << 20, dtype=np.float32)})
+    path.write_bytes(data)
+    tracemalloc.start()
+    read = state_from_file(path)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # the header is looked for in the first 4 MiB, and the array has as many
+    assert peak_bytes < len(data) + (1 << 20)
+    assert isinstance(read["model/w"].base, np.ndarray | mmap.mmap)
+    read["model/w"][:] = 7
+    assert path.read_bytes() == data
+
+
+def test_a_state_file_may_be_removed_while_its_arrays_are_used(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(state_to_bytes({"model/w": np.arange(5000, dtype=np.float64)}))
+    read = state_from_file(path)
+    path.unlink()
+    np.testing.assert_array_equal(read["model/w"], np.arange(5000))
+
+
+def test_arrays_that_lie_between_words_are_moved_where_all_can_read_them(tmp_path: Path) -> None:
+    values = np.arange(3, dtype=np.float64)
+    (tmp_path / "state").write_bytes(raw({"w": entry("F64", (3,), 24)}, values.tobytes()))
+    read = state_from_file(tmp_path / "state")["w"]
+    assert read.flags.aligned
+    np.testing.assert_array_equal(read, values)
 
 
 def test_an_array_that_is_not_contiguous_is_not_scrambled() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import hashlib
+import threading
 
 import pytest
 
+from chorale.files import write_all
 from coordinator.spool import SessionSpool, clear_spools
 from crypto.errors import RemoteProtocolError
 
@@ -19,62 +23,171 @@ def session(tmp_path):
         yield spool
 
 
-def test_upload_goes_on_at_the_offset_where_the_stream_broke(session):
-    session.open("a").append(0, DATA[:120])
+async def test_upload_goes_on_at_the_offset_where_the_stream_broke(session):
+    await session.open("a").append(0, DATA[:120])
     again = session.open("a")
     assert again.received_bytes == 120
-    again.append(120, DATA[120:])
+    await again.append(120, DATA[120:])
+    await again.settle(DIGEST)
     again.finish(DIGEST)
     assert again.is_complete
     assert again.path.read_bytes() == DATA
 
 
 @pytest.mark.parametrize("offset", [0, 119, 121])
-def test_chunk_at_another_offset_is_refused(session, offset):
+async def test_chunk_at_another_offset_is_refused(session, offset):
     spool = session.open("a")
-    spool.append(0, DATA[:120])
+    await spool.append(0, DATA[:120])
     with pytest.raises(RemoteProtocolError, match=f"chunk at offset {offset}, expected 120"):
-        spool.append(offset, DATA[:1])
+        await spool.append(offset, DATA[:1])
 
 
-def test_more_bytes_than_the_layout_has_are_refused_before_they_are_written(session):
+async def test_more_bytes_than_the_layout_has_are_refused_before_they_are_written(session):
     spool = session.open("a")
     with pytest.raises(RemoteProtocolError, match="201 bytes, expected 200 for this layout"):
-        spool.append(0, DATA + b"x")
+        await spool.append(0, DATA + b"x")
     assert spool.path.stat().st_size == 0
 
 
-def test_short_upload_cannot_end(session):
+async def test_short_upload_cannot_end(session):
     spool = session.open("a")
-    spool.append(0, DATA[:10])
+    await spool.append(0, DATA[:10])
+    await spool.settle(DIGEST)
     with pytest.raises(RemoteProtocolError, match="ended after 10 bytes, expected 200"):
         spool.finish(DIGEST)
 
 
-def test_upload_with_another_digest_begins_again(session):
+async def test_upload_with_another_digest_begins_again(session):
     spool = session.open("a")
-    spool.append(0, DATA)
+    await spool.append(0, DATA)
+    await spool.settle(DIGEST)
     with pytest.raises(RemoteProtocolError, match="digest of the vector does not match"):
         spool.finish(hashlib.sha256(b"other").digest())
     assert (spool.received_bytes, spool.is_complete) == (0, False)
-    spool.append(0, DATA)
+    await spool.append(0, DATA)
+    await spool.settle(DIGEST)
     spool.finish(DIGEST)
     assert spool.path.read_bytes() == DATA
 
 
-def test_complete_upload_takes_nothing_more(session):
+async def test_complete_upload_takes_nothing_more(session):
     spool = session.open("a")
-    spool.append(0, DATA)
+    await spool.append(0, DATA)
+    await spool.settle(DIGEST)
     spool.finish(DIGEST)
     with pytest.raises(RemoteProtocolError, match="already complete"):
-        spool.append(200, b"x")
+        await spool.append(200, b"x")
 
 
-def test_spools_go_with_their_session(tmp_path):
+async def test_spools_go_with_their_session(tmp_path):
     with SessionSpool(tmp_path / "1-1", total_bytes=10) as spool:
-        spool.open("a").append(0, b"abc")
+        await spool.open("a").append(0, b"abc")
         assert (tmp_path / "1-1" / "a.part").exists()
     assert not (tmp_path / "1-1").exists()
+
+
+async def test_vector_of_one_stream_needs_no_digest(session):
+    spool = session.open("a")
+    spool.begin_stream()
+    await spool.append(0, DATA)
+    await spool.settle(b"")
+    spool.finish(b"")
+    assert spool.is_complete
+    assert spool.path.read_bytes() == DATA
+
+
+async def test_vector_of_several_streams_is_held_to_its_digest(session):
+    spool = session.open("a")
+    for start, end in ((0, 50), (50, 120), (120, 200)):
+        spool.begin_stream()
+        await spool.append(start, DATA[start:end])
+    await spool.settle(b"")
+    with pytest.raises(RemoteProtocolError, match="a vector of several streams needs its digest"):
+        spool.finish(b"")
+    await spool.settle(DIGEST)
+    spool.finish(DIGEST)
+    assert spool.is_complete
+
+
+async def test_upload_that_began_again_is_of_one_stream(session):
+    spool = session.open("a")
+    spool.begin_stream()
+    await spool.append(0, DATA)
+    spool.begin_stream()
+    wrong = hashlib.sha256(b"other").digest()
+    await spool.settle(wrong)
+    with pytest.raises(RemoteProtocolError, match="digest of the vector does not match"):
+        spool.finish(wrong)
+    await spool.append(0, DATA)
+    await spool.settle(b"")
+    spool.finish(b"")
+    assert spool.path.read_bytes() == DATA
+
+
+async def test_writing_and_hashing_leave_the_event_loop_alone(session, monkeypatch):
+    threads = set()
+
+    def noted(function):
+        def note(*arguments):
+            threads.add(threading.current_thread())
+            return function(*arguments)
+
+        return note
+
+    monkeypatch.setattr("coordinator.spool.write_all", noted(write_all))
+    monkeypatch.setattr(hashlib, "file_digest", noted(hashlib.file_digest))
+    spool = session.open("a")
+    for start in range(0, 200, 40):
+        await spool.append(start, DATA[start : start + 40])
+    await spool.settle(DIGEST)
+    spool.finish(DIGEST)
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_upload_begins_again_where_the_disk_was_full(session, monkeypatch):
+    spool = session.open("a")
+    await spool.append(0, DATA[:50])
+    await spool.settle(b"")
+
+    def full(file, data):
+        file.write(data[:1])
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("coordinator.spool.write_all", full)
+        await spool.append(50, DATA[50:80])
+        with pytest.raises(OSError, match="no space left"):
+            await spool.settle(b"")
+    assert spool.received_bytes == 0
+    await spool.append(0, DATA)
+    await spool.settle(DIGEST)
+    spool.finish(DIGEST)
+    assert spool.path.read_bytes() == DATA
+
+
+async def test_session_that_ends_while_a_chunk_is_written_leaves_neither_file_nor_thread(
+    tmp_path, monkeypatch
+):
+    begun, may_go_on, written = threading.Event(), threading.Event(), []
+
+    def slow(file, data):
+        begun.set()
+        assert may_go_on.wait(20)
+        written.append(write_all(file, data))
+
+    monkeypatch.setattr("coordinator.spool.write_all", slow)
+    with SessionSpool(tmp_path / "1-1", total_bytes=len(DATA)) as session:
+        spool = session.open("a")
+        for start in range(0, 200, 50):
+            await spool.append(start, DATA[start : start + 50])
+        await asyncio.to_thread(begun.wait, 20)
+    assert not (tmp_path / "1-1").exists()
+    with pytest.raises(RemoteProtocolError, match="the stage has closed"):
+        await asyncio.gather(spool.append(200, b"x"), asyncio.to_thread(may_go_on.set))
+    await spool.settle(b"")
+    assert len(written) == 1, "what waited is not written any more"
+    assert spool._file.closed
 
 
 def test_no_upload_outlives_the_process(tmp_path):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import threading
+import tracemalloc
+from collections import deque
 
 import numpy as np
 import pytest
@@ -8,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto import prg, ring
+from crypto.encoder import Encoder
 from crypto.errors import LocalProtocolError, RemoteProtocolError
 from crypto.layout import Layout, Quantity
-from crypto.masking import Masker, SignedSeed, UnmaskPlan, vectors_from_stream
+from crypto.masking import CHUNK_BYTES, Masker, SignedSeed, UnmaskPlan, vectors_from_stream
 from crypto.ring import Encoded
 
 COHORT = bytes(range(32))
@@ -113,6 +117,118 @@ def test_offsets_and_chunk_sizes_out_of_range_are_our_own_mistake(offset: int, c
 def test_an_input_of_another_layout_is_our_own_mistake() -> None:
     with pytest.raises(LocalProtocolError, match="expected word sizes"):
         masker().stream(Encoded(vectors={32: ENCODED.vectors[32]}, clipped_total=0))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("chunk_bytes", [1 << 16, prg.BLOCK_BYTES + 3, 999_983])
+def test_any_number_of_workers_makes_the_same_stream(workers: int, chunk_bytes: int) -> None:
+    for offset in (0, 5, prg.BLOCK_BYTES + 7):
+        chunks = masker().stream(ENCODED, offset_bytes=offset, chunk_bytes=chunk_bytes, workers=workers)
+        assert b"".join(chunks) == WHOLE[offset:]
+
+
+class Recording:
+    """Says which words were asked for, and holds up all from the `gate` on until it is opened."""
+
+    def __init__(self, source: Encoded, *, gate: int = 1 << 60) -> None:
+        self._source = source
+        self._gate = gate
+        self.opened = threading.Event()
+        self.asked: list[tuple[int, int, int]] = []
+
+    def check_layout(self, layout: Layout) -> None:
+        self._source.check_layout(layout)
+
+    def read(self, word: int, start: int, out: np.ndarray) -> None:
+        self.asked.append((word, start, out.size))
+        if word == 32 and start >= self._gate:
+            assert self.opened.wait(30)
+        self._source.read(word, start, out)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_chunk_leaves_before_the_last_is_masked(workers: int) -> None:
+    source = Recording(ENCODED, gate=LAYOUT.length(32) - 10)
+    stream = masker().stream(source, chunk_bytes=1 << 15, workers=workers)
+    assert source.asked == []
+    chunk_bytes = 1 << 15
+    assert next(stream) == WHOLE[:chunk_bytes]  # and would wait for ever if it needed the last
+    read_bytes = sum(word * size // 8 for word, _, size in source.asked)
+    assert read_bytes <= (workers + 2) * (chunk_bytes + 16)
+    source.opened.set()
+    assert b"".join(stream) == WHOLE[chunk_bytes:]
+
+
+def test_a_stream_that_is_closed_early_reads_no_further_and_leaves_no_thread() -> None:
+    before = threading.active_count()
+    source = Recording(ENCODED)
+    stream = masker().stream(source, chunk_bytes=1 << 15, workers=2)
+    next(stream)
+    stream.close()
+    asked = len(source.asked)
+    assert asked <= 4 + 1  # the first chunk reads two vectors
+    assert threading.active_count() == before
+    assert next(stream, None) is None
+    assert len(source.asked) == asked
+
+
+def test_an_error_of_the_source_ends_the_stream() -> None:
+    class Broken(Recording):
+        def read(self, word: int, start: int, out: np.ndarray) -> None:
+            raise LocalProtocolError("broken source")
+
+    with pytest.raises(LocalProtocolError, match="broken source"):
+        list(masker().stream(Broken(ENCODED), workers=2))
+
+
+def test_masking_an_encoder_is_masking_what_it_encodes() -> None:
+    rng = np.random.default_rng(3)
+    values = {q.name: rng.normal(0, 0.3, q.shape).astype(np.float32) for q in LAYOUT.quantities}
+    encoder = Encoder(values, layout=LAYOUT)
+    expected = b"".join(masker().stream(encoder.encode()))
+    for workers in (1, 2, 3):
+        for chunk_bytes in (1 << 20, 77_777):
+            stream = masker().stream(encoder, chunk_bytes=chunk_bytes, workers=workers)
+            assert b"".join(stream) == expected
+    other = Layout(quantities=LAYOUT.quantities, members=5)
+    with pytest.raises(LocalProtocolError, match="the values are of another layout"):
+        Masker(layout=other, cohort_digest=COHORT, seeds=SEEDS).stream(encoder)
+
+
+def test_no_second_vector_is_made() -> None:
+    """A few chunks and blocks beside the input, whether it is words or values."""
+    size = 1 << 21
+    quantity = Quantity(name="delta", shape=(size,), bound=8.0, word=32)
+    layout = Layout(quantities=(quantity,), members=4)
+    some = Masker(layout=layout, cohort_digest=COHORT, seeds=SEEDS)
+    encoder = Encoder({"delta": np.zeros(size, np.float32)}, layout=layout)
+    plan = UnmaskPlan(layout=layout, cohort_digest=COHORT, seeds=SEEDS, survivors=("a",))
+    sums = ring.zeros(layout)
+    chunk_bytes = 1 << 18
+    for step in (
+        lambda: deque(some.stream(encoder, chunk_bytes=chunk_bytes, workers=2), maxlen=0),
+        lambda: deque(some.stream(ring.Encoded(vectors=sums, clipped_total=0), workers=2), maxlen=0),
+        lambda: plan.unmask(sums, workers=2),
+    ):
+        tracemalloc.start()
+        step()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < layout.total_bytes
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_any_number_of_workers_takes_the_masks_off(workers: int) -> None:
+    size = 2 * CHUNK_BYTES // 4 + 5
+    quantities = tuple(Quantity(name=f"w{word}", shape=(size,), bound=8.0, word=word) for word in (16, 32))
+    layout = Layout(quantities=quantities, members=4)
+    plan = UnmaskPlan(layout=layout, cohort_digest=COHORT, seeds=SEEDS, survivors=("a",))
+    sums = ring.zeros(layout)
+    plan.unmask(sums, workers=workers)
+    empty = Encoded(vectors=ring.zeros(layout), clipped_total=0)
+    stream = b"".join(Masker(layout=layout, cohort_digest=COHORT, seeds=SEEDS).stream(empty))
+    for word, expected in vectors_from_stream(layout, stream).items():
+        assert np.array_equal(sums[word], expected)
 
 
 def test_a_plan_with_opposite_signs_takes_the_masks_off_in_place() -> None:

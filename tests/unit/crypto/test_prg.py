@@ -30,6 +30,17 @@ def test_a_stream_can_start_anywhere(offset: int) -> None:
     assert stream(100, offset_bytes=offset) == stream(BLOCK_BYTES + 200)[offset : offset + 100]
 
 
+def test_a_stream_can_go_anywhere_at_any_time() -> None:
+    keystream, whole = Keystream(KEY, offset_bytes=5), stream(BLOCK_BYTES + 200)
+    out = np.empty(33, np.uint8)
+    for offset in (BLOCK_BYTES + 3, 0, 17, 16, BLOCK_BYTES - 1, 4096):
+        keystream.seek(offset)
+        keystream.fill(out)
+        assert out.tobytes() == whole[offset : offset + 33]
+        keystream.fill(out)
+        assert out.tobytes() == whole[offset + 33 : offset + 66]
+
+
 def test_the_counter_passes_32_bits() -> None:
     """68 GiB into a stream its blocks are still new ones."""
     far = 16 << 32

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto import prg, ring
+from crypto.encoder import BLOCK_VALUES
 from crypto.errors import LocalProtocolError, QuantisationError
 from crypto.layout import CLIPPED, Layout, Quantity
-from crypto.ring import BLOCK_VALUES
 
 MEMBERS = 4
 
@@ -93,26 +93,6 @@ def test_rounding_is_unbiased(word: int, fraction: float, dtype: type) -> None:
     deviation = math.sqrt(fraction * (1 - fraction) / samples)
     for mean, expected in zip(units.mean(axis=1), (exact, -exact), strict=True):
         assert abs(mean - expected) < 6 * deviation, f"key {key.hex()}"
-
-
-class Constant:
-    """A key stream of one byte, to try the least and the greatest random number."""
-
-    def __init__(self, byte: int) -> None:
-        self._byte = byte
-
-    def fill(self, out: np.ndarray) -> None:
-        out[:] = self._byte
-
-
-@pytest.mark.parametrize(
-    ("byte", "expected"), [(0x00, [3, 4, 2**16 - 3, 2**16 - 2]), (0xFF, [3, 3, 2**16 - 3, 2**16 - 3])]
-)
-def test_a_whole_number_stays_whatever_the_random_number(byte: int, expected: list[int]) -> None:
-    """A zero that rounded whole numbers up would pass the bound once in 2^32 values."""
-    out = np.zeros(4, np.uint16)
-    ring._Rounder(Constant(byte)).round_into(np.array([3.0, 3.5, -3.0, -2.5]), out)
-    assert out.tolist() == expected
 
 
 def test_rounding_of_neighbours_is_independent() -> None:

@@ -21,7 +21,7 @@ from crypto.ring import Encoded, word_type
 from tests.vectors import make_vectors
 
 FOLDER = Path(make_vectors.__file__).parent
-NAMES = ("encoding", "shamir", "prg", "ring", "session")
+NAMES = ("encoding", "shamir", "prg", "projection", "ring", "session")
 
 
 def load(name: str) -> Any:
@@ -59,6 +59,8 @@ def swap_digit(text: str) -> str:
         ("shamir", ("valid", 3, "secret")),
         ("prg", (4, "words", 2)),
         ("prg", (0, "key")),
+        ("projection", (1, "seed")),
+        ("projection", (3, "layout_digest")),
         ("ring", (0, "vectors", "16", 4)),
         ("ring", (1, "layout_digest")),
         ("session", ("session_digest",)),
@@ -93,6 +95,7 @@ def test_the_checker_notices_one_changed_digit(
         make_vectors.encoding_vectors,
         make_vectors.shamir_vectors,
         make_vectors.prg_vectors,
+        make_vectors.projection_vectors,
         make_vectors.ring_vectors,
     ],
 )

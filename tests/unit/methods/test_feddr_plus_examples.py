@@ -245,7 +245,8 @@ def mean_delta(deltas: list[np.ndarray], counts: list[int]) -> np.ndarray:
         "delta": np.sum([n / total * delta for n, delta in zip(counts, deltas, strict=True)], axis=0),
         "weight": np.asarray(1.0),
     }
-    return WeightedMean().step(CONTEXT, sums).step_P
+    step = WeightedMean().step(CONTEXT, sums)
+    return step.step_P / step.divisor
 
 
 @pytest.mark.parametrize(
@@ -284,7 +285,8 @@ def test_examples_e5_and_c_means_survive_the_ring(
     for one in encoded[1:]:
         ring.add_into(sums, one.vectors)
     decoded = ring.decode(sums, layout=layout)
-    np.testing.assert_allclose(WeightedMean().step(CONTEXT, decoded).step_P, weighted, rtol=0, atol=1e-6)
+    step = WeightedMean().step(CONTEXT, decoded)
+    np.testing.assert_allclose(step.step_P / step.divisor, weighted, rtol=0, atol=1e-6)
 
 
 def test_example_e6_pull_and_push_of_cross_entropy() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
+from chorale.files import write_all
 from chorale.v1 import federation_pb2 as pb
 from chorale.wire import CHUNK_BYTES, PhaseKey
 from crypto import ring
@@ -19,7 +21,7 @@ from crypto.errors import RemoteProtocolError
 from crypto.layout import Layout, Quantity
 from crypto.masking import Masker, SignedSeed
 from silo_agent.metrics import SiloMetrics
-from silo_agent.transfer import Transfer
+from silo_agent.transfer import CHUNKS_AHEAD, Transfer
 
 MakeStub = Callable[..., Awaitable[Any]]
 
@@ -92,6 +94,62 @@ async def test_a_download_goes_on_where_the_line_broke(make_stub: MakeStub, tmp_
     assert path.exists()
     carrier.forget(keep=frozenset())
     assert not path.exists()
+
+
+async def test_a_download_is_written_and_hashed_beside_the_event_loop(
+    make_stub: MakeStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    real = hashlib.file_digest
+
+    def noted(file: Any, data: bytes) -> None:
+        threads.append(threading.current_thread())
+        write_all(file, data)
+
+    def digest(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return real(*arguments)
+
+    monkeypatch.setattr("silo_agent.transfer.write_all", noted)
+    monkeypatch.setattr(hashlib, "file_digest", digest)
+
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        async for chunk in chunks_of(STATE, request.offset):
+            yield chunk
+
+    path = await download(transfer(await make_stub(Download=Download), tmp_path))
+    assert path.read_bytes() == STATE
+    assert len(threads) == 1 + 3  # what was there before, and three chunks
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("size", [1, CHUNK_BYTES, CHUNK_BYTES + 5, len(STATE)])
+async def test_a_download_goes_on_after_what_an_earlier_process_left(
+    make_stub: MakeStub, tmp_path: Path, size: int
+) -> None:
+    offsets: list[int] = []
+
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        offsets.append(request.offset)
+        async for chunk in chunks_of(STATE, request.offset):
+            yield chunk
+
+    carrier = transfer(await make_stub(Download=Download), tmp_path)
+    part = tmp_path / "cache" / f"{DIGEST.hex()}.part"
+    part.write_bytes(STATE[:size])
+    assert (await download(carrier)).read_bytes() == STATE
+    assert offsets == [size]
+    assert not part.exists()
+
+
+async def test_a_part_longer_than_announced_is_thrown_away(make_stub: MakeStub, tmp_path: Path) -> None:
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        async for chunk in chunks_of(STATE, request.offset):
+            yield chunk
+
+    carrier = transfer(await make_stub(Download=Download), tmp_path)
+    (tmp_path / "cache" / f"{DIGEST.hex()}.part").write_bytes(STATE + b"!")
+    assert (await download(carrier)).read_bytes() == STATE
 
 
 @pytest.mark.parametrize(
@@ -184,6 +242,111 @@ async def test_an_upload_goes_on_where_the_line_broke_with_the_digest_of_the_who
     assert spool.calls == 3
     await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)  # complete already
     assert bytes(spool.data) == expected
+
+
+async def test_an_upload_of_one_stream_needs_no_digest(make_stub: MakeStub, tmp_path: Path) -> None:
+    ends: list[bytes] = []
+    data = bytearray()
+
+    async def Upload(self: Any, messages: Any, context: Any) -> Any:
+        yield pb.UploadReceipt()
+        async for message in messages:
+            data.extend(message.chunk.data)
+            if message.HasField("end"):
+                ends.append(message.end.sha256)
+                yield pb.UploadReceipt(received_bytes=len(data), complete=True)
+                return
+
+    masker, encoded, expected = masked_vector()
+    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
+    assert bytes(data) == expected
+    assert ends == [b""]
+
+
+@pytest.mark.parametrize("start", [1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 3, 2_399_999, 2_400_000])
+async def test_an_upload_goes_on_at_any_offset(make_stub: MakeStub, tmp_path: Path, start: int) -> None:
+    masker, encoded, expected = masked_vector()
+    spool = Spool()
+    spool.data += expected[:start]
+
+    async def Upload(self: Any, messages: Any, context: Any) -> Any:
+        async for receipt in spool.upload(messages, context):
+            yield receipt
+
+    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
+    assert bytes(spool.data) == expected
+    assert spool.sha256 == hashlib.sha256(expected).digest()
+
+
+class WatchedMasker:
+    """Gives chunks of nothing, and remembers how many, in which threads, and whether it was ended."""
+
+    def __init__(self, chunks: int) -> None:
+        self.chunks = chunks
+        self.made = 0
+        self.threads: set[threading.Thread] = set()
+        self.is_ended = False
+
+    def stream(self, source: Any) -> Any:
+        try:
+            for _ in range(self.chunks):
+                self.threads.add(threading.current_thread())
+                self.made += 1
+                yield bytes(CHUNK_BYTES)
+        finally:
+            self.is_ended = True
+
+
+async def test_masking_runs_in_a_thread_and_never_far_ahead_of_a_slow_reader(
+    make_stub: MakeStub, tmp_path: Path
+) -> None:
+    masker: Any = WatchedMasker(chunks=40)
+    ahead: list[int] = []
+
+    async def Upload(self: Any, messages: Any, context: Any) -> Any:
+        yield pb.UploadReceipt()
+        taken = 0
+        async for message in messages:
+            if message.HasField("end"):
+                yield pb.UploadReceipt(complete=True)
+                return
+            if message.HasField("chunk"):
+                taken += 1
+                for _ in range(20):  # whoever may go on does
+                    await asyncio.to_thread(lambda: None)
+                ahead.append(masker.made - taken)
+
+    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    await carrier.upload(KEY, masker, None, total_bytes=40 * CHUNK_BYTES)  # type: ignore[arg-type]
+    assert masker.made == len(ahead) == 40
+    on_the_line = 8  # what gRPC and the kernel take in on both ends, in chunks
+    assert max(ahead) <= CHUNKS_AHEAD + on_the_line
+    assert masker.is_ended
+    assert threading.main_thread() not in masker.threads
+
+
+async def test_a_cancelled_upload_ends_the_masking(make_stub: MakeStub, tmp_path: Path) -> None:
+    arrived = asyncio.Event()
+
+    async def Upload(self: Any, messages: Any, context: Any) -> Any:
+        yield pb.UploadReceipt()
+        async for message in messages:
+            if message.HasField("chunk"):
+                arrived.set()
+                await asyncio.Event().wait()
+
+    masker: Any = WatchedMasker(chunks=400)
+    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    sending = carrier.upload(KEY, masker, None, total_bytes=400 * CHUNK_BYTES)  # type: ignore[arg-type]
+    uploading = asyncio.ensure_future(sending)
+    await arrived.wait()
+    uploading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await uploading
+    assert masker.is_ended
+    assert masker.made < 400
 
 
 async def test_an_upload_that_is_refused_ends_with_the_coordinators_word(

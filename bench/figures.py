@@ -1,0 +1,109 @@
+"""The committed figures: ratios of the last measurement somebody stood by, and their place on the page.
+
+Only ratios are compared between machines; beside them stand machine, versions, command and date.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.backends.openssl import backend
+
+from bench import side_by_side
+from bench.results import Result, section
+
+PACKAGES = ("numpy", "numba", "cryptography", "grpcio", "torch")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The committed figures by benchmark; none if there is no such file."""
+    if not path.exists():
+        return {}
+    figures: dict[str, Any] = json.loads(path.read_text())
+    return figures
+
+
+def write(path: Path, figures: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+
+
+def ratios(figures: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Row names and ratios by benchmark."""
+    return {name: dict(one["ratios"]) for name, one in figures.items()}
+
+
+def of(results: Sequence[Result]) -> dict[str, Any]:
+    """What to commit to: those that measured something."""
+    return {
+        result.benchmark.name: {
+            "command": result.benchmark.command,
+            "date": result.started.date().isoformat(),
+            "machine": machine(),
+            "versions": versions(),
+            "ratios": result.ratios,
+        }
+        for result in results
+        if result.is_measured
+    }
+
+
+def write_page(path: Path, results: Sequence[Result]) -> None:
+    """Put each measured table between its two comments: `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`.
+
+    Raises ValueError if a benchmark has no place on the page.
+    """
+    page = path.read_text()
+    for result in results:
+        if result.is_measured:
+            stood = _stood(result.started)
+            page = _replaced(page, result.benchmark.name, f"{section(result)}\n\n{stood}")
+    beside = side_by_side.table(results)
+    if beside:
+        page = _replaced(page, side_by_side.NAME, f"{beside}\n\n{_stood(results[0].started)}")
+    path.write_text(page)
+
+
+def machine() -> str:
+    """Processor and cores."""
+    return f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+
+
+def versions() -> dict[str, str]:
+    """What the figures depend on; a package that is not there is left out."""
+    found = {"Python": platform.python_version(), "OpenSSL": backend.openssl_version_text().split()[1]}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _replaced(page: str, name: str, text: str) -> str:
+    begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"docs/performance.md: there is no place {begin} ... {end}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def _stood(moment: datetime) -> str:
+    packages = ", ".join(f"{package} {version}" for package, version in versions().items())
+    return f"Measured on {moment.date().isoformat()}: {machine()}; {packages}."
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown processor"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown processor"

@@ -1,0 +1,50 @@
+"""Masks without a session: a vector, its masks and what takes them off, under seeds that nobody dealt."""
+
+# L = words of one vector
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.session import BOUND
+from crypto.layout import Layout, Quantity
+from crypto.masking import Masker, SignedSeed, Source, UnmaskPlan
+
+QUANTITY = "delta"
+_COHORT_DIGEST = bytes(32)
+
+
+def layout(length: int, *, word: int, silos: int) -> Layout:
+    """One quantity of that many values."""
+    quantity = Quantity(name=QUANTITY, shape=(length,), bound=BOUND, word=word)
+    return Layout(quantities=(quantity,), members=silos)
+
+
+def values(length: int, *, seed: int) -> NDArray[np.float32]:
+    """Updates of one silo: few of them near the bound, as in training."""
+    return np.random.default_rng(seed).normal(0.0, BOUND / 16, length).astype(np.float32)
+
+
+def masker(vector: Layout, *, silos: int) -> Masker:
+    """Of a silo among so many, itself included."""
+    return Masker(layout=vector, cohort_digest=_COHORT_DIGEST, seeds=_seeds(silos))
+
+
+def unmask_plan(vector: Layout, *, survivors: int, lost: int) -> UnmaskPlan:
+    """One stream per survivor and one per pair of survivor and lost silo."""
+    seeds = _seeds(survivors * (1 + lost))
+    return UnmaskPlan(layout=vector, cohort_digest=_COHORT_DIGEST, seeds=seeds, survivors=())
+
+
+def exhaust(sender: Masker, source: Source) -> None:
+    """Every chunk is let go when the next one is asked for, as on its way to the wire."""
+    deque(sender.stream(source), maxlen=0)
+
+
+def _seeds(number: int) -> tuple[SignedSeed, ...]:
+    return tuple(
+        SignedSeed(seed=index.to_bytes(32, "big"), sign=1 if index % 2 else -1) for index in range(number)
+    )

@@ -1,0 +1,31 @@
+"""Command lines of benchmarks: a wrong one ends with one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Named like its module: `python -m bench.secagg` says `secagg: error: ...`."""
+
+    def __init__(self, name: str, description: str | None) -> None:
+        super().__init__(prog=f"python -m bench.{name}", description=(description or "").splitlines()[0])
+        self._name = name
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self._name}: error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """The type of an option that is a whole number in that range."""
+
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text}")
+        return int(text)
+
+    return parse

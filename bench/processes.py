@@ -1,0 +1,160 @@
+"""Processes under measurement: started, looked at through /proc, ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from chorale.tls import ENVIRONMENT
+
+POLL_SECONDS = 0.005
+PATIENCE_SECONDS = 120.0
+REPOSITORY = Path(__file__).resolve().parent.parent
+TICKS = os.sysconf("SC_CLK_TCK")
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes that are resident. anonymous: of no file, so the system cannot take them back.
+    resident: with the pages of files that are mapped."""
+
+    anonymous: int
+    resident: int
+
+
+class Process:
+    """One `python -m module arguments`; its output is a file of JSON lines, read as it grows."""
+
+    def __init__(self, arguments: Sequence[str], *, log: Path) -> None:
+        self.log = log
+        self._read_bytes = 0
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                cwd=REPOSITORY,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def records(self) -> Iterator[Record]:
+        """Whole lines that came since the last call."""
+        with self.log.open("rb") as file:
+            file.seek(self._read_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._read_bytes += len(line)
+                if line.startswith(b"{"):
+                    yield json.loads(line)
+
+    def wait_for(self, wanted: Callable[[Record], bool], *, what: str) -> Record:
+        """The next record that fits. Raises RuntimeError if it does not come or the process ends."""
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < limit:
+            for record in self.records():
+                if wanted(record):
+                    return record
+            if self._process.poll() is not None:
+                raise RuntimeError(f"{self.log.stem} ended before {what}:\n{self.log.read_text()[-2000:]}")
+            time.sleep(POLL_SECONDS)
+        raise RuntimeError(f"{self.log.stem}: {what} did not come:\n{self.log.read_text()[-2000:]}")
+
+    def cpu_seconds(self) -> float:
+        """User and system time of all its threads so far."""
+        fields = (self._proc / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def memory(self) -> Memory:
+        """Of this moment."""
+        lines = (self._proc / "status").read_text().splitlines()
+        fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
+        anonymous, resident = (int(fields[name].split()[0]) << 10 for name in ("RssAnon", "VmRSS"))
+        return Memory(anonymous=anonymous, resident=resident)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def _proc(self) -> Path:
+        return Path("/proc") / str(self._process.pid)
+
+
+class Peaks:
+    """The most memory of each process while the block runs, looked at every few milliseconds."""
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        self._processes = processes
+        self.most = [process.memory() for process in processes]
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(POLL_SECONDS):
+            now = [process.memory() for process in self._processes]
+            self.most = [
+                Memory(
+                    anonymous=max(most.anonymous, one.anonymous), resident=max(most.resident, one.resident)
+                )
+                for most, one in zip(self.most, now, strict=True)
+            ]
+
+
+class Processes:
+    """Those of one measurement, ended with the block."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.all: list[Process] = []
+        self._closing = ExitStack()
+
+    def start(self, name: str, *arguments: str) -> Process:
+        process = Process(arguments, log=self.folder / f"{name}.log")
+        self._closing.callback(process.stop)
+        self.all.append(process)
+        return process
+
+    def cpu_seconds(self) -> float:
+        return sum(process.cpu_seconds() for process in self.all)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.close()
+
+
+def environment() -> dict[str, str]:
+    """The same for every process: one thread of OpenMP, TLS 1.3 alone, none of the caller's settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CHORALE_")}
+    return {**kept, **ENVIRONMENT, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}

@@ -1,0 +1,246 @@
+"""What a whole secure round costs, without training: real processes, beside a bare program of the same bytes.
+
+    python -m bench.round --silos 10 --length 1000000 --json
+
+Chorale: `chorale coordinator run` and one `chorale silo run` a silo, fedavg, an objective that makes its
+delta at once. Plain: `bench.plain_round` in as many processes. Times are of steady rounds, after a first
+one; CPU is that of all processes together. Memory is RssAnon of a process, looked at every 5 ms in rounds
+over a longer vector, less the same when the job before had ended: all that it came to hold, but no
+code and no pages of mapped files, which the system may take back. At a silo the model's own array is
+taken off, the delta that its objective made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench.processes import Memory, Peaks, Process, Processes, Record, environment
+from bench.round_files import COORDINATOR, FederationFiles
+from bench.rows import Row, table
+
+WORD_BYTES = 4  # of float32 and of a word of 32 bits
+MEMORY_LENGTH = 8_000_000  # so that a vector is more than what any round takes beside it
+MEMORY_ROUNDS = 2
+STAGES = ("waiting", "advertise", "share", "masked", "consistency", "unmask", "revealed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of one round, medians. wall_seconds: from one round's end to the next one's; cpu_seconds: the mean."""
+
+    wall_seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """phase_seconds: from a phase's start to its state being applied, of which stages: by name."""
+
+    cost: Cost
+    phase_seconds: float
+    stages: dict[str, float]
+    coordinator_extra: Memory
+    silo_extra: Memory
+
+
+def measure_chorale(files: FederationFiles, *, length: int, rounds: int, memory_length: int) -> Measured:
+    with Processes(files.folder) as processes:
+        settings = str(files.coordinator())
+        hub = processes.start(COORDINATOR, "cli.main", "coordinator", "run", "--config", settings)
+        hub.wait_for(lambda record: record["event"] == "listening", what="its address")
+        address = json.loads(files.endpoint.read_text())["grpc"]
+        silos = [_start_silo(processes, files, name, address) for name in files.silos]
+        for silo in silos:
+            silo.wait_for(lambda record: record["event"] == "connected", what="its connection")
+        _submit(files, address, length=length, rounds=rounds + 1)
+        cost, phase_seconds, stages = _timed(processes, hub, rounds)
+        coordinator_extra, *extras = _extra(files, processes, hub, address, memory_length)
+    return Measured(
+        cost=cost,
+        phase_seconds=phase_seconds,
+        stages=stages,
+        coordinator_extra=coordinator_extra,
+        silo_extra=Memory(
+            anonymous=max(extra.anonymous for extra in extras),
+            resident=max(extra.resident for extra in extras),
+        ),
+    )
+
+
+def measure_plain(files: FederationFiles, *, length: int, rounds: int) -> Cost:
+    folder, silos = ["--folder", str(files.folder)], files.silos
+    with Processes(files.folder) as processes:
+        sizes = ["--silos", str(len(silos)), "--length", str(length)]
+        endpoint = files.folder / "plain.json"
+        server = processes.start(
+            "plain", "bench.plain_round", "serve", "--name", COORDINATOR, *folder, *sizes
+        )
+        _wait_for_file(server, endpoint)
+        address = json.loads(endpoint.read_text())["grpc"]
+        times = ["--rounds", str(rounds + 2), "--address", address]
+        for name in silos:
+            processes.start(f"plain-{name}", "bench.plain_round", "silo", "--name", name, *folder, *times)
+        ends, cpu_seconds = [], []
+        for number in range(rounds + 1):
+            record = server.wait_for(lambda record: record["event"] == "ended", what=f"round {number}")
+            ends.append(float(record["time"]))
+            cpu_seconds.append(processes.cpu_seconds())
+    return Cost(wall_seconds=_median_step(ends), cpu_seconds=(cpu_seconds[-1] - cpu_seconds[0]) / rounds)
+
+
+def _start_silo(processes: Processes, files: FederationFiles, name: str, address: str) -> Process:
+    settings = files.silo(name, coordinator=address)
+    return processes.start(name, "cli.main", "silo", "run", "--config", str(settings))
+
+
+def _submit(files: FederationFiles, address: str, *, length: int, rounds: int) -> None:
+    job, state = files.job(rounds=rounds, name=f"round-{length}"), files.initial_state(length=length)
+    operator = files.operator(coordinator=address)
+    command = ["cli.main", "job", "submit", str(job), "--init", str(state), "--config", str(operator)]
+    subprocess.run([sys.executable, "-m", *command], check=True, env=environment(), stdout=subprocess.DEVNULL)
+
+
+def _timed(processes: Processes, hub: Process, rounds: int) -> tuple[Cost, float, dict[str, float]]:
+    """Follow a job of one round more to its end; the first round warms up."""
+    ends: list[float] = []
+    cpu_seconds: list[float] = []
+    phases: list[float] = []
+    spent: dict[str, list[float]] = {stage: [] for stage in STAGES}
+    while len(ends) <= rounds:
+        stages = _train_phase(hub)
+        ends.append(stages[-1][1])
+        cpu_seconds.append(processes.cpu_seconds())
+        if len(ends) > 1:
+            phases.append(stages[-1][1] - stages[0][1])
+            for (stage, began), (_, ended) in pairwise(stages):
+                spent[stage].append(ended - began)
+    hub.wait_for(lambda record: record["event"] == "job ended", what="the job's end")
+    cost = Cost(wall_seconds=_median_step(ends), cpu_seconds=(cpu_seconds[-1] - cpu_seconds[0]) / rounds)
+    return cost, statistics.median(phases), {name: statistics.median(each) for name, each in spent.items()}
+
+
+def _train_phase(hub: Process) -> list[tuple[str, float]]:
+    """Stages of the next phase of training, each with the moment it began; the last is `applied`."""
+    stages: list[tuple[str, float]] = []
+
+    def is_applied(record: Record) -> bool:
+        if record["event"] == "stage" and record["phase"] == "train":
+            stages.append((record["state"], datetime.fromisoformat(record["time"]).timestamp()))
+        return bool(stages) and stages[-1][0] == "applied"
+
+    hub.wait_for(is_applied, what="an applied round")
+    return stages
+
+
+def _extra(
+    files: FederationFiles, processes: Processes, hub: Process, address: str, length: int
+) -> list[Memory]:
+    """What each process held at most in a job of that length, beyond what it held before."""
+    idle = [process.memory() for process in processes.all]
+    with Peaks(processes.all) as peaks:
+        _submit(files, address, length=length, rounds=MEMORY_ROUNDS)
+        hub.wait_for(lambda record: record["event"] == "job ended", what="the job's end")
+    return [
+        Memory(anonymous=most.anonymous - one.anonymous, resident=most.resident - one.resident)
+        for most, one in zip(peaks.most, idle, strict=True)
+    ]
+
+
+def _wait_for_file(process: Process, path: Path) -> None:
+    process.wait_for(lambda record: record["event"] == "listening", what=f"{path.name}")
+
+
+def _median_step(moments: Sequence[float]) -> float:
+    return statistics.median(after - before for before, after in pairwise(moments))
+
+
+def rows(silos: int, measured: Measured, plain: Cost, *, vector_bytes: int) -> list[Row]:
+    """The targets of a round. vector_bytes: of the rounds in which memory was looked at."""
+    found = [
+        Row(
+            name=f"secure round / plain round, {silos} silos, wall",
+            target=2.0,
+            value=measured.cost.wall_seconds / plain.wall_seconds,
+        ),
+        Row(
+            name=f"secure round / plain round, {silos} silos, CPU",
+            target=2.0,
+            value=measured.cost.cpu_seconds / plain.cpu_seconds,
+        ),
+        Row(
+            name=f"peak extra memory of a silo / vector, {silos} silos",
+            target=2.0,
+            value=measured.silo_extra.anonymous / vector_bytes - 1,  # the delta is the model's own
+        ),
+        Row(
+            name=f"peak extra memory of the coordinator / vector, {silos} silos",
+            target=3.0,
+            value=measured.coordinator_extra.anonymous / vector_bytes,
+        ),
+    ]
+    if silos == 4:
+        found.append(
+            Row(
+                name="secure round over processes, 4 silos, wall",
+                target=1.0,
+                value=measured.cost.wall_seconds,
+                unit="s",
+            )
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Cost of a whole round.")
+    parser.add_argument("--silos", type=int, default=10)
+    parser.add_argument("--length", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=9, help="steady rounds, after one that warms up")
+    parser.add_argument("--memory-length", type=int, default=MEMORY_LENGTH)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="chorale-bench-") as folder:
+        files = FederationFiles(Path(folder), silos=given.silos)
+        measured = measure_chorale(
+            files, length=given.length, rounds=given.rounds, memory_length=given.memory_length
+        )
+        plain = measure_plain(files, length=given.length, rounds=given.rounds)
+    held = rows(given.silos, measured, plain, vector_bytes=WORD_BYTES * given.memory_length)
+    if given.json:
+        print(json.dumps(_document(given, measured, plain, held), indent=2))
+    else:
+        print(table(held))
+
+
+def _document(
+    given: argparse.Namespace, measured: Measured, plain: Cost, held: Sequence[Row]
+) -> dict[str, Any]:
+    return {
+        "silos": given.silos,
+        "length": given.length,
+        "rounds": given.rounds,
+        "memory_length": given.memory_length,
+        "round_wall_seconds": measured.cost.wall_seconds,
+        "round_cpu_seconds": measured.cost.cpu_seconds,
+        "phase_wall_seconds": measured.phase_seconds,
+        "stage_seconds": measured.stages,
+        "plain_wall_seconds": plain.wall_seconds,
+        "plain_cpu_seconds": plain.cpu_seconds,
+        "silo_extra_bytes": asdict(measured.silo_extra),
+        "coordinator_extra_bytes": asdict(measured.coordinator_extra),
+        "rows": [row.to_json() for row in held],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Silos that train nothing: what a round costs by itself. Named by `module:function` in their settings.
+
+P = trained parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.settings import DataSettings
+from silo_agent.objective import Objective, Work
+from strategies.base import MODEL, Array
+
+SAMPLES = 100
+
+
+def data(settings: DataSettings) -> SiloData:
+    return SiloData(train=_zeros(SAMPLES), holdout=_zeros(SAMPLES), name=settings.name)
+
+
+def objective() -> Objective:
+    return Untrained()
+
+
+class Untrained:
+    """A delta that costs one pass over its bytes to make, as large and as dense as a trained one."""
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        values: dict[str, Array] = {
+            "correct": np.array(SAMPLES),
+            "tested": np.array(SAMPLES),
+            "loss_sum": np.array(0.5),
+        }
+        if work.phase_kind == "train":
+            size = sum(work.state[MODEL + name].size for name in work.context.trained)
+            delta_P = np.full(size, np.float32(work.weight / 1024))
+            values |= {"delta": delta_P, "weight": np.array(work.weight)}
+        return values
+
+
+def _zeros(count: int) -> Samples:
+    return Samples(features=np.zeros((count, 2), np.float32), labels=np.zeros(count, np.int64))

@@ -1,0 +1,179 @@
+"""Blocking work beside the event loop: what a stream needs next and what it left behind, both bounded.
+
+`Ahead` makes items in a thread before they are asked for, `Behind` takes steps in a thread after they
+were handed in. Neither holds a thread while it has nothing to do, so any number of streams
+shares the loop's few threads; each keeps its own order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from io import FileIO
+from types import TracebackType
+from typing import Generic, Self, TypeAlias, TypeVar
+
+READ_CACHED = getattr(os, "RWF_NOWAIT", 0)  # Linux
+
+Item = TypeVar("Item")
+Step: TypeAlias = Callable[[], object]
+
+
+async def read_at(file: FileIO, offset: int, size: int) -> bytes:
+    """Up to so many bytes from there on, none at the end of the file.
+
+    What the kernel holds in memory is taken at once; a thread waits for the disk, and only for that.
+    """
+    if READ_CACHED:
+        buffer = bytearray(size)
+        with suppress(OSError):  # not there, or a file system that cannot tell
+            if read := os.preadv(file.fileno(), [buffer], offset, READ_CACHED):
+                return bytes(memoryview(buffer)[:read])
+    return await asyncio.to_thread(os.pread, file.fileno(), size, offset)
+
+
+class Ahead(Generic[Item]):
+    """Items of a generator that blocks; at most `most` of them are made and not taken yet.
+
+    What the generator raises is raised where its next item was awaited. Leaving the context ends it:
+    no thread works on it and whatever it holds is let go.
+    """
+
+    def __init__(self, items: Generator[Item, None, None], *, most: int) -> None:
+        self._items = items
+        self._most = most
+        self._ready: deque[Item] = deque()
+        self._news = asyncio.Event()
+        self._making: asyncio.Future[bool] | None = None
+        self._error: BaseException | None = None
+        self._is_over = False
+
+    async def __aenter__(self) -> Self:
+        self._make_more()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        if self._making is not None:
+            await asyncio.wait({self._making})
+        await asyncio.to_thread(self._items.close)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Item:
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                raise StopAsyncIteration
+            self._news.clear()
+            self._make_more()
+            await self._news.wait()
+        item = self._ready.popleft()
+        self._make_more()
+        return item
+
+    def _make_more(self) -> None:
+        """Start a thread unless one is at work, all is made or half of what may lie ready does."""
+        if self._making is None and not self._is_over and 2 * len(self._ready) <= self._most:
+            loop = asyncio.get_running_loop()
+            self._making = loop.run_in_executor(None, self._make, loop)
+            self._making.add_done_callback(self._on_made)
+
+    def _make(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """In a thread, until enough is ready. Whether all is made."""
+        while len(self._ready) < self._most and not self._is_over:
+            try:
+                self._ready.append(next(self._items))
+            except StopIteration:
+                return True
+            loop.call_soon_threadsafe(self._news.set)
+        return False
+
+    def _on_made(self, making: asyncio.Future[bool]) -> None:
+        self._making = None
+        self._error = making.exception()
+        self._is_over = self._is_over or self._error is not None or making.result()
+        self._news.set()
+
+
+class Behind:
+    """Steps that block, taken in a thread, in order, `most` at a time while as many more may wait.
+
+    Handing over wakes a thread and then the loop, so it is not done for every step. What a step raises is
+    raised at the next `room` or `drain`, once; steps that waited are dropped.
+    """
+
+    def __init__(self, *, most: int) -> None:
+        self._most = most
+        self._waiting: list[Step] = []
+        self._working: asyncio.Future[None] | None = None
+        self._error: BaseException | None = None
+        self._is_stopped = False
+
+    async def room(self) -> None:
+        """Until one more step may be put."""
+        while self._working is not None and len(self._waiting) >= self._most:
+            await asyncio.wait({self._working})
+        self._raise()
+
+    def put(self, step: Step) -> None:
+        """Hand in a step; await `room` before."""
+        self._waiting.append(step)
+        if len(self._waiting) >= self._most:
+            self._work_on()
+
+    async def drain(self) -> None:
+        """Until every step that was put is done."""
+        self._work_on()
+        while self._working is not None:
+            await asyncio.wait({self._working})
+            self._work_on()
+        self._raise()
+
+    async def end(self) -> None:
+        """Until every step that was put is done or dropped, whatever they raise: a transfer that broke off
+        keeps what came before."""
+        with suppress(Exception):
+            await self.drain()
+        self._is_stopped = True
+
+    def stop(self, then: Callable[[], None]) -> None:
+        """Take up nothing more; `then` runs as soon as no thread is at work."""
+        self._is_stopped = True
+        self._waiting.clear()
+        if self._working is None:
+            then()
+        else:
+            self._working.add_done_callback(lambda _: then())
+
+    def _work_on(self) -> None:
+        if self._working is None and self._waiting and not self._is_stopped:
+            steps, self._waiting = self._waiting, []
+            self._working = asyncio.get_running_loop().run_in_executor(None, self._work, steps)
+            self._working.add_done_callback(self._on_done)
+
+    def _work(self, steps: list[Step]) -> None:
+        for step in steps:
+            if self._is_stopped:
+                return
+            step()
+
+    def _on_done(self, working: asyncio.Future[None]) -> None:
+        self._working = None
+        self._error = working.exception()
+        if self._error is not None:
+            self._waiting.clear()
+        if len(self._waiting) >= self._most:
+            self._work_on()
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

@@ -1,0 +1,47 @@
+"""Tasks in threads, their results in order, never more than a few ahead of who takes them."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+Result = TypeVar("Result")
+
+MOST_WORKERS: Final = 8  # each holds a chunk and its buffers
+
+
+def workers_for(tasks: int, workers: int | None = None) -> int:
+    """As many as asked for, or as the cores that this process may use; no more than there are tasks."""
+    if workers is None:
+        workers = min(_cores(), MOST_WORKERS)
+    return max(1, min(workers, tasks))
+
+
+def in_order(tasks: Iterable[Callable[[], Result]], *, workers: int) -> Iterator[Result]:
+    """The result of each task, in the order of the tasks; with one worker in the caller's own thread.
+
+    No more than `workers` tasks run or wait beside the one whose result is asked for. What a task raises
+    is raised in its turn and ends the rest. Closing the iterator waits for those that run: no thread
+    outlives it.
+    """
+    if workers == 1:
+        for task in tasks:
+            yield task()
+        return
+    started: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="pipeline") as pool:
+        for task in tasks:
+            started.append(pool.submit(task))
+            if len(started) > workers:
+                yield started.popleft().result()
+        while started:
+            yield started.popleft().result()
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from crypto import pipeline
+from crypto.pipeline import in_order, workers_for
+
+PATIENCE_SECONDS = 30
+
+
+def test_results_come_in_the_order_of_the_tasks() -> None:
+    """The first waits for the last of those that may run beside it, and is still the first."""
+    later = threading.Event()
+
+    def first() -> int:
+        assert later.wait(PATIENCE_SECONDS)
+        return 0
+
+    def third() -> int:
+        later.set()
+        return 2
+
+    assert list(in_order([first, lambda: 1, third, lambda: 3], workers=2)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_no_more_tasks_are_taken_than_workers_and_one(workers: int) -> None:
+    taken: list[int] = []
+
+    def tasks() -> Iterator[Callable[[], int]]:
+        for index in range(10):
+            taken.append(index)
+            yield partial(int, index)
+
+    results = in_order(tasks(), workers=workers)
+    assert taken == []  # nothing runs before somebody asks
+    for index in range(10):
+        assert next(results) == index
+        most = index + 1 if workers == 1 else index + workers + 1
+        assert len(taken) == min(10, most)
+
+
+def test_one_worker_is_the_caller_itself() -> None:
+    assert list(in_order([threading.get_ident] * 2, workers=1)) == [threading.get_ident()] * 2
+    assert threading.get_ident() not in in_order([threading.get_ident] * 2, workers=2)
+
+
+def test_workers_run_side_by_side() -> None:
+    together = threading.Barrier(3)
+    tasks = [partial(together.wait, PATIENCE_SECONDS)] * 3
+    assert sorted(in_order(tasks, workers=3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_is_raised_in_its_turn_and_ends_the_rest(workers: int) -> None:
+    before = threading.active_count()
+    ran: list[int] = []
+
+    def task(index: int) -> int:
+        ran.append(index)
+        if index == 1:
+            raise LookupError("the second")
+        return index
+
+    results = in_order([partial(task, index) for index in range(100)], workers=workers)
+    assert next(results) == 0
+    with pytest.raises(LookupError, match="the second"):
+        next(results)
+    assert next(results, "over") == "over"
+    assert len(ran) <= 1 + workers + 1
+    assert threading.active_count() == before
+
+
+def test_closing_early_starts_nothing_more_and_leaves_no_thread() -> None:
+    before = threading.active_count()
+    ran: list[int] = []
+    results = in_order([partial(ran.append, index) for index in range(100)], workers=2)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert len(ran) <= 3
+    assert threading.active_count() == before
+
+
+def test_workers_are_the_cores_of_the_process_but_never_more_than_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)), raising=False)
+    assert workers_for(100) == 5
+    assert workers_for(3) == 3
+    assert workers_for(0) == 1
+    assert workers_for(100, 2) == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(500)), raising=False)
+    assert workers_for(1000) == pipeline.MOST_WORKERS
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert workers_for(1000) == 1

@@ -1,0 +1,89 @@
+"""Every method with its update in 16 bits, and with a share of its words: in the ring and in sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from silo_agent.data.base import SiloData
+from silo_agent.initial_state import initial_state
+from strategies.base import Array
+from strategies.presets import PRESETS
+from strategies.update_scale import RMS
+from tests.support.agents import Hub
+from tests.support.objectives import make_data, make_job
+from tests.support.simulation import Simulated, phases, simulate
+from tests.unit.methods.test_presets_in_sessions import Trained
+
+SILOS, CLASSES = 4, 3
+JOB: Mapping[str, Any] = {
+    "rounds": 2,  # the first takes 32 bits, the second 16
+    "model": {"name": "mlp", "hidden": [32], "norm": "batch", "seed": 1},
+    "classes": CLASSES,
+    "input_shape": (4,),
+    "training": {"learning_rate": 0.1, "batch_size": 20},
+}
+
+
+def data_of(place: int) -> SiloData:
+    generator = np.random.default_rng(place)
+    labels = np.resize([0, 1, 2], 60)
+    features = np.eye(CLASSES, 4)[labels] + 0.3 * generator.normal(size=(60, 4))
+    return make_data(features, labels, holdout=(features[:20], labels[:20]))
+
+
+def run(preset: str, **fields: Any) -> list[Simulated]:
+    spec = make_job({"preset": preset}, **{**JOB, **fields})
+    return list(simulate(spec, [data_of(place) for place in range(SILOS)], in_ring=True))
+
+
+def model_of(state: Mapping[str, Array]) -> Array:
+    floats = [np.ravel(state[name]) for name in sorted(state) if name.startswith("model/body")]
+    return np.concatenate(floats).astype(np.float64)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_sixteen_bits_lead_where_thirty_two_lead(preset: str) -> None:
+    half, whole = run(preset, update_word=16), run(preset)
+    start_P, end_P = model_of(whole[0].state), model_of(whole[-1].state)
+    apart = np.linalg.norm(model_of(half[-1].state) - end_P)
+    assert apart < 0.05 * np.linalg.norm(end_P - start_P)
+    rms = [float(step.state[RMS]) for step in half if step.phase == "train"]
+    assert len(rms) == 2
+    assert min(rms) > 0.0
+    assert all(step.figures["clipped"] == 0 for step in half if step.phase == "train")
+
+
+@pytest.mark.parametrize("preset", ["fedavg", "fedexp", "fedopt", "fednova", "feddw", "fedcsd"])
+def test_a_share_of_the_words_moves_the_model_and_breaks_nothing(preset: str) -> None:
+    steps = run(preset, update_word=16, update_kept=0.5)
+    assert np.isfinite(model_of(steps[-1].state)).all()
+    assert not np.array_equal(model_of(steps[0].state), model_of(steps[-1].state))
+    assert np.isfinite(steps[-1].figures["loss"])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+async def test_masked_sessions_agree_on_the_bound_and_the_projection(tmp_path: Path, share: float) -> None:
+    """Coordinator and silos compute the layout apart; where one differed there would be no session."""
+    fields = {**JOB, "strategy": {"preset": "fedavg"}, "update_word": 16, "update_kept": share}
+    hub = Hub(tmp_path, silos=SILOS)
+    try:
+        hub.state = initial_state(hub.sign(**fields).spec)
+        hub.job = hub.sign(**fields)
+        for place, name in enumerate(hub.names):
+            hub.add(name, objective=Trained(data_of(place)))
+        start_P = model_of(hub.state)
+        for round, kind in phases(hub.job.spec):
+            await hub.run(round, kind if kind == "train" else f"{kind}.0")
+        assert float(hub.state[RMS]) > 0.0
+        if share == 1.0:
+            *_, plain = simulate(hub.job.spec, [data_of(place) for place in range(SILOS)], in_ring=True)
+            end_P = model_of(plain.state)
+            apart = np.linalg.norm(model_of(hub.state) - end_P)
+            assert apart < 0.02 * np.linalg.norm(end_P - start_P)
+    finally:
+        await hub.close()
