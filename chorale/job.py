@@ -195,9 +195,7 @@ class Job:
 
     def context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
         """All that a phase's quantities and server step may depend on."""
-        return phase_context(
-            self.spec, key.round, state, members, public_seed=self._seed(key.round, key.phase)
-        )
+        return self._context(key.round, key.phase, state, members)
 
     def layout(self, key: PhaseKey, state: GlobalState, members: int) -> Layout:
         """Noise included. Raises ConfigError if a quantity does not fit its word, or if a private job cannot

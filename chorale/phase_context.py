@@ -22,6 +22,7 @@ def phase_context(
         update_bound=spec.update_bound,
         update_word=spec.update_word,
         update_kept=spec.update_kept,
+        update_clip=None if spec.privacy is None else spec.privacy.update_clip(members),
         public_seed=public_seed,
         min_weight=spec.min_weight,
         options=method.options,

@@ -50,8 +50,7 @@ class Protected:
 
 def declared_weight(spec: JobSpec, members: int) -> float:
     """p of every silo in a private job: the job's, else 1 / m. Never n / total, which tells a count."""
-    given = privacy_of(spec).weight
-    return 1.0 / members if given is None else given
+    return privacy_of(spec).declared_weight(members)
 
 
 def loss_clip(spec: JobSpec) -> float | None:
@@ -123,8 +122,8 @@ def _protect(quantity: Quantity, spec: JobSpec, members: int) -> Protected:
     privacy = privacy_of(spec)
     if quantity.name in CONSTANTS:
         return Protected(quantity=quantity)
-    if quantity.name == DELTA and privacy.sums is not None:
-        clip = declared_weight(spec, members) * privacy.sums.clip_norm
+    clip = privacy.update_clip(members)
+    if quantity.name == DELTA and privacy.sums is not None and clip is not None:
         multiplier = _solved(privacy.sums.noise_multiplier, "sums.noise_multiplier")
         return _under_clip(quantity, spec, members, multiplier=multiplier, clip_l2=clip)
     if quantity.name in AFTER_DP_SGD and privacy.sums is None:

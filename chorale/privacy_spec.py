@@ -94,6 +94,14 @@ class PrivacySpec(_Part):
         """What a summed update hides: `silo` where it is noised as a whole, else `record`."""
         return "record" if self.sums is None else "silo"
 
+    def declared_weight(self, members: int) -> float:
+        """p of every silo. Never n / total, which tells a count."""
+        return 1.0 / members if self.weight is None else self.weight
+
+    def update_clip(self, members: int) -> float | None:
+        """L2 norm to which each silo's p * delta is clipped; None where it is not noised as a whole."""
+        return None if self.sums is None else self.declared_weight(members) * self.sums.clip_norm
+
     @model_validator(mode="after")
     def _promises_something(self) -> PrivacySpec:
         if self.records is None and self.sums is None:
