@@ -31,7 +31,9 @@ class PhaseContext:
 
     state: arrays named model/<parameter>, method/<name>. trained: names (without prefix) of
     the float parameters that silos train, in the order of the delta vector. buffers: float
-    buffers (BatchNorm) averaged as a quantity of their own. members: m of this session.
+    buffers (BatchNorm) averaged as a quantity of their own. members: m of this session. noise: of each
+    noised quantity, the standard deviation of the noise of all m silos in a number of the sum, in the
+    quantity's units; known to everybody, and of no use to what a silo computes.
     """
 
     round: int
@@ -44,6 +46,7 @@ class PhaseContext:
     update_word: int = 32
     min_weight: float = 0.0
     options: Mapping[str, OptionValue] = field(default_factory=dict)
+    noise: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
