@@ -17,6 +17,7 @@ from torch import Tensor
 
 # room for the float32 products below and the float64 norm: less than 2^-22 together
 _MARGIN = 1.0 - 2.0**-20
+_PART_VALUES = 1 << 17  # 1 MiB in float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,18 @@ def clipped_sum(gradients: list[Tensor], *, clip_norm: float, clip_units: float)
 
 def _norms(rows: list[Tensor]) -> Tensor:
     """In float64: no square of a float32 overflows, and the sum is right to P 2^-53. Shapes: -> (N,)."""
-    squares = [torch.linalg.vector_norm(row, dim=1, dtype=torch.float64).square() for row in rows]
+    squares = [torch.cat([part.double().square().sum(dim=1) for part in _parts(row)]) for row in rows]
     return torch.stack(squares).sum(dim=0).sqrt()
 
 
 def _units(row: Tensor, factor_N: Tensor) -> Tensor:
     """Whole numbers below 2^33, so that a float64 sum of 2^20 of them is exact."""
-    whole = row.mul_(factor_N.to(row.dtype)[:, None]).trunc_()
-    return whole.sum(dim=0, dtype=torch.float64).to(torch.int64)
+    total = torch.zeros(row.shape[1], dtype=torch.float64, device=row.device)
+    for part, factor in zip(_parts(row), _parts(factor_N.to(row.dtype), row.shape[1]), strict=True):
+        total += part.mul_(factor[:, None]).trunc_().double().sum(dim=0)
+    return total.to(torch.int64)
+
+
+def _parts(row: Tensor, width: int = 0) -> tuple[Tensor, ...]:
+    """As many samples at a time as stay in a core's cache."""
+    return torch.split(row, max(1, _PART_VALUES // (width or row.shape[1])))
