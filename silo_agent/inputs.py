@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from chorale.job import Job
 from chorale.logs import get_logger
+from chorale.privacy import declared_weight
 from chorale.wire import PhaseKey
 from crypto import ring
 from crypto.errors import ConfigError, PolicyRefusal, QuantisationError, Refusal
@@ -167,7 +168,7 @@ class Inputs:
 
     def _values(self, request: Request, is_cancelled: Callable[[], bool]) -> Mapping[str, Array]:
         data = self._own_data(request.job)
-        samples = self._policy.rounded(len(data.train))
+        samples = self._summed(request.job, len(data.train))
         if samples == 0:
             least = self._policy.count_granularity
             raise _refusal(request, f"fewer than {least} samples (count_granularity)", Refusal.DATA)
@@ -206,20 +207,30 @@ class Inputs:
         return np.asarray(holders_C >= least)
 
     def _own_data(self, job: Job) -> SiloData:
-        """Loaded once per job, the hold-out cut so that its size tells no exact count."""
+        """Loaded once per job, the hold-out cut as its size is summed."""
         if job.digest not in self._data:
             data = self._load_data(job)
-            tested = self._policy.rounded(len(data.holdout))
+            tested = self._summed(job, len(data.holdout))
             self._data[job.digest] = SiloData(
                 train=data.train, holdout=data.holdout.first(tested), name=data.name
             )
         return self._data[job.digest]
 
+    def _summed(self, job: Job, samples: int) -> int:
+        """A count as it enters a sum: rounded, so that it tells no exact one; exact where noise covers it,
+        because one record would move a rounded one by the whole granularity."""
+        return samples if job.spec.privacy is not None else self._policy.rounded(samples)
+
 
 def _weight(request: Request, samples: int) -> float:
-    """p = n / total, with the total that roll-call left in the global state; 0 where none is sent."""
+    """p = n / total, with the total that roll-call left in the global state; 0 where none is sent.
+
+    In a private job it is the declared one, which tells no count.
+    """
     if all(quantity.name != WEIGHT for quantity in request.terms.layout.quantities):
         return 0.0
+    if request.job.spec.privacy is not None:
+        return declared_weight(request.job.spec, request.terms.rule.members)
     total = int(request.state[TOTAL]) if TOTAL in request.state else 0
     if samples > total:
         said = _said(request, "more samples than roll-call counted in all silos")
