@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from crypto import ring
 from crypto.errors import ConfigError, PolicyRefusal, QuantisationError, Refusal
 from crypto.messages import SessionTerms
 from crypto.ring import Encoded
+from silo_agent.budget import Budget, Charge
 from silo_agent.data.base import SiloData
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Objective, Work
@@ -55,11 +58,19 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """An input, and what it costs to send it; the charge must be spent before a byte leaves."""
+
+    encoded: Encoded = field(repr=False)
+    charge: Charge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
     state_digest: bytes
     layout_digest: bytes
     is_cancelled: threading.Event
-    encoded: asyncio.Future[Encoded]
+    prepared: asyncio.Future[Prepared]
 
 
 class Inputs:
@@ -70,12 +81,14 @@ class Inputs:
         *,
         silo: str,
         policy: Policy,
+        budget: Budget,
         metrics: SiloMetrics,
         load_data: Callable[[Job], SiloData],
         load_objective: Callable[[], Objective],
     ) -> None:
         self._silo = silo
         self._policy = policy
+        self._budget = budget
         self._metrics = metrics
         self._load_data = load_data
         self._load_objective = load_objective
@@ -84,22 +97,24 @@ class Inputs:
         self._entries: dict[PhaseName, _Entry] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
-    async def get(self, request: Request) -> Encoded:
-        """The phase's only input.
+    async def get(self, request: Request) -> Prepared:
+        """The phase's only input, its cost reserved before the data were touched.
 
-        Raises PolicyRefusal(code=STATE) for another state or layout than the first attempt's, and
+        Raises PolicyRefusal(code=STATE) for another state or layout than the first attempt's,
+        PolicyRefusal(code=BUDGET) where the data set's budget does not cover it, and
         PolicyRefusal(code=DATA) where data or counts do not allow one, DataRefusal where it is the
         state over these data that does not.
         """
         name = _name(request.key)
         entry = self._entries.get(name)
         if entry is None:
+            self._drop_unsent(request.key.job_digest)
             entry = self._entries[name] = self._start(request)
         digests = request.terms.state_digest, request.terms.layout.digest
         if digests != (entry.state_digest, entry.layout_digest):
             raise _refusal(request, "another global state or layout than before", Refusal.STATE)
         try:
-            return await asyncio.shield(entry.encoded)
+            return await asyncio.shield(entry.prepared)
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -112,17 +127,17 @@ class Inputs:
         """The phase is over: its input is never needed again."""
         entry = self._entries.pop(_name(key), None)
         if entry is not None:
-            entry.is_cancelled.set()
+            self._drop(entry)
 
     def drop_older(self, key: PhaseKey) -> None:
         """Rounds before the key's: the ledger refuses them once this silo adverted for a later one."""
         for name in [name for name in self._entries if name[0] == key.job_digest and name[1] < key.round]:
-            self._entries.pop(name).is_cancelled.set()
+            self._drop(self._entries.pop(name))
 
     def drop_job(self, job_digest: bytes) -> None:
         self._data.pop(job_digest, None)
         for name in [name for name in self._entries if name[0] == job_digest]:
-            self._entries.pop(name).is_cancelled.set()
+            self._drop(self._entries.pop(name))
 
     def close(self) -> None:
         """Ask running training to stop; it looks between batches."""
@@ -130,6 +145,24 @@ class Inputs:
             entry.is_cancelled.set()
         self._entries.clear()
         self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _drop_unsent(self, job_digest: bytes) -> None:
+        """A job has one phase at a time: who asks for the next has given up what did not leave before."""
+        for name in [name for name in self._entries if name[0] == job_digest]:
+            prepared = self._entries[name].prepared
+            is_sent = _has_result(prepared) and prepared.result().charge.is_spent
+            if not is_sent:
+                self._drop(self._entries.pop(name))
+
+    def _drop(self, entry: _Entry) -> None:
+        """Nobody will ask for it again; what it reserved and did not spend is given back."""
+        entry.is_cancelled.set()
+        entry.prepared.add_done_callback(self._give_back)
+
+    def _give_back(self, prepared: asyncio.Future[Prepared]) -> None:
+        if _has_result(prepared):
+            with suppress(RuntimeError):  # closed meanwhile: the next process gives it back
+                self._worker.submit(prepared.result().charge.release)
 
     def _start(self, request: Request) -> _Entry:
         cancelled = threading.Event()
@@ -141,10 +174,20 @@ class Inputs:
             state_digest=request.terms.state_digest,
             layout_digest=request.terms.layout.digest,
             is_cancelled=cancelled,
-            encoded=work,
+            prepared=work,
         )
 
-    def _compute(self, request: Request, is_cancelled: Callable[[], bool]) -> Encoded:
+    def _compute(self, request: Request, is_cancelled: Callable[[], bool]) -> Prepared:
+        charge = self._budget.reserve(
+            request.job, request.key, request.state, members=request.terms.rule.members
+        )
+        try:
+            return Prepared(encoded=self._encoded(request, is_cancelled), charge=charge)
+        except BaseException:
+            charge.release()  # nothing left
+            raise
+
+    def _encoded(self, request: Request, is_cancelled: Callable[[], bool]) -> Encoded:
         started = time.monotonic()
         try:
             values = self._values(request, is_cancelled)
@@ -242,7 +285,11 @@ def _name(key: PhaseKey) -> PhaseName:
     return key.job_digest, key.round, key.phase
 
 
-def _look_at(work: asyncio.Future[Encoded]) -> None:
+def _has_result(work: asyncio.Future[Any]) -> bool:
+    return work.done() and not work.cancelled() and work.exception() is None
+
+
+def _look_at(work: asyncio.Future[Prepared]) -> None:
     if not work.cancelled():
         work.exception()
 
