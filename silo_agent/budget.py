@@ -68,7 +68,7 @@ class JobSpend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where a data set stands. held: spent and reserved together. unnoised: inputs that left without noise."""
+    """Where a data set stands. held: spent and reserved. unnoised: inputs that left without noise."""
 
     data_set: str
     budget: float

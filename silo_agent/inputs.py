@@ -29,7 +29,7 @@ from crypto.ring import Encoded
 from silo_agent.budget import Budget, Charge
 from silo_agent.data.base import SiloData
 from silo_agent.metrics import SiloMetrics
-from silo_agent.objective import Objective, Work
+from silo_agent.objective import Cancelled, Objective, Work
 from silo_agent.policy import Policy
 from strategies.base import PRESENCE, TOTAL, Array, Arrays
 
@@ -157,7 +157,10 @@ class Inputs:
     def _drop(self, entry: _Entry) -> None:
         """Nobody will ask for it again; what it reserved and did not spend is given back."""
         entry.is_cancelled.set()
-        entry.prepared.add_done_callback(self._give_back)
+        if entry.prepared.done():
+            self._give_back(entry.prepared)  # at once, so that it comes before the next reservation
+        else:
+            entry.prepared.add_done_callback(self._give_back)
 
     def _give_back(self, prepared: asyncio.Future[Prepared]) -> None:
         if _has_result(prepared):
@@ -182,7 +185,10 @@ class Inputs:
             request.job, request.key, request.state, members=request.terms.rule.members
         )
         try:
-            return Prepared(encoded=self._encoded(request, is_cancelled), charge=charge)
+            encoded = self._encoded(request, is_cancelled)
+            if is_cancelled():
+                raise Cancelled("the input is no longer wanted")
+            return Prepared(encoded=encoded, charge=charge)
         except BaseException:
             charge.release()  # nothing left
             raise
