@@ -112,8 +112,15 @@ def named_releases(spec: JobSpec, kind: str, state: GlobalState, members: int) -
     if kind != "train" or records is None:
         return sums
     multiplier = _solved(records.noise_multiplier, "records.noise_multiplier")
-    steps = DpSgd(noise_multiplier=multiplier, sample_rate=records.sample_rate, steps=dp_sgd_steps(spec))
-    return [(DELTA, steps), *sums]
+    steps = dp_sgd_steps(spec)
+    trained = next(each.quantity for each in every if each.quantity.name == DELTA)
+    dp_sgd = DpSgd(
+        noise_multiplier=multiplier,
+        sample_rate=records.sample_rate,
+        steps=steps,
+        draws=steps * math.prod(trained.shape),
+    )
+    return [(DELTA, dp_sgd), *sums]
 
 
 def protected(quantities: Sequence[Quantity], spec: JobSpec, members: int) -> list[Protected]:
