@@ -29,10 +29,12 @@ ORDERS: Final[tuple[float, ...]] = (
     *(1.0 + tenth / 10.0 for tenth in range(1, 100)),
     *(float(order) for order in (*range(11, 65), 72, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024)),
 )
-# no sample of the noise is further from its law (crypto/skellam.py: 2^17 weights rounded at 2^-95)
+# no sample of the noise is further from its law (crypto/skellam.py: 2^17 weights rounded at 2^-95;
+# crypto/gaussian.py: less)
 SAMPLER_DISTANCE: Final = 2.0**-77
 
 MAX_STEPS: Final = 1 << 40
+MAX_DRAWS: Final = 1 << 60  # of one release
 MAX_RELEASES_BYTES: Final = 1 << 16  # of one input; a release takes about 200
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -64,11 +66,15 @@ class Skellam:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpSgd:
-    """Steps of DP-SGD: Poisson sampling at a rate, Gaussian noise in units of the clip norm."""
+    """Steps of DP-SGD: Poisson sampling at a rate, Gaussian noise in units of the clip norm.
+
+    draws: samples of noise in all steps, where they come from a table (crypto/gaussian.py).
+    """
 
     noise_multiplier: float
     sample_rate: float
     steps: int
+    draws: int = 0
 
     def __post_init__(self) -> None:
         _check_positive("dp-sgd", "noise_multiplier", self.noise_multiplier)
@@ -77,6 +83,8 @@ class DpSgd:
             raise ConfigError(f"dp-sgd: sample_rate: expected at most 1, got {self.sample_rate}")
         if not 1 <= self.steps <= MAX_STEPS:
             raise ConfigError(f"dp-sgd: steps: expected 1 to {MAX_STEPS}, got {self.steps}")
+        if not 0 <= self.draws <= MAX_DRAWS:
+            raise ConfigError(f"dp-sgd: draws: expected 0 to {MAX_DRAWS}, got {self.draws}")
 
 
 Release: TypeAlias = Skellam | DpSgd
@@ -97,7 +105,7 @@ def epsilon(releases: Releases, delta: float) -> float:
     left = delta - sum(count * release.failure for release, count in _skellams(counts))
     if left <= 0:
         return math.inf
-    draws = sum(count * release.draws for release, count in _skellams(counts))
+    draws = sum(count * release.draws for release, count in counts.items())
     if draws == 0:
         return _converted(rdp_A, left)
     # an epsilon at half of delta is no smaller than the one sought, so this much slack is enough
@@ -190,7 +198,7 @@ def _converted(rdp_A: FloatArray, delta: float) -> float:
     return float(compute_epsilon(ORDERS, rdp_A, delta)[0])
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)  # a ledger composes all that it ever held, before every input
 def _rdp_of(release: Release) -> FloatArray:
     if isinstance(release, Skellam):
         return np.array([skellam_rdp(release, order) for order in ORDERS])

@@ -6,7 +6,7 @@ Source: docs/protocol.md 3, 5.1 and 7.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 
@@ -21,7 +21,7 @@ from chorale.job_spec import (
     TrainingSpec,
 )
 from chorale.phase_context import phase_context
-from chorale.privacy import noised
+from chorale.privacy import noise_deviations, noised
 from chorale.settings_file import MAX_BYTES
 from chorale.state import GlobalState
 from chorale.v1 import federation_pb2, session_pb2
@@ -194,8 +194,9 @@ class Job:
         return self.spec.rule(members)
 
     def context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
-        """All that a phase's quantities and server step may depend on."""
-        return self._context(key.round, key.phase, state, members)
+        """All that a phase's quantities and server step may depend on, the noise of its sums included."""
+        noise = noise_deviations(self.layout(key, state, members).quantities, members)
+        return replace(self._context(key.round, key.phase, state, members), noise=noise)
 
     def layout(self, key: PhaseKey, state: GlobalState, members: int) -> Layout:
         """Noise included. Raises ConfigError if a quantity does not fit its word, or if a private job cannot

@@ -82,6 +82,18 @@ def noised(quantities: Sequence[Quantity], spec: JobSpec, members: int) -> tuple
     return tuple(each.quantity for each in protected(quantities, spec, members))
 
 
+def noise_deviations(quantities: Sequence[Quantity], members: int) -> dict[str, float]:
+    """Standard deviation of the noise in one number of the sum of m silos, by noised quantity, in its units.
+
+    Where silos were lost there is less of it.
+    """
+    return {
+        each.name: math.sqrt(members * each.noise.variance) / each.noise.scale
+        for each in quantities
+        if each.noise is not None
+    }
+
+
 def releases_of(spec: JobSpec, kind: str, state: GlobalState, members: int) -> tuple[Release, ...]:
     """What one input to a phase of that kind costs a silo, to be paid before its data are touched.
 
@@ -102,8 +114,15 @@ def named_releases(spec: JobSpec, kind: str, state: GlobalState, members: int) -
     if kind != "train" or records is None:
         return sums
     multiplier = _solved(records.noise_multiplier, "records.noise_multiplier")
-    steps = DpSgd(noise_multiplier=multiplier, sample_rate=records.sample_rate, steps=dp_sgd_steps(spec))
-    return [(DELTA, steps), *sums]
+    steps = dp_sgd_steps(spec)
+    trained = next(each.quantity for each in every if each.quantity.name == DELTA)
+    dp_sgd = DpSgd(
+        noise_multiplier=multiplier,
+        sample_rate=records.sample_rate,
+        steps=steps,
+        draws=steps * math.prod(trained.shape),
+    )
+    return [(DELTA, dp_sgd), *sums]
 
 
 def protected(quantities: Sequence[Quantity], spec: JobSpec, members: int) -> list[Protected]:

@@ -37,7 +37,7 @@ _KEPT_LAWS: Final = 16  # of up to 0.8 MiB each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """Skellam(variance) as cells of equal weight, each shared by two magnitudes (Walker, Vose).
+    """A symmetric law as cells of equal weight, each shared by two magnitudes (Walker, Vose).
 
     Cell c holds magnitude c up to the cell's threshold and its alias from there on. entries_C:
     first 31 - index_bits bits of the threshold, then index_bits bits of alias. more_C: the
@@ -70,20 +70,27 @@ def skellam_law(variance: float) -> Law:
     least, most = VARIANCE_RANGE
     if not least <= variance <= most:  # false for NaN too
         raise ConfigError(f"noise: variance is {least:g} to {most:g} squared units, got {variance}")
-    weights = _weights(float(variance))
+    return alias_law(_weights(float(variance)), variance=float(variance), error=_RELATIVE_ERROR)
+
+
+def alias_law(weights: list[int], *, variance: float, error: float) -> Law:
+    """The table of a symmetric law over whole numbers, from floor(2^95 P(|X| = k)) for k = 0 and up.
+
+    error: how far, in total variation, the computed P may be from the law's. Their sum is at most 2^95;
+    what is missing goes to 0, where it cannot make the tails heavier.
+    """
     short = (1 << WEIGHT_BITS) - sum(weights)
-    # at 0, where it cannot make the tails heavier
-    weights[0] += short
-    index_bits = (len(weights) - 1).bit_length()
-    thresholds, aliases = _cells(weights, index_bits)
+    filled = [weights[0] + short, *weights[1:]]
+    index_bits = (len(filled) - 1).bit_length()
+    thresholds, aliases = _cells(filled, index_bits)
     first_C = np.array([threshold >> MORE_BITS for threshold in thresholds], np.uint32)
     more = [threshold & ((1 << MORE_BITS) - 1) for threshold in thresholds]
     return Law(
-        variance=float(variance),
+        variance=variance,
         index_bits=index_bits,
         entries_C=first_C << np.uint32(index_bits) | np.array(aliases, np.uint32),
         more_C=np.array(more, np.uint64),
-        total_variation=short / 2.0**WEIGHT_BITS + _RELATIVE_ERROR,
+        total_variation=short / 2.0**WEIGHT_BITS + error,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,17 @@ def test_what_the_sampler_is_off_its_law_is_taken_out_of_delta() -> None:
     few, many = skellam(25.0), skellam(25.0, draws=1 << 40)
     assert epsilon([few], 1e-10) < epsilon([many], 1e-10) < math.inf
     assert epsilon([many], 1e-12) == math.inf
+
+
+def test_draws_of_dp_sgd_are_paid_out_of_delta_too() -> None:
+    plain = DpSgd(noise_multiplier=1.0, sample_rate=0.01, steps=100)
+    small, large = (replace(plain, draws=draws) for draws in (10**8, 1 << 60))
+    assert epsilon([plain], 1e-5) <= epsilon([small], 1e-5) < epsilon([plain], 0.999_999e-5)
+    assert epsilon([large], 1e-5) == math.inf
+    assert releases_from_json(releases_to_json([small])) == (small,)
+    for draws in (-1, 1 << 61):
+        with pytest.raises(ConfigError, match="dp-sgd: draws: expected 0 to"):
+            replace(plain, draws=draws)
 
 
 @pytest.mark.parametrize("variance", [2.0**-20, 1.0, 1e4])

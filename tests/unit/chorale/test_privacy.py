@@ -306,7 +306,9 @@ class TestCost:
 
     def test_training_by_records_costs_its_steps_and_the_evaluation(self, make_spec: MakeSpec) -> None:
         steps, *figures = releases_of(private(make_spec), "train", STATE, 10)
-        assert steps == DpSgd(noise_multiplier=1.1, sample_rate=0.1, steps=10)
+        # each step draws noise for every trained parameter
+        size = next(each.size for each in quantities(private(make_spec), "train") if each.name == "delta")
+        assert steps == DpSgd(noise_multiplier=1.1, sample_rate=0.1, steps=10, draws=10 * size)
         assert len(figures) == 3  # evaluation spends too
 
     def test_an_update_counts_as_exchanged(self, make_spec: MakeSpec) -> None:
