@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,15 +22,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 TICKS = os.sysconf("SC_CLK_TCK")
 
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes that are resident. anonymous: of no file, so the system cannot take them back.
-    resident: with the pages of files that are mapped."""
-
-    anonymous: int
-    resident: int
 
 
 class Process:
@@ -78,12 +68,11 @@ class Process:
         fields = (self._proc / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
-    def memory(self) -> Memory:
-        """Of this moment."""
+    def memory(self) -> int:
+        """Bytes in memory now that are of no file, so the system cannot take them back."""
         lines = (self._proc / "status").read_text().splitlines()
-        fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
-        anonymous, resident = (int(fields[name].split()[0]) << 10 for name in ("RssAnon", "VmRSS"))
-        return Memory(anonymous=anonymous, resident=resident)
+        (anonymous,) = [line.split()[1] for line in lines if line.startswith("RssAnon:")]
+        return int(anonymous) << 10
 
     def stop(self) -> None:
         self._process.terminate()
@@ -120,12 +109,7 @@ class Peaks:
     def _watch(self) -> None:
         while not self._is_over.wait(POLL_SECONDS):
             now = [process.memory() for process in self._processes]
-            self.most = [
-                Memory(
-                    anonymous=max(most.anonymous, one.anonymous), resident=max(most.resident, one.resident)
-                )
-                for most, one in zip(self.most, now, strict=True)
-            ]
+            self.most = [max(pair) for pair in zip(self.most, now, strict=True)]
 
 
 class Processes:

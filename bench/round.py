@@ -4,9 +4,12 @@
 
 Chorale: `chorale coordinator run` and one `chorale silo run` a silo, fedavg, an objective that makes its
 delta at once. Plain: `bench.plain_round` in as many processes. Times are of steady rounds, after a first
-one; CPU is that of all processes together. Memory is RssAnon of a process, looked at every 5 ms in rounds
-over a longer vector, less the same when the job before had ended: all that it came to hold, but no
-code and no pages of mapped files, which the system may take back. At a silo the model's own array is
+one; CPU is that of all processes together.
+
+Memory is the most RssAnon of a process, looked at every 5 ms in jobs over two longer vectors: all that it
+holds, but for pages of files, which the system may take back. How far it grows from the one job to the
+other is what it takes for each byte of the vector; what is left over idle of before any job, code that was
+loaded since and buffers of the transport, is printed as `*_fixed_bytes`. At a silo the model's own array is
 taken off, the delta that its objective made.
 """
 
@@ -19,18 +22,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.processes import Memory, Peaks, Process, Processes, Record, environment
+from bench.processes import Peaks, Process, Processes, Record, environment
 from bench.round_files import COORDINATOR, FederationFiles
 from bench.rows import Row, table
 
 WORD_BYTES = 4  # of float32 and of a word of 32 bits
-MEMORY_LENGTH = 8_000_000  # so that a vector is more than what any round takes beside it
+MEMORY_LENGTH = 4_000_000  # and twice as many: vectors beside which blocks and chunks are small
 MEMORY_ROUNDS = 2
 STAGES = ("waiting", "advertise", "share", "masked", "consistency", "unmask", "revealed")
 
@@ -44,14 +47,22 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Memory at most: vectors times the vector's bytes, and fixed_bytes beside."""
+
+    vectors: float
+    fixed_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """phase_seconds: from a phase's start to its state being applied, of which stages: by name."""
 
     cost: Cost
     phase_seconds: float
     stages: dict[str, float]
-    coordinator_extra: Memory
-    silo_extra: Memory
+    coordinator: Held
+    silo: Held
 
 
 def measure_chorale(files: FederationFiles, *, length: int, rounds: int, memory_length: int) -> Measured:
@@ -63,18 +74,16 @@ def measure_chorale(files: FederationFiles, *, length: int, rounds: int, memory_
         silos = [_start_silo(processes, files, name, address) for name in files.silos]
         for silo in silos:
             silo.wait_for(lambda record: record["event"] == "connected", what="its connection")
+        idle = [process.memory() for process in processes.all]
         _submit(files, address, length=length, rounds=rounds + 1)
         cost, phase_seconds, stages = _timed(processes, hub, rounds)
-        coordinator_extra, *extras = _extra(files, processes, hub, address, memory_length)
+        coordinator, *held = _held(files, processes, hub, address, memory_length, idle)
     return Measured(
         cost=cost,
         phase_seconds=phase_seconds,
         stages=stages,
-        coordinator_extra=coordinator_extra,
-        silo_extra=Memory(
-            anonymous=max(extra.anonymous for extra in extras),
-            resident=max(extra.resident for extra in extras),
-        ),
+        coordinator=coordinator,
+        silo=max(held, key=lambda one: one.vectors),
     )
 
 
@@ -143,18 +152,28 @@ def _train_phase(hub: Process) -> list[tuple[str, float]]:
     return stages
 
 
-def _extra(
-    files: FederationFiles, processes: Processes, hub: Process, address: str, length: int
-) -> list[Memory]:
-    """What each process held at most in a job of that length, beyond what it held before."""
-    idle = [process.memory() for process in processes.all]
+def _held(
+    files: FederationFiles,
+    processes: Processes,
+    hub: Process,
+    address: str,
+    length: int,
+    idle: Sequence[int],
+) -> list[Held]:
+    """What each process held at most, from two jobs of which one has vectors twice as long."""
+    first, second = (_most(files, processes, hub, address, times * length) for times in (1, 2))
+    vector_bytes = WORD_BYTES * length
+    return [
+        Held(vectors=(twice - once) / vector_bytes, fixed_bytes=once - (twice - once) - before)
+        for once, twice, before in zip(first, second, idle, strict=True)
+    ]
+
+
+def _most(files: FederationFiles, processes: Processes, hub: Process, address: str, length: int) -> list[int]:
     with Peaks(processes.all) as peaks:
         _submit(files, address, length=length, rounds=MEMORY_ROUNDS)
         hub.wait_for(lambda record: record["event"] == "job ended", what="the job's end")
-    return [
-        Memory(anonymous=most.anonymous - one.anonymous, resident=most.resident - one.resident)
-        for most, one in zip(peaks.most, idle, strict=True)
-    ]
+    return peaks.most
 
 
 def _wait_for_file(process: Process, path: Path) -> None:
@@ -165,8 +184,8 @@ def _median_step(moments: Sequence[float]) -> float:
     return statistics.median(after - before for before, after in pairwise(moments))
 
 
-def rows(silos: int, measured: Measured, plain: Cost, *, vector_bytes: int) -> list[Row]:
-    """The targets of a round. vector_bytes: of the rounds in which memory was looked at."""
+def rows(silos: int, measured: Measured, plain: Cost) -> list[Row]:
+    """The targets of a round."""
     found = [
         Row(
             name=f"secure round / plain round, {silos} silos, wall",
@@ -181,12 +200,12 @@ def rows(silos: int, measured: Measured, plain: Cost, *, vector_bytes: int) -> l
         Row(
             name=f"peak extra memory of a silo / vector, {silos} silos",
             target=2.0,
-            value=measured.silo_extra.anonymous / vector_bytes - 1,  # the delta is the model's own
+            value=measured.silo.vectors - 1,  # the delta is the model's own
         ),
         Row(
             name=f"peak extra memory of the coordinator / vector, {silos} silos",
             target=3.0,
-            value=measured.coordinator_extra.anonymous / vector_bytes,
+            value=measured.coordinator.vectors,
         ),
     ]
     if silos == 4:
@@ -215,7 +234,7 @@ def main() -> None:
             files, length=given.length, rounds=given.rounds, memory_length=given.memory_length
         )
         plain = measure_plain(files, length=given.length, rounds=given.rounds)
-    held = rows(given.silos, measured, plain, vector_bytes=WORD_BYTES * given.memory_length)
+    held = rows(given.silos, measured, plain)
     if given.json:
         print(json.dumps(_document(given, measured, plain, held), indent=2))
     else:
@@ -236,8 +255,10 @@ def _document(
         "stage_seconds": measured.stages,
         "plain_wall_seconds": plain.wall_seconds,
         "plain_cpu_seconds": plain.cpu_seconds,
-        "silo_extra_bytes": asdict(measured.silo_extra),
-        "coordinator_extra_bytes": asdict(measured.coordinator_extra),
+        "silo_vectors": measured.silo.vectors,
+        "silo_fixed_bytes": measured.silo.fixed_bytes,
+        "coordinator_vectors": measured.coordinator.vectors,
+        "coordinator_fixed_bytes": measured.coordinator.fixed_bytes,
         "rows": [row.to_json() for row in held],
     }
 

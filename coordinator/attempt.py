@@ -246,14 +246,15 @@ class Attempt:
         await self._collect()
 
     async def consistency(self) -> MaskedSum:
-        """Fix U3 and collect signatures over the sets. Gives the sum over U3, still masked."""
+        """Fix U3 and collect signatures over the sets until t are there: who signs later is not waited
+        for and loses nothing. Gives the sum over U3, still masked."""
         survivors = self._close(self.session.close_masked, RoundState.MASKED, self.session.sharers)
         self._lose(set(self.session.sharers) - set(self.session.survivors), RoundState.MASKED)
         await self._finish_sum()
         self._on_stage(RoundEvent.UPLOADS_CLOSED)
         message = pb.CoordinatorMessage(survivors=wire.survivors_to_wire(survivors, self.key))
         self._begin_stage(self._limits.stage, dict.fromkeys(self.session.survivors, message))
-        await self._collect()
+        await self._collect(is_done=lambda: self.session.has_signatures)
         self._close(self.session.close_consistency, RoundState.CONSISTENCY, self.session.survivors)
         total, self._sum = self._masked_sum, None  # whoever stores it lets go of it
         return total

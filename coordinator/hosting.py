@@ -50,11 +50,16 @@ OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # else a second coordinator would share the port in silence
+    ("grpc.max_concurrent_streams", 100),  # of one connection; eight jobs take a silo about 25
     ("grpc.keepalive_time_ms", 30_000),  # below the 60 s after which the tightest NATs forget
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
+    # what a silo may have under way before it is read: gRPC would widen it to 16 MB a silo; at 100 ms there
+    # and back 1 MiB still carries 84 Mbit/s
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
 )
 
 log = get_logger("coordinator.server")

@@ -129,6 +129,12 @@ class CoordinatorSession:
         )
 
     @property
+    def has_signatures(self) -> bool:
+        """Whether t survivors have signed the sets, which entitles to the shares."""
+        is_asking = self.state is CoordinatorState.CONSISTENCY
+        return is_asking and len(self._record.signatures) >= self.terms.rule.threshold
+
+    @property
     def can_unmask(self) -> bool:
         """Whether t survivors have given shares that are true."""
         is_asking = self.state is CoordinatorState.UNMASK

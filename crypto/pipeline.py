@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 Result = TypeVar("Result")
 
@@ -21,7 +21,7 @@ def workers_for(tasks: int, workers: int | None = None) -> int:
 
 
 def in_order(tasks: Iterable[Callable[[], Result]], *, workers: int) -> Iterator[Result]:
-    """The result of each task, in the order of the tasks; with one worker in the caller's own thread.
+    """The result of each task, in the order of the tasks. One of the workers is the caller's own thread.
 
     No more than `workers` tasks run or wait beside the one whose result is asked for. What a task raises
     is raised in its turn and ends the rest. Closing the iterator waits for those that run: no thread
@@ -31,14 +31,41 @@ def in_order(tasks: Iterable[Callable[[], Result]], *, workers: int) -> Iterator
         for task in tasks:
             yield task()
         return
-    started: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="pipeline") as pool:
+    started: deque[_Started[Result]] = deque()
+    with ThreadPoolExecutor(max_workers=workers - 1, thread_name_prefix="pipeline") as pool:
         for task in tasks:
-            started.append(pool.submit(task))
+            started.append(_Started(task, pool.submit(task)))
             if len(started) > workers:
-                yield started.popleft().result()
+                yield _first_of(started)
         while started:
-            yield started.popleft().result()
+            yield _first_of(started)
+
+
+class _Started(Generic[Result]):
+    """A task that a thread of the pool or the caller's runs, whoever comes first."""
+
+    def __init__(self, task: Callable[[], Result], future: Future[Result]) -> None:
+        self._task = task
+        self.future = future
+
+    def run_here(self) -> None:
+        """Nothing if a thread of the pool runs it or did."""
+        if not self.future.cancel():
+            return
+        self.future = Future()
+        try:
+            self.future.set_result(self._task())
+        except Exception as error:
+            self.future.set_exception(error)
+
+
+def _first_of(started: deque[_Started[Result]]) -> Result:
+    """The caller works, too, instead of waiting: a thread less to start and to wake."""
+    for each in started:
+        if started[0].future.done():
+            break
+        each.run_here()
+    return started.popleft().future.result()
 
 
 def _cores() -> int:

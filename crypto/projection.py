@@ -24,7 +24,7 @@ from crypto import compiled, prg
 from crypto.errors import ConfigError, LocalProtocolError
 
 MIN_BLOCK: Final = 16
-MAX_BLOCK: Final = 1024  # a single value then carries all of a vector of 2^20 unclipped, decisions/0006
+MAX_BLOCK: Final = 1024  # words of 2^20 values, of which one is all, are 32 times their root mean square
 BLOCKS: Final = 256  # fewest blocks of a large vector: padding costs at most one word in 256
 
 _ROW_BYTES: Final = 8  # of the random number that a row is drawn by

@@ -97,6 +97,7 @@ class Transfer:
     async def _fetch(self, request: pb.DownloadRequest, path: Path, size_bytes: int) -> None:
         part = await asyncio.to_thread(_Part, path, size_bytes)
         writing = Behind(most=CHUNKS_BEHIND)
+        transferred = self._metrics.transferred.labels(direction=Direction.DOWN.value)
         try:
             request.offset = part.accepted_bytes
             async for chunk in self._stub.Download(request):
@@ -105,7 +106,7 @@ class Transfer:
                 await writing.room()
                 data = part.accept(*chunk_from_wire(chunk))
                 writing.put(partial(part.write, data))
-                self._metrics.transferred.labels(direction=Direction.DOWN.value).inc(len(data))
+                transferred.inc(len(data))
             await writing.drain()
             part.check(request.state_digest)
         finally:
@@ -135,10 +136,11 @@ class Transfer:
         """Gives the digest of the whole stream where it goes on after what is there already, else nothing:
         all of the masking is repeated for it."""
         hashed = hashlib.sha256() if start else None
+        transferred = self._metrics.transferred.labels(direction=Direction.UP.value)
         async with Ahead(_messages(masker, source, hashed, start=start), most=CHUNKS_AHEAD) as messages:
             async for size, message in messages:
                 await call.write(message)
-                self._metrics.transferred.labels(direction=Direction.UP.value).inc(size)
+                transferred.inc(size)
         return b"" if hashed is None else hashed.digest()
 
     async def _retried(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:

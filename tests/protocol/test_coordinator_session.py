@@ -15,6 +15,7 @@ from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.layout import Layout, Quantity
 from crypto.messages import Cohort, RecoveredSeeds, Shares, SignedBody, UnmaskShares
 from crypto.noise_terms import Noise
+from crypto.projection import Projection
 from tests.support.sessions import NOW, STAGES, Exchange, make_coordinator, make_session
 
 NOTHING = SignedBody(body=b"", signature=b"")
@@ -307,6 +308,7 @@ def test_resumed_coordinator_knows_complaints_and_ignores_repeats_and_recovers()
 
 
 def test_snapshot_keeps_every_field_of_the_layout():
+    projection = Projection.of(100, seed=bytes(range(32)), share=0.5)
     layout = Layout(
         members=4,
         quantities=(
@@ -315,6 +317,7 @@ def test_snapshot_keeps_every_field_of_the_layout():
             Quantity(name="three", shape=(1,), bound=7, is_count=True),
             Quantity(name="four", bound=0.5, noise=Noise(variance=9.5, scale=8.0)),
             Quantity(name="five", bound=0.5, noise=Noise(variance=9.5, scale=8.0, clip_l2=0.3)),
+            Quantity(name="six", shape=(100,), bound=1.0, word=16, projection=projection),
         ),
     )
     exchange = make_session(4, layout=layout)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 
 from coordinator import aggregate
-from coordinator.aggregate import MaskedSum, load_vectors, store_vectors
+from coordinator.aggregate import MaskedSum, StoredSum, load_vectors, store_vectors
 from crypto import ring
 from crypto.layout import Layout, Quantity
 
@@ -54,3 +56,30 @@ def test_stored_vectors_come_back_writable(tmp_path):
     for word in LAYOUT.words:
         np.testing.assert_array_equal(loaded[word], vectors[word])
         loaded[word][:] = 0
+
+
+def test_stored_sum_decodes_each_quantity_as_the_ring_does_and_holds_none(tmp_path):
+    vectors = random_vectors(8)
+    store_vectors(tmp_path / "sum", vectors, layout=LAYOUT)
+    decoded = ring.decode(vectors, layout=LAYOUT)
+
+    stored = StoredSum(tmp_path / "sum", layout=LAYOUT)
+
+    assert set(stored) == {"half", "delta", "total"}
+    for name, value in stored.items():
+        assert value.dtype == decoded[name].dtype
+        np.testing.assert_array_equal(value, decoded[name])
+        value[:] = 0  # it is whoever asked's own
+        np.testing.assert_array_equal(stored[name], decoded[name])
+
+
+def test_stored_sum_takes_no_memory_until_it_is_asked_and_then_one_decoded_quantity(tmp_path):
+    store_vectors(tmp_path / "sum", random_vectors(9), layout=LAYOUT)
+    tracemalloc.start()
+    stored = StoredSum(tmp_path / "sum", layout=LAYOUT)
+    opened_bytes, _ = tracemalloc.get_traced_memory()
+    decoded_bytes = stored["delta"].nbytes
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert opened_bytes < 100_000
+    assert peak_bytes < decoded_bytes + 100_000

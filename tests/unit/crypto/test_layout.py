@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from crypto.errors import ConfigError
 from crypto.layout import CLIPPED, MAX_QUANTITIES, MAX_VALUES, Layout, Quantity
+from crypto.projection import Projection
 
 DELTA = Quantity(name="delta", shape=(5,), bound=8.0, word=32)
 WEIGHT = Quantity(name="weight", bound=1.0)
 CORRECT = Quantity(name="correct", bound=100, is_count=True)
+ROTATION = Projection.of(5, seed=bytes(32))  # 16 words
 HALF = Quantity(name="half", shape=(2, 3), bound=1.0, word=16, sensitivity_l2=0.5)
 
 
@@ -60,6 +62,8 @@ def test_scale_refuses_what_the_word_does_not_hold() -> None:
         ({"bound": 1.5, "is_count": True}, "the bound of a count is whole, got 1.5"),
         ({"shape": (0,)}, "expected 1 to 2147483648 values, got 0"),
         ({"shape": (MAX_VALUES, 2)}, "expected 1 to 2147483648 values"),
+        ({"projection": ROTATION, "is_count": True}, "a count is not projected"),
+        ({"projection": ROTATION, "shape": (6,)}, "expected a projection of 6 values, got 5"),
         ({"name": CLIPPED}, "reserved for a single count"),
         ({"name": CLIPPED, "is_count": True, "shape": (1,)}, "reserved for a single count"),
     ],
@@ -76,6 +80,13 @@ def test_quantities_lie_in_declared_order_in_the_vector_of_their_word_size() -> 
     assert mixed.total_bytes == 6 * 2 + 5 * 4 + 2 * 8
     assert mixed.slices(64) == {"weight": slice(0, 1), "correct": slice(1, 2)}
     assert mixed.slices(16) == {"half": slice(0, 6)}
+
+
+def test_a_projected_quantity_takes_the_words_that_are_kept() -> None:
+    quarter = replace(DELTA, projection=Projection.of(5, seed=bytes(32), share=0.25))
+    mixed = layout(quarter, replace(DELTA, name="after"))
+    assert mixed.slices(32) == {"delta": slice(0, 4), "after": slice(4, 9)}
+    assert mixed.total_bytes == 4 * 9
 
 
 @pytest.mark.parametrize(
@@ -109,6 +120,10 @@ def test_the_digest_binds_every_field_order_and_members() -> None:
         layout(replace(DELTA, word=64), WEIGHT),
         layout(replace(DELTA, is_count=True), WEIGHT),
         layout(replace(DELTA, sensitivity_l2=1.0), WEIGHT),
+        layout(replace(DELTA, projection=ROTATION), WEIGHT),
+        layout(replace(DELTA, projection=replace(ROTATION, seed=bytes(31) + b"\1")), WEIGHT),
+        layout(replace(DELTA, projection=replace(ROTATION, block=32, kept=16)), WEIGHT),
+        layout(replace(DELTA, projection=replace(ROTATION, kept=15)), WEIGHT),
     ]
     assert len({each.digest for each in (base, *others)}) == 1 + len(others)
     assert layout(DELTA, WEIGHT).digest == base.digest

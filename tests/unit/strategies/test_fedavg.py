@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -232,3 +233,28 @@ def test_evaluate_leaves_the_state_as_it_is() -> None:
     sums: Mapping[str, Array] = {name: np.asarray(value) for name, value in SUMS.items()}
     assert FEDAVG.phase("evaluate").apply(before, sums).state is before.state
     assert names(FEDAVG.phase("evaluate"), before) == ["correct", "tested", "loss_sum"]
+
+
+def test_the_model_moves_as_in_float64_and_no_third_vector_is_made() -> None:
+    rng = np.random.default_rng(3)
+    size = 700_001  # of several blocks, and no multiple of one
+    state: dict[str, Array] = {
+        "model/a": rng.standard_normal((size - 5,)).astype(np.float32),
+        "model/b": rng.standard_normal((5, 1)).astype(np.float32),
+    }
+    delta_P = rng.standard_normal(size)
+    before_P = np.concatenate([state["model/a"], state["model/b"].reshape(-1)])
+    expected_P = (before_P + delta_P / 0.75).astype(np.float32)
+    of = context(state=state, buffers=())
+    sums = {"delta": delta_P, "weight": np.asarray(0.75), **{name: np.asarray(SUMS[name]) for name in SUMS}}
+
+    tracemalloc.start()
+    result = FEDAVG.phase("train").apply(of, sums)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert result.state is not None
+    moved_P = np.concatenate([result.state["model/a"], result.state["model/b"].reshape(-1)])
+    np.testing.assert_array_equal(moved_P, expected_P)
+    assert result.state["model/b"].shape == (5, 1)
+    assert peak_bytes < delta_P.nbytes / 2  # a few blocks

@@ -1,0 +1,118 @@
+"""From CONSISTENCY on, t silos suffice: who answers late is not waited for, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from chorale import wire
+from chorale.state import state_from_bytes
+from chorale.v1 import federation_pb2 as pb
+from tests.unit.coordinator.fake_silo import FakeSilo
+
+# no deadline helps: a stage that waits for the silo that is silent never ends within the test
+PATIENT = {"stage_deadline_seconds": 3000.0, "stage_hard_cap_seconds": 3600.0}
+
+
+@dataclass(kw_only=True)
+class LateSilo(FakeSilo):
+    """Keeps back what it would say of this kind in train, until released. lies: its shares are false."""
+
+    keeps: str = ""
+    lies: bool = False
+    kept: list[pb.SiloMessage] = field(default_factory=list)
+
+    def say(self, message: pb.SiloMessage) -> None:
+        kind = str(message.WhichOneof("kind"))
+        body = getattr(message, kind)
+        is_train = hasattr(body, "key") and wire.phase_kind(body.key.phase) == "train"
+        if self.lies and is_train and kind == "unmask_shares":
+            for share in body.self_mask_shares:
+                share.secret = bytes([*share.secret[:-1], share.secret[-1] ^ 1])
+        if kind == self.keeps and is_train:
+            self.kept.append(message)
+        else:
+            super().say(message)
+
+    def release(self) -> None:
+        for message in self.kept:
+            super().say(message)
+
+
+async def start(hub, **last):
+    await hub.start()
+    for name in hub.names[:-1]:
+        hub.silo(name)
+    return hub.silo(hub.names[-1], kind=LateSilo, **last)
+
+
+def check_all_in(records, *, rounds):
+    trains = [record for record in records if record.phase == "train"]
+    assert [record.result for record in trains] == ["applied"] * rounds
+    for record in trains:
+        assert list(record.cohort) == ["silo-0", "silo-1", "silo-2", "silo-3"]
+        assert not record.left_out
+
+
+async def test_silo_that_signs_late_is_not_waited_for_and_not_left_out(make_hub):
+    hub = make_hub(silos=4, **PATIENT)
+    late = await start(hub, keeps="consistency")
+    digest = await hub.submit(rounds=2)
+
+    _, records = await hub.finish(digest)
+
+    check_all_in(records, rounds=2)
+    assert len(late.kept) == 2
+    # asked for its shares like the others, and its input is in both sums
+    asked = [request for request in late.told["signatures"] if request.key.phase == "train"]
+    assert [request.key.round for request in asked] == [1, 2]
+    assert all(len(request.signatures) == 3 for request in asked)
+    np.testing.assert_allclose(
+        state_from_bytes(await hub.fetch(digest))["model/votes"], np.full(4, 0.5), atol=1e-6
+    )
+
+
+async def test_shares_that_come_late_are_ignored_and_their_silo_is_not_left_out(make_hub):
+    hub = make_hub(silos=4, **PATIENT)
+    late = await start(hub, keeps="unmask_shares")
+    digest = await hub.submit(rounds=2)
+    while not any(record.record.round == 1 for record in late.told.get("outcome", [])):
+        await late.wait_for("outcome", len(late.told.get("outcome", [])) + 1)
+    late.release()  # the first round has been applied without them
+
+    _, records = await hub.finish(digest)
+
+    check_all_in(records, rounds=2)
+    np.testing.assert_allclose(
+        state_from_bytes(await hub.fetch(digest))["model/votes"], np.full(4, 0.5), atol=1e-6
+    )
+
+
+async def test_false_shares_count_for_nothing_and_their_giver_is_named(make_hub):
+    hub = make_hub(silos=4, **PATIENT)
+    await hub.start()
+    hub.silo("silo-0", kind=LateSilo, lies=True)
+    for name in ("silo-1", "silo-2"):
+        hub.silo(name)
+    late = hub.silo("silo-3", kind=LateSilo, keeps="unmask_shares")
+    digest = await hub.submit(rounds=1)
+    liars: dict[str, str] = {}
+    while not liars:
+        await asyncio.sleep(0.01)  # the session is asked: nobody is told of a lie before the phase ends
+        attempt = hub.host.job_desk.driver(digest)._attempt
+        liars = {} if attempt is None else attempt.session.liars
+    assert not attempt.session.can_unmask  # two true answers of the three that are needed, and a false one
+    while not late.kept:
+        await asyncio.sleep(0.01)
+    late.release()
+
+    _, records = await hub.finish(digest)
+
+    train = next(record for record in records if record.phase == "train")
+    assert train.result == "applied"
+    assert [(out.silo, out.stage, out.reason) for out in train.left_out] == [("silo-0", "unmask", "lied")]
+    np.testing.assert_allclose(
+        state_from_bytes(await hub.fetch(digest))["model/votes"], np.full(4, 0.25), atol=1e-6
+    )
