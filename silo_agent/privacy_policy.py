@@ -11,14 +11,16 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from chorale.accountant import DpSgd, epsilon
 from chorale.job_spec import JobSpec
 from chorale.privacy import AFTER_DP_SGD, CONSTANTS, dp_sgd_steps
 from chorale.privacy_spec import PrivacySpec
 from crypto.errors import PolicyRefusal, Refusal
-from crypto.layout import Quantity
+from crypto.layout import WORD_BITS, Quantity
+from strategies.methods import strategy_for
+from strategies.presets import PRESETS
 
 CEILING = 10.0  # beyond it a record moves the odds of any guess more than twenty-thousandfold
 
@@ -75,6 +77,16 @@ class PrivacyPolicy(BaseModel):
     always_noised: tuple[str, ...] = Field(
         default=(), description="quantities that never leave without noise, whatever the job"
     )
+
+    @field_validator("always_noised")
+    @classmethod
+    def _are_quantities(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [name for name in names if name not in _known_quantities()]
+        if unknown:
+            raise ValueError(
+                f"no method sums {unknown[0]}; known are {', '.join(sorted(_known_quantities()))}"
+            )
+        return names
 
     @model_validator(mode="after")
     def _is_meant(self) -> PrivacyPolicy:
@@ -167,6 +179,19 @@ class PrivacyPolicy(BaseModel):
                 f"at most epsilon {self.epsilon:g} for a data set (delta {self.delta:g})",
                 code=Refusal.BUDGET,
             )
+
+
+@lru_cache(maxsize=1)
+def _known_quantities() -> frozenset[str]:
+    """Of all presets, which have every part that sums something, and of the option that names one anew."""
+    methods = [strategy_for(name, {}) for name in PRESETS]
+    methods.append(strategy_for("fedcsd", {"count_weighted": True}))
+    return frozenset(
+        name
+        for method in methods
+        for word in WORD_BITS
+        for name in method.quantity_names(has_buffers=True, update_word=word)
+    )
 
 
 def _numbers(privacy: PrivacySpec) -> dict[str, float | None]:
