@@ -20,7 +20,7 @@ from chorale.accountant import SAMPLER_DISTANCE
 from crypto import gaussian
 from crypto.gaussian import COARSE, DEVIATION, TOTAL_VARIATION, GaussianStream, discrete_law, rounded_law
 from crypto.noise import SkellamStream
-from crypto.skellam import MORE_BITS, WEIGHT_BITS, Law
+from crypto.skellam import MORE_BITS, WEIGHT_BITS, Law, skellam_law
 
 KEY = bytes(range(32))
 RARE = 1e-9
@@ -92,6 +92,15 @@ def test_sample_is_coarse_and_fine_table_of_the_same_position() -> None:
     SkellamStream(discrete_law(), KEY, quantity=0).sample_into(7, coarse_N)
     SkellamStream(rounded_law(), KEY, quantity=1).sample_into(7, fine_N)
     np.testing.assert_array_equal(draw(50, start=7), COARSE * coarse_N + fine_N)
+
+
+def test_fine_part_is_of_the_rounded_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sensible number of samples tells the two laws apart, but the proof needs one of each."""
+    coarse_N, fine_N = np.empty(100, np.int64), np.empty(100, np.int64)
+    SkellamStream(discrete_law(), KEY, quantity=0).sample_into(0, coarse_N)
+    SkellamStream(skellam_law(1.0), KEY, quantity=1).sample_into(0, fine_N)
+    monkeypatch.setattr(gaussian, "rounded_law", lambda: skellam_law(1.0))
+    np.testing.assert_array_equal(draw(100), COARSE * coarse_N + fine_N)
 
 
 def test_positions_repeat_and_keys_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
