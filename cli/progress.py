@@ -17,7 +17,7 @@ from chorale.v1.records_pb2 import JobSummary, PhaseRecord
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-ENDED = frozenset({"done", "cancelled", "failed"})
+ENDED = frozenset({"done", "cancelled", "stopped", "failed"})
 SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited for
 AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
 ROLL_CALL, TRAIN, EVALUATE = "roll-call", "train", "evaluate"
