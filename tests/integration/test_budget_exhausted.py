@@ -31,7 +31,9 @@ def test_a_job_ends_with_the_model_so_far_when_the_budget_is_used_up(tmp_path: P
 
         assert watched.returncode == 3, watched.stderr
         last = watched.stderr.splitlines()[-1]
-        assert re.search(r"failed: refused by silos: .*\(budget\)", last)
+        assert re.search(
+            r"stopped: budget: refused by silos: .*\(budget\); the model after 2 of 10 rounds", last
+        )
         history = read_history(federation)
         assert len(history.cohorts()) == 2
         kept = federation.fetch(job_id)["model/votes"]

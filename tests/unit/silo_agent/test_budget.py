@@ -243,7 +243,9 @@ def test_jobs_over_one_data_set_add_up_and_other_data_sets_do_not(
     standing = book.standing
     assert standing.spent > alone
     assert [each.epsilon for each in standing.jobs] == pytest.approx([alone, alone])
-    assert book.of("another").standing().spent == pytest.approx(alone)
+    other = book.of("another").standing()
+    assert (other.spent, other.held) == pytest.approx((alone, alone))
+    assert standing.held == standing.spent
     assert book.ledger.data_sets() == ["another", "data"]
 
 
