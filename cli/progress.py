@@ -71,6 +71,12 @@ def final_accuracy(history: JobHistory) -> float | None:
     return _figure(closing[-1], "accuracy") if closing else None
 
 
+def final_tested(history: JobHistory) -> float | None:
+    """How many samples the closing evaluation tested, noise included."""
+    closing = [record for record in history.of_kind(EVALUATE) if record.result == "applied"]
+    return _figure(closing[-1], "tested") if closing else None
+
+
 def plain_line(record: PhaseRecord, *, rounds: int) -> str:
     """One line for one phase, for logs and pipes."""
     parts = [_title(record, rounds), _outcome(record), _measured(record), _missing(record)]
