@@ -28,19 +28,21 @@ class Clipped:
     dropped: int
 
 
-def clipped_sum(gradients: list[Tensor], *, clip_norm: float, clip_units: float) -> Clipped:
-    """The sum of the samples' gradients, each clipped to clip_norm over all parameters together.
+def clipped_sum(gradients: list[Tensor], *, count: int, clip_norm: float, clip_units: float) -> Clipped:
+    """The sum of the first `count` gradients, each clipped to clip_norm over all parameters together.
 
     Shapes: (N, *shape) of each parameter -> (P,). Units: clip_norm is clip_units units. A sample moves the
     sum by whole numbers of norm at most clip_units, whatever its gradient: one that is not finite counts as
-    zero, one that is zero stays zero. Overwrites the gradients.
+    zero, one that is zero stays zero. What is past `count` fills up and weighs nothing. Overwrites the
+    gradients.
     """
     rows = [gradient.flatten(1) for gradient in gradients]
     norm_N = _norms(rows)
     is_finite_N = norm_N.isfinite()
     factor_N = (_MARGIN * clip_units / norm_N.clamp(min=clip_norm)).masked_fill(~is_finite_N, 0.0)
-    dropped = int((~is_finite_N).sum())
-    if dropped:
+    factor_N[count:] = 0.0
+    dropped = int((~is_finite_N[:count]).sum())
+    if not is_finite_N.all():
         for row in rows:  # NaN times zero is NaN
             row.masked_fill_(~is_finite_N[:, None], 0.0)
     return Clipped(sum_P=torch.cat([_units(row, factor_N) for row in rows]), dropped=dropped)

@@ -29,6 +29,7 @@ log = get_logger("silo_agent.privacy")
 
 GRADIENT_BYTES = 1 << 28  # of the single samples' gradients at a time; float32
 _VALUE_BYTES = 4
+TOGETHER = 32  # samples, at most: more fill up further, fewer take longer
 
 
 class NoisedGradients:
@@ -79,9 +80,13 @@ class NoisedGradients:
     def _clipped(self, places_N: Tensor) -> Tensor:
         if self._is_cancelled():
             raise Cancelled("training: no longer wanted")
-        inputs, labels_N = self._samples.take(places_N)
+        # in batches of one size, or a sample's last bits would tell how many others were drawn
+        filled_N = self._samples.filled_up(places_N, self._together())
+        inputs, labels_N = self._samples.take(filled_N)
+        gradients = self._gradients.of(self._loss, inputs, labels_N, filled_N)
         clipped = clipped_sum(
-            self._gradients.of(self._loss, inputs, labels_N, places_N),
+            gradients,
+            count=len(places_N),
             clip_norm=self._records.clip_norm,
             clip_units=self._clip_units,
         )
@@ -89,10 +94,9 @@ class NoisedGradients:
         return clipped.sum_P
 
     def _together(self) -> int:
-        """Samples of one micro-batch: what plain training would hold at once, or fewer. Bounds memory only:
-        sums of whole numbers do not depend on it."""
+        """Samples of one micro-batch, the same in the whole round; no more than plain training would hold."""
         fitting = GRADIENT_BYTES // (_VALUE_BYTES * max(1, self._size))
-        return max(1, min(self._expected_batch, fitting))
+        return max(1, min(self._expected_batch, fitting, TOGETHER))
 
     def _put(self, gradient_P: Tensor) -> None:
         parameters = self._gradients.parameters

@@ -44,7 +44,7 @@ from silo_agent.objective import Cancelled, Work
 from silo_agent.objectives.base import Setting
 from silo_agent.objectives.cross_entropy import CrossEntropy
 from silo_agent.objectives.local_loss import LocalLoss, local_loss
-from silo_agent.privacy import records as records_module
+from silo_agent.objectives.teacher import outputs_of
 from silo_agent.privacy.clipping import clipped_sum
 from silo_agent.privacy.draws import Draws
 from silo_agent.privacy.records import NoisedGradients
@@ -120,6 +120,31 @@ def gradient_of(
         return torch.cat([parameter.grad.flatten().clone() for parameter in gradients.parameters])
 
 
+class Released(NoisedGradients):
+    """Keeps what is released as the whole numbers that it is."""
+
+    units_P: NDArray[np.int64]
+
+    def _put(self, gradient_P: Tensor) -> None:
+        self.units_P = (gradient_P * self._expected_batch * self._clip_units).round().long().numpy()
+
+
+def released_units(model: CutModel, samples: Tensors, draws: Draws | None = None) -> NDArray[np.int64]:
+    """At a clip of 1 and a noise multiplier of 1: DEVIATION units are the clip. Shapes: -> (P,)."""
+    with SampleGradients(model) as gradients:
+        step = Released(
+            samples,
+            CROSS_ENTROPY,
+            gradients,
+            records=RecordsSpec(**RECORDS),
+            expected_batch=64,
+            draws=draws or Quiet(),
+            is_cancelled=lambda: False,
+        )
+        step.write()
+        return step.units_P
+
+
 def gradients_one_by_one(model: CutModel, samples: Tensors) -> Tensor:
     """By autograd, a sample at a time. Shapes: -> (N, P)."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -182,27 +207,34 @@ class TestClip:
         generator = torch.Generator().manual_seed(5)
         for clip, units in ((1.0, 1e6), (1e-9, 4e9), (1e6, 4.0)):
             gradients = [scale * torch.randn((1, *shape), generator=generator) for shape in ((7, 9), (11,))]
-            moved_P = clipped_sum(gradients, clip_norm=clip, clip_units=units).sum_P
+            moved_P = clipped_sum(gradients, count=1, clip_norm=clip, clip_units=units).sum_P
             assert moved_P.dtype == torch.int64
             assert sum(value * value for value in moved_P.tolist()) <= units**2
             if scale * 8 > clip and units > 1e5:  # and does not lose what it may keep
                 assert moved_P.double().norm() > 0.999 * units
 
-    def test_sum_does_not_depend_on_how_a_batch_is_cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A float sum does, and one record more can then move it by more than its clip."""
-        model, samples = make_model(), make_samples(50)
-        whole_P = gradient_of(model, samples, batch=50)
-        monkeypatch.setattr(records_module, "GRADIENT_BYTES", 1)
-        torch.testing.assert_close(gradient_of(model, samples, batch=50), whole_P, rtol=1e-5, atol=1e-8)
-        rows = [torch.randn(50, 40, generator=torch.Generator().manual_seed(1))]
+    @pytest.mark.parametrize("name", ["mlp", "cnn"])
+    @pytest.mark.parametrize("gone", [0, 3, 44])
+    def test_a_record_moves_the_sum_by_its_own_whole_numbers(self, name: str, gone: int) -> None:
+        """To the last bit. In float sums, and in batches whose size others decide, the rest moves too."""
+        model = model_of(make_job(model={"name": name, "norm": "group", "seed": 1}))
+        samples = digits(45)
+        others = torch.tensor([place for place in range(45) if place != gone])
 
-        def parts(size: int) -> Tensor:
-            cut = [clipped_sum([rows[0][at : at + size].clone()], clip_norm=1.0, clip_units=3e6).sum_P
-                   for at in range(0, 50, size)]  # fmt: skip
-            return torch.stack(cut).sum(dim=0)
+        def units_of(places_N: Tensor) -> NDArray[np.int64]:
+            return released_units(
+                model, Tensors(features=samples.features[places_N], labels=samples.labels[places_N])
+            )
 
-        assert torch.equal(parts(50), parts(7))
-        assert torch.equal(parts(50), parts(1))
+        moved_P = units_of(torch.arange(45)) - units_of(others)
+        np.testing.assert_array_equal(moved_P, units_of(torch.tensor([gone])))
+        assert 0 < float(moved_P.astype(float) @ moved_P) <= DEVIATION**2
+
+    def test_what_fills_up_a_batch_weighs_nothing(self) -> None:
+        gradients = [torch.ones(5, 4)]
+        clipped = clipped_sum(gradients, count=2, clip_norm=2.0, clip_units=1000.0)
+        assert clipped.sum_P.tolist() == [2 * 499] * 4
+        assert clipped.dropped == 0
 
 
 class TestOddGradients:
@@ -217,12 +249,12 @@ class TestOddGradients:
     def test_an_infinite_gradient_in_one_parameter_drops_the_sample_from_all(self) -> None:
         gradients = [torch.ones(2, 3), torch.ones(2, 4)]
         gradients[1][0, 2] = math.inf
-        clipped = clipped_sum(gradients, clip_norm=1.0, clip_units=700.0)
+        clipped = clipped_sum(gradients, count=2, clip_norm=1.0, clip_units=700.0)
         assert clipped.dropped == 1
         assert clipped.sum_P.tolist() == [264] * 7  # 700 / sqrt(7), cut: the other sample alone
 
     def test_a_gradient_of_zero_stays_zero(self) -> None:
-        zero_P = clipped_sum([torch.zeros(3, 4)], clip_norm=1.0, clip_units=1e6).sum_P
+        zero_P = clipped_sum([torch.zeros(3, 4)], count=3, clip_norm=1.0, clip_units=1e6).sum_P
         assert zero_P.tolist() == [0] * 4
 
     def test_a_silo_without_a_record_releases_noise(self) -> None:
@@ -517,6 +549,15 @@ class TestParts:
                 alone_P = torch.cat([each.flatten() for each in alone])
                 assert alone_P.norm() > 0
                 torch.testing.assert_close(together_NP[row], alone_P, rtol=1e-3, atol=1e-5)
+
+    def test_a_teachers_answer_does_not_tell_how_many_samples_there_are(self) -> None:
+        model, samples = model_of(make_job()), digits(40)
+        whole = outputs_of(model, samples, is_cancelled=lambda: False, is_private=True)
+        for count in (1, 3, 39):
+            some = outputs_of(model, digits(count), is_cancelled=lambda: False, is_private=True)
+            assert some.logits_NC.shape == (count, 10)
+            assert torch.equal(some.logits_NC, whole.logits_NC[:count])
+            assert torch.equal(some.features_ND, whole.features_ND[:count])
 
     @pytest.mark.parametrize(("parts", "reason"), REFUSED)
     def test_a_part_that_mixes_samples_is_refused(self, parts: dict[str, Any], reason: str) -> None:
