@@ -51,9 +51,7 @@ def shrunk(value_N: Reals, clip_l2: float, *, name: str) -> tuple[Reals, float]:
 def squared_norm(whole_N: NDArray[np.signedinteger[Any]]) -> int:
     """Of whole numbers, exactly."""
     total = 0
-    for block in _blocks(whole_N.size):
-        whole_B = whole_N[block].astype(np.float64)
-        squares = float(np.dot(whole_B, whole_B))
+    for block, squares in _squares(whole_N):
         total += int(squares) if squares < _EXACT else sum(int(whole) ** 2 for whole in whole_N[block])
     return total
 
@@ -66,11 +64,17 @@ def _largest(value_N: Reals, name: str) -> float:
 
 
 def _sum_of_squares(value_N: Reals) -> float:
-    total = 0.0
-    for block in _blocks(value_N.size):
-        value_B = value_N[block].astype(np.float64)
-        total += float(np.dot(value_B, value_B))
-    return total
+    return sum(squares for _, squares in _squares(value_N))
+
+
+def _squares(number_N: NDArray[Any]) -> Iterator[tuple[slice, float]]:
+    """Of each block the sum of the squares, in float64."""
+    buffer_B = np.empty(min(_BLOCK_VALUES, number_N.size), np.float64)
+    for start in range(0, number_N.size, _BLOCK_VALUES):
+        block = slice(start, start + _BLOCK_VALUES)
+        float_B = buffer_B[: number_N.size - start]
+        np.copyto(float_B, number_N[block])
+        yield block, float(np.dot(float_B, float_B))
 
 
 def _rescaled(value_N: Reals, largest: float, norm: float) -> Reals:
@@ -78,8 +82,3 @@ def _rescaled(value_N: Reals, largest: float, norm: float) -> Reals:
     small_N = np.ldexp(value_N.astype(np.float64), -math.frexp(largest)[1])
     small_N *= norm / math.sqrt(_sum_of_squares(small_N))
     return small_N.astype(value_N.dtype)
-
-
-def _blocks(size: int) -> Iterator[slice]:
-    for start in range(0, size, _BLOCK_VALUES):
-        yield slice(start, start + _BLOCK_VALUES)

@@ -255,19 +255,20 @@ def _part(array_N: NDArray[Any], quantity: Quantity, members: int, is_compiled: 
     if quantity.is_count:
         return _Exact(word_N=_whole(array_N, quantity))
     scale, factor = quantity.scale(members), 1.0
-    if quantity.noise is not None and quantity.noise.clip_l2 is not None:
-        real_N = _reals(array_N, scale)
-        array_N, factor = clipping.shrunk(real_N, quantity.noise.clip_l2, name=quantity.name)
+    clip_l2 = None if quantity.noise is None else quantity.noise.clip_l2
+    if clip_l2 is not None:
+        array_N, factor = clipping.shrunk(_reals(array_N, scale), clip_l2, name=quantity.name)
     if quantity.projection is not None:
         array_N = quantity.projection.project(array_N)
     value_N = _reals(array_N, scale).view()
     value_N.flags.writeable = False
-    clipped, kind = _clipped(value_N, quantity, factor), value_N.dtype.type
+    is_within = clip_l2 is not None and clip_l2 <= quantity.bound
+    clipped, kind = 0 if is_within else _clipped(value_N, quantity, factor), value_N.dtype.type
     loop = compiled.rounding(value_N.dtype, ring.signed_type(quantity.word)) if is_compiled else None
     return _Rounded(
         value_N=value_N,
         scale=kind(scale),
-        most=_largest_within(quantity.bound, kind) if clipped or factor < 1.0 else kind(np.inf),
+        most=_largest_within(quantity.bound, kind) if clipped or clip_l2 else kind(np.inf),
         factor=kind(factor),
         clipped=clipped,
         round_into=loop or round_into,

@@ -14,6 +14,8 @@ the key. The noise protects against those who see the sums, not against the silo
 from __future__ import annotations
 
 import sys
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +30,6 @@ from crypto.noise_kernel import Integers, Pick, compiled_pick
 from crypto.skellam import MORE_BITS, Law
 
 BLOCK_SAMPLES: Final = 1 << 15  # words and samples stay in the cache beside the table
-_ADDED_SAMPLES: Final = 1 << 18  # fewer set-ups of a key stream; 1 MiB
 _WORD: Final = np.dtype("<u4")
 _CIPHER_BLOCK_BYTES: Final = 16
 
@@ -88,37 +89,38 @@ class SkellamStream:
             raise LocalProtocolError("noise: expected a contiguous vector of int32 or int64")
         if start < 0:
             raise LocalProtocolError(f"noise: a position is not negative, got {start}")
-        law = self._law
-        keystream = prg.Keystream(self._word_key, offset_bytes=start * _WORD.itemsize)
-        buffer_B = np.empty(min(BLOCK_SAMPLES, out_N.size), _WORD)
-        place_B = np.empty(buffer_B.size, np.int64)
-        undecided: list[tuple[int, int]] = []
-        for first in range(0, out_N.size, BLOCK_SAMPLES):
-            out_B = out_N[first : first + BLOCK_SAMPLES]
-            word_B = buffer_B[: out_B.size]
-            keystream.fill(word_B.view(np.uint8))
-            found = self._pick(law.entries_C, law.index_bits, word_B, out_B, place_B)
-            undecided += [(first + int(place), int(word_B[place])) for place in place_B[:found]]
-        self._decide(start, undecided, out_N)
+        deque(self._drawn(start, out_N.size, lambda first, size: out_N[first : first + size]), maxlen=0)
 
     def add_into(self, start: int, word_N: NDArray[np.unsignedinteger[Any]]) -> None:
         """Add the samples of positions start, start + 1, ... to ring words, modulo 2^w."""
-        sample_B = np.empty(min(_ADDED_SAMPLES, word_N.size), np.int32)
-        for first in range(0, word_N.size, _ADDED_SAMPLES):
-            part_B = word_N[first : first + _ADDED_SAMPLES]
-            self.sample_into(start + first, sample_B[: part_B.size])
-            signed_B = part_B.view(f"i{part_B.itemsize}")
-            np.add(signed_B, sample_B[: part_B.size], out=signed_B, casting="same_kind")
+        signed_N = word_N.view(f"i{word_N.itemsize}")
+        buffer_B = np.empty(min(BLOCK_SAMPLES, word_N.size), np.int32)
+        for first, sample_B in self._drawn(start, word_N.size, lambda _, size: buffer_B[:size]):
+            part_B = signed_N[first : first + sample_B.size]
+            np.add(part_B, sample_B, out=part_B, casting="same_kind")
 
-    def _decide(self, start: int, undecided: list[tuple[int, int]], out_N: Integers) -> None:
-        """Position p's further bits are the first 64 of block p of AES-256-CTR under their own key."""
-        if not undecided:
-            return
-        # block p of CTR is AES of p: ECB of distinct numbers, without making a stream for each
-        cipher = Cipher(algorithms.AES256(self._more_key), modes.ECB()).encryptor()
-        for place, word in undecided:
-            block = cipher.update((start + place).to_bytes(_CIPHER_BLOCK_BYTES, "big"))
-            out_N[place] = decided(self._law, word, int.from_bytes(block[: MORE_BITS // 8], "little"))
+    def _drawn(
+        self, start: int, size: int, room: Callable[[int, int], Integers]
+    ) -> Iterator[tuple[int, Integers]]:
+        """The samples block by block, each with its first place, in the room for so many from there on."""
+        law = self._law
+        keystream = prg.Keystream(self._word_key, offset_bytes=start * _WORD.itemsize)
+        buffer_B = np.empty(min(BLOCK_SAMPLES, size), _WORD)
+        place_B = np.empty(buffer_B.size, np.int64)
+        further: Callable[[bytes], bytes] | None = None
+        for first in range(0, size, BLOCK_SAMPLES):
+            word_B = buffer_B[: size - first]
+            out_B = room(first, word_B.size)
+            keystream.fill(word_B.view(np.uint8))
+            found = self._pick(law.entries_C, law.index_bits, word_B, out_B, place_B)
+            if found and further is None:
+                further = _blocks_under(self._more_key)
+            for place in place_B[:found]:
+                assert further is not None
+                position = (start + first + int(place)).to_bytes(_CIPHER_BLOCK_BYTES, "big")
+                more = int.from_bytes(further(position)[: MORE_BITS // 8], "little")
+                out_B[place] = decided(law, int(word_B[place]), more)
+            yield first, out_B
 
 
 def decided(law: Law, word: int, more: int) -> int:
@@ -127,6 +129,11 @@ def decided(law: Law, word: int, more: int) -> int:
     own = word >> 1 & mask
     magnitude = own if more < int(law.more_C[own]) else int(law.entries_C[own]) & mask
     return -magnitude if word & 1 else magnitude
+
+
+def _blocks_under(key: bytes) -> Callable[[bytes], bytes]:
+    """Block p of AES-256-CTR is AES of p: ECB of distinct numbers, without making a stream for each."""
+    return Cipher(algorithms.AES256(key), modes.ECB()).encryptor().update
 
 
 def _derived(key: bytes, quantity: int, use: bytes) -> bytes:
