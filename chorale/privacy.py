@@ -25,6 +25,7 @@ from crypto.noise_terms import (
     Sensitivity,
     clipped_sensitivity,
     record_sensitivity,
+    rotated_bound,
     whole_sensitivity,
 )
 from strategies.evaluation import LOSS_CLIP
@@ -161,8 +162,11 @@ def _under_clip(
     quantity: Quantity, spec: JobSpec, members: int, *, multiplier: float, clip_l2: float
 ) -> Protected:
     """The whole array of a silo. Exchanging a silo's data moves the sum twice as far as leaving it out;
-    the noise is scaled by the second, the cost counted by the first, which one record's change is too."""
-    bounded = replace(quantity, bound=min(quantity.bound, clip_l2))
+    the noise is scaled by the second, the cost counted by the first, which one record's change is too.
+    The rotation makes words small, which is all that it does for privacy: the norm is clipped before it."""
+    block, words = 1 if quantity.projection is None else quantity.projection.block, members * quantity.size
+    largest = rotated_bound(clip_l2, block=block, words=words)
+    bounded = replace(quantity, bound=min(quantity.bound, largest))
 
     def sensitivity(scale: float) -> Sensitivity:
         return clipped_sensitivity(clip_l2, scale=scale, coordinates=quantity.size)

@@ -26,7 +26,7 @@ from chorale.privacy_plan import LEAST_USED, planned_epsilon, planned_releases, 
 from crypto.cohort import CohortRule
 from crypto.errors import ConfigError
 from crypto.layout import Layout, Quantity
-from crypto.noise_terms import MAX_DEVIATION, MAX_WRAP_PROBABILITY
+from crypto.noise_terms import MAX_DEVIATION, MAX_WRAP_PROBABILITY, rotated_bound
 from strategies.base import TOTAL, Array
 from strategies.evaluation import LOSS_CLIP
 from strategies.presets import PRESETS
@@ -290,6 +290,20 @@ class TestNoise:
         )
         assert narrow.quantities[0].scale(10) < wide.quantities[0].scale(10)
         assert 0 < narrow.wrap_probability <= MAX_WRAP_PROBABILITY
+
+    def test_a_rotated_word_has_a_narrower_bound_than_the_whole_update(self, make_spec: MakeSpec) -> None:
+        """So a 16-bit word has a finer scale. What lies beyond is clipped: the norm only shrinks."""
+        state = STATE | {"model/body.weight": np.zeros((512, 512), np.float32)}
+        spec = private(make_spec, privacy={"sums": SUMS}, update_word=16)
+        delta = quantities(spec, "train", state=state)[0]
+        assert delta.projection is not None
+        assert delta.noise is not None
+        assert delta.noise.clip_l2 == 0.5 / 10
+        largest = rotated_bound(0.5 / 10, block=delta.projection.block, words=10 * delta.size)
+        assert delta.bound == largest < 0.3 * delta.noise.clip_l2
+        assert delta.wrap_probability(10) <= MAX_WRAP_PROBABILITY / 256
+        wide = private(make_spec, privacy={"sums": SUMS}, update_word=32)
+        assert quantities(wide, "train", state=state)[0].bound == 0.5 / 10
 
     def test_noise_that_fits_no_word_is_refused(self, make_spec: MakeSpec) -> None:
         privacy = {"sums": SUMS | {"noise_multiplier": 5_000.0}}

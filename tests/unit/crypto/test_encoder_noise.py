@@ -253,9 +253,9 @@ class TestNoise:
                 part -= sample_N.astype(part.dtype)
             for name, place_of in LAYOUT.slices(word).items():
                 quantity = next(each for each in LAYOUT.quantities if each.name == name)
-                value_N = np.asarray(VALUES[name], np.float64).reshape(-1)
+                value_N: Any = np.asarray(VALUES[name], np.float64).reshape(-1)
                 if quantity.noise is not None and quantity.noise.clip_l2 is not None:
-                    value_N = value_N * min(1.0, CLIP / np.linalg.norm(value_N))
+                    value_N = value_N * min(1.0, float(CLIP / np.linalg.norm(value_N)))
                 units_N = np.clip(value_N, -quantity.bound, quantity.bound) * quantity.scale(MEMBERS)
                 whole_N = before[place_of].view(ring.signed_type(word)).astype(np.float64)
                 assert np.abs(whole_N - units_N).max() <= 1.001

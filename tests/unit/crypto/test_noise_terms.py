@@ -16,12 +16,15 @@ from crypto.noise_terms import (
     MAX_DEVIATION,
     RECORD_FAILURE,
     RECORD_SPREAD,
+    ROTATED_BEYOND,
     Noise,
     Sensitivity,
     clipped_sensitivity,
     record_sensitivity,
+    rotated_bound,
     whole_sensitivity,
 )
+from crypto.projection import Projection
 
 NOISE = Noise(variance=100.0, scale=8.0, clip_l2=0.5)
 DELTA = Quantity(name="delta", shape=(4,), bound=0.5, word=32, noise=NOISE)
@@ -133,3 +136,30 @@ def test_a_clipped_array_is_seldom_rounded_anew(coordinates: int, norm: float) -
         value *= norm / np.linalg.norm(value)
         rounded = np.floor(value + generator.random(coordinates))
         assert rounded @ rounded <= bound.squared_l2
+
+
+@pytest.mark.parametrize("block", [128, 256, 512, 1024])
+@pytest.mark.parametrize("words", [1, 1000, 10**6, 10**9])
+def test_a_rotated_bound_is_passed_no_more_often_than_it_says(words: int, block: int) -> None:
+    """Hoeffding's bound at it, with the logarithm that the bound itself goes without."""
+    bound = rotated_bound(2.0, block=block, words=words)
+    if bound < 2.0:
+        assert words * 2 * math.exp(-(bound**2) * block / (2 * 2.0**2)) <= ROTATED_BEYOND
+        smaller = bound * 0.97
+        assert words * 2 * math.exp(-(smaller**2) * block / (2 * 2.0**2)) > ROTATED_BEYOND / 2
+
+
+def test_without_a_rotation_the_bound_is_the_norm() -> None:
+    assert rotated_bound(0.7, block=1, words=10**9) == rotated_bound(0.7, block=16, words=1) == 0.7
+
+
+def test_rotated_updates_stay_within_their_bound() -> None:
+    """The worst for a word: a whole column of equal values. Fails falsely with 2^-41."""
+    size = 1 << 18
+    projection = Projection.of(size, seed=bytes(range(32)))
+    value_N = np.zeros(size, np.float32)
+    value_N[:: projection.blocks] = 1.0 / math.sqrt(projection.block)
+    word_M = projection.project(value_N)
+    bound = rotated_bound(1.0, block=projection.block, words=projection.kept)
+    assert projection.block == 1024
+    assert 0.08 < np.abs(word_M).max() <= bound < 0.3
