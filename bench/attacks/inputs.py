@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-
-import numpy as np
 
 from chorale.job_spec import JobSpec
 from chorale.phase_context import phase_context
 from chorale.privacy import declared_weight, noised
 from crypto import prg, ring
 from crypto.layout import Layout
-from crypto.noise import SkellamStream
 from crypto.ring import Encoded
-from crypto.skellam import skellam_law
 from silo_agent.data.base import SiloData
 from silo_agent.objective import Work
 from silo_agent.training import TorchObjective
@@ -51,21 +46,7 @@ def silo_values(
 
 
 def encoded(values: Mapping[str, Array], layout: Layout) -> Encoded:
-    """The words of an input: clipped as a whole where the noise asks for it, rounded, noised."""
+    """The words of an input as a silo makes them: clipped, rounded, noised. What the layout does not sum, a
+    private job's `clipped` or a test's surplus, is left out."""
     wanted = {each.name for each in layout.quantities}
-    clipped = {name: array for name, array in values.items() if name in wanted}
-    for quantity in layout.quantities:
-        if quantity.noise is not None and quantity.noise.clip_l2 is not None:
-            clipped[quantity.name] = _within(clipped[quantity.name], quantity.noise.clip_l2)
-    plain = ring.encode(clipped, layout=layout)
-    key = os.urandom(prg.KEY_BYTES)
-    for place, quantity in enumerate(layout.quantities):
-        if quantity.noise is not None:
-            words = plain.vectors[quantity.word][layout.slices(quantity.word)[quantity.name]]
-            SkellamStream(skellam_law(quantity.noise.variance), key, quantity=place).add_into(0, words)
-    return plain
-
-
-def _within(array: Array, norm: float) -> Array:
-    length = float(np.linalg.norm(array.astype(np.float64)))
-    return array if length <= norm else array * (norm / length)
+    return ring.encode({name: array for name, array in values.items() if name in wanted}, layout=layout)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,18 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.attacks.digits import Digits, Places, digits, job
-from bench.attacks.inputs import SEED, silo_values
+from bench.attacks.mlp import logits
+from bench.attacks.rounds import trained_rounds
 from bench.rows import Row
 from chorale.accountant import epsilon
 from chorale.job_spec import JobSpec
-from chorale.phase_context import phase_context
 from chorale.privacy import DELTA, named_releases
 from chorale.privacy_plan import solve
-from crypto.layout import CLIPPED
 from silo_agent.data.base import Samples
 from silo_agent.data.digits import CLASSES
 from silo_agent.initial_state import initial_state
-from strategies.base import MODEL, TOTAL, Array, Arrays
+from strategies.base import TOTAL, Arrays
 
 SILOS = 4
 PER_SILO = 250
@@ -125,7 +124,7 @@ def largest_advantage(epsilon: float, delta: float) -> float:
 
 def losses(state: Arrays, images_ND: FloatArray, label_N: Places) -> FloatArray:
     """Cross entropy of an mlp of one hidden layer, as whoever holds the model computes it."""
-    logits_NC = _logits(state, images_ND)
+    logits_NC = logits(state, images_ND)
     shifted_NC = logits_NC - logits_NC.max(axis=1, keepdims=True)
     log_sum_N = np.log(np.exp(shifted_NC).sum(axis=1))
     return np.asarray(log_sum_N - shifted_NC[np.arange(label_N.size), label_N])
@@ -141,7 +140,7 @@ class _Run:
 def _run(spec: JobSpec, seed: int) -> _Run:
     cut = _cut(seed)
     spec = spec.model_copy(update={"seed": seed, "model": spec.model.model_copy(update={"seed": seed})})
-    for state in _rounds(spec, cut.data, cut.parts):
+    for state in trained_rounds(spec, cut.data, cut.parts):
         final = state
     of_members, of_others = (
         losses(final, cut.data.images(places_N), cut.data.labels(places_N))
@@ -181,26 +180,6 @@ def _cut(seed: int) -> _Cut:
         odd_others=odd_other_N,
         others=other_N,
     )
-
-
-def _rounds(spec: JobSpec, data: Digits, parts: Sequence[Places]) -> Iterator[Arrays]:
-    """The state after each round. Sums are plain ones: masks and fixed point change no model."""
-    state: Arrays = {**initial_state(spec), TOTAL: np.array(sum(map(len, parts)))}
-    train = spec.method.phase("train")
-    for round in range(1, spec.rounds + 1):
-        values = [
-            silo_values(spec, "train", state, data.silo(part), members=SILOS, place=place, round=round)
-            for place, part in enumerate(parts)
-        ]
-        sums: Mapping[str, Array] = {
-            name: np.sum([np.asarray(silo[name], np.float64) for silo in values], axis=0)
-            for name in values[0]
-        }
-        context = phase_context(spec, round, dict(state), SILOS, public_seed=SEED)
-        result = train.apply(context, {**sums, CLIPPED: np.zeros(())})
-        assert result.state is not None
-        state = result.state
-        yield state
 
 
 def _job(target: float | None, *, rounds: int) -> JobSpec:
@@ -244,15 +223,8 @@ def _named(target: float | None) -> str:
     return "no protection" if target is None else f"records at epsilon {target:g}"
 
 
-def _logits(state: Arrays, images_ND: FloatArray) -> FloatArray:
-    weight, bias = state[MODEL + "body.1.weight"], state[MODEL + "body.1.bias"]
-    hidden_NH = np.maximum(images_ND @ weight.T.astype(np.float64) + bias, 0.0)
-    head_CH, head_bias_C = state[MODEL + "head.weight"], state[MODEL + "head.bias"]
-    return np.asarray(hidden_NH @ head_CH.T.astype(np.float64) + head_bias_C)
-
-
 def _accuracy(state: Arrays, data: Digits, places_N: Places) -> float:
-    guessed_N = _logits(state, data.images(places_N)).argmax(axis=1)
+    guessed_N = logits(state, data.images(places_N)).argmax(axis=1)
     return float(np.mean(guessed_N == data.labels(places_N)))
 
 
