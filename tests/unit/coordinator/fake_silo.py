@@ -238,6 +238,7 @@ def one_hot(terms: SessionTerms, kind: str, place: int, silos: int) -> dict[str,
         return {"silos": 1, "samples": SAMPLES}
     values: dict[str, Any] = {"correct": place, "tested": 10, "loss_sum": float(place)}
     if kind == "train":
-        size = next(quantity.size for quantity in terms.layout.quantities if quantity.name == "delta")
+        shape = next(quantity.shape for quantity in terms.layout.quantities if quantity.name == "delta")
+        size = int(np.prod(shape))
         values |= {"delta": np.eye(size)[place] / silos, "weight": 1 / silos}
     return values

@@ -242,3 +242,23 @@ async def test_job_whose_operator_left_the_roster_starts_no_further_phase(make_h
     assert summary.status == "failed"
     assert "does not hold operator ops" in summary.reason
     assert [record.phase for record in records] == ["roll-call.0"]
+
+
+async def test_private_job_reports_how_seldom_its_noise_leaves_a_word(make_hub):
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos()
+    privacy = {
+        "sums": {"clip_norm": 0.5, "noise_multiplier": 2.0},
+        "statistics_noise_multiplier": 0.05,
+    }
+    digest = await hub.submit(rounds=1, privacy=privacy, update_word=16)
+
+    summary, records = await hub.finish(digest)
+
+    assert summary.status == "done"
+    assert [record.phase for record in records] == ["roll-call.0", "train", "evaluate.0"]
+    for record in records:
+        assert record.result == "applied"
+        assert 0 <= dict(record.figures)["wrap_probability"] <= 2.0**-40
+    assert records[1].figures["wrap_probability"] > 0  # 16 bits have little room
