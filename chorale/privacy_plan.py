@@ -81,7 +81,7 @@ def _solved(
         tried = _filled(_filled(spec, **{field: multiplier}), training=1.0)
         return _cost(tried, state, of)
 
-    low, high = _bracket(cost, target)
+    low, high = _bracket(cost, target, asked=privacy_of(spec).epsilon or target)
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
         spent = cost(middle)
@@ -91,8 +91,11 @@ def _solved(
     return _rounded_up(high)
 
 
-def _bracket(cost: Callable[[float], float], target: float) -> tuple[float, float]:
-    """A multiplier that costs too much, or the least there is, and one that does not."""
+def _bracket(cost: Callable[[float], float], target: float, *, asked: float) -> tuple[float, float]:
+    """A multiplier that costs too much, or the least there is, and one that does not.
+
+    asked: the job's target, of which this one may be a share.
+    """
     low = high = 1.0
     try:
         while cost(high) > target:
@@ -102,7 +105,7 @@ def _bracket(cost: Callable[[float], float], target: float) -> tuple[float, floa
         while low > LEAST_MULTIPLIER and cost(low) <= target:
             low, high = max(low / 2.0, LEAST_MULTIPLIER), low
     except ConfigError as error:
-        raise ConfigError(f"privacy.epsilon: {target:g} cannot be met: {error}") from None
+        raise ConfigError(f"privacy.epsilon: {asked:g} cannot be met: {error}") from None
     return low, high
 
 

@@ -157,7 +157,7 @@ def _promise(plan: DemoPlan, operations: Operations, digest: bytes) -> Promise:
     if promise.update_noise > DROWNED:
         _say(
             f"each round's noise is {promise.update_noise:.0f} times as long as the longest update of "
-            f"{plan.silos} silos: expect an accuracy near chance; hiding a whole silo takes hundreds of them"
+            f"{plan.silos} silos: expect an accuracy near chance; hiding whole silos takes many more of them"
         )
     return promise
 

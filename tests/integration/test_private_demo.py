@@ -71,12 +71,8 @@ def test_demo_by_silo_survives_a_loss_and_says_that_few_silos_drown(tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--dp", "records", "--epsilon", "0"], "--epsilon: expected more than 0 and at most 10,"),
         (["--dp", "sums", "--epsilon", "nan"], "--epsilon: expected more than 0 and at most 10,"),
-        (["--dp", "records", "--epsilon", "11"], "--epsilon: expected more than 0 and at most 10,"),
-        (["--epsilon", "4"], "--epsilon: expected --dp records or --dp sums beside it,"),
         (["--dp", "records", "--epsilon", "1e-6"], "privacy.epsilon: 1e-06 cannot be met:"),
-        (["--dp", "sums", "--strategy", "fedexp"], "--dp: "),
     ],
 )
 def test_demo_that_cannot_be_private_ends_with_a_sentence(
