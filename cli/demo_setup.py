@@ -47,6 +47,7 @@ RATES = {
 EPSILONS = {"records": 8.0, "sums": 4.0}
 SAMPLE_RATE, RECORDS_CLIP, RECORDS_RATE = 0.2, 1.0, 1.0
 SUMS_CLIP = 0.5
+PRIVATE_OPTIONS: dict[str, dict[str, float]] = {"fedcsd": {"logit_clip": 10.0}}  # what --dp makes necessary
 TRAIN_RECORDS = 1438  # of all silos together: digits without the hold-outs
 HOLD_SECONDS = 1.0  # so that --drop hits between the last shares and their relay
 Settings = dict[str, Any]
@@ -241,12 +242,13 @@ def job_of(plan: DemoPlan) -> JobSpec:
 
 def _job_settings(plan: DemoPlan) -> Settings:
     """The small network and rates that reach 0.95 in ten rounds; under --dp what noise leaves of it."""
+    options = {} if plan.dp is None else PRIVATE_OPTIONS.get(plan.strategy, {})
     return {
         "name": "digits",
         "federation": FEDERATION,
         "silos": plan.names,
         "rounds": plan.rounds,
-        "strategy": {"preset": plan.strategy},
+        "strategy": {"preset": plan.strategy, "options": options},
         "model": {"name": "mlp", "hidden": [128], "seed": plan.seed},
         "classes": 10,
         "input_shape": [1, 8, 8],

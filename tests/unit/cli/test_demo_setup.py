@@ -88,6 +88,7 @@ def test_epsilon_without_privacy_is_refused(tmp_path: Path) -> None:
 
 def test_method_that_cannot_be_private_is_refused_before_anything_starts(tmp_path: Path) -> None:
     _plan(tmp_path, dp="records", strategy="fedexp")
+    _plan(tmp_path, dp="sums", strategy="fedcsd")  # whose logits the demo clips
     with pytest.raises(ConfigError, match="^--dp: .*sums the length of the silo's update"):
         _plan(tmp_path, dp="sums", strategy="fedexp")
 
