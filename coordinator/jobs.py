@@ -37,6 +37,7 @@ class JobDriver:
         self._desk = desk
         self._on_change = on_change
         self._round: RoundDriver | None = None
+        self._present_states: list[bytes] = []  # of this phase and the one before
         self._sequence = PhaseSequence(job=job, is_outdated=self._is_outdated)
         self._going = asyncio.Event()
         self._going.set()
@@ -96,8 +97,7 @@ class JobDriver:
 
     def may_download(self, silo: str, state_digest: bytes) -> bool:
         """The job's present state and the one before it, for the job's own silos."""
-        states = self._desk.store.newest_starts(self.job.digest, 2)
-        return silo in self.job.spec.silos and state_digest in states
+        return silo in self.job.spec.silos and state_digest in self._present_states
 
     def on_connected(self, silo: str) -> None:
         if silo not in self.job.spec.silos:
@@ -168,13 +168,15 @@ class JobDriver:
         store, version = self._desk.store, self._desk.roster_book.current.version
         if not self.job.names_everyone(phase):
             version = store.pin_round_roster(self.job.digest, round, version)
-        return store.begin_phase(
+        row = store.begin_phase(
             self.job.digest,
             round,
             phase,
             roster_version=version,
             unix_seconds=self._desk.clock.unix_seconds(),
         )
+        self._present_states = store.newest_starts(self.job.digest, 2)
+        return row
 
     def _check_job(self) -> None:
         """An operator who left the roster, or a job past its date, starts no phase."""
@@ -207,12 +209,8 @@ class JobDriver:
         enrolled = self._silos_on(self._roster_of(roll_call))
         if enrolled != self._silos_on(self._desk.roster_book.current):
             return True
-        return any(
-            absence.reason == Refusal.NOT_ENROLLED
-            for row in self._desk.store.phases(self.job.digest)
-            if row.sequence > roll_call.sequence
-            for absence in self._desk.store.absences(row.sequence)
-        )
+        reason = Refusal.NOT_ENROLLED.value
+        return self._desk.store.was_absent_since(self.job.digest, roll_call.sequence, reason)
 
     def _silos_on(self, roster: Roster) -> frozenset[str]:
         return roster.silo_names & frozenset(self.job.spec.silos)

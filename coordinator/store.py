@@ -275,6 +275,13 @@ class Store:
             rows = connection.execute(select).all()
         return [Absence(silo=row.silo, stage=row.stage, reason=row.reason) for row in rows]
 
+    def was_absent_since(self, job: bytes, sequence: int, reason: str) -> bool:
+        """Whether a silo was left out for this reason in a phase after that one."""
+        later = sa.and_(phases.c.job == job, phases.c.sequence > sequence, left_out.c.reason == reason)
+        select = sa.select(left_out.c.silo).join(phases, left_out.c.phase == phases.c.sequence)
+        with self._engine.begin() as connection:
+            return connection.execute(select.where(later).limit(1)).first() is not None
+
     def add_complaint(self, sequence: int, complaint: FiledComplaint) -> None:
         with self._engine.begin() as connection:
             connection.execute(

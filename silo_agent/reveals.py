@@ -12,7 +12,20 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, and_, delete, func, insert, select, update
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Engine,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.sql import ColumnElement
 
 from crypto.errors import PolicyRefusal, Refusal
@@ -38,6 +51,48 @@ class Decision(StrEnum):
     APPROVED = "approved"
     REJECTED = "rejected"
     SUSPENDED = "suspended"  # by the agent itself, whose data could not answer; a person approves anew
+
+
+def _same_phase(table: Any) -> ColumnElement[bool]:
+    columns = table.c
+    return and_(columns.job_digest == _OF_JOB, columns.round == _OF_ROUND, columns.phase == _OF_PHASE)
+
+
+# Every phase runs some thirty statements, and to build one takes four times as long as to run it.
+_OF_JOB: BindParameter[bytes] = bindparam("of_job")
+_OF_ROUND: BindParameter[int] = bindparam("of_round")
+_OF_PHASE: BindParameter[str] = bindparam("of_phase")
+_OF_KIND: BindParameter[str] = bindparam("of_kind")
+_OF_ATTEMPT: BindParameter[int] = bindparam("of_attempt")
+_OF_DATA_SET: BindParameter[str] = bindparam("of_data_set")
+_JOB = select(jobs).where(jobs.c.job_digest == _OF_JOB)
+_REVEAL = select(reveals).where(_same_phase(reveals))
+_LAST_ROUND = select(func.max(phases.c.round)).where(phases.c.job_digest == _OF_JOB)
+_LAST_SIGNED = select(func.max(signed_sets.c.attempt)).where(_same_phase(signed_sets))
+_BEGUN_ALONE = select(phases).where(_same_phase(phases))
+_BEGUN_IN_ROUND = select(phases).where(
+    phases.c.job_digest == _OF_JOB, phases.c.round == _OF_ROUND, phases.c.phase.not_like("%.%")
+)
+_ANSWERED = (
+    select(signed_sets.c.attempt)
+    .where(signed_sets.c.job_digest == _OF_JOB, signed_sets.c.kind == _OF_KIND)
+    .limit(1)
+)
+# Attempts at one phase exclude each other: quorums of t share an honest silo, and it
+# never adverts for a phase that it revealed (docs/protocol.md 3.1).
+_OTHER_SETS = (
+    select(signed_sets.c.survivors, signed_sets.c.min_cohort)
+    .where(signed_sets.c.kind == _OF_KIND, signed_sets.c.data_set == _OF_DATA_SET, ~_same_phase(signed_sets))
+    .distinct()
+)
+_CHANGES = select(cohort_changes.c.survivors).where(
+    cohort_changes.c.job_digest == _OF_JOB, cohort_changes.c.kind == _OF_KIND
+)
+_BEGIN, _ADD_PENDING = insert(phases), insert(reveals)
+_ADD_SIGNED, _ADD_CHANGE = insert(signed_sets), insert(cohort_changes)
+_ERASE_PENDING = delete(reveals).where(_same_phase(reveals), reveals.c.status == RevealStatus.PENDING)
+_MARK_REVEALED = update(reveals).where(_same_phase(reveals)).values(status=RevealStatus.REVEALED)
+_FORGET_OTHERS = delete(signed_sets).where(_same_phase(signed_sets), signed_sets.c.attempt != _OF_ATTEMPT)
 
 
 class Reveals:
@@ -71,9 +126,8 @@ class Reveals:
         """
         with self._engine.begin() as connection:
             if not _check_attempt(connection, terms):
-                connection.execute(insert(phases), _bound(terms))
-            pending = _same_phase(reveals, terms)
-            connection.execute(delete(reveals).where(pending, reveals.c.status == RevealStatus.PENDING))
+                connection.execute(_BEGIN, _bound(terms))
+            connection.execute(_ERASE_PENDING, _of(terms))
 
     def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
         """Raises PolicyRefusal where a sum over these silos may not be revealed."""
@@ -93,9 +147,9 @@ class Reveals:
                 raise _refusal(pending, "another answer is recorded already", Refusal.ALREADY_REVEALED)
             _approved_job(connection, pending)
             if self._check_near(connection, pending, pending.survivors, pending.min_cohort):
-                connection.execute(insert(cohort_changes), _change(pending))
-            connection.execute(insert(signed_sets), self._signed_set(pending))
-            connection.execute(insert(reveals), self._pending_row(pending))
+                connection.execute(_ADD_CHANGE, _change(pending))
+            connection.execute(_ADD_SIGNED, self._signed_set(pending))
+            connection.execute(_ADD_PENDING, self._pending_row(pending))
 
     def mark_revealed(self, pending: PendingReveal) -> None:
         """Durable, and told, before the first share leaves; once, however often it is repeated.
@@ -109,34 +163,29 @@ class Reveals:
             if found.status == RevealStatus.REVEALED:
                 return
             _approved_job(connection, pending)
-            connection.execute(
-                update(reveals).where(_same_phase(reveals, pending)).values(status=RevealStatus.REVEALED)
-            )
+            connection.execute(_MARK_REVEALED, _of(pending))
             # t silos signed this attempt, and honest ones that revealed an earlier attempt never
             # do: its cohort was not revealed and need not be compared with again.
-            others = and_(_same_phase(signed_sets, pending), signed_sets.c.attempt != pending.attempt)
-            connection.execute(delete(signed_sets).where(others))
+            connection.execute(_FORGET_OTHERS, {**_of(pending), "of_attempt": pending.attempt})
         self._tell(pending)
 
     def bound_roster(self, job_digest: bytes, round: int, phase: str) -> int | None:
         """Version of the roster under which this silo adverted for the round; None if it did not."""
+        of = {"of_job": job_digest, "of_round": round, "of_phase": phase}
         with self._engine.connect() as connection:
-            versions = select(phases.c.roster_version).where(_same_round(job_digest, round, phase))
-            return connection.execute(versions.limit(1)).scalar_one_or_none()
+            begun = connection.execute(_begun(phase), of).first()
+        return None if begun is None else begun.roster_version
 
     def has_answered(self, job_digest: bytes, kind: str) -> bool:
         """Whether this silo stands in a signed cohort of this kind of phase in the job."""
-        of_kind = and_(signed_sets.c.job_digest == job_digest, signed_sets.c.kind == kind)
         with self._engine.connect() as connection:
-            return (
-                connection.execute(select(signed_sets.c.attempt).where(of_kind).limit(1)).first() is not None
-            )
+            return connection.execute(_ANSWERED, {"of_job": job_digest, "of_kind": kind}).first() is not None
 
     def recorded(self, job_digest: bytes, round: int, phase: str) -> tuple[PendingReveal, bool] | None:
         """The recorded answer of a phase and whether it may have left; None if there is none."""
-        key = and_(reveals.c.job_digest == job_digest, reveals.c.round == round, reveals.c.phase == phase)
+        of = {"of_job": job_digest, "of_round": round, "of_phase": phase}
         with self._engine.begin() as connection:
-            found = connection.execute(select(reveals).where(key)).one_or_none()
+            found = connection.execute(_REVEAL, of).one_or_none()
         if found is None or found.answer is None:
             return None
         return PendingReveal.from_bytes(found.answer), found.status == RevealStatus.REVEALED
@@ -182,15 +231,8 @@ class Reveals:
         survivors: tuple[str, ...],
         min_cohort: int,
     ) -> bool:
-        # Attempts at one phase exclude each other: quorums of t share an honest silo, and it
-        # never adverts for a phase that it revealed (docs/protocol.md 3.1).
-        others = and_(
-            signed_sets.c.kind == kind_of(key.phase),
-            signed_sets.c.data_set == self._data_set,
-            ~_same_phase(signed_sets, key),
-        )
-        signed = select(signed_sets.c.survivors, signed_sets.c.min_cohort).where(others).distinct()
-        for row in connection.execute(signed):
+        of = {**_of(key), "of_kind": kind_of(key.phase), "of_data_set": self._data_set}
+        for row in connection.execute(_OTHER_SETS, of):
             changed = len(set(survivors) ^ set(row.survivors.split("\n")))
             if 1 <= changed <= max(min_cohort, row.min_cohort) - 1:
                 return True
@@ -242,7 +284,7 @@ def _check_job(connection: Connection, terms: SessionTerms) -> None:
 
 def _approved_job(connection: Connection, key: SessionTerms | PendingReveal) -> Row[Any]:
     """What the ledger holds of the job; an institution may take its approval back at any moment."""
-    job = connection.execute(select(jobs).where(jobs.c.job_digest == key.job_digest)).one_or_none()
+    job = connection.execute(_JOB, {"of_job": key.job_digest}).one_or_none()
     if job is None or job.decision != Decision.APPROVED:
         raise _refusal(key, "the job is not approved here", Refusal.JOB_NOT_APPROVED)
     return job
@@ -255,26 +297,21 @@ def _check_not_revealed(connection: Connection, key: SessionTerms | PendingRevea
 
 
 def _check_round(connection: Connection, terms: SessionTerms) -> None:
-    last = connection.execute(
-        select(func.max(phases.c.round)).where(phases.c.job_digest == terms.job_digest)
-    ).scalar_one()
+    last = connection.execute(_LAST_ROUND, {"of_job": terms.job_digest}).scalar_one()
     if last is not None and terms.round < last:
         raise _refusal(terms, f"round {last} was begun already", Refusal.STAGE)
 
 
 def _check_not_signed(connection: Connection, terms: SessionTerms) -> None:
     """What was signed under an attempt's number stays its only content; the next has the next number."""
-    signed = select(func.max(signed_sets.c.attempt)).where(_same_phase(signed_sets, terms))
-    last = connection.execute(signed).scalar_one()
+    last = connection.execute(_LAST_SIGNED, _of(terms)).scalar_one()
     if last is not None and terms.attempt <= last:
         raise _refusal(terms, f"attempt {last} was signed already", Refusal.STAGE)
 
 
 def _check_begun(connection: Connection, terms: SessionTerms) -> bool:
     """Whether the phase was begun, with this roster and this state."""
-    begun = connection.execute(
-        select(phases).where(_same_round(terms.job_digest, terms.round, terms.phase))
-    ).all()
+    begun = connection.execute(_begun(terms.phase), _of(terms)).all()
     for row in begun:
         if (row.roster_version, row.roster_digest) != (terms.roster_version, terms.roster_digest):
             raise _refusal(terms, f"was begun under roster version {row.roster_version}", Refusal.ROSTER)
@@ -292,26 +329,17 @@ def _bound(terms: SessionTerms) -> dict[str, Any]:
     }
 
 
-def _same_round(job_digest: bytes, round: int, phase: str) -> ColumnElement[bool]:
+def _begun(phase: str) -> Select[Any]:
     """Phases that share one roster: those of a round, or one outside rounds by itself."""
-    of_round = and_(phases.c.job_digest == job_digest, phases.c.round == round)
-    if "." in phase:
-        return and_(of_round, phases.c.phase == phase)
-    return and_(of_round, phases.c.phase.not_like("%.%"))
-
-
-def _same_phase(table: Any, key: SessionTerms | PendingReveal) -> ColumnElement[bool]:
-    columns = table.c
-    return and_(columns.job_digest == key.job_digest, columns.round == key.round, columns.phase == key.phase)
+    return _BEGUN_ALONE if "." in phase else _BEGUN_IN_ROUND
 
 
 def _row(connection: Connection, key: SessionTerms | PendingReveal) -> Row[Any] | None:
-    return connection.execute(select(reveals).where(_same_phase(reveals, key))).one_or_none()
+    return connection.execute(_REVEAL, _of(key)).one_or_none()
 
 
 def _changes(connection: Connection, job_digest: bytes, kind: str) -> set[str]:
-    of_job = and_(cohort_changes.c.job_digest == job_digest, cohort_changes.c.kind == kind)
-    return set(connection.execute(select(cohort_changes.c.survivors).where(of_job)).scalars())
+    return set(connection.execute(_CHANGES, {"of_job": job_digest, "of_kind": kind}).scalars())
 
 
 def _change(pending: PendingReveal) -> dict[str, Any]:
@@ -324,6 +352,11 @@ def _change(pending: PendingReveal) -> dict[str, Any]:
 
 def _key(key: SessionTerms | PendingReveal) -> dict[str, Any]:
     return {"job_digest": key.job_digest, "round": key.round, "phase": key.phase}
+
+
+def _of(key: SessionTerms | PendingReveal) -> dict[str, Any]:
+    """What the statements' `of_` parameters are bound to."""
+    return {"of_job": key.job_digest, "of_round": key.round, "of_phase": key.phase}
 
 
 def _joined(names: Iterable[str]) -> str:

@@ -106,6 +106,25 @@ def test_phase_does_not_end_in_a_state_that_is_no_end(store):
         store.end_phase(row.sequence, state=RoundState.MASKED, record=record(SECOND))
 
 
+def test_newest_phases_tell_the_states_that_may_still_be_fetched(store):
+    for round, digest in ((1, SECOND), (2, b"3" * 32), (3, FIRST)):
+        row = begin(store, round=round)
+        store.end_phase(row.sequence, state=RoundState.APPLIED, record=record(digest))
+    assert store.newest_starts(SIGNED.digest, 2) == [b"3" * 32, SECOND]
+    assert store.newest_starts(b"another job", 2) == []
+
+
+def test_an_absence_counts_from_the_phase_that_follows_and_for_its_own_job(store):
+    first, second = begin(store, round=1), begin(store, round=2)
+    missing = Absence(silo="a", stage="waiting", reason="not-enrolled")
+    store.add_absences(first.sequence, 1, [missing])
+    assert not store.was_absent_since(SIGNED.digest, first.sequence, "not-enrolled")
+    store.add_absences(second.sequence, 1, [missing])
+    assert store.was_absent_since(SIGNED.digest, first.sequence, "not-enrolled")
+    assert not store.was_absent_since(SIGNED.digest, first.sequence, "policy")
+    assert not store.was_absent_since(b"another job", first.sequence, "not-enrolled")
+
+
 def test_round_keeps_the_roster_of_its_first_attempt(store, path):
     assert store.pin_round_roster(SIGNED.digest, 1, 1) == 1
     again = reopened(store, path)

@@ -81,6 +81,30 @@ def test_an_error_is_raised_in_its_turn_and_ends_the_rest(workers: int) -> None:
     assert threading.active_count() == before
 
 
+def test_an_error_in_the_callers_own_thread_waits_for_its_turn() -> None:
+    """The first runs in the pool until the second, which the caller runs meanwhile, has failed."""
+    started, failed = threading.Event(), threading.Event()
+
+    def first() -> int:
+        started.set()
+        assert failed.wait(PATIENCE_SECONDS)
+        return threading.get_ident()
+
+    def second() -> int:
+        failed.set()
+        raise LookupError(threading.current_thread().name)
+
+    def tasks() -> Iterator[Callable[[], int]]:
+        yield first
+        assert started.wait(PATIENCE_SECONDS)
+        yield second
+
+    results = in_order(tasks(), workers=2)
+    assert next(results) != threading.get_ident()
+    with pytest.raises(LookupError, match=threading.current_thread().name):
+        next(results)
+
+
 def test_closing_early_starts_nothing_more_and_leaves_no_thread() -> None:
     before = threading.active_count()
     ran: list[int] = []
