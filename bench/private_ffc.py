@@ -191,7 +191,8 @@ def draw(figures: Sequence[Figure], path: Path) -> None:
         axes.set_title(f"backbone: {figure.backbone}", fontsize=10)
     picture.axes[0].set_ylabel("accuracy")
     picture.axes[0].legend(loc="lower right")
-    picture.savefig(path, dpi=100)
+    # without the date the same figures give the same file
+    picture.savefig(path, dpi=100, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 class _Run:

@@ -17,6 +17,7 @@ MOST_SEEDS = 50
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run them all; progress on stderr, the table or the object on stdout."""
     options = _options(arguments)
     started = time.monotonic()
 

@@ -57,6 +57,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DifferenceAttack:
+    """The same pair of sums without noise, the control, and with it."""
+
     plain: Difference
     noised: Difference
 

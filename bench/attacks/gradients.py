@@ -65,6 +65,8 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientAttack:
+    """Every protection, for every number of samples of the attacked silo."""
+
     silos_attacked: int
     arms: tuple[Arm, ...]
 

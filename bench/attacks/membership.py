@@ -237,8 +237,8 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 WORKS = 0.7  # AUC of the control, and more
-# AUC under DP-SGD, and less: one of 0.55, measured on as many samples over five seeds (standard deviation
-# 0.016, Mann and Whitney), is above it once in 10^5 runs, and one of 0.5 never
+# AUC under DP-SGD, and less: one of 0.56, which epsilon 8 leaves, measured on as many samples over five seeds
+# (standard deviation 0.016, Mann and Whitney), is above it once in 10^4 runs, and one of 0.5 never
 FAILS = 0.62
 
 
@@ -254,7 +254,7 @@ def _control_row(arm: Arm) -> Row:
 
 def _row(arm: Arm) -> Row:
     return Row(
-        name=f"membership, {arm.protection}: AUC, mean of {arm.seeds} seeds (false alarm 1e-5)",
+        name=f"membership, {arm.protection}: AUC, mean of {arm.seeds} seeds (false alarm 1e-4)",
         target=FAILS,
         value=arm.auc,
         unit="",

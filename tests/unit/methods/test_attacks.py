@@ -200,14 +200,16 @@ def test_unit_features_are_what_a_calibration_sees() -> None:
     np.testing.assert_allclose(unit_features(state, digits().images(places_N)), expected_ND, atol=1e-6)
 
 
-def small_membership(monkeypatch: pytest.MonkeyPatch) -> membership.MembershipAttack:
+def small_membership(
+    monkeypatch: pytest.MonkeyPatch, *, seeds: Sequence[int] = (1, 2)
+) -> membership.MembershipAttack:
     """Fewer samples, half of them odd, and few steps. Under DP-SGD the mean AUC of 200 odd members and 300
     odd others over two seeds is about 0.53, with a standard deviation of 0.02."""
     monkeypatch.setattr(membership, "PER_SILO", 100)
     monkeypatch.setattr(membership, "ODD_SHARE", 0.5)
     monkeypatch.setattr(membership, "ODD_OTHERS", 300)
     monkeypatch.setattr(membership, "SAMPLE_RATE", 0.3)
-    return membership.measure(seeds=(1, 2), epsilons=(3.0,))
+    return membership.measure(seeds=seeds, epsilons=(3.0,))
 
 
 def test_a_model_that_learned_by_heart_tells_its_members_and_dp_sgd_does_not(
@@ -235,8 +237,10 @@ def test_dp_sgd_without_noise_and_clip_tells_its_members(monkeypatch: pytest.Mon
         return solved.model_copy(update={"privacy": privacy})
 
     monkeypatch.setattr(membership, "solve", with_a_wide_clip)
-    attack = small_membership(monkeypatch)
-    assert attack.arms[1].auc > membership.FAILS
+    # no standard error of one seed is looked at
+    monkeypatch.setattr(membership, "_standard_error", lambda values: 0.0)
+    attack = small_membership(monkeypatch, seeds=(1,))
+    assert len(failed(attack.rows())) == 1
 
 
 # --- (d) two cohorts that differ by one silo

@@ -230,6 +230,16 @@ class TestClip:
         np.testing.assert_array_equal(moved_P, units_of(torch.tensor([gone])))
         assert 0 < float(moved_P.astype(float) @ moved_P) <= DEVIATION**2
 
+    def test_whole_numbers_add_up_exactly_at_the_finest_unit(self) -> None:
+        """2^32 units a clip, which float32 sums would round."""
+        rows_NP = torch.randn(32, 1, generator=torch.Generator().manual_seed(1)) * 10
+        together = clipped_sum([rows_NP.clone()], count=32, clip_norm=1.0, clip_units=DEVIATION * 1e3)
+        alone = [
+            clipped_sum([row[None].clone()], count=1, clip_norm=1.0, clip_units=DEVIATION * 1e3)
+            for row in rows_NP
+        ]
+        assert torch.equal(together.sum_P, torch.stack([each.sum_P for each in alone]).sum(dim=0))
+
     def test_what_fills_up_a_batch_weighs_nothing(self) -> None:
         gradients = [torch.ones(5, 4)]
         clipped = clipped_sum(gradients, count=2, clip_norm=2.0, clip_units=1000.0)
