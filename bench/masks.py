@@ -14,6 +14,7 @@ from crypto.layout import Layout, Quantity
 from crypto.masking import Masker, SignedSeed, Source, UnmaskPlan
 
 QUANTITY = "delta"
+DEVIATION = BOUND / 16  # of a value: few of them are near the bound, as in training
 _COHORT_DIGEST = bytes(32)
 
 
@@ -24,8 +25,8 @@ def layout(length: int, *, word: int, silos: int) -> Layout:
 
 
 def values(length: int, *, seed: int) -> NDArray[np.float32]:
-    """Updates of one silo: few of them near the bound, as in training."""
-    return np.random.default_rng(seed).normal(0.0, BOUND / 16, length).astype(np.float32)
+    """Updates of one silo."""
+    return np.random.default_rng(seed).normal(0.0, DEVIATION, length).astype(np.float32)
 
 
 def masker(vector: Layout, *, silos: int) -> Masker:

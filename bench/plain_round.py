@@ -91,6 +91,7 @@ class Server:
 
 
 async def take_part(party: Party, address: str, *, rounds: int) -> None:
+    """A silo: round by round the model comes and a vector of its size goes."""
     credentials = tls.channel_credentials(party, read_limited(party.authority, tls.MAX_PEM_BYTES))
     async with grpc.aio.secure_channel(address, credentials, options=list(OPTIONS)) as channel:
         download: Any = channel.unary_stream(
@@ -116,6 +117,7 @@ def _tell(event: str, round: int) -> None:
 
 
 def main() -> None:
+    """Serve, or take part as one silo; `bench.round` gives the options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=["serve", "silo"])
     parser.add_argument("--folder", type=Path, required=True)

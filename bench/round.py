@@ -33,7 +33,7 @@ from bench.round_files import COORDINATOR, FederationFiles
 from bench.rows import Row, table
 
 WORD_BYTES = 4  # of float32 and of a word of 32 bits
-MEMORY_LENGTH = 4_000_000  # and twice as many: vectors beside which blocks and chunks are small
+MEMORY_LENGTH = 8_000_000  # and twice as many: vectors beside which blocks and chunks are small
 MEMORY_ROUNDS = 2
 STAGES = ("waiting", "advertise", "share", "masked", "consistency", "unmask", "revealed")
 
@@ -66,6 +66,7 @@ class Measured:
 
 
 def measure_chorale(files: FederationFiles, *, length: int, rounds: int, memory_length: int) -> Measured:
+    """A federation of processes: one job for the times, two for the memory."""
     with Processes(files.folder) as processes:
         settings = str(files.coordinator())
         hub = processes.start(COORDINATOR, "cli.main", "coordinator", "run", "--config", settings)
@@ -88,6 +89,7 @@ def measure_chorale(files: FederationFiles, *, length: int, rounds: int, memory_
 
 
 def measure_plain(files: FederationFiles, *, length: int, rounds: int) -> Cost:
+    """The bare program in as many processes, with the certificates of the same federation."""
     folder, silos = ["--folder", str(files.folder)], files.silos
     with Processes(files.folder) as processes:
         sizes = ["--silos", str(len(silos)), "--length", str(length)]
@@ -221,6 +223,7 @@ def rows(silos: int, measured: Measured, plain: Cost) -> list[Row]:
 
 
 def main() -> None:
+    """Measure one after the other in the same folder; print a table, or with --json all figures."""
     parser = argparse.ArgumentParser(description="Cost of a whole round.")
     parser.add_argument("--silos", type=int, default=10)
     parser.add_argument("--length", type=int, default=1_000_000)

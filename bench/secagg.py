@@ -3,6 +3,9 @@
 `--drop` silos are lost after SHARE, so that masks must be recovered. Every step takes turns with the
 key streams that it cannot do without, so that a busy machine slows both. The revealed sum is compared
 with the sum of the encoded inputs, bit for bit.
+
+With `--noise` every silo clips its whole vector to half its norm, rounds it within that norm and adds Skellam
+noise, and the errors are those of the noise.
 """
 
 # L = words of one vector
@@ -11,11 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +37,7 @@ from crypto.encoder import Encoder
 from crypto.errors import LocalProtocolError
 from crypto.layout import WORD_BITS
 from crypto.masking import Masker, UnmaskPlan, vectors_from_stream
+from crypto.noise_terms import MAX_DEVIATION, Noise
 
 TURNS = 3  # of every timed step at every silo
 MOST_SILOS = 200
@@ -45,7 +50,7 @@ class Report:
 
     Ratios are of CPU seconds of all threads, unless they say wall. A key stream has the bytes of the
     vector and is drawn in one thread; a silo needs one per silo, the coordinator one per survivor and
-    one per pair of survivor and lost silo.
+    one per pair of survivor and lost silo. noise_cpu_seconds: what clip and noise add to encoding.
     """
 
     silos: int
@@ -72,10 +77,13 @@ class Report:
     upload_to_float32: float
     silo_peak_to_vector: float
     coordinator_peak_to_vector: float
+    noise_to_mask: float
 
     def rows(self) -> list[Row]:
         """The figures that have a target."""
         word = f"w = {self.word}"
+        if self.noise_cpu_seconds:
+            return [Row(name=f"noise / silo masking, {word}", target=0.6, value=self.noise_to_mask)]
         return [
             Row(name=f"silo masking / its key streams, {word}", target=1.5, value=self.mask_to_keystream),
             Row(name=f"silo masking, wall / CPU, {word}", target=0.75, value=self.mask_wall_to_cpu),
@@ -101,7 +109,13 @@ class Report:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    report = measure(silos=options.silos, length=options.length, drop=options.drop, word=options.word)
+    report = measure(
+        silos=options.silos,
+        length=options.length,
+        drop=options.drop,
+        word=options.word,
+        with_noise=options.noise,
+    )
     if options.json:
         print(json.dumps({**asdict(report), "rows": [row.to_json() for row in report.rows()]}))
         return 0
@@ -111,9 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(*, silos: int, length: int, drop: int, word: int) -> Report:
+def measure(*, silos: int, length: int, drop: int, word: int, with_noise: bool = False) -> Report:
     """Run one session and take its times. Raises LocalProtocolError if its sum is not exact."""
-    session = Session(make_federation(silos, now=NOW), length=length, word=word)
+    noise = _noise(length, word=word) if with_noise else None
+    session = Session(make_federation(silos, now=NOW), length=length, word=word, noise=noise)
     run = _Run(session, length=length)
     session.share()
     run.mask(session.terms.names[: silos - drop])
@@ -122,12 +137,14 @@ def measure(*, silos: int, length: int, drop: int, word: int) -> Report:
 
 
 class _Run:
-    """Vectors of a session; steps: encode, pass, mask, keystream, rebuild, unmask, unmask keystream."""
+    """Vectors of a session; steps: pass, encode, encode alone, keystream, mask, rebuild, unmask ...."""
 
     def __init__(self, session: Session, *, length: int) -> None:
         self.clock = Clock()
         self._session = session
         self._layout = session.terms.layout
+        bare = tuple(replace(quantity, noise=None) for quantity in self._layout.quantities)
+        self._bare_layout = replace(self._layout, quantities=bare)
         self._masked = ring.zeros(self._layout)  # what the coordinator holds
         self._encoded = ring.zeros(self._layout)  # the sum that only this bench knows
         self._exact_L: NDArray[np.float64] = np.zeros(length)
@@ -164,6 +181,7 @@ class _Run:
         mask, keystream = self.clock.median("mask"), self.clock.median("keystream")
         encode, unmask = self.clock.median("encode"), self.clock.median("unmask")
         setup = self._session.setup_cpu_seconds(self._session.terms.names)
+        noise = encode.cpu_seconds - self.clock.median("encode alone").cpu_seconds if self._is_noised else 0.0
         return Report(
             silos=silos,
             length=length,
@@ -173,7 +191,7 @@ class _Run:
             silo_mask_wall_seconds=mask.wall_seconds,
             encode_cpu_seconds=encode.cpu_seconds,
             setup_cpu_seconds=float(np.median(setup)),
-            noise_cpu_seconds=0.0,
+            noise_cpu_seconds=noise,
             keystream_cpu_seconds=keystream.cpu_seconds,
             mask_to_keystream=mask.cpu_seconds / keystream.cpu_seconds,
             coordinator_unmask_seconds=self.clock.total("rebuild").wall_seconds + unmask.wall_seconds,
@@ -189,7 +207,12 @@ class _Run:
             upload_to_float32=upload_bytes / (4 * length),
             silo_peak_to_vector=memory.silo_peak_to_vector(length, word=word, silos=silos),
             coordinator_peak_to_vector=_coordinator_peak(length, word=word, silos=silos, lost=drop),
+            noise_to_mask=noise / mask.cpu_seconds,
         )
+
+    @property
+    def _is_noised(self) -> bool:
+        return self._layout != self._bare_layout
 
     def _encode(self, values_L: NDArray[np.float32]) -> ring.Encoded:
         values = {masks.QUANTITY: values_L}
@@ -198,6 +221,9 @@ class _Run:
             self._draw("pass", 1)
             with self.clock.step("encode"):
                 encoded = Encoder(values, layout=self._layout).encode()
+            if self._is_noised:
+                with self.clock.step("encode alone"):
+                    Encoder(values, layout=self._bare_layout).encode()
         return encoded
 
     def _mask(self, masker: Masker, encoded: ring.Encoded) -> None:
@@ -209,6 +235,13 @@ class _Run:
     def _draw(self, step: str, streams: int) -> None:
         with self.clock.step(step):
             keystreams.draw(streams, stream_bytes=self._layout.total_bytes)
+
+
+def _noise(length: int, *, word: int) -> Noise:
+    """The most that a silo may add, in 16 bits the most that ten silos' sums have room for."""
+    deviation = 2.0**8 if word == 16 else MAX_DEVIATION
+    clip_l2 = masks.DEVIATION * math.sqrt(length) / 2
+    return Noise(variance=deviation**2, scale=deviation, clip_l2=clip_l2)
 
 
 def _coordinator_peak(length: int, *, word: int, silos: int, lost: int) -> float:
@@ -225,6 +258,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--length", type=whole(1, MOST_VALUES), default=1_000_000, help="values of each")
     parser.add_argument("--drop", type=whole(0, MOST_SILOS), default=2, help="silos lost after SHARE")
     parser.add_argument("--word", type=int, choices=WORD_BITS, default=32, help="bits of a summed value")
+    parser.add_argument("--noise", action="store_true", help="clip the vectors and add noise")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
     most = options.silos - CohortRule.for_members(options.silos).least_survivors

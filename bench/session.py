@@ -15,6 +15,7 @@ from crypto.coordinator_session import CoordinatorSession
 from crypto.layout import Layout, Quantity
 from crypto.masking import Masker, UnmaskPlan
 from crypto.messages import Envelopes, SessionTerms, Shares, SignedBody, UnmaskShares
+from crypto.noise_terms import Noise
 from crypto.reveal import PendingReveal
 from crypto.silo_session import SiloSession
 
@@ -30,11 +31,11 @@ class Session:
     message_bytes: of one silo that stayed, all but its vector.
     """
 
-    def __init__(self, federation: Federation, *, length: int, word: int) -> None:
+    def __init__(self, federation: Federation, *, length: int, word: int, noise: Noise | None = None) -> None:
         self.setup, self.stages = Clock(), Clock()
         self.message_bytes = 0
         self._shares_bytes = 0
-        self.terms = _terms(federation, length=length, word=word)
+        self.terms = _terms(federation, length=length, word=word, noise=noise)
         self.coordinator = CoordinatorSession(
             terms=self.terms, roster=federation.roster, authority=federation.authority, now=NOW
         )
@@ -115,9 +116,9 @@ class _SingleUseLedger:
         pass
 
 
-def _terms(federation: Federation, *, length: int, word: int) -> SessionTerms:
+def _terms(federation: Federation, *, length: int, word: int, noise: Noise | None) -> SessionTerms:
     names = tuple(federation.silos)
-    quantity = Quantity(name="delta", shape=(length,), bound=BOUND, word=word)
+    quantity = Quantity(name="delta", shape=(length,), bound=BOUND, word=word, noise=noise)
     return SessionTerms(
         federation=NAME,
         job_digest=bytes(32),

@@ -31,6 +31,7 @@ BENCHMARKS = (
     Benchmark("secagg-16", "bench.secagg", ("--word", "16")),
     Benchmark("secagg-32", "bench.secagg", ("--word", "32")),
     Benchmark("secagg-64", "bench.secagg", ("--word", "64")),
+    Benchmark("secagg-noise", "bench.secagg", ("--noise",)),
     Benchmark("setup", "bench.setup", ("--silos", "100")),
     Benchmark("growth", "bench.growth"),
     Benchmark("stream", "bench.stream"),

@@ -6,7 +6,7 @@ Source: docs/protocol.md 3, 5.1 and 7.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 
@@ -20,8 +20,10 @@ from chorale.job_spec import (
     StrategySpec,
     TrainingSpec,
 )
+from chorale.phase_context import phase_context
+from chorale.privacy import noise_deviations, noised
 from chorale.settings_file import MAX_BYTES
-from chorale.state import GlobalState, buffer_names, trained_names
+from chorale.state import GlobalState
 from chorale.v1 import federation_pb2, session_pb2
 from chorale.wire import PhaseKey, phase_kind, phase_number, signed_body_from_wire
 from crypto import encoding
@@ -39,6 +41,7 @@ from crypto.messages import SessionTerms, SignedBody
 from crypto.roster import Roster
 from strategies.base import Phase, PhaseContext
 from strategies.methods import Strategy
+from strategies.roll_call import ROLL_CALL
 
 __all__ = [
     "ColumnSpec",
@@ -55,7 +58,6 @@ __all__ = [
 
 PURPOSE = "job"
 FIRST_REPEAT = 0
-ROLL_CALL = "roll-call"
 MAX_CERTIFICATE_BYTES = 8 << 10  # ours take about 700
 HELD_SPECS = 64  # as many jobs as a silo opens at once
 
@@ -192,11 +194,13 @@ class Job:
         return self.spec.rule(members)
 
     def context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
-        """All that a phase's quantities and server step may depend on."""
-        return self._context(key.round, key.phase, state, members)
+        """All that a phase's quantities and server step may depend on, the noise of its sums included."""
+        noise = noise_deviations(self.layout(key, state, members).quantities, members)
+        return replace(self._context(key.round, key.phase, state, members), noise=noise)
 
     def layout(self, key: PhaseKey, state: GlobalState, members: int) -> Layout:
-        """Raises ConfigError if a quantity does not fit its word."""
+        """Noise included. Raises ConfigError if a quantity does not fit its word, or if a private job cannot
+        protect it."""
         return self._layout(key.round, key.phase, state, members)
 
     def check_phase(self, round: int, phase: str) -> None:
@@ -249,25 +253,14 @@ class Job:
         )
 
     def _context(self, round: int, phase: str, state: GlobalState, members: int) -> PhaseContext:
-        return PhaseContext(
-            round=round,
-            members=members,
-            classes=self.spec.classes,
-            state=state,
-            trained=tuple(name for name in trained_names(state) if self.strategy.trains(name)),
-            buffers=buffer_names(state),
-            update_bound=self.spec.update_bound,
-            update_word=self.spec.update_word,
-            update_kept=self.spec.update_kept,
-            # no attempt in it: later ones sum the same input
-            public_seed=encoding.digest("projection", self.digest, round, phase),
-            min_weight=self.spec.min_weight,
-            options=self.strategy.options,
-        )
+        # no attempt in it: later ones sum the same input
+        seed = encoding.digest("projection", self.digest, round, phase)
+        return phase_context(self.spec, round, state, members, public_seed=seed)
 
     def _layout(self, round: int, phase: str, state: GlobalState, members: int) -> Layout:
         context = self._context(round, phase, state, members)
-        return Layout(quantities=self.phase(phase).quantities(context), members=members)
+        quantities = self.phase(phase).quantities(context)
+        return Layout(quantities=noised(quantities, self.spec, members), members=members)
 
     def _round_after(self, round: int) -> tuple[int, str]:
         if round < self.spec.rounds:

@@ -13,10 +13,12 @@ import yaml
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from chorale.fields import Name
+from chorale.privacy_spec import PrivacySpec
 from chorale.settings_file import check_values, parse_mapping
 from chorale.wire import MAX_SILOS
 from crypto.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from crypto.errors import ConfigError
+from crypto.layout import CLIPPED
 from strategies.combinations import check_classes, check_optimizer
 from strategies.methods import Strategy, recipe_of, strategy_of
 from strategies.recipe import (
@@ -30,6 +32,7 @@ from strategies.recipe import (
     ServerUpdate,
     StatisticName,
 )
+from strategies.standing import check_private
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -207,6 +210,9 @@ class JobSpec(_Part):
         default=None, min_length=1, max_length=200, description="heading of the label in csv data"
     )
     training: TrainingSpec = Field(description="local SGD")
+    privacy: PrivacySpec | None = Field(
+        default=None, description="differential privacy; null: masks alone, and the sums go out as they are"
+    )
     update_bound: float = Field(
         default=8.0, gt=0, le=1e6, description="largest p * delta of a parameter; what lies beyond is clipped"
     )
@@ -261,6 +267,10 @@ class JobSpec(_Part):
         """Raises ConfigError for a job that silos would refuse or that could not run."""
         if self.nonce is None or self.initial_state is None:
             raise ConfigError(f"job {self.name}: nonce and initial_state are required in a signed job")
+        if self.privacy is not None and self.privacy.unsolved:
+            raise ConfigError(
+                f"job {self.name}: privacy.{self.privacy.unsolved[0]} is required in a signed job"
+            )
         if self.not_after <= now:
             raise ConfigError(
                 f"job {self.name}: not_after: {self.not_after.astimezone(UTC).isoformat()} has passed"
@@ -284,14 +294,16 @@ class JobSpec(_Part):
 
     @property
     def method(self) -> Strategy:
-        return strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
+        method = strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
+        return method if self.privacy is None else method.under_noise()
 
     @property
     def quantity_names(self) -> tuple[str, ...]:
         """All that the job sums, as far as it is known without the model's state: a custom model may keep
         running means of its own."""
         has_buffers = self.model.norm == "batch"
-        return self.method.quantity_names(has_buffers=has_buffers, update_word=self.update_word)
+        names = self.method.quantity_names(has_buffers=has_buffers, update_word=self.update_word)
+        return names if self.privacy is None else tuple(name for name in names if name != CLIPPED)
 
     def rule(self, members: int) -> CohortRule:
         """Sizes for m named silos; the job's own values raise the defaults, never lower them.
@@ -325,12 +337,28 @@ class JobSpec(_Part):
         if self.train_hard_cap_seconds < self.train_deadline_seconds:
             raise ValueError("train_hard_cap_seconds: it should be at least train_deadline_seconds")
         try:
-            strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
+            method = strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
             check_classes(self.strategy.recipe, self.classes)
             check_optimizer(self.strategy.recipe, self.training.optimizer)
+            self._check_privacy(method)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def _check_privacy(self, method: Strategy) -> None:
+        if self.privacy is None:
+            return
+        if self.model.norm == "batch":
+            raise ConfigError(
+                "model.norm: batch mixes the records of a batch and sends means that no noise covers: "
+                "a private job needs norm: group (or none)"
+            )
+        check_private(
+            method.recipe,
+            method.options,
+            has_records=self.privacy.records is not None,
+            has_sums=self.privacy.sums is not None,
+        )
 
     def _check_cohorts(self) -> None:
         """The smallest named set decides: there the defaults are lowest and the room is least."""

@@ -9,12 +9,13 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.demo_setup import (
     COORDINATOR,
+    EPSILONS,
     FEDERATION,
     OPEN_POLICY,
     DemoPlan,
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
 
     from cli.operations import Operations
     from cli.progress import JobHistory
+    from cli.promise import Promise
 
 START_SECONDS = 60.0  # for a party to come up on a busy machine
 DROP_ROUND = 2
+DROWNED = 1.0  # noise in the length of the longest update: beyond it sums say little of it
 
 
 @click.command()
@@ -44,14 +47,40 @@ DROP_ROUND = 2
 )
 @click.option("--strategy", default="fedavg", show_default=True, help="Training method.")
 @click.option("--drop", default=0, show_default=True, help="Kill this many silos in round 2, for good.")
+@click.option(
+    "--dp",
+    type=click.Choice(list(EPSILONS)),
+    help="Differential privacy, by record or of summed updates.",
+)
+@click.option(
+    "--epsilon", type=float, help="Privacy budget of the whole run, with --dp.  [default: 8 records, 4 sums]"
+)
 @click.option("--out", default=Path("runs/demo"), show_default=True, type=click.Path(path_type=Path))
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of split and model.")
-def demo(silos: int, rounds: int, strategy: str, drop: int, out: Path, seed: int) -> None:
+def demo(
+    silos: int,
+    rounds: int,
+    strategy: str,
+    drop: int,
+    dp: str | None,
+    epsilon: float | None,
+    out: Path,
+    seed: int,
+) -> None:
     """Train on real data with every party a process on this machine.
 
     Leaves report.json, report.html and model.safetensors in the --out folder.
     """
-    plan = DemoPlan(silos=silos, rounds=rounds, strategy=strategy, drop=drop, out=out.resolve(), seed=seed)
+    plan = DemoPlan(
+        silos=silos,
+        rounds=rounds,
+        strategy=strategy,
+        drop=drop,
+        out=out.resolve(),
+        seed=seed,
+        dp=dp,
+        epsilon=epsilon,
+    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # every end goes through the same door
     logs = plan.parties / "logs"
     with clean_folder(plan), Processes(logs) as processes:
@@ -60,7 +89,7 @@ def demo(silos: int, rounds: int, strategy: str, drop: int, out: Path, seed: int
     _conclude(plan, out, report)
 
 
-def _run(plan: DemoPlan, processes: Processes) -> dict[str, object]:
+def _run(plan: DemoPlan, processes: Processes) -> dict[str, Any]:
     """From the first key to the report."""
     from cli import report
     from cli.job import check_done
@@ -74,14 +103,16 @@ def _run(plan: DemoPlan, processes: Processes) -> dict[str, object]:
     with connect(operator_settings(config, given={}, identity={})) as (operations, _):
         _await_silos(plan, processes, operations)
         digest = _submit(plan, operations, config)
+        promise = None if plan.dp is None else _promise(plan, operations, digest)
         history = _follow(plan, operations, digest, silos)
-        check_done(history)
         summary, data = operations.fetch(digest)
         history.summary = summary
         _write(plan.out / "model.safetensors", b"".join(data))
-    document = report.document(history, policy=OPEN_POLICY)
+    spent = {} if promise is None else _spent(plan)
+    document = report.document(history, policy=OPEN_POLICY, promise=promise, spent=spent)
     _write(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode())
     _write(plan.out / "report.html", report.page(document).encode())
+    check_done(history)  # a job that was stopped leaves its model and report too
     return document
 
 
@@ -108,8 +139,45 @@ def _await_silos(plan: DemoPlan, processes: Processes, operations: Operations) -
 
 def _submit(plan: DemoPlan, operations: Operations, config: Path) -> bytes:
     _say(f"submitting a job: {plan.strategy}, {plan.rounds} rounds")
-    (output,) = run_commands([["job", "submit", str(write_job(plan)), "--config", str(config)]])
+    command = ["job", "submit", str(write_job(plan)), "--save", str(plan.signed_job), "--config", str(config)]
+    (output,) = run_commands([command])
     return operations.find(output.split()[0])
+
+
+def _promise(plan: DemoPlan, operations: Operations, digest: bytes) -> Promise:
+    """What the job promises, told before its first round, with what few silos make of it."""
+    from chorale.job_spec import JobSpec
+    from chorale.state import state_from_bytes
+    from cli.promise import promise_of
+
+    spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
+    _, data = operations.fetch(digest)
+    promise = promise_of(spec, state_from_bytes(b"".join(data)))
+    _say(promise.line())
+    if promise.update_noise > DROWNED:
+        _say(
+            f"each round's noise is {promise.update_noise:.0f} times as long as the longest update of "
+            f"{plan.silos} silos: expect an accuracy near chance; hiding whole silos takes many more of them"
+        )
+    return promise
+
+
+def _spent(plan: DemoPlan) -> dict[str, float]:
+    """Epsilon of each silo's data set, from its own ledger; no silo would tell anybody else."""
+    from silo_agent.ledger import Ledger
+    from silo_agent.policy import load_policy
+    from silo_agent.settings import load_silo_settings
+
+    spent: dict[str, float] = {}
+    for name in plan.names:
+        settings = load_silo_settings(plan.folder(name) / "silo.yaml")
+        ledger = Ledger(settings.ledger_path)
+        try:
+            budget = ledger.budget(policy=load_policy(settings.policy), data_set=settings.data.name)
+            spent[name] = budget.spent()[0]
+        finally:
+            ledger.close()
+    return spent
 
 
 def _follow(plan: DemoPlan, operations: Operations, digest: bytes, silos: list[Child]) -> JobHistory:
@@ -161,16 +229,31 @@ def _records(log: Path, is_over: threading.Event) -> Iterator[dict[str, object]]
                 yield json.loads(line)
 
 
-def _conclude(plan: DemoPlan, out: Path, report: dict[str, object]) -> None:
+def _conclude(plan: DemoPlan, out: Path, report: dict[str, Any]) -> None:
     """Results on stdout, and where to go from here."""
     command, silo = _own_command(), out / "federation" / plan.names[0]
-    accuracy = report["final_accuracy"]
-    click.echo(f"final accuracy {accuracy:.4f}" if isinstance(accuracy, float) else "final accuracy unknown")
+    accuracy, noise = report["final_accuracy"], report["accuracy_noise"]
+    told = f"final accuracy {accuracy:.4f}" if isinstance(accuracy, float) else "final accuracy unknown"
+    click.echo(told if noise is None else f"{told} (measured under noise of standard deviation {noise:.3f})")
+    for line in _privacy_lines(report):
+        click.echo(line)
     click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}")
     click.echo("try next:")
     click.echo(f"  {command} audit verify {silo / 'state' / 'audit.jsonl'}")
-    click.echo(f"  {command} silo policy --config {silo / 'silo.yaml'}")
+    shown = "policy" if plan.dp is None else "ledger"
+    click.echo(f"  {command} silo {shown} --config {silo / 'silo.yaml'}")
     click.echo(f"  {command} demo --silos 7 --drop 2 --out {out.parent / 'demo-drop'}")
+
+
+def _privacy_lines(report: dict[str, Any]) -> list[str]:
+    if report["epsilon"] is None:
+        return []
+    spent = ", ".join(f"{silo} {epsilon:.4g}" for silo, epsilon in report["epsilon_spent_by_silo"].items())
+    promised = f"epsilon {report['epsilon']:.4g} at delta {report['delta']:g}"
+    return [
+        f"{promised} planned for the whole job, unit {report['epsilon_unit']}",
+        f"epsilon spent, by each silo's ledger: {spent}",
+    ]
 
 
 def _own_command() -> str:

@@ -11,14 +11,18 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from cli.processes import run_commands
 from crypto.cohort import CohortRule
 from crypto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chorale.job_spec import JobSpec
 
 FEDERATION, COORDINATOR, OPERATOR = "demo", "hub", "you"
 MARKER = ".chorale-demo"  # what says that a folder's content is ours to replace
@@ -39,6 +43,12 @@ RATES = {
     "spherefed_fednova": 0.5,
     "spherefed_fedopt": 0.5,
 }
+# --dp: what digits at the default number of silos and rounds bear best (docs/privacy.md, "Trying it")
+EPSILONS = {"records": 8.0, "sums": 4.0}
+SAMPLE_RATE, RECORDS_CLIP, RECORDS_RATE = 0.2, 1.0, 1.0
+SUMS_CLIP = 0.5
+PRIVATE_OPTIONS: dict[str, dict[str, float]] = {"fedcsd": {"logit_clip": 10.0}}  # what --dp makes necessary
+TRAIN_RECORDS = 1438  # of all silos together: digits without the hold-outs
 HOLD_SECONDS = 1.0  # so that --drop hits between the last shares and their relay
 Settings = dict[str, Any]
 
@@ -53,6 +63,8 @@ class DemoPlan:
     drop: int
     out: Path
     seed: int
+    dp: str | None = None
+    epsilon: float | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError that names the option and what is allowed."""
@@ -68,6 +80,28 @@ class DemoPlan:
         if self.drop and self.rounds < 2:
             raise ConfigError("--drop: silos are killed in round 2, so --rounds is at least 2")
         strategy_for(self.strategy, {})
+        self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        from silo_agent.privacy_policy import CEILING
+
+        if self.dp is None:
+            if self.epsilon is not None:
+                raise ConfigError("--epsilon: expected --dp records or --dp sums beside it, got neither")
+            return
+        if self.dp not in EPSILONS:
+            raise ConfigError(f"--dp: expected {' or '.join(EPSILONS)}, got {self.dp}")
+        if not 0 < self.budget <= CEILING:
+            raise ConfigError(
+                f"--epsilon: expected more than 0 and at most {CEILING:g}, all that a silo's policy lets a "
+                f"data set spend, got {self.budget:g}"
+            )
+        job_of(self)  # a method that cannot be private says so before anything is started
+
+    @property
+    def budget(self) -> float:
+        """Epsilon of the job, and of each silo's data set; of no use without --dp."""
+        return EPSILONS[self.dp or "records"] if self.epsilon is None else self.epsilon
 
     @property
     def names(self) -> list[str]:
@@ -92,6 +126,11 @@ class DemoPlan:
     @property
     def authority_certificate(self) -> Path:
         return self.folder("authority") / "authority.crt"
+
+    @property
+    def signed_job(self) -> Path:
+        """The job as its operator signed it."""
+        return self.folder(OPERATOR) / "signed-job.yaml"
 
     @property
     def endpoint(self) -> Path:
@@ -162,9 +201,7 @@ def write_coordinator(plan: DemoPlan) -> Path:
 def write_silo(plan: DemoPlan, name: str, *, coordinator: str) -> Path:
     """Settings and policy of one silo, and with them its part of the digits."""
     folder = plan.folder(name)
-    policy = _write(
-        folder / "policy.yaml", {"federation": FEDERATION, "approval": "automatic", **OPEN_POLICY}
-    )
+    policy = _write(folder / "policy.yaml", _policy(plan))
     partition = {
         "kind": "dirichlet",
         "alpha": 0.5,
@@ -190,24 +227,57 @@ def write_operator(plan: DemoPlan, *, coordinator: str) -> Path:
 
 
 def write_job(plan: DemoPlan) -> Path:
-    """The operator's job file: the small network and rates that reach 0.95 in ten rounds."""
-    settings = {
+    """The operator's job file."""
+    return _write(plan.folder(OPERATOR) / "job.yaml", _job_settings(plan))
+
+
+def job_of(plan: DemoPlan) -> JobSpec:
+    """The job, its noise not solved for yet. Raises ConfigError where its parts do not go together."""
+    from chorale.job_spec import JobSpec
+    from chorale.settings_file import check_values
+
+    not_after = datetime.now(UTC) + timedelta(days=1)  # `job submit` has its own
+    return check_values(JobSpec, {**_job_settings(plan), "not_after": not_after}, source="--dp")
+
+
+def _job_settings(plan: DemoPlan) -> Settings:
+    """The small network and rates that reach 0.95 in ten rounds; under --dp what noise leaves of it."""
+    options = {} if plan.dp is None else PRIVATE_OPTIONS.get(plan.strategy, {})
+    return {
         "name": "digits",
         "federation": FEDERATION,
         "silos": plan.names,
         "rounds": plan.rounds,
-        "strategy": {"preset": plan.strategy},
+        "strategy": {"preset": plan.strategy, "options": options},
         "model": {"name": "mlp", "hidden": [128], "seed": plan.seed},
         "classes": 10,
         "input_shape": [1, 8, 8],
-        "training": {
-            "local_epochs": 3,
-            "batch_size": 8,
-            "learning_rate": RATES.get(plan.strategy, RATE),
-        },
+        "training": _training(plan),
         "seed": plan.seed,
+        **({} if plan.dp is None else {"privacy": _privacy(plan)}),
     }
-    return _write(plan.folder(OPERATOR) / "job.yaml", settings)
+
+
+def _training(plan: DemoPlan) -> Settings:
+    if plan.dp != "records":
+        return {"local_epochs": 3, "batch_size": 8, "learning_rate": RATES.get(plan.strategy, RATE)}
+    expected_batch = max(1, round(SAMPLE_RATE * TRAIN_RECORDS / plan.silos))
+    return {"local_epochs": 1, "batch_size": expected_batch, "learning_rate": RECORDS_RATE}
+
+
+def _privacy(plan: DemoPlan) -> Settings:
+    parts = {
+        "records": {"clip_norm": RECORDS_CLIP, "sample_rate": SAMPLE_RATE},
+        "sums": {"clip_norm": SUMS_CLIP},
+    }
+    assert plan.dp is not None
+    return {"epsilon": plan.budget, plan.dp: parts[plan.dp]}
+
+
+def _policy(plan: DemoPlan) -> Settings:
+    """With --dp nothing leaves without noise, and the data set may spend what was asked for, for good."""
+    privacy = {} if plan.dp is None else {"privacy": {"epsilon": plan.budget, "required": True}}
+    return {"federation": FEDERATION, "approval": "automatic", **OPEN_POLICY, **privacy}
 
 
 def _membership(plan: DemoPlan, name: str) -> Settings:

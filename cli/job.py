@@ -63,10 +63,17 @@ def job() -> None:
 @job.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
 @click.option("--init", type=click.Path(path_type=Path), help="Initial model, safetensors; default: by seed.")
+@click.option("--save", type=click.Path(path_type=Path), help="File for the job as it was signed.")
 @click.option("--watch", "is_watched", is_flag=True, help="Stay until the job ends.")
 @operator_options
-def submit(settings: OperatorSettings, file: Path, init: Path | None, is_watched: bool) -> None:
-    """Sign JOB.yaml and submit it; prints the id."""
+def submit(
+    settings: OperatorSettings, file: Path, init: Path | None, save: Path | None, is_watched: bool
+) -> None:
+    """Sign JOB.yaml and submit it; prints the id.
+
+    Of a private job it also prints epsilon and the noise, which it solves for where the file leaves it out.
+    """
+    from chorale.files import write_atomic
     from chorale.job import sign_job
     from chorale.state import state_digest
     from cli.operations import connect
@@ -74,14 +81,37 @@ def submit(settings: OperatorSettings, file: Path, init: Path | None, is_watched
     spec = read_spec(file)
     state = _initial_state(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=state_digest(state))
+    spec, promised = solved(spec, state)
     spec.check_submittable(now=datetime.now(UTC))
     _tell_cohort_changes(spec)
     with connect(settings) as (operations, identity):
-        digest = operations.submit(sign_job(spec.to_yaml(), identity), state)
+        signed = sign_job(spec.to_yaml(), identity)
+        digest = operations.submit(signed, state)
+        if save is not None:
+            write_atomic(save, signed.spec_bytes)
         click.echo(f"{digest.hex()[:12]}  {spec.name}  submitted to {settings.coordinator}")
+        if promised:
+            click.echo(promised)
         tell_absent(spec, {silo.name: silo.connected for silo in operations.silos().silos})
         if is_watched:
             end_of(follow(operations, digest))
+
+
+def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, str]:
+    """The job with all its noise, and a line that says what it promises; "" of one without privacy.
+
+    Raises ConfigError where no noise meets the target, or the given noise does not.
+    """
+    if spec.privacy is None:
+        return spec, ""
+    from chorale.privacy_plan import solve
+    from chorale.state import state_from_bytes
+    from cli.promise import promise_of
+
+    shapes, unsolved = state_from_bytes(state), spec.privacy.unsolved
+    spec = solve(spec, shapes)
+    line = promise_of(spec, shapes).line()
+    return spec, f"{line} (solved for: {', '.join(unsolved)})" if unsolved else line
 
 
 def _tell_cohort_changes(spec: JobSpec) -> None:

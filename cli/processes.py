@@ -14,8 +14,9 @@ from types import TracebackType
 
 import click
 
-from cli.errors import CommandFailed
+from cli.errors import CommandFailed, ExitCode
 from cli.parent import PARENT
+from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.05
@@ -107,7 +108,10 @@ class Processes:
 
 
 def run_commands(commands: Sequence[Sequence[str]]) -> list[str]:
-    """Run `chorale` commands, a few at the same time; returns their outputs. Raises CommandFailed."""
+    """Run `chorale` commands, a few at the same time; returns their outputs.
+
+    Raises CommandFailed, or ConfigError or PolicyRefusal where that is how one ended.
+    """
     outputs: list[str] = []
     for first in range(0, len(commands), AT_ONCE):
         outputs += _run_together(commands[first : first + AT_ONCE])
@@ -121,7 +125,7 @@ def _run_together(commands: Sequence[Sequence[str]]) -> list[str]:
         for process in started:
             output, errors = process.communicate()
             if process.returncode != 0:
-                raise CommandFailed(_told(errors))
+                raise _failure(process.returncode, errors)
             outputs.append(output.decode())
     finally:
         for process in started:
@@ -155,6 +159,15 @@ def _environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         PARENT: str(os.getpid()),
     }
+
+
+def _failure(code: int, errors: bytes) -> ChoraleError:
+    """What ends this command as that one ended."""
+    kinds: dict[int, type[ChoraleError]] = {
+        ExitCode.USAGE: ConfigError,
+        ExitCode.REFUSED_HERE: PolicyRefusal,
+    }
+    return kinds.get(code, CommandFailed)(_told(errors))
 
 
 def _told(errors: bytes) -> str:

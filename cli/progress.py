@@ -17,7 +17,7 @@ from chorale.v1.records_pb2 import JobSummary, PhaseRecord
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-ENDED = frozenset({"done", "cancelled", "failed"})
+ENDED = frozenset({"done", "cancelled", "stopped", "failed"})
 SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited for
 AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
 ROLL_CALL, TRAIN, EVALUATE = "roll-call", "train", "evaluate"
@@ -69,6 +69,12 @@ def final_accuracy(history: JobHistory) -> float | None:
     """Accuracy of the last model, from the closing evaluation; None if there was none."""
     closing = [record for record in history.of_kind(EVALUATE) if record.result == "applied"]
     return _figure(closing[-1], "accuracy") if closing else None
+
+
+def final_tested(history: JobHistory) -> float | None:
+    """How many samples the closing evaluation tested, noise included."""
+    closing = [record for record in history.of_kind(EVALUATE) if record.result == "applied"]
+    return _figure(closing[-1], "tested") if closing else None
 
 
 def plain_line(record: PhaseRecord, *, rounds: int) -> str:

@@ -6,11 +6,14 @@ The document's keys are fixed by docs/protocol.md 10 and read by other programs.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from chorale.v1.records_pb2 import PhaseRecord
-from cli.progress import TRAIN, JobHistory, accuracy_by_round, final_accuracy
+from cli.progress import TRAIN, JobHistory, accuracy_by_round, final_accuracy, final_tested
+
+if TYPE_CHECKING:
+    from cli.promise import Promise
 
 Document = dict[str, Any]
 WIDTH, HEIGHT, MARGIN = 640, 240, 36
@@ -29,8 +32,17 @@ SEEN = (
 )
 
 
-def document(history: JobHistory, *, policy: Document | None = None) -> Document:
-    """What report.json holds. policy: what the silos of a demo allowed beyond the defaults."""
+def document(
+    history: JobHistory,
+    *,
+    policy: Document | None = None,
+    promise: Promise | None = None,
+    spent: Mapping[str, float] | None = None,
+) -> Document:
+    """What report.json holds. policy: what the silos of a demo allowed beyond the defaults.
+
+    promise: of a private job. spent: epsilon by silo, where whoever asks has the silos' own ledgers.
+    """
     summary, trained = history.summary, history.of_kind(TRAIN)
     return {
         "job": summary.job_digest.hex(),
@@ -51,8 +63,7 @@ def document(history: JobHistory, *, policy: Document | None = None) -> Document
             [record.upload_bytes for record in trained if record.upload_bytes]
         ),
         "float32_bytes": summary.float32_bytes,
-        "epsilon": None,
-        "epsilon_unit": None,
+        **_privacy(history, promise, spent or {}),
         "policy": policy or {},
         "phases": [_phase(record) for record in history.records],
     }
@@ -76,7 +87,8 @@ def page(report: Document) -> str:
             _dropped_table(report["dropped"]),
             "<h2>What was summed</h2>",
             f"<p>{html.escape(', '.join(report['quantities'])) or 'nothing'}. Only sums over the "
-            "silos of a round were revealed, exact in fixed point.</p>",
+            f"silos of a round were revealed, {_exactness(report)}.</p>",
+            *_privacy_section(report),
             *_policy_line(report["policy"]),
             "<h2>What each party saw</h2>",
             _table(("party", "saw"), SEEN),
@@ -92,6 +104,43 @@ th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid #d8de
 svg { width: 100%; height: auto }
 text { font-size: 12px; fill: #57606a }
 """
+
+
+def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, float]) -> Document:
+    """epsilon is that of the whole plan, also where the job was stopped before its end."""
+    accuracy, tested = final_accuracy(history), final_tested(history)
+    noise = None
+    if promise is not None and accuracy is not None and tested is not None:
+        noise = promise.accuracy_deviation(accuracy, tested)
+    return {
+        "epsilon": promise and promise.epsilon,
+        "epsilon_unit": promise and promise.unit,
+        "delta": promise and promise.delta,
+        "noise_multipliers": dict(promise.multipliers) if promise else {},
+        "epsilon_spent_by_silo": dict(spent),
+        "accuracy_noise": noise,
+    }
+
+
+def _exactness(report: Document) -> str:
+    if report["epsilon"] is None:
+        return "exact in fixed point"
+    return "after noise on all that depends on data"
+
+
+def _privacy_section(report: Document) -> list[str]:
+    if report["epsilon"] is None:
+        return []
+    told = (
+        f"All that a silo let out in this job costs its data set at most epsilon {report['epsilon']:.4g} at "
+        f"delta {report['delta']:g}, for each {report['epsilon_unit']}. Accuracies carry noise too."
+    )
+    spent = [(silo, f"{epsilon:.4g}") for silo, epsilon in report["epsilon_spent_by_silo"].items()]
+    noise = [(name, f"{value:g}") for name, value in report["noise_multipliers"].items()]
+    tables = [_table(("noise multiplier", "value"), noise)]
+    if spent:
+        tables.append(_table(("silo", "epsilon spent, by its own ledger"), spent))
+    return ["<h2>Differential privacy</h2>", f"<p>{html.escape(told)}</p>", *tables]
 
 
 def _phase(record: PhaseRecord) -> Document:

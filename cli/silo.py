@@ -12,6 +12,7 @@ from cli.keys import csr_command
 from crypto.errors import ConfigError
 
 if TYPE_CHECKING:
+    from silo_agent.budget import Standing
     from silo_agent.ledger import Ledger
     from silo_agent.settings import SiloSettings
 
@@ -66,25 +67,55 @@ def approve(config: Path, job: str | None) -> None:
 @CONFIG
 @click.option("--check", is_flag=True, help="Compare the ledger with the audit log.")
 def show_ledger(config: Path, check: bool) -> None:
-    """Show the newest roster and every job."""
+    """Show the newest roster, every job, and what each data set has spent and may still spend."""
+    from silo_agent.policy import load_policy
+
     settings = _settings(config)
     ledger = _ledger(settings)
     try:
         if check:
-            agreeing = ledger.check(settings.audit_path)
-            click.echo(f"{settings.ledger_path}: {agreeing} reveals agree with the audit log")
-            untold = len(ledger.untold_reveals(settings.audit_path))
-            if untold:
-                click.echo(
-                    f"{settings.audit_path}: lacks {untold} reveals of the ledger: a crash kept them out (the"
-                    " agent adds them when it starts), or somebody cut the log short"
-                )
-            return
+            return _check_ledger(ledger, settings)
+        policy = load_policy(settings.policy)
         click.echo(f"newest roster: version {ledger.roster_version}")
         for job in ledger.jobs():
             click.echo(f"{job.id}  {job.decision:<9}  {job.rounds:>5} rounds  {job.operator}  {job.name}")
+        for data_set in dict.fromkeys([settings.data.name, *ledger.data_sets()]):
+            _show_budget(ledger.budget(policy=policy, data_set=data_set).standing(), ledger)
     finally:
         ledger.close()
+
+
+def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
+    revealed, spent = ledger.check(settings.audit_path), ledger.check_spends(settings.audit_path)
+    click.echo(f"{settings.ledger_path}: {revealed} reveals and {spent} spends agree with the audit log")
+    untold = {
+        "reveals": len(ledger.untold_reveals(settings.audit_path)),
+        "spends": len(ledger.untold_spends(settings.audit_path)),
+    }
+    for what, count in untold.items():
+        if count:
+            click.echo(
+                f"{settings.audit_path}: lacks {count} {what} of the ledger: a crash kept them out (the"
+                " agent adds them when it starts), or somebody cut the log short"
+            )
+
+
+def _show_budget(standing: Standing, ledger: Ledger) -> None:
+    """Spent and left of one data set, then the jobs that spent it."""
+    told = [f"epsilon {standing.spent:.4g} of {standing.budget:g} spent", f"{standing.left:.4g} left"]
+    if standing.held > standing.spent:
+        told.insert(1, f"{standing.held:.4g} with what is reserved")
+    click.echo(f"data set {standing.data_set}: {', '.join(told)} (delta {standing.delta:g})")
+    names = {job.job_digest: job.name for job in ledger.jobs()}
+    for job in standing.jobs:
+        cost = "not private" if job.unnoised else f"{job.epsilon:.4g}"
+        name = names.get(job.job_digest, "")
+        click.echo(f"  {job.job_digest.hex()[:12]}  {cost:>11}  {job.inputs:>6} inputs  {name}".rstrip())
+    if standing.unnoised:
+        click.echo(
+            f"  {standing.unnoised} inputs left without noise: the data set as a whole has no finite epsilon "
+            "(privacy.required in the policy refuses such jobs)"
+        )
 
 
 def _list_waiting(ledger: Ledger) -> None:

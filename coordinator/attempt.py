@@ -358,7 +358,10 @@ class Attempt:
             refused = [silo for silo, code in self._out.items() if code in codes and silo in candidates]
             if len(candidates) - len(refused) < self._least:
                 self._lose(set(candidates), RoundState.WAITING)
-                raise AttemptFailed(FailureReason.REFUSED, is_final=True, ends_job=ends_job)
+                would_do = [silo for silo in refused if self._out[silo] == Refusal.BUDGET]
+                is_budget = len(candidates) - len(refused) + len(would_do) >= self._least
+                reason = FailureReason.BUDGET if is_budget else FailureReason.REFUSED
+                raise AttemptFailed(reason, is_final=True, ends_job=ends_job)
         if now >= self._deadlines.hard_cap_at:
             self._lose(set(candidates) & self.session.awaited, RoundState.WAITING)
             raise AttemptFailed(FailureReason.TRAIN_HARD_CAP, is_final=True)

@@ -18,8 +18,9 @@ from coordinator.attempt import SESSION_MESSAGES, Attempt
 from coordinator.complaints import FiledComplaint
 from coordinator.desk import Desk
 from coordinator.presence import Presence
+from coordinator.reasons import FailureReason
 from coordinator.rounds import RoundDriver
-from coordinator.sequence import JobFailed, PhaseSequence, Step
+from coordinator.sequence import BudgetSpent, JobFailed, PhaseSequence, Step
 from coordinator.store import JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
 from crypto.roster import Roster
@@ -57,6 +58,8 @@ class JobDriver:
                     await self._going.wait()
                 await self._run_phase(*step)
             self.end(JobStatus.DONE)
+        except BudgetSpent as error:
+            self.end(JobStatus.STOPPED, reason=str(error))
         except JobFailed as error:
             self.end(JobStatus.FAILED, reason=str(error))
         except Exception as error:
@@ -146,7 +149,19 @@ class JobDriver:
             self._round = None
         self._after(record)
         if driver.ends_job:
-            raise JobFailed(f"refused by silos: {_who(record)}")
+            raise self._refused(record)
+
+    def _refused(self, record: records_pb2.PhaseRecord) -> JobFailed:
+        refusal = f"refused by silos: {_who(record)}"
+        if record.reason != FailureReason.BUDGET:
+            return JobFailed(refusal)
+        rounds = self._sequence.completed_rounds(self._desk.store.phases(self.job.digest))
+        if rounds == 0:
+            return JobFailed(f"{FailureReason.BUDGET.value}: {refusal}")
+        return BudgetSpent(
+            f"{FailureReason.BUDGET.value}: {refusal}; the model after {rounds} of "
+            f"{self.job.spec.rounds} rounds stays"
+        )
 
     def _begin(self, round: int, phase: str) -> PhaseRow:
         """The phase's row. Phases of a round share the roster of its first one."""

@@ -20,6 +20,7 @@ class FailureReason(StrEnum):
     RESTARTED = "restarted"
     CANCELLED = "cancelled"
     REFUSED = "refused"
+    BUDGET = "budget"
     INTERNAL = "internal"
 
 

@@ -208,6 +208,9 @@ class RoundDriver:
         context = self._job.context(self._key, state, len(terms.names))
         result = self._job.phase(self._row.phase).apply(context, sums)
         del sums  # its pages, before the next state is written
+        if any(quantity.noise is not None for quantity in terms.layout.quantities):
+            wrap = {"wrap_probability": terms.layout.wrap_probability}
+            result = replace(result, figures={**result.figures, **wrap})
         if result.state is None or result.state is state:
             return result, self._row.state_digest
         digest = self._desk.checkpoints.put(self._job.digest, result.state)

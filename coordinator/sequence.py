@@ -18,6 +18,10 @@ class JobFailed(ChoraleError):
     """The job cannot go on; the message is what its operator reads."""
 
 
+class BudgetSpent(JobFailed):
+    """The silos' data may spend no more; what was trained before stays."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSequence:
     """is_outdated: whether the silos of the job have changed since a roll-call, or one asks to join."""

@@ -29,11 +29,12 @@ class JobStatus(StrEnum):
     PAUSED = "paused"
     DONE = "done"
     CANCELLED = "cancelled"
+    STOPPED = "stopped"  # by the silos' privacy budget; the model so far stays
     FAILED = "failed"
 
     @property
     def is_ended(self) -> bool:
-        return self in (JobStatus.DONE, JobStatus.CANCELLED, JobStatus.FAILED)
+        return self not in (JobStatus.RUNNING, JobStatus.PAUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

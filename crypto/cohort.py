@@ -53,6 +53,11 @@ class CohortRule:
         """Silos that may side with the coordinator without harm to the others: floor(m/3)."""
         return self.members // 3
 
+    @property
+    def least_honest(self) -> int:
+        """h: the fewest honest silos in a revealed sum. Their noise alone keeps what a job promises."""
+        return self.least_survivors - self.colluders
+
 
 def default_threshold(members: int) -> int:
     """t = floor(2m/3) + 1, so that two cohorts of t always share an honest silo."""

@@ -34,7 +34,7 @@ def rounding(value: np.dtype[Any], word: np.dtype[Any]) -> Rounding | None:
     value_B.flags.writeable = False  # as in crypto/encoder.py; to numba that is another type
     one = value.type(1)
     try:
-        loop(value_B, np.empty(0, np.uint16), np.empty(0, word), one, one, one)
+        loop(value_B, np.empty(0, np.uint16), np.empty(0, word), one, one, one, one)
     except Exception:  # whatever keeps it from compiling or being kept, numpy gives the same words
         return None
     return loop
@@ -65,12 +65,18 @@ def _loop() -> Rounding | None:
 
 
 def _round_into(
-    value_B: NDArray[Any], dice_B: NDArray[Any], out_B: NDArray[Any], scale: Any, most: Any, sides: Any
+    value_B: NDArray[Any],
+    dice_B: NDArray[Any],
+    out_B: NDArray[Any],
+    scale: Any,
+    most: Any,
+    sides: Any,
+    factor: Any,
 ) -> None:
     """crypto/encoder.py, round_into, value by value and in the values' own type."""
     kind = value_B.dtype.type
     for i in range(value_B.size):
-        units = min(max(value_B[i], -most), most) * scale
+        units = min(max(value_B[i] * factor, -most), most) * scale
         whole = np.floor(units)
         out_B[i] = whole + kind(kind(dice_B[i]) < (units - whole) * sides)
 

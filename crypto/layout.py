@@ -12,7 +12,9 @@ from functools import cached_property
 
 from crypto import encoding
 from crypto.errors import ConfigError
+from crypto.noise_terms import MAX_WRAP_PROBABILITY, Noise
 from crypto.projection import Projection
+from crypto.skellam import wrap_probability
 
 WORD_BITS = (16, 32, 64)
 CLIPPED = "clipped"  # reserved: the encoder itself fills in how many values it clipped
@@ -29,6 +31,7 @@ class Quantity:
     word: bits of the ring it is summed in. is_count: an exact integer, scale 1.
     sensitivity_l2: change by one record, where the quantity can be noised per record.
     projection: the values are summed as its numbers, of which `bound` is the largest; shape stays theirs.
+    noise: what every silo adds to its own; the sum of a noised count is a real number.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Quantity:
     is_count: bool = False
     sensitivity_l2: float | None = None
     projection: Projection | None = None
+    noise: Noise | None = None
 
     def __post_init__(self) -> None:
         if self.word not in WORD_BITS:
@@ -52,6 +56,8 @@ class Quantity:
         for values in (math.prod(self.shape), self.size):
             if not 0 < values <= MAX_VALUES:
                 raise ConfigError(f"quantity {self.name}: expected 1 to {MAX_VALUES} values, got {values}")
+        if self.noise is not None and self.is_count:
+            raise ConfigError(f"quantity {self.name}: a count with noise is no count")
         self._check_projection()
 
     def _check_projection(self) -> None:
@@ -73,8 +79,11 @@ class Quantity:
     def scale(self, members: int) -> float:
         """Power of two with members * ceil(scale * bound) <= 2^(word-1) - 1; 1 for counts.
 
-        Both sides compute it from m, so nobody is told. Raises ConfigError if none fits.
+        Under noise it is the noise's. Both sides compute it from m, so nobody is told. Raises ConfigError
+        if none fits.
         """
+        if self.noise is not None:
+            return self.noise.scale
         room = ((1 << (self.word - 1)) - 1) // members
         least = int(self.bound) if self.is_count else 1
         if least > room:
@@ -88,6 +97,17 @@ class Quantity:
         while math.ceil(math.ldexp(self.bound, exponent)) > room:
             exponent -= 1
         return math.ldexp(1.0, exponent)
+
+    def wrap_probability(self, members: int) -> float:
+        """No less than the chance that any number of the sum of m inputs leaves its word; 0 without noise."""
+        if self.noise is None:
+            return 0.0
+        return wrap_probability(
+            members * math.ceil(self.noise.scale * self.bound),
+            members * self.noise.variance,
+            self.size,
+            (1 << (self.word - 1)) - 1,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +127,17 @@ class Layout:
             raise ConfigError("layout: a quantity is named twice")
         for quantity in self.quantities:
             quantity.scale(self.members)
+        if self.wrap_probability > MAX_WRAP_PROBABILITY:
+            noised = ", ".join(one.name for one in self.quantities if one.noise is not None)
+            raise ConfigError(
+                f"layout: expected noised sums to leave their words with a probability of at most "
+                f"2^{math.log2(MAX_WRAP_PROBABILITY):g}, got {self.wrap_probability:.3g} for {noised}"
+            )
+
+    @cached_property
+    def wrap_probability(self) -> float:
+        """No less than the chance that noise takes any number of the sum out of its word."""
+        return sum(quantity.wrap_probability(self.members) for quantity in self.quantities)
 
     @cached_property
     def words(self) -> tuple[int, ...]:
@@ -138,20 +169,30 @@ class Layout:
 
 
 def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
-    """Every field of a quantity as the layout's digest covers it; floats in hexadecimal, so exact."""
-    sensitivity = "" if quantity.sensitivity_l2 is None else quantity.sensitivity_l2.hex()
-    return [
+    """Every field of a quantity as the layout's digest covers it; floats in hexadecimal, so exact.
+
+    A quantity without noise ends with its sensitivity.
+    """
+    fields: list[encoding.Field] = [
         quantity.name,
         list(quantity.shape),
         float(quantity.bound).hex(),
         quantity.word,
         int(quantity.is_count),
-        sensitivity,
+        _hex(quantity.sensitivity_l2),
         _projection_fields(quantity.projection),
     ]
+    if quantity.noise is not None:
+        noise = quantity.noise
+        fields.append([_hex(noise.variance), _hex(noise.scale), _hex(noise.clip_l2)])
+    return fields
 
 
 def _projection_fields(projection: Projection | None) -> list[encoding.Field]:
     if projection is None:
         return []
     return [projection.seed, projection.size, projection.block, projection.kept]
+
+
+def _hex(number: float | None) -> str:
+    return "" if number is None else float(number).hex()

@@ -15,9 +15,11 @@ from crypto.encoding import Field, FieldReader, Value
 from crypto.errors import ChoraleError, RemoteProtocolError
 from crypto.layout import Layout, Quantity, quantity_fields
 from crypto.messages import Envelope, SessionTerms, Shares, SignedBody
+from crypto.noise_terms import Noise
 from crypto.projection import Projection
 
 MAX_SNAPSHOT_BYTES = 1 << 30  # 2.5 kB for each pair of silos
+NOISELESS_FIELDS = 7  # of a quantity, crypto/layout.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,22 +158,26 @@ def _read_rule(reader: FieldReader) -> CohortRule:
 
 def _read_layout(reader: FieldReader) -> Layout:
     members = reader.number()
-    quantities = tuple(_read_quantity(_row(row)) for row in reader.items())
+    quantities = tuple(_read_quantity(row) for row in reader.items())
     return Layout(members=members, quantities=quantities)
 
 
-def _read_quantity(reader: FieldReader) -> Quantity:
+def _read_quantity(row: Value) -> Quantity:
+    reader = _row(row)
     name, sizes = reader.text(), reader.items()
     shape = _reader(sizes)
     bound, word, is_count, sensitivity = reader.text(), reader.number(), reader.number(), reader.text()
+    projection = _read_projection(reader.items())
+    has_noise = isinstance(row, list) and len(row) > NOISELESS_FIELDS
     return Quantity(
         name=name,
         shape=tuple(shape.number() for _ in sizes),
         bound=float.fromhex(bound),
         word=word,
         is_count=bool(is_count),
-        sensitivity_l2=float.fromhex(sensitivity) if sensitivity else None,
-        projection=_read_projection(reader.items()),
+        sensitivity_l2=_read_number(sensitivity),
+        projection=projection,
+        noise=_read_noise(_reader(reader.items())) if has_noise else None,
     )
 
 
@@ -180,6 +186,15 @@ def _read_projection(fields: list[Value]) -> Projection | None:
         return None
     reader = _reader(fields)
     return Projection(seed=reader.data(), size=reader.number(), block=reader.number(), kept=reader.number())
+
+
+def _read_noise(reader: FieldReader) -> Noise:
+    variance, scale, clip = reader.text(), reader.text(), reader.text()
+    return Noise(variance=float.fromhex(variance), scale=float.fromhex(scale), clip_l2=_read_number(clip))
+
+
+def _read_number(text: str) -> float | None:
+    return float.fromhex(text) if text else None
 
 
 def _shares_bytes(shares: Shares) -> bytes:

@@ -26,10 +26,11 @@ from chorale.probes import ProbeServer
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity import Identity, Role
 from crypto.reveal import PendingReveal
+from silo_agent.budget import Spend
 from silo_agent.data.base import SiloData
 from silo_agent.inputs import Inputs
 from silo_agent.job_book import JobBook
-from silo_agent.ledger import REVEALED_EVENT, Ledger
+from silo_agent.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
 from silo_agent.memory import keep_chunks
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
@@ -120,6 +121,10 @@ class _Agent:
         self._reveals = ledger.reveals(
             policy=policy, data_set=settings.data.name, tell=partial(_tell_reveal, audit)
         )
+        self._budget = ledger.budget(
+            policy=policy, data_set=settings.data.name, tell=partial(_tell_spend, audit)
+        )
+        metrics.watch_budget(policy.privacy.epsilon, self._budget.spent)
         self._rosters = Rosters(
             identity=identity,
             authority=authority,
@@ -143,6 +148,8 @@ class _Agent:
 
         settings, outbox, draw = self._settings, Outbox(), random.SystemRandom().random
         self._reveals.blank_old_shares()
+        if given_back := self._budget.release_dead():
+            log.info("reservations given back", inputs=given_back)
         async with dial(settings, read_limited(settings.authority, tls.MAX_PEM_BYTES)) as channel:
             stub = FederationStub(channel)
             carrier = Transfer(stub, cache=settings.cache_directory, metrics=self._metrics, random=draw)
@@ -180,11 +187,13 @@ class _Agent:
             jobs=jobs,
             rosters=self._rosters,
             reveals=self._reveals,
+            budget=self._budget,
             clock=_now,
         )
         inputs = Inputs(
             silo=self._settings.name,
             policy=self._policy,
+            budget=self._budget,
             metrics=self._metrics,
             load_data=partial(_load_data, self._settings),
             load_objective=partial(load_objective, self._settings),
@@ -272,10 +281,13 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 def _agree(ledger: Ledger, audit: AuditLog, audit_path: Path) -> None:
-    """A ledger that lost a reveal must not serve; a reveal that a crash left untold is told now."""
+    """A ledger that lost a reveal or a spend must not serve; what a crash left untold is told now."""
     ledger.check(audit_path)
+    ledger.check_spends(audit_path)
     for untold in ledger.untold_reveals(audit_path):
         audit.append(REVEALED_EVENT, **untold)
+    for untold in ledger.untold_spends(audit_path):
+        audit.append(SPENT_EVENT, **untold)
 
 
 def _tell_reveal(audit: AuditLog, pending: PendingReveal) -> None:
@@ -287,6 +299,10 @@ def _tell_reveal(audit: AuditLog, pending: PendingReveal) -> None:
         cohort=pending.cohort_digest,
         survivors=list(pending.survivors),
     )
+
+
+def _tell_spend(audit: AuditLog, spend: Spend) -> None:
+    audit.append(SPENT_EVENT, **spend_fields(spend))
 
 
 @contextmanager

@@ -38,6 +38,12 @@ class Tensors:
         """Features and labels at those places, in their order."""
         return self.features[places_N], self.labels[places_N]
 
+    @staticmethod
+    def filled_up(places_N: Tensor, size: int) -> Tensor:
+        """As many places as `size`, the first one over again. Kernels round by the shape of what they are
+        given: in batches of one size what comes out for a sample does not tell how many others there were."""
+        return torch.cat([places_N, places_N[:1].expand(size - len(places_N))])
+
     def shuffled(self, batch_size: int, *, generator: torch.Generator, least: int = 1) -> Iterator[Tensor]:
         """The places of one epoch's batches, in random order. A last batch of fewer than `least` samples
         is left out."""

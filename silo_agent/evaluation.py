@@ -36,9 +36,18 @@ class Figures:
 
 @torch.inference_mode()
 def evaluate(
-    model: CutModel, samples: Tensors, *, loss: SampleLoss, is_cancelled: Callable[[], bool]
+    model: CutModel,
+    samples: Tensors,
+    *,
+    loss: SampleLoss,
+    is_cancelled: Callable[[], bool],
+    loss_clip: float | None = None,
 ) -> Figures:
-    """Counts in integers, losses in float32, their sum in float64. Raises Cancelled."""
+    """Counts in integers, losses in float32, their sum in float64. Raises Cancelled.
+
+    loss_clip: each sample's loss is taken into [0, loss_clip], one that is no number to its upper end:
+    then no sample moves the sum by more.
+    """
     model.eval()
     correct, loss_sum = 0, 0.0
     for start in range(0, len(samples), TEST_BATCH):
@@ -47,5 +56,8 @@ def evaluate(
         inputs, labels_N = samples.slice(start, start + TEST_BATCH)
         outputs = run_model(model, inputs)
         correct += int((outputs.logits_NC.argmax(dim=1) == labels_N).sum())
-        loss_sum += float(loss.per_sample(outputs, labels_N).double().sum())
+        loss_N = loss.per_sample(outputs, labels_N).double()
+        if loss_clip is not None:
+            loss_N = loss_N.nan_to_num(nan=loss_clip).clamp(0.0, loss_clip)
+        loss_sum += float(loss_N.sum())
     return Figures(correct=correct, tested=len(samples), loss_sum=loss_sum)

@@ -23,11 +23,13 @@ from chorale.job import Job
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.reveal import PendingReveal
 from crypto.roster import Roster
+from silo_agent.budget import Budget, Spend, data_sets, spends
 from silo_agent.ledger_tables import jobs, metadata, reveals, roster_mark
 from silo_agent.policy import Policy
 from silo_agent.reveals import Decision, Reveals, RevealStatus
 
 REVEALED_EVENT = "revealed"  # audit entry: job, round, phase and cohort, written before a share leaves
+SPENT_EVENT = "spent"  # audit entry: an input and the digest of its releases, written before a byte leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class LedgerJob:
         return self.job_digest.hex()[:12]
 
 
-def _nobody(pending: PendingReveal) -> None:
+def _nobody(_: object) -> None:
     return None
 
 
@@ -76,6 +78,17 @@ class Ledger:
         tell: hears of every reveal when it is durable and before a share leaves.
         """
         return Reveals(self._engine, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
+
+    def budget(self, *, policy: Policy, data_set: str, tell: Callable[[Spend], None] = _nobody) -> Budget:
+        """What one data set has released and may still release under this policy.
+
+        tell: hears of every spend when it is durable and before a byte leaves.
+        """
+        return Budget(self._engine, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
+
+    def data_sets(self) -> list[str]:
+        """Every data set that an input was ever made of."""
+        return data_sets(self._engine)
 
     def record_job(self, job: Job, *, is_approved: bool) -> Decision:
         """Remember an offered job; what was decided before stays. Returns the decision in force."""
@@ -165,6 +178,29 @@ class Ledger:
             if (job, round_number, phase, cohort) not in told
         ]
 
+    def check_spends(self, audit_path: Path) -> int:
+        """Compare what was spent with the audit chain; returns how many inputs agree.
+
+        Raises ConfigError if the chain is broken, or if it holds a spend that the ledger does not, or
+        holds otherwise: then the ledger was put back from a backup or edited.
+        """
+        told = _told_spends(audit_path)
+        held = {fields["input"]: fields for fields in map(spend_fields, spends(self._engine))}
+        missing = [key for key, entry in told.items() if held.get(key) != entry]
+        if missing:
+            first = told[missing[0]]
+            raise ConfigError(
+                f"ledger: the audit log holds {len(missing)} spends that the ledger does not, the first is "
+                f"job {first['job'][:12]} round {first['round']} {first['phase']}: "
+                "was the ledger put back from a backup?"
+            )
+        return len(told)
+
+    def untold_spends(self, audit_path: Path) -> list[dict[str, Any]]:
+        """Spends that a crash kept out of the audit log, as fields for it."""
+        told = _told_spends(audit_path)
+        return [fields for fields in map(spend_fields, spends(self._engine)) if fields["input"] not in told]
+
     def _revealed(self) -> list[tuple[str, int, str, str]]:
         revealed = select(reveals).where(reveals.c.status == RevealStatus.REVEALED)
         with self._engine.begin() as connection:
@@ -223,6 +259,27 @@ def _job(row: Row[Any]) -> LedgerJob:
 
 def _reveal_key(entry: Mapping[str, Any]) -> tuple[str, int, str, str]:
     return entry["job"], entry["round"], entry["phase"], entry["cohort"]
+
+
+def spend_fields(spend: Spend) -> dict[str, Any]:
+    """A spend as the audit log has it."""
+    return {
+        "input": spend.input_id.hex(),
+        "data_set": spend.data_set,
+        "job": spend.job_digest.hex(),
+        "round": spend.round,
+        "phase": spend.phase,
+        "releases": None if spend.cost_digest is None else spend.cost_digest.hex(),
+    }
+
+
+def _told_spends(audit_path: Path) -> dict[str, dict[str, Any]]:
+    entries = audit.read_entries(audit_path) if audit_path.exists() else iter(())
+    return {
+        entry["input"]: {name: value for name, value in entry.items() if name not in audit.RESERVED}
+        for entry in entries
+        if entry.get("event") == SPENT_EVENT
+    }
 
 
 def _roster_refusal(message: str) -> PolicyRefusal:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, Integer, LargeBinary, MetaData, String, Table, UniqueConstraint
+from sqlalchemy import (
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+)
 
 metadata = MetaData()
 
@@ -78,4 +89,30 @@ roster_mark = Table(
     Column("only", Integer, primary_key=True),  # always 1
     Column("version", Integer, nullable=False),
     Column("digest", LargeBinary, nullable=False),
+)
+
+# What one input releases, kept once: thousands of inputs share a few of these.
+costs = Table(
+    "costs",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),  # SHA-256 of `releases`
+    Column("releases", String, nullable=False),  # chorale.accountant.releases_to_json
+)
+
+# One row for each input that was computed from a data set. A spent row is never erased, nor with its job.
+releases = Table(
+    "releases",
+    metadata,
+    Column("input_id", LargeBinary, primary_key=True),
+    Column("data_set", String, nullable=False),
+    Column("job_digest", LargeBinary, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("phase", String, nullable=False),
+    Column("cost_digest", LargeBinary, ForeignKey("costs.digest")),  # null: a job without privacy
+    Column("delta", Float, nullable=False),  # the policy's when it was reserved; today's is what counts
+    Column("status", String, nullable=False),  # ReleaseStatus
+    Column("process", LargeBinary, nullable=False),  # who reserved it
+    Column("written_unix_seconds", Float, nullable=False),
+    Index("releases_by_cost", "data_set", "cost_digest", "status", "job_digest"),
+    Index("releases_by_phase", "job_digest", "round", "phase"),
 )

@@ -5,20 +5,21 @@ Source: FedAvg, McMahan et al. 2017 (arXiv 1602.05629), algorithm 1, ClientUpdat
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from chorale.job_spec import JobSpec
+from chorale.privacy import dp_sgd_steps, privacy_of
 from crypto.errors import ConfigError
 from silo_agent.batches import Tensors
 from silo_agent.models.base import CutModel
 from silo_agent.objective import Cancelled
 from silo_agent.objectives.base import run_model
 from silo_agent.objectives.local_loss import LocalLoss
-
-BATCH_NORM = nn.modules.batchnorm._BatchNorm
+from silo_agent.privacy.model_check import BATCH_NORM, check_keeps_samples_apart
 
 
 def train_locally(
@@ -30,8 +31,18 @@ def train_locally(
     loss: LocalLoss,
     generator: torch.Generator,
     is_cancelled: Callable[[], bool],
+    random: Callable[[int], bytes] = os.urandom,
 ) -> int:
-    """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled."""
+    """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled.
+
+    generator: of the shuffles, from the job's seed. random: of DP-SGD, which takes nothing from the job.
+    """
+    if spec.privacy is not None:
+        check_keeps_samples_apart(model)
+    if spec.privacy is not None and spec.privacy.records is not None:
+        return _train_on_records(
+            model, samples, spec=spec, round=round, loss=loss, is_cancelled=is_cancelled, random=random
+        )
     optimizer = _optimizer(model, spec, round)
     least = _least_batch(model, len(samples))
     model.train()
@@ -47,6 +58,44 @@ def train_locally(
             _add_penalty_gradient(model, loss)
             optimizer.step()
             steps += 1
+    return steps
+
+
+def _train_on_records(
+    model: CutModel,
+    samples: Tensors,
+    *,
+    spec: JobSpec,
+    round: int,
+    loss: LocalLoss,
+    is_cancelled: Callable[[], bool],
+    random: Callable[[int], bytes],
+) -> int:
+    """DP-SGD: the same number of steps at every silo, whatever it holds."""
+    # opacus takes a second to load, and most jobs do not need it
+    from silo_agent.privacy.draws import Draws
+    from silo_agent.privacy.records import NoisedGradients
+    from silo_agent.privacy.sample_gradients import SampleGradients
+
+    records = privacy_of(spec).records
+    assert records is not None
+    optimizer, steps = _optimizer(model, spec, round), dp_sgd_steps(spec)
+    model.train()
+    with SampleGradients(model) as gradients:
+        noised = NoisedGradients(
+            samples,
+            loss,
+            gradients,
+            records=records,
+            expected_batch=spec.training.batch_size,
+            draws=Draws(random),
+            is_cancelled=is_cancelled,
+        )
+        for _ in range(steps):
+            noised.write()
+            _add_penalty_gradient(model, loss)
+            optimizer.step()
+        noised.log_dropped()
     return steps
 
 

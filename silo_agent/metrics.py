@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
@@ -46,12 +47,21 @@ class SiloMetrics:
         self.connected = self._gauge("connected", "1 while the control stream is up.")
         self.clock_skew = self._gauge("clock_skew_seconds", "This clock minus the coordinator's.")
         self.data_share = self._gauge("data_share", "Share of the federation's data in the last round.")
+        self.epsilon_budget = self._gauge("epsilon_budget", "Epsilon that the data set may spend.")
+        self.epsilon_spent = self._gauge("epsilon_spent", "Epsilon that private jobs have spent.")
+        self.unnoised_inputs = self._gauge("unnoised_inputs", "Inputs that left without noise, ever.")
         self.roster_version = self._gauge("roster_version", "Newest roster that was accepted.")
         self.certificate_expiry = self._gauge(
             "certificate_expiry_timestamp_seconds", "When this silo's certificate expires."
         )
         self._gauge("gpu_memory_bytes", "GPU memory in use by training.").set_function(_gpu_memory_bytes)
         self._start_labels()
+
+    def watch_budget(self, budget: float, spent: Callable[[], tuple[float, int]]) -> None:
+        """spent: epsilon and unnoised inputs, read from the ledger whenever somebody looks."""
+        self.epsilon_budget.set(budget)
+        self.epsilon_spent.set_function(lambda: spent()[0])
+        self.unnoised_inputs.set_function(lambda: float(spent()[1]))
 
     def _start_labels(self) -> None:
         for phase in PHASE_KINDS:

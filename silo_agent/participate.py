@@ -20,12 +20,13 @@ from chorale.logs import get_logger
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.session_pb2 import SessionKey
 from chorale.wire import PhaseKey
-from crypto.errors import ChoraleError, PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity import Identity
 from crypto.masking import Masker, Source
 from crypto.silo_checks import LeftOut
 from crypto.silo_session import SiloSession
 from silo_agent.attempt import SESSION_MESSAGES, Attempt, Upload
+from silo_agent.budget import Charge
 from silo_agent.inputs import DataRefusal, Inputs, PhaseName
 from silo_agent.job_book import JobBook
 from silo_agent.metrics import PhaseResult, SiloMetrics, phase_label
@@ -54,7 +55,7 @@ class Carrier(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Work:
-    """One attempt from its task to its end. attempt is None until its input is ready."""
+    """One attempt from its task to its end. attempt and charge are None until its input is ready."""
 
     key: PhaseKey
     task: pb.PhaseTask
@@ -62,6 +63,7 @@ class _Work:
     preparation: asyncio.Task[None] | None = None
     upload: asyncio.Task[None] | None = None
     attempt: Attempt | None = None
+    charge: Charge | None = None
 
     @property
     def is_preparing(self) -> bool:
@@ -244,10 +246,11 @@ class Participant:
             job_digest=work.key.job_digest, state_digest=work.task.state_digest, size_bytes=size_bytes
         )
         request = await asyncio.to_thread(self._check.request, work.key, work.task, job, roster, path)
-        encoder = await self._inputs.get(request)
+        prepared = await self._inputs.get(request)
         session = self._check.session(request.terms, roster)
         work.total_bytes = request.terms.layout.total_bytes
-        work.attempt = Attempt(work.key, session, policy=self._check.policy, source=encoder)
+        work.charge = prepared.charge
+        work.attempt = Attempt(work.key, session, policy=self._check.policy, source=prepared.encoder)
         self._send(work.attempt.advertise())
         self._note("advertised", work.key)
         self._drop_older(work.key)
@@ -313,15 +316,22 @@ class Participant:
     async def _upload(self, work: _Work, upload: Upload) -> None:
         started = time.monotonic()
         try:
+            await self._spend(work)
             await self._carrier.upload(work.key, upload.masker, upload.source, total_bytes=work.total_bytes)
-        except ChoraleError as error:
-            log.warning("upload refused", **_fields(work.key), reason=str(error))
+        except Exception as error:  # the disk of the ledger may be full; nothing has left then
+            log.warning("upload failed", **_fields(work.key), error=type(error).__name__, reason=str(error))
             if work.attempt is not None:
                 work.attempt.end()
             return
         seconds = time.monotonic() - started
         self._metrics.mask_seconds.inc(seconds)
         log.info("masked vector sent", **_fields(work.key), bytes=work.total_bytes, seconds=round(seconds, 3))
+
+    async def _spend(self, work: _Work) -> None:
+        """Durable before the first byte leaves. Raises PolicyRefusal where nothing may."""
+        if work.charge is None:
+            raise LocalProtocolError("session: a vector without a charge")
+        await asyncio.to_thread(work.charge.spend)
 
     def _on_session_ended(self, message: pb.CoordinatorMessage) -> None:
         key = wire.key_from_wire(message.session_ended.key)

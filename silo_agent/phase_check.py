@@ -21,6 +21,7 @@ from crypto.identity import Identity
 from crypto.messages import SessionTerms
 from crypto.roster import Roster
 from crypto.silo_session import SiloSession
+from silo_agent.budget import Budget
 from silo_agent.inputs import Request
 from silo_agent.job_book import JobBook
 from silo_agent.metrics import PhaseResult
@@ -45,6 +46,7 @@ class PhaseCheck:
         jobs: JobBook,
         rosters: Rosters,
         reveals: Reveals,
+        budget: Budget,
         clock: Callable[[], datetime],
     ) -> None:
         self.policy = policy
@@ -53,6 +55,7 @@ class PhaseCheck:
         self._jobs = jobs
         self._rosters = rosters
         self._reveals = reveals
+        self._budget = budget
         self._clock = clock
         self._missed_roll_call: set[bytes] = set()
 
@@ -89,8 +92,11 @@ class PhaseCheck:
         if self._identity.member.name not in terms.names:
             raise PolicyRefusal(f"round {key.round}: this silo is not named", code=Refusal.NOT_NAMED)
         self.policy.check_terms(terms)
+        self.policy.privacy.check_quantities(job.spec, terms.layout.quantities)
         self._reveals.check_attempt(terms)
         self._check_enrolled(key)
+        if key.round == 0:  # later the plan is partly behind, and each input is checked by itself
+            self._budget.check_plan(job, state)
         return Request(job=job, key=key, terms=terms, state=state)
 
     def session(self, terms: SessionTerms, roster: Roster) -> SiloSession:

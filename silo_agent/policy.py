@@ -20,6 +20,7 @@ from crypto.cohort import SMALLEST_FEDERATION
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.layout import Quantity
 from crypto.messages import SessionTerms
+from silo_agent.privacy_policy import PrivacyPolicy
 
 ENV_PREFIX = "CHORALE_POLICY_"
 
@@ -103,6 +104,10 @@ class Policy(BaseModel):
         default=4_096, ge=1, le=65_536, description="largest global model this silo downloads"
     )
 
+    privacy: PrivacyPolicy = Field(
+        default=PrivacyPolicy(), description="what a data set may spend, and the floor of private jobs"
+    )
+
     def check_job(self, spec: JobSpec, *, operator: str) -> None:
         """Raises PolicyRefusal where the job as such is not allowed."""
         if spec.federation != self.federation:
@@ -122,7 +127,8 @@ class Policy(BaseModel):
                 f"at most {self.max_cohort_changes} (max_cohort_changes)",
             )
         for name in spec.quantity_names:  # here and not in the phase that sums it: rounds may come before
-            self._check_quantity(name)
+            self._check_quantity(name, is_covered=spec.privacy is not None)
+        self.privacy.check_job(spec)
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""
@@ -144,12 +150,14 @@ class Policy(BaseModel):
     def check_quantities(self, quantities: Sequence[Quantity]) -> None:
         """Raises PolicyRefusal where a quantity may not be summed."""
         for quantity in quantities:
-            self._check_quantity(quantity.name)
+            self._check_quantity(quantity.name, is_covered=quantity.noise is not None)
 
-    def _check_quantity(self, name: str) -> None:
+    def _check_quantity(self, name: str, *, is_covered: bool) -> None:
         if self.allowed_quantities is not None and name not in self.allowed_quantities:
             raise _refusal(f"quantity {name}", f"{_names(self.allowed_quantities)} (allowed_quantities)")
-        if self.class_statistics is ClassStatistics.REFUSE and name not in PLAIN_QUANTITIES:
+        if is_covered or name in PLAIN_QUANTITIES:
+            return
+        if self.class_statistics is ClassStatistics.REFUSE:
             raise _refusal(f"quantity {name}", "no class statistics (class_statistics: refuse)")
 
     def rounded(self, samples: int) -> int:
@@ -158,10 +166,7 @@ class Policy(BaseModel):
 
     def describe(self) -> str:
         """The effective policy field by field, then what it refuses."""
-        lines = [
-            f"{name}: {_shown(getattr(self, name))}  # {info.description}"
-            for name, info in Policy.model_fields.items()
-        ]
+        lines = [*_lines_of(self), *_lines_of(self.privacy, prefix="privacy.")]
         return "\n".join([*lines, "", "This silo refuses:", *(f"  - {line}" for line in self._refused())])
 
     def _refused(self) -> list[str]:
@@ -177,7 +182,8 @@ class Policy(BaseModel):
         if self.approval is Approval.MANUAL:
             refused.append("every job that nobody approved here (chorale silo approve)")
         if self.class_statistics is ClassStatistics.REFUSE:
-            refused.append("every statistic by class")
+            refused.append("every statistic by class without noise")
+        refused += self.privacy.refused()
         lists = {
             "operators": self.operators,
             "strategies": self.strategies,
@@ -200,6 +206,15 @@ def _refusal(got: str, expected: str) -> PolicyRefusal:
 
 def _names(names: Sequence[str]) -> str:
     return ", ".join(names)
+
+
+def _lines_of(settings: BaseModel, *, prefix: str = "") -> list[str]:
+    """Fields that hold a single value or a list, each with its description."""
+    return [
+        f"{prefix}{name}: {_shown(getattr(settings, name))}  # {info.description}"
+        for name, info in type(settings).model_fields.items()
+        if not isinstance(getattr(settings, name), BaseModel)
+    ]
 
 
 def _shown(value: object) -> str:

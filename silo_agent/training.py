@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from chorale.logs import get_logger
+from chorale.privacy import loss_clip
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.batches import Tensors
 from silo_agent.contribution import contribution
@@ -81,6 +82,7 @@ class TorchObjective:
             holdout,
             loss=evaluation_loss_for(setting),
             is_cancelled=setting.work.is_cancelled,
+            loss_clip=loss_clip(setting.work.spec),
         )
         return figures.quantities()
 

@@ -1,6 +1,7 @@
 """Federated evaluation: correct answers, tested samples and loss, summed like everything else.
 
-Leaks the federation's accuracy and loss on the silos' hold-outs, and their total size.
+Leaks the federation's accuracy and loss on the silos' hold-outs, and their total size. A record moves
+each count by 1 and, where a private job clips each sample's loss, the loss sum by LOSS_CLIP.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from strategies.base import Array, PhaseContext, PhaseResult
 
 MAX_COUNT = float(1 << 40)  # samples at one silo; 2^22 such silos fit a 64-bit word
 MAX_LOSS_SUM = float(1 << 30)  # of one silo's hold-out
+LOSS_CLIP = 8.0  # of one sample in a private job: chance among 2,981 classes; less noise than a higher one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,18 +24,21 @@ class Evaluation:
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         return (
-            Quantity(name="correct", bound=MAX_COUNT, is_count=True),
-            Quantity(name="tested", bound=MAX_COUNT, is_count=True),
-            Quantity(name="loss_sum", bound=MAX_LOSS_SUM),
+            Quantity(name="correct", bound=MAX_COUNT, is_count=True, sensitivity_l2=1.0),
+            Quantity(name="tested", bound=MAX_COUNT, is_count=True, sensitivity_l2=1.0),
+            Quantity(name="loss_sum", bound=MAX_LOSS_SUM, sensitivity_l2=LOSS_CLIP),
         )
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        """accuracy, loss (mean per tested sample; NaN where nothing was tested) and tested."""
+        """accuracy, loss (mean per tested sample; NaN where nothing was tested) and tested.
+
+        Noise may take the sums out of their ranges; the figures stay in theirs.
+        """
         tested = float(sums["tested"])
         correct, loss_sum = float(sums["correct"]), float(sums["loss_sum"])
         return {
-            "accuracy": correct / tested if tested > 0 else math.nan,
-            "loss": loss_sum / tested if tested > 0 else math.nan,
+            "accuracy": min(max(correct / tested, 0.0), 1.0) if tested > 0 else math.nan,
+            "loss": max(loss_sum / tested, 0.0) if tested > 0 else math.nan,
             "tested": tested,
         }
 

@@ -7,12 +7,16 @@ Sums, not means: the mean of the silos' own solutions is another matrix.
 Leaks sum_k V_k and sum_k U_k: the exact number of samples (the trace of V), about how many each class
 has, and of a class with a single sample in all silos that sample's feature. One silo's V_k and U_k
 would tell the same of the silo, which is why they only leave it under masks.
+Under noise V is no Gram matrix any more: its eigenvalues are off by up to 2 sigma sqrt(D), with sigma the
+noise's standard deviation in an entry (a symmetric random matrix, Wigner 1958), and the small ones may be
+negative. A ridge of that size makes the system definite again (docs/privacy.md, "FFC under noise").
 
 D = feature width, C = classes, T = D(D+1)/2 values of an upper triangle.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +29,7 @@ from strategies.base import TOTAL, Array, FloatArray, PhaseContext, PhaseResult
 from strategies.heads import HEAD
 from strategies.recipe import PartOptions
 
+RIDGE = 0.1  # of sums without noise
 MAX_CONDITION = 1e6  # of the summed Gram matrix: above it Cholesky's answer is mostly rounding
 SMALLEST_EIGENVALUE = 1e-12  # relative to the largest: what lies below is rounding, not data
 UNIT_ROUNDING = 1e-6  # a float32 vector of unit length is off by less
@@ -33,8 +38,13 @@ UNIT_ROUNDING = 1e-6  # a float32 vector of unit length is off by less
 class FfcOptions(PartOptions):
     """How far the solution is held back."""
 
-    ridge: float = Field(
-        default=0.1, ge=0, le=1e6, description="lambda of Eq. 12: added to the summed Gram matrix's diagonal"
+    ridge: float | None = Field(
+        default=None,
+        ge=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="lambda of Eq. 12: added to the summed Gram matrix's diagonal; null: 0.1, and "
+        "2 sigma sqrt(D) in a private job, whose noise in an entry has the standard deviation sigma",
     )
 
 
@@ -42,10 +52,11 @@ class FfcOptions(PartOptions):
 class CalibratePhase:
     """Closing phase: sums V's upper triangle and U, installs (W*)^T. No other array changes.
 
-    The features stay at unit length, and the head is calibrated for those.
+    The features stay at unit length, and the head is calibrated for those. ridge: None for the one that
+    the noise asks for.
     """
 
-    ridge: float = 0.1
+    ridge: float | None = None
 
     @property
     def kind(self) -> str:
@@ -73,7 +84,8 @@ class CalibratePhase:
         before_CD = _head(context)
         gram_DD = unpacked(sums["gram"], before_CD.shape[1])
         moment_DC = np.asarray(sums["moment"], dtype=np.float64)
-        after_CD = least_squares(gram_DD, moment_DC, ridge=self.ridge).T.astype(np.float32)
+        ridge = self.ridge_under(context)
+        after_CD = least_squares(gram_DD, moment_DC, ridge=ridge).T.astype(np.float32)
         before = squared_error(before_CD, gram_DD, moment_DC)
         after = squared_error(after_CD, gram_DD, moment_DC)
         state = {**context.state, HEAD: np.ascontiguousarray(after_CD)} if after < before else context.state
@@ -83,6 +95,13 @@ class CalibratePhase:
             "squared_error_after": min(before, after) / samples,
         }
         return PhaseResult(state=state, figures=figures)
+
+    def ridge_under(self, context: PhaseContext) -> float:
+        """lambda: the job's own, else what is as large as the noise's largest eigenvalue."""
+        if self.ridge is not None:
+            return self.ridge
+        deviation = context.noise.get("gram", 0.0)
+        return 2.0 * deviation * math.sqrt(_head(context).shape[1]) if deviation else RIDGE
 
 
 def packed(gram_DD: FloatArray) -> FloatArray:

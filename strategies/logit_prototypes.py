@@ -7,6 +7,9 @@ that hold the class gives the same loss. With `count_weighted` (not the paper's)
 divided by the sums of class counts instead, and a sample weighs the same at every silo.
 Leaks those sums: for a class that one silo holds alone the row is that silo's mean logits, which is why
 rows of classes with few holders are not sent. count_weighted also leaks the federation's class counts.
+With `logit_clip` L each sample's logits are clipped to the norm L, and a record moves the sums by at most
+L. So it does the means: one more sample moves the mean of n by |v - mean| / (n + 1) <= 2 L / (n + 1), and
+the first one moves a row of zeros by |v| <= L.
 
 C = classes.
 """
@@ -36,6 +39,12 @@ class PrototypeOptions(PartOptions):
     count_weighted: bool = Field(
         default=False, description="every sample weighs the same, not every silo (the paper: every silo)"
     )
+    logit_clip: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="norm to which each sample's logits are clipped; a private job needs one",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +59,21 @@ class PrototypesPhase:
         """Shapes: prototypes or prototype_sums (C, C), class_counts (C,)."""
         C = context.classes
         clipped = Quantity(name=CLIPPED, bound=float(MAX_VALUES), is_count=True)
-        if not _is_count_weighted(context):
-            return Quantity(name="prototypes", shape=(C, C), bound=LOGIT_BOUND), clipped
-        sums = Quantity(name="prototype_sums", shape=(C, C), bound=LOGIT_SUM_BOUND)
-        return sums, Quantity(name="class_counts", shape=(C,), bound=MAX_COUNT, is_count=True), clipped
+        options = options_of(PrototypeOptions, context.options)
+        change = options.logit_clip
+        if not options.count_weighted:
+            means = Quantity(name="prototypes", shape=(C, C), bound=LOGIT_BOUND, sensitivity_l2=change)
+            return means, clipped
+        sums = Quantity(name="prototype_sums", shape=(C, C), bound=LOGIT_SUM_BOUND, sensitivity_l2=change)
+        counts = Quantity(name="class_counts", shape=(C,), bound=MAX_COUNT, is_count=True, sensitivity_l2=1.0)
+        return sums, counts, clipped
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write method/prototypes, (C, C) float64; a row is zero where no silo sent its own."""
         prototypes_CC = _joined(context, sums)
-        figures = {
-            "clipped": float(sums[CLIPPED]),
-            "classes_with_prototype": float(np.sum(prototypes_CC.any(axis=1))),
-        }
+        figures = {"classes_with_prototype": float(np.sum(prototypes_CC.any(axis=1)))}
+        if CLIPPED in sums:  # a private job sums none
+            figures["clipped"] = float(sums[CLIPPED])
         return PhaseResult(state={**context.state, PROTOTYPES: prototypes_CC}, figures=figures)
 
 

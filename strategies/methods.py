@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -17,7 +17,7 @@ from strategies.ffc import CalibratePhase, FfcOptions
 from strategies.heads import HEAD
 from strategies.logit_prototypes import PrototypeOptions, PrototypesPhase
 from strategies.losses import LOSS_OPTIONS
-from strategies.presence import PresencePhase
+from strategies.presence import PRESENCE_KIND, PresencePhase
 from strategies.presets import PRESETS
 from strategies.recipe import (
     Closing,
@@ -79,6 +79,12 @@ class Strategy:
     def trains(self, parameter: str) -> bool:
         """Whether silos train a model parameter: all but those of a frozen head."""
         return not (self.recipe.head.is_frozen and parameter.startswith("head."))
+
+    def under_noise(self) -> Strategy:
+        """The method in a private job: without the phase of presence (strategies/presence.py)."""
+        opening = tuple(kind for kind in self.opening if kind != PRESENCE_KIND)
+        phases = {kind: phase for kind, phase in self.phases.items() if kind != PRESENCE_KIND}
+        return replace(self, opening=opening, phases=MappingProxyType(phases))
 
     def options_of(self, part: type[T]) -> T:
         """The options of one part."""

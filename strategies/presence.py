@@ -4,6 +4,8 @@ A row of a class statistic is sent only where enough silos hold the class, so th
 is one silo's own (docs/protocol.md 4): those of FedDW and FedCSD.
 Leaks how many of the silos in the sum hold each class; two sums over nearly the same silos would show
 the classes of one, so silos refuse the second (docs/protocol.md 6.2).
+A private job has no such phase: its noise would hide the few silos that it counts, and the class rows
+carry noise of their own.
 
 C = classes.
 """
@@ -18,6 +20,8 @@ import numpy as np
 from crypto.layout import Quantity
 from strategies.base import PRESENCE, Array, PhaseContext, PhaseResult
 
+PRESENCE_KIND = "presence"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresencePhase:
@@ -25,14 +29,17 @@ class PresencePhase:
 
     @property
     def kind(self) -> str:
-        return "presence"
+        return PRESENCE_KIND
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Shapes: presence (C,)."""
-        return (Quantity(name="presence", shape=(context.classes,), bound=1.0, is_count=True),)
+        presence = Quantity(
+            name="presence", shape=(context.classes,), bound=1.0, is_count=True, sensitivity_l2=1.0
+        )
+        return (presence,)
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write method/presence, (C,) int64. Figure: classes that no silo holds."""
-        holders_C = sums["presence"].astype(np.int64)
+        holders_C = np.maximum(np.rint(sums["presence"]), 0).astype(np.int64)  # below 0 under noise alone
         figures = {"classes_without_holder": float(np.sum(holders_C == 0))}
         return PhaseResult(state={**context.state, PRESENCE: holders_C}, figures=figures)

@@ -107,11 +107,22 @@ class SoftLabels:
         before = soft_labels_in(context.state, classes=context.classes, options=options)
         counts_C = sums["class_counts"]
         has_samples_C = counts_C > 0
-        means_CC = sums["soft_labels"] / np.maximum(counts_C, 1)[:, None]
+        if counts_C.dtype.kind == "f":  # a noised count is no whole number
+            means_CC = _distributions(sums["soft_labels"])
+        else:
+            means_CC = sums["soft_labels"] / np.maximum(counts_C, 1)[:, None]
         return {
             SOFT_LABELS: np.where(has_samples_C[:, None], means_CC, before.rows_CC),
             KNOWN_ROWS: (has_samples_C | before.is_known_C).astype(np.uint8),
         }
+
+
+def _distributions(noised_CC: FloatArray) -> FloatArray:
+    """Rows without what noise took below zero, at sum 1; even where nothing is left. Shapes: -> (C, C)."""
+    positive_CC = np.maximum(noised_CC, 0.0)
+    totals_C1 = positive_CC.sum(axis=1, keepdims=True)
+    has_left_C1 = totals_C1 > 0
+    return np.where(has_left_C1, positive_CC / np.where(has_left_C1, totals_C1, 1.0), 1.0 / len(noised_CC))
 
 
 def _initial(classes: int, initial: InitialSoftLabels) -> SoftLabelMatrix:

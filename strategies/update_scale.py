@@ -45,7 +45,7 @@ class UpdateScale:
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """The bound is that of an update whose every parameter is update_bound."""
-        if context.update_word != ADAPTIVE_WORD:
+        if not _is_adaptive(context):
             return ()
         return (Quantity(name=MEAN_SQUARE, bound=max(context.update_bound**2, BOUND_RANGE[0])),)
 
@@ -62,16 +62,39 @@ def delta_quantity(context: PhaseContext, *, size: int) -> Quantity:
 
     Shapes: (P,) of the values. Both sides compute it from job and global state alone.
     """
-    bound = adaptive_bound(context) if context.update_word == ADAPTIVE_WORD else None
+    if context.update_clip is not None:
+        return _clipped_quantity(context, context.update_clip, size=size)
+    bound = adaptive_bound(context) if _is_adaptive(context) else None
     is_projected = bound is not None or context.update_kept < 1.0
     seed, share = context.public_seed, context.update_kept
-    word = FIRST_WORD if context.update_word == ADAPTIVE_WORD and bound is None else context.update_word
+    word = FIRST_WORD if _is_adaptive(context) and bound is None else context.update_word
     return Quantity(
         name="delta",
         shape=(size,),
         bound=context.update_bound if bound is None else bound,
         word=word,
         projection=Projection.of(size, seed=seed, share=share) if is_projected else None,
+    )
+
+
+def _is_adaptive(context: PhaseContext) -> bool:
+    """A clip norm bounds every word, so nothing need be learnt of the rounds before."""
+    return context.update_word == ADAPTIVE_WORD and context.update_clip is None
+
+
+def _clipped_quantity(context: PhaseContext, clip: float, *, size: int) -> Quantity:
+    """No word of an update is larger than the norm that the whole of it is clipped to, rotated or not.
+
+    With a share of the words kept, none is larger than the whole update either.
+    """
+    is_projected = context.update_word == ADAPTIVE_WORD or context.update_kept < 1.0
+    projection = Projection.of(size, seed=context.public_seed, share=context.update_kept)
+    return Quantity(
+        name="delta",
+        shape=(size,),
+        bound=min(context.update_bound, clip),
+        word=context.update_word,
+        projection=projection if is_projected else None,
     )
 
 
@@ -87,7 +110,7 @@ def adaptive_bound(context: PhaseContext) -> float | None:
 
 def with_mean_square(context: PhaseContext, values: Mapping[str, Array]) -> Mapping[str, Array]:
     """A silo's values of a train phase, and what it sums for the next bound; as they are in other words."""
-    if context.update_word != ADAPTIVE_WORD or "delta" not in values:
+    if not _is_adaptive(context) or "delta" not in values:
         return values
     delta_P = np.asarray(values["delta"]).reshape(-1)
     total = np.einsum("p,p->", delta_P, delta_P, dtype=np.float64)

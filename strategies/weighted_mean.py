@@ -67,7 +67,7 @@ class TrainPhase:
         """Take the server's step and the mean buffers; nothing where too little data took part."""
         weight = float(sums["weight"])
         data_share = min(max(weight, 0.0), 1.0)  # the ring's resolution leaves 1.0000000001
-        figures = _clipped_figures(context, sums)
+        figures = _clipped_figures(context, sums) if CLIPPED in sums else {}  # a private job sums none
         for part in self.statistics:
             figures.update(part.figures(context, sums))
         if weight <= 0.0:

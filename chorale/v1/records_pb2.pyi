@@ -156,7 +156,7 @@ class JobSummary(_message.Message):
     job_digest: _builtins.bytes
     name: _builtins.str
     status: _builtins.str
-    """running, paused, done, cancelled, failed"""
+    """running, paused, done, cancelled, stopped (by the privacy budget), failed"""
     strategy: _builtins.str
     rounds: _builtins.int
     rounds_completed: _builtins.int

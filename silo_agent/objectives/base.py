@@ -64,7 +64,9 @@ class Setting:
     @property
     def sent_rows_C(self) -> NDArray[np.bool_]:
         """Classes whose rows this silo sends. Before the sum of presence nobody knows who else holds a
-        class, so no row is sent."""
+        class, so no row is sent. In a private job all are: noise protects them, whoever else holds them."""
+        if self.work.spec.privacy is not None:
+            return np.ones(self.work.spec.classes, dtype=np.bool_)
         rows_C = self.work.class_rows
         return np.zeros(self.work.spec.classes, dtype=np.bool_) if rows_C is None else rows_C
 

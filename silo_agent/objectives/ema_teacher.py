@@ -37,7 +37,9 @@ def teacher_logits(setting: Setting, samples: Tensors) -> Tensor:
 def _run(setting: Setting, arrays: Arrays, samples: Tensors) -> Tensor:
     teacher = frozen_copy(setting.received)
     load_arrays(teacher, arrays)
-    return outputs_of(teacher, samples, is_cancelled=setting.work.is_cancelled).logits_NC
+    work = setting.work
+    is_private = work.spec.privacy is not None
+    return outputs_of(teacher, samples, is_cancelled=work.is_cancelled, is_private=is_private).logits_NC
 
 
 def _key(setting: Setting, arrays: Arrays) -> bytes:

@@ -63,7 +63,9 @@ def local_loss(setting: Setting, samples: Tensors, *, teacher: Outputs | None = 
         )
     if teacher is None:
         received = frozen_copy(setting.received)
-        teacher = outputs_of(received, samples, is_cancelled=setting.work.is_cancelled)
+        work = setting.work
+        is_private = work.spec.privacy is not None
+        teacher = outputs_of(received, samples, is_cancelled=work.is_cancelled, is_private=is_private)
     if isinstance(regulariser, FeatureDistillation):
         scale = feature_scale(
             teacher.features_ND, loss_weight=loss_weight, regulariser_weight=regulariser_weight

@@ -27,17 +27,31 @@ def logit_prototypes(setting: Setting) -> Mapping[str, Array]:
     silo lacks, or does not send, are zero. Raises RemoteProtocolError, Cancelled."""
     samples = Tensors.of(setting.work.data.train, setting.device)
     classes = setting.work.spec.classes
-    logits_NC = teacher_logits(setting, samples)
+    options = setting.options(PrototypeOptions)
+    logits_NC = clipped_rows(teacher_logits(setting, samples), options.logit_clip)
     sums_CC = np.asarray(logit_sums(logits_NC, samples.labels, classes=classes).cpu())
     counts_C = np.bincount(setting.work.data.train.labels, minlength=classes)
     is_sent_C = setting.sent_rows_C
-    if setting.options(PrototypeOptions).count_weighted:
+    if options.count_weighted:
         return {
             "prototype_sums": np.where(is_sent_C[:, None], sums_CC, 0.0),
             "class_counts": np.where(is_sent_C, counts_C, 0),
         }
     means_CC = sums_CC / np.maximum(counts_C, 1)[:, None]
     return {"prototypes": np.where(is_sent_C[:, None], means_CC, 0.0)}
+
+
+def clipped_rows(logits_NC: Tensor, clip: float | None) -> Tensor:
+    """Each row at a norm of at most `clip`, in float64; a row with a value that is not finite becomes zero.
+
+    None: as they are. Shapes: -> (N, C).
+    """
+    if clip is None:
+        return logits_NC
+    wide_NC = logits_NC.double()
+    wide_NC = torch.where(wide_NC.isfinite().all(dim=1, keepdim=True), wide_NC, 0.0)
+    norms_N1: Tensor = torch.linalg.vector_norm(wide_NC, dim=1, keepdim=True)
+    return wide_NC * (clip / norms_N1.clamp(min=clip))
 
 
 def logit_sums(logits_NC: Tensor, labels_N: Tensor, *, classes: int) -> Tensor:

@@ -26,15 +26,25 @@ def frozen_copy(model: CutModel) -> CutModel:
 
 
 @torch.no_grad()
-def outputs_of(model: CutModel, samples: Tensors, *, is_cancelled: Callable[[], bool]) -> Outputs:
-    """One pass in eval mode over all samples, in their order. Raises Cancelled."""
+def outputs_of(
+    model: CutModel, samples: Tensors, *, is_cancelled: Callable[[], bool], is_private: bool = False
+) -> Outputs:
+    """One pass in eval mode over all samples, in their order. Raises Cancelled.
+
+    is_private: the last batch is filled up, so that no sample's outputs depend on how many there are.
+    """
     model.eval()
     parts = []
     for start in range(0, len(samples), PASS_BATCH):
         if is_cancelled():
             raise Cancelled("forward pass: no longer wanted")
         inputs, _ = samples.slice(start, start + PASS_BATCH)
-        parts.append(run_model(model, inputs))
+        count = len(inputs)
+        if is_private and count < PASS_BATCH:
+            places_N = torch.arange(start, start + count, device=inputs.device)
+            inputs, _ = samples.take(samples.filled_up(places_N, PASS_BATCH))
+        outputs = run_model(model, inputs)
+        parts.append(Outputs(features_ND=outputs.features_ND[:count], logits_NC=outputs.logits_NC[:count]))
     return Outputs(
         features_ND=_join([part.features_ND for part in parts]),
         logits_NC=_join([part.logits_NC for part in parts]),

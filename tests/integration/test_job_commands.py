@@ -82,11 +82,15 @@ def test_submit_with_watch_stays_until_the_job_is_done(tmp_path: Path) -> None:
 
 def test_silo_shows_its_ledger_and_compares_it_with_its_audit_log(finished: LocalFederation) -> None:
     config = finished.folder / "silo-0.yaml"
-    version, job = _lines(run_cli("silo", "ledger", "--config", config))
+    version, job, data_set, by_job, warning = _lines(run_cli("silo", "ledger", "--config", config))
     assert version == "newest roster: version 1"
     assert job.split()[1:] == ["approved", "2", "rounds", "ops", "one-hot"]
+    assert data_set == "data set silo-0-data: epsilon 0 of 10 spent, 10 left (delta 1e-05)"
+    assert by_job.split()[1:] == ["not", "private", "4", "inputs", "one-hot"]
+    assert warning.strip().startswith("4 inputs left without noise: ")
     (checked,) = _lines(run_cli("silo", "ledger", "--config", config, "--check"))
-    assert checked.endswith(": 4 reveals agree with the audit log")  # roll-call, two rounds, evaluation
+    # roll-call, two rounds, evaluation
+    assert checked.endswith(": 4 reveals and 4 spends agree with the audit log")
 
 
 def test_ledger_check_tells_of_an_audit_log_that_was_cut_short(
@@ -97,9 +101,10 @@ def test_ledger_check_tells_of_an_audit_log_that_was_cut_short(
     log = state / "audit.jsonl"
     log.write_bytes(log.read_bytes().splitlines(keepends=True)[0])
     config, override = finished.folder / "silo-0.yaml", {"CHORALE_SILO_DIRECTORY": str(state)}
-    agreeing, cut = _lines(run_cli("silo", "ledger", "--config", config, "--check", extra_env=override))
-    assert agreeing.endswith(": 0 reveals agree with the audit log")
-    assert cut.startswith(f"{log}: lacks 4 reveals of the ledger")
+    agreeing, *cut = _lines(run_cli("silo", "ledger", "--config", config, "--check", extra_env=override))
+    assert agreeing.endswith(": 0 reveals and 0 spends agree with the audit log")
+    for line, what in zip(cut, ("reveals", "spends"), strict=True):
+        assert line.startswith(f"{log}: lacks 4 {what} of the ledger")
 
 
 def test_silo_without_waiting_jobs_says_so(finished: LocalFederation) -> None:

@@ -30,10 +30,11 @@ from crypto.coordinator_session import CoordinatorSession
 from crypto.identity import Identity, MemberId, PrivateKey, Role
 from crypto.masking import Masker, Source, UnmaskPlan
 from crypto.roster import Member, Roster, open_roster, sign_roster
+from silo_agent.budget import Spend
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.inputs import Inputs
 from silo_agent.job_book import JobBook
-from silo_agent.ledger import Ledger
+from silo_agent.ledger import SPENT_EVENT, Ledger, spend_fields
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Work
 from silo_agent.participate import Participant
@@ -194,6 +195,8 @@ class Agent:
         self.metrics = SiloMetrics()
         self.carrier = MemoryCarrier(self.folder, self.hub.states)
         self.reveals = self.ledger.reveals(policy=self.policy, data_set="data")
+        self.budget = self.ledger.budget(policy=self.policy, data_set="data", tell=self._tell_spend)
+        self.budget.release_dead()
         rosters = Rosters(
             identity=own,
             authority=authority,
@@ -217,12 +220,14 @@ class Agent:
                 jobs=jobs,
                 rosters=rosters,
                 reveals=self.reveals,
+                budget=self.budget,
                 clock=clock,
             ),
             reveals=self.reveals,
             inputs=Inputs(
                 silo=self.name,
                 policy=self.policy,
+                budget=self.budget,
                 metrics=self.metrics,
                 load_data=self._data,
                 load_objective=lambda: self.objective,
@@ -232,6 +237,9 @@ class Agent:
             metrics=self.metrics,
             send=self.sent.put_nowait,
         )
+
+    def _tell_spend(self, spend: Spend) -> None:
+        self.audit.append(SPENT_EVENT, **spend_fields(spend))
 
     def _data(self, job: Job) -> SiloData:
         return SiloData(train=_zeros(self.samples), holdout=_zeros(25), name="data")

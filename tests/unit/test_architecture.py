@@ -26,7 +26,8 @@ ARROWS = {
 }
 # what the innermost packages may import of others
 OUTSIDE = {"crypto": {"numpy", "cryptography"}, "strategies": {"numpy", "pydantic"}}
-NUMBA_PLACE = "crypto/compiled.py"  # within functions that silos call: numba is optional, and slow to import
+# optional: imported where it is used, never when a process starts
+COMPILER = "numba"
 # where torch and what needs it may appear
 TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
@@ -118,8 +119,8 @@ def test_imports_run_one_way() -> None:
 def test_inner_packages_lean_on_little(package: str) -> None:
     allowed = OUTSIDE[package] | ARROWS[package] | set(sys.stdlib_module_names) - {"asyncio", "socket"}
     mine = [one for one in imports() if one.path.startswith(f"{package}/")]
-    odd = [one for one in mine if one.top not in allowed]
-    assert [str(one) for one in odd if (one.path, one.top) != (NUMBA_PLACE, "numba")] == []
+    wrong = [one for one in mine if one.top not in allowed and not (one.top == COMPILER and one.is_lazy)]
+    assert [str(one) for one in wrong] == []
 
 
 def test_torch_stays_where_it_belongs() -> None:
@@ -147,7 +148,7 @@ def test_grpc_is_not_imported_by_what_only_checks_and_computes() -> None:
 @pytest.mark.parametrize("module", ENTRIES)
 def test_processes_start_without_torch_and_numba(module: str) -> None:
     loaded = modules_after(f"import {module}")
-    assert loaded.isdisjoint({*TORCH, "numba"})
+    assert loaded.isdisjoint({*TORCH, COMPILER})
 
 
 def test_help_imports_neither_torch_nor_grpc() -> None:

@@ -38,6 +38,7 @@ KEYS = [
     "upload_to_float32",
     "silo_peak_to_vector",
     "coordinator_peak_to_vector",
+    "noise_to_mask",
 ]
 
 
@@ -73,6 +74,25 @@ def test_every_row_of_its_json_is_a_figure_of_its_json_with_the_target_of_the_wo
     assert rows["silo masking / its key streams, w = 16"]["value"] == report["mask_to_keystream"]
     assert rows["coordinator unmasking / its key streams, w = 16"]["target"] == 1.5
     assert len(rows) == 7
+
+
+@pytest.mark.parametrize("word", [16, 32, 64])
+def test_under_noise_one_row_holds_its_cost_against_masking(
+    word: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--silos", "4", "--length", "20000", "--drop", "1", "--word", str(word), "--noise", "--json"]
+    assert secagg.main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == [*KEYS, "rows"]
+    assert report["noise_cpu_seconds"] > 0.0
+    assert report["noise_to_mask"] == pytest.approx(
+        report["noise_cpu_seconds"] / report["silo_mask_cpu_seconds"]
+    )
+    (row,) = report["rows"]
+    assert (row["name"], row["target"]) == (f"noise / silo masking, w = {word}", 0.6)
+    assert row["value"] == report["noise_to_mask"]
+    # of 20,000 numbers, each the noise of three silos of standard deviation 1, the largest is above 3
+    assert report["max_abs_error"] > 3.0
 
 
 def test_the_floor_draws_every_byte_of_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:

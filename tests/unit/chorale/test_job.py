@@ -338,3 +338,18 @@ def test_a_state_with_an_odd_size_of_updates_gets_no_terms(
 ) -> None:
     with pytest.raises(ConfigError, match="state: method/update_rms: expected "):
         terms_of(make_job(update_word=16), party, {**state, "method/update_rms": rms}, round=1, phase="train")
+
+
+def test_context_of_a_private_phase_says_how_strong_its_sums_noise_is(
+    make_job: Callable[..., Job], state: State
+) -> None:
+    privacy = {
+        "records": {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1},
+        "statistics_noise_multiplier": 3.0,
+    }
+    for job, least in ((make_job(), 0), (make_job(privacy=privacy), 1)):
+        key = PhaseKey(job_digest=job.digest, round=0, phase="roll-call.0", attempt=1)
+        noise = job.context(key, state, 4).noise
+        assert len(noise) == least
+    # 3 by the two silos of four that are relied on; the sum has that of all four
+    assert noise == {"samples": pytest.approx(3.0 * 2**0.5, rel=1e-3)}

@@ -13,6 +13,7 @@ from cli.demo_setup import DemoPlan, clean_folder, write_coordinator, write_job,
 from cli.job import read_spec
 from coordinator.settings import CoordinatorSettings
 from crypto.errors import ConfigError
+from silo_agent.policy import load_policy
 from silo_agent.settings import SiloSettings
 
 
@@ -72,6 +73,49 @@ def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
         clean_folder(plan),
     ):
         pass
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf"), 10.5])
+def test_epsilon_that_no_policy_gives_is_refused(epsilon: float, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--epsilon: expected more than 0 and at most 10, .* got "):
+        _plan(tmp_path, dp="records", epsilon=epsilon)
+
+
+def test_epsilon_without_privacy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^--epsilon: expected --dp records or --dp sums beside it"):
+        _plan(tmp_path, epsilon=4.0)
+
+
+def test_method_that_cannot_be_private_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    _plan(tmp_path, dp="records", strategy="fedexp")
+    _plan(tmp_path, dp="sums", strategy="fedcsd")  # whose logits the demo clips
+    with pytest.raises(ConfigError, match="^--dp: .*sums the length of the silo's update"):
+        _plan(tmp_path, dp="sums", strategy="fedexp")
+
+
+@pytest.mark.parametrize(("dp", "default"), [("records", 8.0), ("sums", 4.0)])
+def test_private_plan_gives_job_and_policy_the_same_epsilon(dp: str, default: float, tmp_path: Path) -> None:
+    for asked, budget in ((None, default), (2.5, 2.5)):
+        plan = _plan(tmp_path / "out", dp=dp, epsilon=asked)
+        with clean_folder(plan):
+            write_silo(plan, "silo-1", coordinator="127.0.0.1:1")
+            spec = read_spec(write_job(plan))
+            policy = load_policy(plan.folder("silo-1") / "policy.yaml").privacy
+        assert (policy.epsilon, policy.required) == (budget, True)
+        assert spec.privacy is not None
+        assert (spec.privacy.epsilon, spec.privacy.delta) == (budget, policy.delta)
+        assert (spec.privacy.records is not None, spec.privacy.sums is not None) == (
+            dp == "records",
+            dp == "sums",
+        )
+
+
+def test_plan_without_privacy_leaves_the_policy_as_it_is(tmp_path: Path) -> None:
+    plan = _plan(tmp_path / "out")
+    with clean_folder(plan):
+        write_silo(plan, "silo-1", coordinator="127.0.0.1:1")
+        assert read_spec(write_job(plan)).privacy is None
+        assert not load_policy(plan.folder("silo-1") / "policy.yaml").privacy.required
 
 
 def test_written_files_are_what_the_parties_accept(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import ClassVar
@@ -17,6 +18,7 @@ from cli import progress, report
 from cli.errors import CommandFailed
 from cli.job import check_done
 from cli.progress import JobHistory
+from cli.promise import Promise
 from crypto.errors import BudgetExhausted, PolicyRefusal
 
 # DESIGN's contract with other programs
@@ -212,6 +214,44 @@ def test_refused_job_ends_the_command_by_why_silos_refused(code: str, error: typ
     refused = _record(0, "roll-call.0", result="used-up", reason="refused", cohort=[], left_out=left)
     with pytest.raises(error, match="job 6a6a6a6a6a6a: failed: refused by silos"):
         check_done(_history(refused, status="failed", reason="refused by silos"))
+
+
+def test_job_that_the_budget_stopped_ends_the_command_as_refused() -> None:
+    left = [LeftOut(silo="a", stage="waiting", reason="budget")]
+    last = _record(3, "train", result="used-up", reason="budget", cohort=[], left_out=left)
+    stopped = _history(last, status="stopped", reason="budget: the model after 2 of 3 rounds stays")
+    assert stopped.has_ended
+    with pytest.raises(BudgetExhausted, match="job 6a6a6a6a6a6a: stopped: budget: the model after 2 of 3"):
+        check_done(stopped)
+
+
+PROMISE = Promise(
+    epsilon=7.98,
+    delta=1e-5,
+    unit="record",
+    multipliers={"records.noise_multiplier": 1.5},
+    count_deviation=6.0,
+)
+
+
+def test_report_of_a_private_job_tells_what_it_cost(history: JobHistory) -> None:
+    history.records[-1].figures["tested"] = 300.0
+    document = json.loads(json.dumps(report.document(history, promise=PROMISE, spent={"a": 7.5, "b": 3.25})))
+    assert (document["epsilon"], document["epsilon_unit"], document["delta"]) == (7.98, "record", 1e-5)
+    assert document["epsilon_spent_by_silo"] == {"a": 7.5, "b": 3.25}
+    assert document["noise_multipliers"] == {"records.noise_multiplier": 1.5}
+    # correct / tested, each with a deviation of 6: 6 / 300 and 0.8 * 6 / 300
+    assert document["accuracy_noise"] == pytest.approx(0.02 * math.hypot(1.0, 0.8))
+    text = report.page(document)
+    for told in ("epsilon 7.98 at delta 1e-05, for each record", "<td>3.25</td>", "after noise on all"):
+        assert told in text
+    assert "exact in fixed point" not in text
+
+
+def test_report_of_a_job_without_privacy_says_nothing_of_it(history: JobHistory) -> None:
+    document = report.document(history)
+    assert document["accuracy_noise"] is None
+    assert "Differential privacy" not in report.page(document)
 
 
 @pytest.mark.parametrize(("status", "reason"), [("failed", "max-attempts"), ("cancelled", "")])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from cli.job import _initial_state, read_spec, tell_absent
+from chorale.job_spec import JobSpec
+from chorale.privacy_plan import planned_epsilon
+from chorale.state import state_to_bytes
+from cli.job import _initial_state, read_spec, solved, tell_absent
+from cli.promise import promise_of
 from crypto.errors import ConfigError
 from tests.unit.cli.conftest import Desk
 
@@ -28,6 +35,58 @@ def test_silos_that_are_not_there_are_named(
     tell_absent(read_spec(desk.job()), connected)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", told)
+
+
+VOTES = {"model/votes": np.zeros(100, np.float32)}
+SUMS = {"epsilon": 4.0, "sums": {"clip_norm": 0.5}}
+
+
+def _private(desk: Desk, **privacy: Any) -> JobSpec:
+    model = {"model": {"name": "custom"}, "rounds": 3}
+    return read_spec(desk.job(**model, privacy={**SUMS, **privacy}))
+
+
+def test_noise_is_solved_for_and_told(desk: Desk) -> None:
+    spec, line = solved(_private(desk), state_to_bytes(VOTES))
+    assert spec.privacy is not None
+    assert spec.privacy.sums is not None
+    assert spec.privacy.unsolved == ()
+    cost = planned_epsilon(spec, VOTES)
+    assert 0.98 * 4.0 <= cost <= 4.0
+    assert line == (
+        f"privacy: epsilon {cost:.4g} at delta 1e-05 for the whole job, unit silo; noise multipliers: "
+        f"sums.noise_multiplier {spec.privacy.sums.noise_multiplier:g}, "
+        f"statistics_noise_multiplier {spec.privacy.statistics_noise_multiplier:g} "
+        "(solved for: statistics_noise_multiplier, sums.noise_multiplier)"
+    )
+
+
+def test_given_noise_that_costs_more_than_the_target_is_refused(desk: Desk) -> None:
+    given = {"statistics_noise_multiplier": 50.0, "sums": {"clip_norm": 0.5, "noise_multiplier": 2.0}}
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon: expected noise .* at most 4, got [0-9.]+$"):
+        solved(_private(desk, **given), state_to_bytes(VOTES))
+    spec, line = solved(_private(desk, **given, epsilon=None), state_to_bytes(VOTES))
+    assert "solved" not in line
+    assert f"epsilon {planned_epsilon(spec, VOTES):.4g} " in line
+
+
+def test_job_without_privacy_is_submitted_as_it_is(desk: Desk) -> None:
+    spec = read_spec(desk.job())
+    assert solved(spec, b"") == (spec, "")
+
+
+def test_promise_tells_how_noise_drowns_few_silos(desk: Desk) -> None:
+    spec, _ = solved(_private(desk), state_to_bytes(VOTES))
+    assert spec.privacy is not None
+    assert spec.privacy.sums is not None
+    multiplier = spec.privacy.sums.noise_multiplier
+    assert multiplier is not None
+    promise = promise_of(spec, VOTES)
+    # m = 3 and h = 2: noise of variance 3/2 (z C / 3)^2 on each of 100 numbers of the mean
+    assert promise.update_noise == pytest.approx(10 * math.sqrt(1.5) * multiplier / 3, rel=0.02)
+    assert promise.count_deviation == pytest.approx(
+        math.sqrt(1.5) * (spec.privacy.statistics_noise_multiplier or 0), rel=0.02
+    )
 
 
 def test_weights_of_another_model_are_refused_before_submission(desk: Desk, tmp_path: Path) -> None:

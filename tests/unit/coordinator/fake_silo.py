@@ -1,7 +1,7 @@
 """Silos without an agent: real sessions over real gRPC, one-hot inputs, and ways to go away.
 
 A silo does what an honest one does until told otherwise: `vanish_on` names the message at which
-it drops its connection, `refuse_with` what it answers to a task.
+it drops its connection, `refuse_with` what it answers to a task, from round `refuse_from` on.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class FakeSilo:
     identity: Identity
     vanish_on: tuple[str, str] | None = None
     refuse_with: Refusal | None = None
+    refuse_from: int = 0
     accuse: tuple[int, str] | None = None  # round in which it complains, and of whom
     ledger: MemoryLedger = field(default_factory=RoundLedger)
     told: dict[str, list[Any]] = field(default_factory=dict)
@@ -143,7 +144,7 @@ class FakeSilo:
 
     async def _on_task(self, task: pb.PhaseTask) -> None:
         key = wire.key_from_wire(task.key)
-        if self.refuse_with is not None:
+        if self.refuse_with is not None and key.round >= self.refuse_from:
             self.say(pb.SiloMessage(refused=wire.refused_to_wire(self.refuse_with, key)))
             return
         chunks = self._stub.Download(
@@ -237,6 +238,7 @@ def one_hot(terms: SessionTerms, kind: str, place: int, silos: int) -> dict[str,
         return {"silos": 1, "samples": SAMPLES}
     values: dict[str, Any] = {"correct": place, "tested": 10, "loss_sum": float(place)}
     if kind == "train":
-        size = next(quantity.size for quantity in terms.layout.quantities if quantity.name == "delta")
+        shape = next(quantity.shape for quantity in terms.layout.quantities if quantity.name == "delta")
+        size = int(np.prod(shape))
         values |= {"delta": np.eye(size)[place] / silos, "weight": 1 / silos}
     return values

@@ -96,6 +96,34 @@ async def test_job_ends_with_the_refusal_when_too_many_silos_refuse_it(make_hub)
     assert (records[0].result, records[0].reason) == ("used-up", "refused")
 
 
+async def test_job_whose_silos_may_spend_no_more_stops_with_the_model_so_far(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    hub.start_silos(silo_0={"refuse_with": Refusal.BUDGET, "refuse_from": 2})
+    digest = await hub.submit(rounds=3)
+
+    summary, records = await hub.finish(digest)
+
+    assert (summary.status, summary.rounds_completed) == ("stopped", 1)
+    assert summary.reason == (
+        "budget: refused by silos: silo-0 (budget); the model after 1 of 3 rounds stays"
+    )
+    assert [(record.round, record.result, record.reason) for record in records] == [
+        (0, "applied", ""), (1, "applied", ""), (2, "used-up", "budget"),
+    ]  # fmt: skip
+    state = state_from_bytes(await hub.fetch(digest))
+    np.testing.assert_allclose(state["model/votes"][:3], [1 / 3, 1 / 3, 1 / 3], atol=1e-6)
+
+
+async def test_job_that_the_budget_refuses_before_its_first_round_has_failed(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    hub.start_silos(silo_0={"refuse_with": Refusal.BUDGET})
+    summary, records = await hub.finish(await hub.submit(rounds=1))
+    assert (summary.status, summary.reason) == ("failed", "budget: refused by silos: silo-0 (budget)")
+    assert records[0].reason == "budget"
+
+
 async def test_coordinator_that_stops_in_unmask_resumes_the_same_session(make_hub):
     hub = make_hub(silos=4)
     await hub.start()
@@ -214,3 +242,23 @@ async def test_job_whose_operator_left_the_roster_starts_no_further_phase(make_h
     assert summary.status == "failed"
     assert "does not hold operator ops" in summary.reason
     assert [record.phase for record in records] == ["roll-call.0"]
+
+
+async def test_private_job_reports_how_seldom_its_noise_leaves_a_word(make_hub):
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos()
+    privacy = {
+        "sums": {"clip_norm": 0.5, "noise_multiplier": 2.0},
+        "statistics_noise_multiplier": 0.05,
+    }
+    digest = await hub.submit(rounds=1, privacy=privacy, update_word=16)
+
+    summary, records = await hub.finish(digest)
+
+    assert summary.status == "done"
+    assert [record.phase for record in records] == ["roll-call.0", "train", "evaluate.0"]
+    for record in records:
+        assert record.result == "applied"
+        assert 0 <= dict(record.figures)["wrap_probability"] <= 2.0**-40
+    assert records[1].figures["wrap_probability"] > 0  # 16 bits have little room

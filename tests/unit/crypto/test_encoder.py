@@ -143,7 +143,7 @@ def test_a_whole_number_stays_whatever_the_die(die: int, expected: list[int], dt
     value_B = np.array([3.0, 3.5, -3.0, -2.5, 0.0, -0.0], dtype)
     for loop in loops(dtype, np.int16):
         out_B = np.zeros(6, np.int16)
-        loop(value_B, np.full(6, die, np.uint16), out_B, dtype(1), dtype(np.inf), dtype(SIDES))
+        loop(value_B, np.full(6, die, np.uint16), out_B, dtype(1), dtype(np.inf), dtype(SIDES), dtype(1))
         assert out_B.tolist() == expected
 
 

@@ -341,7 +341,11 @@ def test_moment_is_a_class_statistic_and_the_gram_matrix_is_not() -> None:
 def test_ridge_is_an_option_of_methods_that_calibrate_and_of_no_other() -> None:
     phase = strategy_for("spherefed", {"ridge": 0.0}).phase("calibrate")
     assert phase == CalibratePhase(ridge=0.0)
-    assert strategy_for("spherefed", {}).phase("calibrate") == CalibratePhase(ridge=0.1)
+    unsaid = strategy_for("spherefed", {}).phase("calibrate")
+    assert unsaid == CalibratePhase(ridge=None)
+    sums = {"gram": packed(worked_example()[0]), "moment": worked_example()[1]}
+    said = CalibratePhase(ridge=0.1).apply(context(np.eye(2)), sums)
+    assert np.array_equal(unsaid.apply(context(np.eye(2)), sums).state[HEAD], said.state[HEAD])
     with pytest.raises(ConfigError, match=r"strategy.options.ridge: .*greater than or equal to 0, got -1"):
         strategy_for("spherefed", {"ridge": -1.0})
     with pytest.raises(ConfigError, match="strategy.options.ridge: unknown option, fedbabu has none"):

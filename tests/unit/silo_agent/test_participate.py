@@ -483,7 +483,9 @@ async def test_an_ended_session_answers_nothing_more(make_hub: MakeHub) -> None:
     assert await agent.refusal() == "stage"
 
 
-async def test_the_audit_trail_tells_of_adverts_and_refusals_without_numbers(make_hub: MakeHub) -> None:
+async def test_the_audit_trail_tells_of_adverts_spends_and_refusals_without_numbers(
+    make_hub: MakeHub,
+) -> None:
     hub = await enrolled(make_hub)
     agent = hub.agents["silo-0"]
     agent.tell(task=changed(hub.begin(1, "train").task, session_digest=bytes(32)))
@@ -491,6 +493,7 @@ async def test_the_audit_trail_tells_of_adverts_and_refusals_without_numbers(mak
     entries = list(read_entries(agent.folder / "audit.jsonl"))
     assert [(entry["event"], entry["phase"]) for entry in entries] == [
         ("advertised", "roll-call.0"),
+        ("spent", "roll-call.0"),
         ("refused", "train"),
     ]
 

@@ -12,6 +12,7 @@ from chorale.job import JobSpec, StrategySpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.layout import Quantity
 from silo_agent.policy import Policy, load_policy
+from silo_agent.privacy_policy import PrivacyPolicy
 from tests.support.agents import Hub
 from tests.support.sessions import make_federation, make_terms
 
@@ -93,8 +94,10 @@ def test_sample_counts_are_rounded_down() -> None:
 
 def test_the_description_shows_every_field_and_what_is_refused() -> None:
     text = policy(operators=["alice"], max_cohort_changes=0).describe()
-    for name in Policy.model_fields:
+    for name in Policy.model_fields.keys() - {"privacy"}:
         assert f"{name}: " in text
+    for name in PrivacyPolicy.model_fields:
+        assert f"privacy.{name}: " in text
     assert "operators: [alice]" in text
     assert "strategies: null" in text
     assert "- every job that nobody approved here (chorale silo approve)" in text

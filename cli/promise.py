@@ -1,0 +1,93 @@
+"""What a private job promises and what its noise does to its results, for those who submit and read it.
+
+Source: docs/privacy.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from chorale.job_spec import JobSpec
+from chorale.phase_context import phase_context
+from chorale.privacy import DELTA, noise_deviations, noised, privacy_of
+from chorale.privacy_plan import planned_epsilon
+from chorale.privacy_spec import PrivacySpec
+from chorale.state import GlobalState
+from crypto.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """epsilon: what the whole plan costs one silo's data set, at delta. unit: record or silo.
+
+    multipliers: by field of the job's `privacy`. count_deviation: standard deviation of the noise in a
+    summed count of all silos. update_noise: length of the noise on a round's mean update in clip norms,
+    the longest that a mean update can be; 0 where it carries none.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    multipliers: Mapping[str, float] = field(default_factory=dict)
+    count_deviation: float = 0.0
+    update_noise: float = 0.0
+
+    def line(self) -> str:
+        """One line for a person."""
+        noise = ", ".join(f"{name} {value:g}" for name, value in self.multipliers.items())
+        return (
+            f"privacy: epsilon {self.epsilon:.4g} at delta {self.delta:g} for the whole job, "
+            f"unit {self.unit}; noise multipliers: {noise}"
+        )
+
+    def accuracy_deviation(self, accuracy: float, tested: float) -> float:
+        """Standard deviation of a measured accuracy by the noise in its two counts, to first order."""
+        if not tested > 0:
+            return math.inf
+        return self.count_deviation * math.sqrt(1.0 + accuracy**2) / tested
+
+
+def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
+    """What a job with its multipliers promises. state: any of its global states, for the shapes.
+
+    Raises ConfigError for a job that costs more than the target it names.
+    """
+    privacy, members = privacy_of(spec), spec.named_per_round
+    cost = planned_epsilon(spec, state)
+    if privacy.epsilon is not None and cost > privacy.epsilon:
+        raise ConfigError(
+            f"privacy.epsilon: expected noise multipliers that cost at most {privacy.epsilon:g}, "
+            f"got {cost:.4g}"
+        )
+    deviations, size = _train_noise(spec, state, members)
+    clip = 0.0 if privacy.sums is None else privacy.sums.clip_norm
+    weight = privacy.declared_weight(members) * members
+    return Promise(
+        epsilon=cost,
+        delta=privacy.delta,
+        unit=privacy.unit,
+        multipliers=multipliers_of(privacy),
+        count_deviation=deviations["correct"],
+        update_noise=deviations.get(DELTA, 0.0) * math.sqrt(size) / (clip * weight) if clip else 0.0,
+    )
+
+
+def multipliers_of(privacy: PrivacySpec) -> dict[str, float]:
+    """Those that are not null, by field."""
+    found: dict[str, float | None] = {}
+    if privacy.records is not None:
+        found["records.noise_multiplier"] = privacy.records.noise_multiplier
+    if privacy.sums is not None:
+        found["sums.noise_multiplier"] = privacy.sums.noise_multiplier
+    found["statistics_noise_multiplier"] = privacy.statistics_noise_multiplier
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _train_noise(spec: JobSpec, state: GlobalState, members: int) -> tuple[dict[str, float], int]:
+    """Deviations of the noise in the sums of a train phase, and the words of the summed update."""
+    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
+    quantities = noised(spec.method.phase("train").quantities(context), spec, members)
+    sizes = {quantity.name: quantity.size for quantity in quantities}
+    return noise_deviations(quantities, members), sizes[DELTA]

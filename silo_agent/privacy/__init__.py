@@ -1,0 +1,1 @@
+"""What a silo does to keep a job's promise of privacy."""

@@ -1,0 +1,67 @@
+"""Gradients of single samples, clipped, cut to whole numbers and summed without any rounding.
+
+In floating point a sum depends on the order of its terms, so one sample more may move it by more than its
+own length, and the last bits of a noised float tell what was added to it (Mironov 2012; Casacuberta et al.
+2022, arXiv 2207.10635). Here a clipped gradient is a vector of whole units, shorter than the clip after it
+was cut towards zero, and whole numbers add up exactly. Source: docs/privacy.md "Records".
+"""
+
+# N = samples of one micro-batch, P = values of all trained parameters together
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# room for the float32 products below and the float64 norm: less than 2^-22 together
+_MARGIN = 1.0 - 2.0**-20
+_PART_VALUES = 1 << 17  # 1 MiB in float64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clipped:
+    """sum_P: int64, in units. dropped: samples without a finite gradient, which count as zero."""
+
+    sum_P: Tensor
+    dropped: int
+
+
+def clipped_sum(gradients: list[Tensor], *, count: int, clip_norm: float, clip_units: float) -> Clipped:
+    """The sum of the first `count` gradients, each clipped to clip_norm over all parameters together.
+
+    Shapes: (N, *shape) of each parameter -> (P,). Units: clip_norm is clip_units units. A sample moves the
+    sum by whole numbers of norm at most clip_units, whatever its gradient: one that is not finite counts as
+    zero, one that is zero stays zero. What is past `count` fills up and weighs nothing. Overwrites the
+    gradients.
+    """
+    rows = [gradient.flatten(1) for gradient in gradients]
+    norm_N = _norms(rows)
+    is_finite_N = norm_N.isfinite()
+    factor_N = (_MARGIN * clip_units / norm_N.clamp(min=clip_norm)).masked_fill(~is_finite_N, 0.0)
+    factor_N[count:] = 0.0
+    dropped = int((~is_finite_N[:count]).sum())
+    if not is_finite_N.all():
+        for row in rows:  # NaN times zero is NaN
+            row.masked_fill_(~is_finite_N[:, None], 0.0)
+    return Clipped(sum_P=torch.cat([_units(row, factor_N) for row in rows]), dropped=dropped)
+
+
+def _norms(rows: list[Tensor]) -> Tensor:
+    """In float64: no square of a float32 overflows, and the sum is right to P 2^-53. Shapes: -> (N,)."""
+    squares = [torch.cat([part.double().square().sum(dim=1) for part in _parts(row)]) for row in rows]
+    return torch.stack(squares).sum(dim=0).sqrt()
+
+
+def _units(row: Tensor, factor_N: Tensor) -> Tensor:
+    """Whole numbers below 2^33, so that a float64 sum of 2^20 of them is exact."""
+    total = torch.zeros(row.shape[1], dtype=torch.float64, device=row.device)
+    for part, factor in zip(_parts(row), _parts(factor_N.to(row.dtype), row.shape[1]), strict=True):
+        total += part.mul_(factor[:, None]).trunc_().double().sum(dim=0)
+    return total.to(torch.int64)
+
+
+def _parts(row: Tensor, width: int = 0) -> tuple[Tensor, ...]:
+    """As many samples at a time as stay in a core's cache."""
+    return torch.split(row, max(1, _PART_VALUES // (width or row.shape[1])))

@@ -1,0 +1,24 @@
+"""Which models a silo trains in a private job: those in which every sample stands by itself."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from crypto.errors import ConfigError
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+def check_keeps_samples_apart(model: nn.Module) -> None:
+    """Raises ConfigError for a layer that mixes the records of a batch or keeps something of them."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, BATCH_NORM):
+            raise ConfigError(
+                f"model: {name} is a batch normalisation, which mixes the records of a batch: a private job "
+                "needs norm: group (or none)"
+            )
+        for kept, _ in layer.named_buffers(recurse=False):
+            raise ConfigError(
+                f"model: {name} keeps a buffer, {kept}, which no noise covers: a private job needs a model "
+                "without"
+            )

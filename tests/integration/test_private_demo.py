@@ -1,0 +1,138 @@
+"""`chorale demo --dp`, and jobs whose silos may spend no more: real processes, real ledgers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chorale.accountant import epsilon
+from chorale.privacy import releases_of
+from silo_agent.policy import Policy
+from strategies.base import TOTAL
+from tests.support.federation import LocalFederation
+from tests.support.processes import REPOSITORY, environment, run_cli
+
+pytestmark = pytest.mark.timeout(300)
+PRIVACY = {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0}
+BY_CHANCE = 0.1  # of ten digits
+
+
+def _demo(out: Path, *options: str) -> Any:
+    command = [sys.executable, "-m", "cli.main", "demo", "--out", str(out), *options]
+    return subprocess.run(
+        command, cwd=REPOSITORY, env=environment({}), stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+
+
+def _report(out: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return report
+
+
+def test_demo_by_record_learns_and_tells_what_it_spent(tmp_path: Path) -> None:
+    done = _demo(tmp_path / "out", "--dp", "records", "--epsilon", "8")
+    assert done.returncode == 0, done.stderr
+    told = _report(tmp_path / "out")
+    assert (told["status"], told["rounds_completed"], told["epsilon_unit"]) == ("done", 10, "record")
+    assert 0.97 * 8.0 <= told["epsilon"] <= 8.0
+    assert told["final_accuracy"] > 5 * BY_CHANCE
+    assert "clipped" not in told["quantities"]
+    # every silo took part in all that was planned but a repeated roll-call, and its ledger alone knows
+    spent = told["epsilon_spent_by_silo"]
+    assert list(spent) == ["silo-1", "silo-2", "silo-3", "silo-4"]
+    assert all(0.97 * told["epsilon"] <= value <= told["epsilon"] for value in spent.values())
+    assert f"epsilon {told['epsilon']:.4g} at delta 1e-05 planned" in done.stdout
+    assert f"silo-4 {spent['silo-4']:.4g}" in done.stdout
+    assert "Differential privacy" in (tmp_path / "out" / "report.html").read_text()
+    config = tmp_path / "out" / "federation" / "silo-1" / "silo.yaml"
+    shown = run_cli("silo", "ledger", "--config", config)
+    assert f"data set digits: epsilon {spent['silo-1']:.4g} of 8 spent" in shown.stdout
+
+
+def test_demo_by_silo_survives_a_loss_and_says_that_few_silos_drown(tmp_path: Path) -> None:
+    done = _demo(tmp_path / "out", "--dp", "sums", "--epsilon", "4", "--drop", "1", "--rounds", "3")
+    assert done.returncode == 0, done.stderr
+    told = _report(tmp_path / "out")
+    assert (told["status"], told["rounds_completed"], told["epsilon_unit"]) == ("done", 3, "silo")
+    assert 0.97 * 4.0 <= told["epsilon"] <= 4.0
+    second = next(phase for phase in told["phases"] if (phase["round"], phase["phase"]) == (2, "train"))
+    assert second["cohort"] == ["silo-1", "silo-2", "silo-3"]
+    spent = told["epsilon_spent_by_silo"]
+    assert 0 < spent["silo-4"] < spent["silo-1"] <= told["epsilon"]
+    assert "expect an accuracy near chance" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--dp", "sums", "--epsilon", "nan"], "--epsilon: expected more than 0 and at most 10,"),
+        (["--dp", "records", "--epsilon", "1e-6"], "privacy.epsilon: 1e-06 cannot be met:"),
+    ],
+)
+def test_demo_that_cannot_be_private_ends_with_a_sentence(
+    options: list[str], told: str, tmp_path: Path
+) -> None:
+    done = _demo(tmp_path / "out", *options)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"chorale: error: {told}")
+    assert "Traceback" not in done.stderr
+
+
+def test_job_stops_where_others_have_spent_and_the_next_is_refused_after_a_restart(tmp_path: Path) -> None:
+    with LocalFederation(folder=tmp_path, silos=3) as federation:
+        enough = _cost(federation, {"roll-call": 2, "train": 3, "evaluate": 1})
+        federation.policy = {"privacy": {"epsilon": enough * 1.0005, "partial_jobs": "allow"}}
+        federation.start()
+        federation.wait_connected()
+        first = federation.submit(values=3, rounds=2, privacy=PRIVACY)
+        assert federation.cli("job", "watch", first).returncode == 0
+
+        second = federation.submit(values=3, rounds=10, privacy=PRIVACY)
+        watched = federation.cli("job", "watch", second)
+        assert watched.returncode == 3, watched.stderr
+        last = watched.stderr.splitlines()[-1]
+        assert last.startswith(f"chorale: error: job {second}: stopped: budget: refused by silos: ")
+        assert last.endswith("; the model after 1 of 10 rounds stays")
+        assert np.any(federation.fetch(second)["model/votes"] != 0.0)
+        assert federation.report(second)["status"] == "stopped"
+
+        for name in federation.names:
+            federation.services[name].kill()
+            federation.start_silo(name)
+        third = federation.submit(values=3, rounds=1, privacy=PRIVACY)
+        refused = federation.cli("job", "watch", third)
+        assert refused.returncode == 3, refused.stderr
+        assert f"job {third}: failed: budget: refused by silos: " in refused.stderr.splitlines()[-1]
+
+
+def test_job_that_plans_more_than_the_budget_ends_its_submission_with_the_sentence(tmp_path: Path) -> None:
+    with LocalFederation(folder=tmp_path, silos=3) as federation:
+        two_rounds = _cost(federation, {"roll-call": 1, "train": 2, "evaluate": 1})
+        federation.policy = {"privacy": {"epsilon": two_rounds * 1.0005}}
+        federation.start()
+        federation.wait_connected()
+        federation.submit(values=3, rounds=3, privacy=PRIVACY)  # writes the files; its end is not awaited
+        job, state = tmp_path / "job.yaml", tmp_path / "initial.safetensors"
+        done = federation.cli("job", "submit", job, "--init", state, "--watch")
+    assert done.returncode == 3, done.stderr
+    assert "failed: budget: refused by silos: silo-" in done.stderr.splitlines()[-1]
+    assert "privacy: epsilon " in done.stdout  # told before anybody refused
+
+
+def _cost(federation: LocalFederation, inputs: dict[str, int]) -> float:
+    """Epsilon of so many inputs to phases of those kinds."""
+    spec = federation.job_spec(rounds=10, privacy=PRIVACY)
+    state = {"model/votes": np.zeros(3, np.float32), TOTAL: np.array(300)}
+    releases = [
+        release
+        for kind, times in inputs.items()
+        for release in releases_of(spec, kind, state, 3)
+        for _ in range(times)
+    ]
+    return epsilon(releases, Policy(federation="test").privacy.delta)

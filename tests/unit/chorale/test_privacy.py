@@ -1,0 +1,474 @@
+"""What a private job promises: noise for the fewest honest survivors, and nothing left without any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chorale.accountant import DpSgd, Skellam, epsilon
+from chorale.job_spec import JobSpec
+from chorale.phase_context import phase_context
+from chorale.privacy import (
+    CONSTANTS,
+    declared_weight,
+    dp_sgd_steps,
+    loss_clip,
+    noised,
+    releases_of,
+)
+from chorale.privacy_plan import LEAST_USED, planned_epsilon, planned_releases, solve
+from crypto.cohort import CohortRule
+from crypto.errors import ConfigError
+from crypto.layout import Layout, Quantity
+from crypto.noise_terms import MAX_DEVIATION, MAX_WRAP_PROBABILITY, rotated_bound
+from strategies.base import TOTAL, Array
+from strategies.evaluation import LOSS_CLIP
+from strategies.presets import PRESETS
+from strategies.recipe import (
+    Closing,
+    Features,
+    Head,
+    Loss,
+    Mix,
+    Recipe,
+    Regulariser,
+    ServerUpdate,
+    StatisticName,
+)
+from strategies.standing import STANDINGS, check_private, parts_of
+from tests.unit.chorale.conftest import NOW
+
+MakeSpec = Callable[..., JobSpec]
+
+RECORDS = {"clip_norm": 1.0, "noise_multiplier": 1.1, "sample_rate": 0.1}
+SUMS = {"clip_norm": 0.5, "noise_multiplier": 3.0}
+BOTH_WAYS = [{"records": RECORDS}, {"sums": SUMS}]
+NAMES = tuple(f"silo-{place:02}" for place in range(10))
+STATE: dict[str, Array] = {
+    "model/body.weight": np.zeros((8, 16), np.float32),
+    "model/head.weight": np.zeros((10, 8), np.float32),
+    TOTAL: np.array(400),
+}
+
+
+def private(make_spec: MakeSpec, *, privacy: dict[str, Any] | None = None, **fields: Any) -> JobSpec:
+    """A job of ten silos under records, unless the test says otherwise."""
+    promised = {"statistics_noise_multiplier": 5.0, **({"records": RECORDS} if privacy is None else privacy)}
+    return make_spec(**({"silos": NAMES, "privacy": promised} | fields))
+
+
+def quantities(
+    spec: JobSpec, kind: str, *, members: int = 10, state: dict[str, Array] = STATE
+) -> list[Quantity]:
+    raw = spec.method.phase(kind).quantities(phase_context(spec, 1, state, members, public_seed=bytes(32)))
+    return list(noised(raw, spec, members))
+
+
+def layout(spec: JobSpec) -> Layout:
+    return Layout(quantities=tuple(quantities(spec, "train")), members=10)
+
+
+def named(spec: JobSpec, kind: str, name: str, *, members: int = 10) -> Quantity:
+    return next(each for each in quantities(spec, kind, members=members) if each.name == name)
+
+
+class TestSpec:
+    @pytest.mark.parametrize(
+        ("privacy", "message"),
+        [
+            ({}, "privacy: expected records, sums or both"),
+            ({"records": RECORDS}, "privacy: epsilon: expected a target to solve for statistics_noise_mult"),
+            (
+                {"records": {"clip_norm": 1, "sample_rate": 0.1}, "statistics_noise_multiplier": 1},
+                "privacy: epsilon: expected a target to solve for records.noise_multiplier, which is null",
+            ),
+            ({"sums": {"clip_norm": 1}, "epsilon": 0}, "privacy.epsilon: expected more than 0, got 0"),
+            ({"sums": SUMS, "epsilon": 1e9}, "privacy.epsilon: expected at most 1000"),
+            ({"sums": SUMS, "delta": 0.5}, "privacy.delta: expected at most 0.01, got 0.5"),
+            ({"sums": SUMS, "weight": 1.5}, "privacy.weight: expected at most 1, got 1.5"),
+            (
+                {"records": RECORDS | {"sample_rate": 2}},
+                "privacy.records.sample_rate: expected at most 1, got 2",
+            ),
+            ({"records": {"clip_norm": 1}}, "privacy.records.sample_rate: a value is required"),
+            ({"sums": SUMS, "sigma": 1}, "privacy.sigma: unknown field"),
+        ],
+    )
+    def test_each_mistake_is_one_sentence(
+        self, make_spec: MakeSpec, privacy: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=f"^job.yaml: {message}"):
+            make_spec(privacy=privacy)
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+    @pytest.mark.parametrize(
+        "place",
+        [
+            ("delta",),
+            ("epsilon",),
+            ("weight",),
+            ("statistics_noise_multiplier",),
+            ("records", "clip_norm"),
+            ("records", "noise_multiplier"),
+            ("records", "sample_rate"),
+            ("sums", "clip_norm"),
+            ("sums", "noise_multiplier"),
+        ],
+    )
+    def test_no_field_takes_what_is_no_number_above_zero(
+        self, make_spec: MakeSpec, place: tuple[str, ...], value: float
+    ) -> None:
+        """NaN passes a check that refuses `<= 0`; a clip of zero divides by it; no noise is no privacy."""
+        privacy: dict[str, Any] = {
+            "records": dict(RECORDS),
+            "sums": dict(SUMS),
+            "statistics_noise_multiplier": 1.0,
+        }
+        inner = privacy[place[0]] if len(place) == 2 else privacy
+        inner[place[-1]] = value
+        with pytest.raises(ConfigError, match=f"privacy.{'.'.join(place)}: "):
+            make_spec(privacy=privacy)
+
+    def test_a_job_that_is_not_solved_cannot_be_submitted(self, make_spec: MakeSpec) -> None:
+        spec = make_spec(privacy={"epsilon": 4.0, "sums": {"clip_norm": 1.0}}).filled(
+            nonce="ab" * 16, initial_state=b"\x01" * 32
+        )
+        with pytest.raises(ConfigError, match="privacy.statistics_noise_multiplier is required"):
+            spec.check_submittable(now=NOW)
+        solve(spec, STATE).check_submittable(now=NOW)
+
+    def test_what_is_not_solved_makes_no_layout(self, make_spec: MakeSpec) -> None:
+        spec = make_spec(silos=NAMES, privacy={"epsilon": 4.0, "sums": {"clip_norm": 1.0}})
+        with pytest.raises(ConfigError, match="privacy.sums.noise_multiplier: it is null"):
+            quantities(spec, "train")
+
+    def test_batch_normalisation_is_refused_with_advice(self, make_spec: MakeSpec) -> None:
+        with pytest.raises(ConfigError, match="model.norm: batch mixes the records.*needs norm: group"):
+            private(make_spec, model={"name": "resnet18"})
+        private(make_spec, model={"name": "resnet18", "norm": "group"})
+
+    def test_a_custom_model_with_running_means_has_no_private_layout(self, make_spec: MakeSpec) -> None:
+        spec = private(make_spec, model={"name": "custom"})
+        running = {**STATE, "model/norm.running_mean": np.zeros(2, np.float32)}
+        with pytest.raises(ConfigError, match="quantity buffers: a private job cannot sum it"):
+            quantities(spec, "train", state=running)
+        quantities(spec, "train")
+
+    def test_the_weight_is_declared_and_never_a_count(self, make_spec: MakeSpec) -> None:
+        assert declared_weight(private(make_spec), 8) == 1 / 8
+        assert declared_weight(private(make_spec, privacy={"records": RECORDS, "weight": 0.25}), 8) == 0.25
+        with pytest.raises(ConfigError, match="privacy: the job promises none"):
+            declared_weight(make_spec(), 8)
+
+    @pytest.mark.parametrize(
+        ("epochs", "rate", "steps"), [(1, 0.1, 10), (3, 0.1, 30), (1, 0.3, 4), (2, 1.0, 2)]
+    )
+    def test_steps_of_dp_sgd_are_the_jobs(
+        self, make_spec: MakeSpec, epochs: int, rate: float, steps: int
+    ) -> None:
+        spec = private(
+            make_spec,
+            privacy={"records": RECORDS | {"sample_rate": rate}},
+            training={"learning_rate": 0.1, "local_epochs": epochs},
+        )
+        assert dp_sgd_steps(spec) == steps
+
+
+class TestNoise:
+    @pytest.mark.parametrize("members", [3, 4, 6, 7, 10])
+    @pytest.mark.parametrize("raised", [None, 8])
+    def test_the_fewest_honest_survivors_make_the_noise(
+        self, make_spec: MakeSpec, members: int, raised: int | None
+    ) -> None:
+        """Scaled for n, a sum that lost silos, or that liars added no noise to, would have too little."""
+        if raised is not None and raised > members:
+            members = 10
+        spec = private(make_spec, threshold=raised)
+        rule = spec.rule(members)
+        honest = max(rule.threshold, rule.min_cohort) - members // 3
+        noise = named(spec, "roll-call", "samples", members=members).noise
+        assert noise is not None
+        assert honest < members
+        assert honest * noise.variance == pytest.approx((5.0 * noise.scale) ** 2, rel=1e-12)
+
+    def test_h_is_what_the_design_says(self) -> None:
+        rules = [CohortRule.for_members(members) for members in (3, 4, 6, 9, 10)]
+        assert [rule.least_honest for rule in rules] == [2, 2, 3, 4, 4]
+        assert CohortRule.for_members(10, threshold=9).least_honest == 6
+
+    @pytest.mark.parametrize("multiplier", [0.1, 1.0, 3.3, 50.0, 700.0])
+    @pytest.mark.parametrize(
+        ("kind", "name"), [("train", "delta"), ("train", "loss_sum"), ("roll-call", "samples")]
+    )
+    def test_the_scale_is_the_finest_that_keeps_the_deviation(
+        self, make_spec: MakeSpec, multiplier: float, kind: str, name: str
+    ) -> None:
+        privacy = {"sums": SUMS | {"noise_multiplier": multiplier}, "statistics_noise_multiplier": multiplier}
+        noise = named(private(make_spec, privacy=privacy), kind, name).noise
+        assert noise is not None
+        assert math.frexp(noise.scale)[0] == 0.5
+        assert MAX_DEVIATION / 2.01 < math.sqrt(noise.variance) <= MAX_DEVIATION
+
+    def test_an_update_is_clipped_at_its_weight(self, make_spec: MakeSpec) -> None:
+        spec = private(make_spec, privacy={"sums": SUMS})
+        delta = named(spec, "train", "delta")
+        assert delta.noise is not None
+        assert delta.noise.clip_l2 == delta.bound == 0.5 / 10
+
+    def test_a_noised_count_is_no_count(self, make_spec: MakeSpec) -> None:
+        samples = named(private(make_spec), "roll-call", "samples")
+        assert not samples.is_count
+        assert named(private(make_spec), "roll-call", "silos").is_count
+
+    @pytest.mark.parametrize("privacy", BOTH_WAYS)
+    @pytest.mark.parametrize("preset", ["fedavg", "spherefed"])
+    def test_nothing_that_depends_on_data_goes_out_as_it_is(
+        self, make_spec: MakeSpec, preset: str, privacy: dict[str, Any]
+    ) -> None:
+        spec = private(make_spec, strategy={"preset": preset}, privacy=privacy)
+        bare = {
+            each.name for kind in spec.method.phases for each in quantities(spec, kind) if each.noise is None
+        }
+        assert bare == CONSTANTS | ({"delta"} if "records" in privacy else set())
+        assert "clipped" not in spec.quantity_names
+
+    def test_a_quantity_of_which_nobody_said_what_a_record_moves_is_refused(
+        self, make_spec: MakeSpec
+    ) -> None:
+        for privacy in BOTH_WAYS:
+            with pytest.raises(ConfigError, match="quantity confusion: a private job cannot sum it, because"):
+                noised([Quantity(name="confusion", bound=8.0)], private(make_spec, privacy=privacy), 10)
+
+    @pytest.mark.parametrize("name", ["update_sq_norm", "normaliser", "soft_labels"])
+    def test_what_else_the_update_decides_is_refused_under_sums(self, make_spec: MakeSpec, name: str) -> None:
+        quantity = Quantity(name=name, bound=8.0, sensitivity_l2=1.0 if name == "soft_labels" else None)
+        noised([quantity], private(make_spec), 10)
+        with pytest.raises(ConfigError, match=f"quantity {name}: .* what one silo changes of it"):
+            noised([quantity], private(make_spec, privacy={"sums": SUMS}), 10)
+
+    def test_a_job_without_privacy_keeps_its_quantities(self, make_spec: MakeSpec) -> None:
+        raw = [Quantity(name="confusion", bound=8.0), Quantity(name="clipped", bound=8.0, is_count=True)]
+        assert noised(raw, make_spec(), 4) == tuple(raw)
+
+    def test_both_sides_make_the_same_layout(self, make_spec: MakeSpec) -> None:
+        spec = private(make_spec, privacy={"sums": SUMS})
+        again = JobSpec.from_yaml(spec.to_yaml(), source="job.yaml")
+        one, other = (
+            Layout(quantities=tuple(quantities(each, "train")), members=10) for each in (spec, again)
+        )
+        assert one.digest == other.digest
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"sums": SUMS | {"clip_norm": 0.51}},
+            {"sums": SUMS | {"noise_multiplier": 3.01}},
+            {"sums": SUMS, "statistics_noise_multiplier": 5.01},
+            {"sums": SUMS, "weight": 0.11},
+        ],
+    )
+    def test_every_number_of_the_promise_makes_another_layout(
+        self, make_spec: MakeSpec, changed: dict[str, Any]
+    ) -> None:
+        digests = {layout(private(make_spec, privacy=each)).digest for each in ({"sums": SUMS}, changed)}
+        assert len(digests) == 2
+
+    def test_a_narrow_word_gets_a_coarser_scale_and_never_wraps(self, make_spec: MakeSpec) -> None:
+        privacy = {"sums": SUMS}
+        wide, narrow = (
+            Layout(
+                quantities=tuple(quantities(private(make_spec, privacy=privacy, update_word=word), "train")),
+                members=10,
+            )
+            for word in (32, 16)
+        )
+        assert narrow.quantities[0].scale(10) < wide.quantities[0].scale(10)
+        assert 0 < narrow.wrap_probability <= MAX_WRAP_PROBABILITY
+
+    def test_a_rotated_word_has_a_narrower_bound_than_the_whole_update(self, make_spec: MakeSpec) -> None:
+        """So a 16-bit word has a finer scale. What lies beyond is clipped: the norm only shrinks."""
+        state = STATE | {"model/body.weight": np.zeros((512, 512), np.float32)}
+        spec = private(make_spec, privacy={"sums": SUMS}, update_word=16)
+        delta = quantities(spec, "train", state=state)[0]
+        assert delta.projection is not None
+        assert delta.noise is not None
+        assert delta.noise.clip_l2 == 0.5 / 10
+        largest = rotated_bound(0.5 / 10, block=delta.projection.block, words=10 * delta.size)
+        assert delta.bound == largest < 0.3 * delta.noise.clip_l2
+        assert delta.wrap_probability(10) <= MAX_WRAP_PROBABILITY / 256
+        wide = private(make_spec, privacy={"sums": SUMS}, update_word=32)
+        assert quantities(wide, "train", state=state)[0].bound == 0.5 / 10
+
+    def test_noise_that_fits_no_word_is_refused(self, make_spec: MakeSpec) -> None:
+        privacy = {"sums": SUMS | {"noise_multiplier": 5_000.0}}
+        with pytest.raises(ConfigError, match="quantity delta: no scale leaves room in 32 bits"):
+            quantities(private(make_spec, privacy=privacy), "train")
+
+
+class TestCost:
+    def test_a_roll_call_costs_one_release_of_the_counts(self, make_spec: MakeSpec) -> None:
+        (release,) = releases_of(private(make_spec), "roll-call", STATE, 10)
+        assert isinstance(release, Skellam)
+        assert release.variance == pytest.approx((5.0 * release.l2) ** 2, rel=1e-12)
+        assert release.failure == 0.0
+
+    def test_training_by_records_costs_its_steps_and_the_evaluation(self, make_spec: MakeSpec) -> None:
+        steps, *figures = releases_of(private(make_spec), "train", STATE, 10)
+        # each step draws noise for every trained parameter
+        size = next(each.size for each in quantities(private(make_spec), "train") if each.name == "delta")
+        assert steps == DpSgd(noise_multiplier=1.1, sample_rate=0.1, steps=10, draws=10 * size)
+        assert len(figures) == 3  # evaluation spends too
+
+    def test_an_update_counts_as_exchanged(self, make_spec: MakeSpec) -> None:
+        """A record that changes makes another update of it: as if one were taken out and one put in."""
+        spec = private(make_spec, privacy={"sums": SUMS})
+        delta, *_ = releases_of(spec, "train", STATE, 10)
+        assert isinstance(delta, Skellam)
+        assert delta.variance == pytest.approx((3.0 * delta.l2 / 2.0) ** 2, rel=1e-12)
+
+    def test_the_cost_is_that_of_h_silos_and_not_of_all(self, make_spec: MakeSpec) -> None:
+        spec = private(make_spec)
+        noise = named(spec, "roll-call", "samples").noise
+        (release,) = releases_of(spec, "roll-call", STATE, 10)
+        assert noise is not None
+        assert isinstance(release, Skellam)
+        assert release.variance == 4 * noise.variance
+
+    def test_a_job_without_privacy_has_no_cost_to_state(self, make_spec: MakeSpec) -> None:
+        with pytest.raises(ConfigError, match="privacy: the job promises none"):
+            releases_of(make_spec(), "roll-call", STATE, 4)
+
+    def test_the_plan_counts_every_phase_as_often_as_it_may_come(self, make_spec: MakeSpec) -> None:
+        spec = private(make_spec, rounds=20, roll_call_every=8, strategy={"preset": "spherefed"})
+        planned = planned_releases(spec, {name: array for name, array in STATE.items() if name != TOTAL})
+        train = releases_of(spec, "train", STATE, 10)
+        assert planned[train[0]] == 20
+        # 3 roll-calls; 3 figures in 20 rounds and once at the end; Gram and moment
+        assert sum(planned.values()) == 3 + 20 + 3 * 21 + 2
+
+    def test_the_drawing_of_silos_makes_nothing_cheaper(self, make_spec: MakeSpec) -> None:
+        every, some = (private(make_spec, fraction=fraction) for fraction in (1.0, 0.5))
+        assert planned_epsilon(some, STATE) >= planned_epsilon(every, STATE) * (1 - 1e-6)
+
+    @pytest.mark.parametrize(
+        "privacy",
+        [
+            {"epsilon": 8.0, "records": RECORDS | {"noise_multiplier": None}},
+            {"epsilon": 4.0, "sums": {"clip_norm": 0.5}},
+            {"epsilon": 0.5, "sums": {"clip_norm": 0.5}, "delta": 1e-7},
+            {"epsilon": 9.0, "sums": {"clip_norm": 0.5}, "statistics_noise_multiplier": 20.0},
+            {"epsilon": 8.0, "records": RECORDS, "statistics_noise_multiplier": None},
+            {"epsilon": 8.0, "records": RECORDS | {"noise_multiplier": None}, "sums": {"clip_norm": 0.5}},
+        ],
+    )
+    def test_a_solved_job_meets_its_target(self, make_spec: MakeSpec, privacy: dict[str, Any]) -> None:
+        spec = make_spec(silos=NAMES, privacy=privacy)
+        solved = solve(spec, STATE)
+        assert LEAST_USED * privacy["epsilon"] <= planned_epsilon(solved, STATE) <= privacy["epsilon"]
+        assert solved == solve(spec, STATE)
+        assert solve(solved, STATE) is solved
+        assert JobSpec.from_yaml(solved.to_yaml(), source="job.yaml") == solved
+
+    def test_what_is_given_is_not_solved_for(self, make_spec: MakeSpec) -> None:
+        spec = make_spec(silos=NAMES, privacy={"epsilon": 8.0, "records": RECORDS})
+        solved = solve(spec, STATE).privacy
+        assert solved is not None
+        assert solved.records is not None
+        assert solved.records.noise_multiplier == 1.1
+
+    def test_a_target_that_the_given_noise_passes_is_refused(self, make_spec: MakeSpec) -> None:
+        spec = make_spec(silos=NAMES, privacy={"epsilon": 0.1, "records": RECORDS})
+        with pytest.raises(ConfigError, match="^privacy.epsilon: 0.1 cannot be met: "):
+            solve(spec, STATE)
+
+    def test_more_rounds_cost_more(self, make_spec: MakeSpec) -> None:
+        costs = [planned_epsilon(private(make_spec, rounds=rounds), STATE) for rounds in (1, 10, 100)]
+        assert costs == sorted(costs)
+        assert costs[0] < costs[2]
+
+    def test_the_job_costs_the_sum_of_its_phases(self, make_spec: MakeSpec) -> None:
+        spec = private(make_spec, rounds=3)
+        parts = [*releases_of(spec, "roll-call", STATE, 10), *releases_of(spec, "evaluate", STATE, 10)]
+        parts += 3 * list(releases_of(spec, "train", STATE, 10))
+        assert epsilon(parts, 1e-5) == pytest.approx(planned_epsilon(spec, STATE), rel=1e-12)
+
+
+class TestMethods:
+    def test_every_part_stands_somewhere(self) -> None:
+        fields: dict[str, Any] = {
+            "head": Head,
+            "features": Features,
+            "loss": Loss,
+            "regulariser": Regulariser,
+            "mix": Mix,
+            "server_update": ServerUpdate,
+            "statistic": StatisticName,
+            "closing": Closing,
+        }
+        assert set(STANDINGS) == {(field, part) for field, parts in fields.items() for part in parts}
+        assert all(standing.why or standing.records or standing.sums for standing in STANDINGS.values())
+
+    def test_a_part_that_stands_nowhere_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rest = {key: standing for key, standing in STANDINGS.items() if key != ("regulariser", "prox")}
+        monkeypatch.setattr("strategies.standing.STANDINGS", rest)
+        with pytest.raises(ConfigError, match="strategy.regulariser: nobody has said what prox costs"):
+            check_private(PRESETS["fedprox"], {}, has_records=True, has_sums=False)
+
+    @pytest.mark.parametrize(
+        ("preset", "options", "by_records", "by_sums"),
+        [
+            ("fedavg", {}, "", ""),
+            ("fedprox", {}, "", ""),
+            ("fedopt", {}, "", ""),
+            ("fedntd", {}, "", ""),
+            ("feddr_plus", {}, "", ""),
+            ("spherefed", {}, "", ""),
+            ("fedexp", {}, "", "server_update: fedexp sums the length"),
+            ("fednova", {}, "", "server_update: fednova sums the silo's number of steps"),
+            ("feddw", {}, "", "statistic: soft-labels sums what the silo's own trained model answers"),
+            ("fedetf", {}, "loss: balanced-softmax weighs every sample by the silo's class counts", ""),
+            ("fedgela", {}, "loss: client-adapted weighs every sample by the silo's class counts", ""),
+            ("fedcsd", {}, "options.logit_clip: a private job needs it", "options.logit_clip: a private job"),
+            ("fedcsd", {"logit_clip": 10.0}, "", ""),
+        ],
+    )
+    def test_a_method_that_cannot_be_private_is_refused_with_its_reason(
+        self, make_spec: MakeSpec, preset: str, options: dict[str, Any], by_records: str, by_sums: str
+    ) -> None:
+        strategy = {"preset": preset, "options": options}
+        for privacy, why in (({"records": RECORDS}, by_records), ({"sums": SUMS}, by_sums)):
+            if why:
+                with pytest.raises(ConfigError, match=f"^job.yaml: strategy.{why}"):
+                    private(make_spec, strategy=strategy, privacy=privacy)
+                continue
+            spec = private(make_spec, strategy=strategy, privacy=privacy)
+            assert all(quantities(spec, kind) for kind in spec.method.phases)
+            assert planned_epsilon(spec, STATE) < math.inf
+
+    @pytest.mark.parametrize("preset", ["feddw", "fedcsd"])
+    def test_a_private_job_asks_nobody_which_classes_it_holds(self, make_spec: MakeSpec, preset: str) -> None:
+        options = {"logit_clip": 10.0} if preset == "fedcsd" else {}
+        spec = private(make_spec, strategy={"preset": preset, "options": options})
+        assert spec.method.opening == ("roll-call",)
+        assert "presence" not in spec.quantity_names
+
+    def test_losses_are_clipped_in_private_jobs_alone(self, make_spec: MakeSpec) -> None:
+        assert loss_clip(private(make_spec)) == LOSS_CLIP
+        assert loss_clip(make_spec()) is None
+
+    def test_the_page_lists_every_part_as_it_stands(self) -> None:
+        page = (Path(__file__).parents[3] / "docs" / "privacy.md").read_text()
+        for (field, part), standing in STANDINGS.items():
+            records, sums = ("no" if refusal else "yes" for refusal in (standing.records, standing.sums))
+            assert f"| {field} | `{part}` | {records} | {sums} |" in page
+
+    def test_parts_of_a_recipe_are_all_its_parts(self) -> None:
+        recipe = Recipe()
+        found = {field for field, _ in parts_of(replace(recipe, statistic=StatisticName.SOFT_LABELS))}
+        assert found == set(Recipe.__dataclass_fields__) - {"defaults"}

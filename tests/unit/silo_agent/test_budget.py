@@ -1,0 +1,572 @@
+"""The privacy ledger: never below what was really released, and never in the way of what fits."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sqlalchemy import text
+
+from chorale.accountant import ORDERS, SAMPLER_DISTANCE, Release, Skellam
+from chorale.audit import AuditLog
+from chorale.job import Job
+from chorale.privacy import releases_of
+from chorale.wire import PhaseKey
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from silo_agent.budget import Budget, Charge, Spend, Standing
+from silo_agent.ledger import SPENT_EVENT, Ledger, spend_fields
+from silo_agent.policy import Policy
+from strategies.base import TOTAL, Arrays
+from tests.support.agents import Hub
+from tests.support.sessions import NOW
+
+MEMBERS = 4
+STATE: Arrays = {"model/votes": np.zeros(MEMBERS, np.float32), TOTAL: np.array(400)}
+SUMS = {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0}
+RECORDS = {
+    "records": {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1},
+    "statistics_noise_multiplier": 20.0,
+}
+
+
+def private_job(folder: Path, privacy: dict[str, Any] | None, *, nonce: int = 0, rounds: int = 500) -> Job:
+    return Hub(folder, silos=MEMBERS, rounds=rounds, privacy=privacy, nonce=f"{nonce:032x}").job
+
+
+def policy(*, max_attempts: int = 5, **privacy: Any) -> Policy:
+    return Policy.model_validate({"federation": "test", "privacy": privacy, "max_attempts": max_attempts})
+
+
+class Book:
+    """One data set's ledger on disk; `crash` is what a kill leaves behind, seen by the next process."""
+
+    def __init__(self, folder: Path, **privacy: Any) -> None:
+        self.folder = folder
+        self.policy = policy(**privacy)
+        self.told: list[Spend] = []
+        self.ledger = Ledger(folder / "ledger.sqlite", clock=lambda: NOW)
+        self.budget = self.of("data")
+
+    def of(self, data_set: str, own: Policy | None = None) -> Budget:
+        return self.ledger.budget(policy=own or self.policy, data_set=data_set, tell=self.told.append)
+
+    def crash(self) -> int:
+        self.ledger.close()
+        self.ledger = Ledger(self.folder / "ledger.sqlite", clock=lambda: NOW)
+        self.budget = self.of("data")
+        return self.budget.release_dead()
+
+    def reserve(
+        self, job: Job, *, round: int = 1, phase: str = "train", budget: Budget | None = None
+    ) -> Charge:
+        key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
+        return (budget or self.budget).reserve(job, key, STATE, members=MEMBERS)
+
+    def spend(self, job: Job, **where: Any) -> Charge:
+        charge = self.reserve(job, **where)
+        charge.spend()
+        return charge
+
+    @property
+    def standing(self) -> Standing:
+        return self.budget.standing()
+
+
+@pytest.fixture
+def make_book(tmp_path: Path) -> Iterator[Callable[..., Book]]:
+    books: list[Book] = []
+
+    def make(**privacy: Any) -> Book:
+        books.append(Book(tmp_path, **privacy))
+        return books[-1]
+
+    yield make
+    for book in books:
+        book.ledger.close()
+
+
+MakeBook = Callable[..., Book]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return private_job(tmp_path, SUMS)
+
+
+@pytest.fixture
+def open_job(tmp_path: Path) -> Job:
+    """Without privacy."""
+    return private_job(tmp_path, None, nonce=7)
+
+
+def refused(words: str, act: Callable[[], object], code: Refusal = Refusal.BUDGET) -> None:
+    with pytest.raises(PolicyRefusal, match=words) as caught:
+        act()
+    assert caught.value.code is code
+
+
+def by_hand(releases: list[Release], delta: float) -> float:
+    """Epsilon of sums with Skellam noise, from the papers and nothing of the product.
+
+    Renyi divergence by Agarwal, Kairouz, Liu 2021, Corollary 4.1, added up order by order; conversion by
+    Canonne, Kamath, Steinke 2020, Proposition 12; delta less what the roundings and the sampler may fail.
+    """
+    assert all(isinstance(release, Skellam) for release in releases)
+    if not releases:
+        return 0.0
+    sums: list[Any] = releases
+
+    def at(left: float) -> float:
+        best = math.inf
+        for order in ORDERS:
+            a = math.ceil(order)
+            rdp = math.fsum(
+                a * one.l2**2 / (2 * one.variance)
+                + min(
+                    ((2 * a - 1) * one.l2**2 + 6 * one.l1) / (4 * one.variance**2),
+                    3 * one.l1 / (2 * one.variance),
+                )
+                for one in sums
+            )
+            found = rdp + math.log1p(-1 / order) - math.log(left * order) / (order - 1)
+            best = min(best, max(0.0, found))
+        return best
+
+    left = delta - math.fsum(one.failure for one in sums)
+    slack = (1 + math.exp(min(at(left / 2), 500.0))) * sum(one.draws for one in sums) * SAMPLER_DISTANCE
+    return at(left - slack)
+
+
+# one data set
+
+
+def test_a_new_ledger_has_spent_nothing(make_book: MakeBook) -> None:
+    standing = make_book(epsilon=3.0).standing
+    assert (standing.spent, standing.held, standing.left, standing.unnoised) == (0.0, 0.0, 3.0, 0)
+
+
+def test_every_kind_of_phase_costs_something(make_book: MakeBook, job: Job) -> None:
+    """Evaluation, counts and roll-call that spend nothing are a known mistake."""
+    book = make_book()
+    last = 0.0
+    for phase in ("roll-call.0", "train", "evaluate.0"):
+        book.spend(job, phase=phase)
+        assert book.standing.spent > last
+        last = book.standing.spent
+
+
+def test_what_is_reserved_counts_against_the_budget_before_it_is_spent(make_book: MakeBook, job: Job) -> None:
+    one = by_hand(list(releases_of(job.spec, "train", STATE, MEMBERS)), 1e-5)
+    book = make_book(epsilon=one * 1.0001)
+    first = book.reserve(job)
+    assert (book.standing.spent, book.standing.held) == (0.0, pytest.approx(one))
+    refused("spent or reserved before", lambda: book.reserve(job, round=2))
+    first.spend()
+    assert (book.standing.spent, book.standing.left) == (pytest.approx(one), pytest.approx(one * 1e-4))
+    refused("spent or reserved before", lambda: book.reserve(job, round=2))
+
+
+def test_a_refusal_tells_the_numbers_and_writes_nothing(make_book: MakeBook, job: Job) -> None:
+    book = make_book(epsilon=0.1)
+    refused(
+        r"round 1 train: expected at most epsilon 0\.1 on data set data \(delta 1e-05\), got .* by itself$",
+        lambda: book.reserve(job),
+    )
+    assert book.standing.held == 0.0
+
+
+def test_what_is_given_up_before_it_leaves_costs_nothing(make_book: MakeBook, job: Job) -> None:
+    book = make_book()
+    charge = book.reserve(job)
+    charge.release()
+    assert book.standing.held == 0.0
+    refused("was given up, so it cannot leave", charge.spend, Refusal.STAGE)
+
+
+def test_what_was_spent_is_never_given_back(make_book: MakeBook, job: Job) -> None:
+    book = make_book()
+    charge = book.spend(job)
+    before = book.standing.spent
+    charge.release()
+    book.crash()
+    assert book.standing.spent == before > 0
+
+
+def test_sending_one_input_again_is_no_new_spend_and_a_new_input_is(make_book: MakeBook, job: Job) -> None:
+    book = make_book()
+    charge = book.spend(job)
+    once = book.standing.spent
+    charge.spend()
+    assert (book.standing.spent, len(book.told)) == (once, 1)
+    book.crash()
+    book.spend(job)  # the same phase, trained again
+    cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
+    assert book.standing.spent == pytest.approx(by_hand(cost * 2, 1e-5))
+
+
+def test_a_dead_process_leaves_its_spend_and_not_its_reservations(make_book: MakeBook, job: Job) -> None:
+    book = make_book()
+    book.spend(job)
+    spent = book.standing.spent
+    book.reserve(job, round=2)
+    assert book.crash() == 1
+    assert book.standing.held == spent
+
+
+def test_a_live_process_keeps_its_own_reservations(make_book: MakeBook, job: Job) -> None:
+    book = make_book()
+    book.reserve(job)
+    assert book.budget.release_dead() == 0
+    assert book.standing.held > 0
+
+
+def test_jobs_over_one_data_set_add_up_and_other_data_sets_do_not(
+    make_book: MakeBook, tmp_path: Path
+) -> None:
+    book = make_book()
+    first, second = private_job(tmp_path, SUMS), private_job(tmp_path, SUMS, nonce=1)
+    book.spend(first)
+    alone = book.standing.spent
+    book.spend(second)
+    book.spend(second, budget=book.of("another"))
+    standing = book.standing
+    assert standing.spent > alone
+    assert [each.epsilon for each in standing.jobs] == pytest.approx([alone, alone])
+    other = book.of("another").standing()
+    assert (other.spent, other.held) == pytest.approx((alone, alone))
+    assert standing.held == standing.spent
+    assert book.ledger.data_sets() == ["another", "data"]
+
+
+def test_a_job_that_is_gone_keeps_its_spend(make_book: MakeBook, job: Job) -> None:
+    """An accountant that starts at zero with the next job is a known mistake."""
+    book = make_book()
+    book.ledger.record_job(job, is_approved=True)
+    book.spend(job)
+    spent = book.standing.spent
+    with book.ledger._engine.begin() as connection:
+        connection.execute(text("DELETE FROM jobs"))
+    book.crash()
+    assert book.standing.spent == spent > 0
+
+
+def test_another_delta_counts_all_that_was_ever_spent_anew(make_book: MakeBook, job: Job) -> None:
+    book = make_book(delta=1e-5)
+    book.spend(job)
+    cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
+    stricter = book.of("data", policy(delta=1e-9))
+    assert stricter.standing().spent == pytest.approx(by_hand(cost, 1e-9))
+    assert stricter.standing().spent > book.standing.spent
+    tight = book.of("data", policy(delta=1e-9, epsilon=by_hand(cost, 1e-9)))
+    refused("delta 1e-09", lambda: book.reserve(job, round=2, budget=tight))
+
+
+def test_dp_sgd_and_noised_sums_are_composed_into_one_epsilon(make_book: MakeBook, tmp_path: Path) -> None:
+    from chorale.accountant import epsilon
+
+    book = make_book(epsilon=1e3, accept_epsilon_up_to=1e3)
+    trained, summed = private_job(tmp_path, RECORDS), private_job(tmp_path, SUMS, nonce=1)
+    every = []
+    for one in (trained, summed, trained):
+        book.spend(one, round=len(every))
+        every += releases_of(one.spec, "train", STATE, MEMBERS)
+    assert book.standing.spent == pytest.approx(epsilon(every, 1e-5))
+
+
+def test_a_phase_lets_no_more_inputs_out_than_policy_has_attempts(make_book: MakeBook, job: Job) -> None:
+    """A coordinator that makes a silo train again and again gets a sample of the noise each time."""
+    book = make_book()
+    for _ in range(5):
+        book.spend(job)
+        book.crash()
+    refused(r"at most 5 different inputs \(max_attempts\)", lambda: book.reserve(job), Refusal.POLICY)
+    book.reserve(job, round=2)
+
+
+# jobs without privacy
+
+
+def test_an_input_without_noise_leaves_no_finite_epsilon_and_says_so(
+    make_book: MakeBook, job: Job, open_job: Job
+) -> None:
+    book = make_book()
+    book.spend(job)
+    spent = book.standing.spent
+    book.spend(open_job)
+    standing = book.standing
+    assert (standing.unnoised, standing.spent) == (1, spent)  # what private jobs spent is bounded still
+    assert {each.job_digest: each.unnoised for each in standing.jobs} == {job.digest: 0, open_job.digest: 1}
+    assert book.told[-1].cost_digest is None
+    assert book.budget.spent() == (spent, 1)
+
+
+# the plan
+
+
+def test_a_job_that_plans_more_than_is_left_is_refused_before_it_begins(
+    make_book: MakeBook, tmp_path: Path
+) -> None:
+    book = make_book(epsilon=5.0)
+    short, long = private_job(tmp_path, SUMS, rounds=2), private_job(tmp_path, SUMS, nonce=1, rounds=20)
+    book.budget.check_plan(short, STATE)
+    refused(
+        "its plan: expected at most epsilon 5 .*, got [0-9.]+: 0 spent",
+        lambda: book.budget.check_plan(long, STATE),
+    )
+    book.of("data", policy(epsilon=5.0, partial_jobs="allow")).check_plan(long, STATE)
+
+
+def test_a_job_that_has_begun_is_not_asked_for_its_plan_again(make_book: MakeBook, tmp_path: Path) -> None:
+    book = make_book(epsilon=5.0)
+    long = private_job(tmp_path, SUMS, rounds=500)
+    book.spend(long, round=0, phase="roll-call.0")
+    book.budget.check_plan(long, STATE)
+
+
+# two writers
+
+
+def test_two_threads_cannot_both_reserve_what_fits_once(make_book: MakeBook, job: Job) -> None:
+    one = by_hand(list(releases_of(job.spec, "train", STATE, MEMBERS)), 1e-5)
+    book = make_book(epsilon=one * 1.1)
+    barrier, outcomes = threading.Barrier(2), []
+
+    def reserve(round: int) -> None:
+        ledger = Ledger(book.folder / "ledger.sqlite", clock=lambda: NOW)
+        own = ledger.budget(policy=book.policy, data_set="data")
+        barrier.wait()
+        try:
+            book.reserve(job, round=round, budget=own)
+            outcomes.append("reserved")
+        except PolicyRefusal:
+            outcomes.append("refused")
+        ledger.close()
+
+    writers = [threading.Thread(target=reserve, args=(round,)) for round in (1, 2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(outcomes) == ["refused", "reserved"]
+
+
+def _reserve_all(folder: str, rounds: range, most: float, counts: Any) -> None:
+    job = private_job(Path(folder), SUMS)
+    ledger = Ledger(Path(folder) / "ledger.sqlite", clock=lambda: NOW)
+    budget = ledger.budget(policy=policy(epsilon=most, accept_epsilon_up_to=most), data_set="data")
+    reserved = 0
+    for round in rounds:
+        key = PhaseKey(job_digest=job.digest, round=round, phase="train", attempt=1)
+        try:
+            budget.reserve(job, key, STATE, members=MEMBERS).spend()
+            reserved += 1
+        except PolicyRefusal:
+            break
+    counts.put(reserved)
+    ledger.close()
+
+
+def test_two_processes_together_spend_what_one_could(make_book: MakeBook, job: Job) -> None:
+    """The job is signed anew in each process: its digest is another one, and its cost the same."""
+    cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
+    book = make_book(epsilon=20.0, accept_epsilon_up_to=20.0)
+    most = book.policy.privacy.epsilon
+    fitting = next(count for count in range(1, 500) if by_hand(cost * (count + 1), 1e-5) > most)
+    context = multiprocessing.get_context("spawn")
+    counts: Any = context.Queue()
+    halves = (range(1, 500), range(500, 1000))
+    workers = [
+        context.Process(target=_reserve_all, args=(str(book.folder), rounds, most, counts))
+        for rounds in halves
+    ]
+    for worker in workers:
+        worker.start()
+    spent = [counts.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert sum(spent) == fitting
+    assert book.standing.spent == pytest.approx(by_hand(cost * fitting, 1e-5))
+
+
+# the audit chain
+
+
+def test_check_finds_spend_that_a_backup_or_an_editor_took_away(make_book: MakeBook, job: Job) -> None:
+    book = make_book()
+    path = book.folder / "audit.jsonl"
+    book.spend(job)
+    book.ledger.close()
+    backup = (book.folder / "ledger.sqlite").read_bytes()
+    book.spend(job, round=2)
+    [first, second] = book.ledger.untold_spends(path)
+    log = AuditLog(path)
+    for fields in (first, second):
+        log.append(SPENT_EVENT, **fields)
+    log.close()
+    assert (book.ledger.check_spends(path), book.ledger.untold_spends(path)) == (2, [])
+    assert second == spend_fields(book.told[-1])
+    book.ledger.close()
+    (book.folder / "ledger.sqlite").write_bytes(backup)
+    with pytest.raises(ConfigError, match="holds 1 spends that the ledger does not.* round 2 train"):
+        book.ledger.check_spends(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE releases SET status = 'reserved'",
+        "UPDATE releases SET data_set = 'other'",
+        "UPDATE releases SET cost_digest = NULL",
+        "UPDATE releases SET round = 9",
+    ],
+)
+def test_check_finds_a_row_that_was_edited(make_book: MakeBook, job: Job, change: str) -> None:
+    book = make_book()
+    path = book.folder / "audit.jsonl"
+    book.spend(job)
+    log = AuditLog(path)
+    log.append(SPENT_EVENT, **spend_fields(book.told[-1]))
+    log.close()
+    with book.ledger._engine.begin() as connection:
+        connection.execute(text(change))
+    with pytest.raises(ConfigError, match="holds 1 spends that the ledger does not"):
+        book.ledger.check_spends(path)
+
+
+def test_a_release_that_was_edited_is_not_composed(make_book: MakeBook, job: Job) -> None:
+    book = make_book()
+    book.spend(job)
+    with book.ledger._engine.begin() as connection:
+        connection.execute(text("UPDATE costs SET releases = '[]'"))
+    book.crash()
+    with pytest.raises(ConfigError, match="a release was changed after it was written"):
+        book.reserve(job, round=2)
+
+
+# any sequence
+
+
+JOBS = [
+    private_job(Path("unused"), SUMS),
+    private_job(Path("unused"), SUMS | {"sums": {"clip_norm": 0.5, "noise_multiplier": 2.0}}, nonce=1),
+    private_job(Path("unused"), None, nonce=2),
+]
+KINDS = {"roll-call.0": "roll-call", "train": "train", "evaluate.0": "evaluate"}
+MOST = 6.0
+DELTA = 1e-5
+SLACK = 1e-9  # relative: sums in another order
+
+
+class Input:
+    """As a silo has it in memory. cost: None without privacy."""
+
+    def __init__(self, charge: Charge, cost: list[Release] | None) -> None:
+        self.charge, self.cost = charge, cost
+        self.is_charged = False
+        self.has_left = False
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Jobs, phases, attempts, uploads and kills in any order, beside a model that keeps plain lists.
+
+    `left` is the truth: what bytes of were sent. `charged` is what should be spent, kills between the two
+    included.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="chorale-budget-"))
+        self.book = Book(self.folder, epsilon=MOST, delta=DELTA)
+        self.inputs: list[Input] = []
+        self.left: list[Release] = []
+        self.charged: list[Release] = []
+        self.unnoised = 0
+        self.rounds = 0
+
+    def teardown(self) -> None:
+        self.book.ledger.close()
+        shutil.rmtree(self.folder)
+
+    @rule(job=st.sampled_from(JOBS), phase=st.sampled_from(sorted(KINDS)))
+    def begin_phase(self, job: Job, phase: str) -> None:
+        self.rounds += 1
+        private = job.spec.privacy is not None
+        cost = list(releases_of(job.spec, KINDS[phase], STATE, MEMBERS)) if private else None
+        reserved = [release for each in self.inputs if not each.is_charged for release in each.cost or []]
+        after = by_hand(self.charged + reserved + (cost or []), DELTA)
+        try:
+            charge = self.book.reserve(job, round=self.rounds, phase=phase)
+        except PolicyRefusal:
+            assert cost is not None, "a job without privacy has no budget to pass"
+            assert after > MOST * (1 - SLACK), "refused what fits"
+            return
+        assert cost is None or after <= MOST * (1 + SLACK), "let in what does not fit"
+        self.inputs.append(Input(charge, cost))
+
+    @precondition(lambda self: self.inputs)
+    @rule(data=st.data())
+    def send(self, data: st.DataObject) -> None:
+        """An attempt reaches its upload; later attempts send the same input again."""
+        chosen = data.draw(st.sampled_from(self.inputs), label="input")
+        self._spend(chosen)
+        if not chosen.has_left:
+            chosen.has_left = True
+            self.left += chosen.cost or []
+
+    @precondition(lambda self: self.inputs)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        """The phase is over for this silo; its input leaves the memory."""
+        chosen = self.inputs.pop(data.draw(st.integers(0, len(self.inputs) - 1), label="input"))
+        chosen.charge.release()
+
+    @rule()
+    def kill(self) -> None:
+        self.book.crash()
+        self.inputs.clear()
+
+    @precondition(lambda self: self.inputs)
+    @rule(data=st.data())
+    def kill_between_spend_and_first_byte(self, data: st.DataObject) -> None:
+        self._spend(data.draw(st.sampled_from(self.inputs), label="input"))
+        self.kill()
+
+    @rule()
+    def look(self) -> None:
+        """A command of this machine beside the agent."""
+        ledger = Ledger(self.folder / "ledger.sqlite", clock=lambda: NOW)
+        seen = ledger.budget(policy=self.book.policy, data_set="data").standing()
+        assert seen == self.book.standing
+        ledger.close()
+
+    @invariant()
+    def the_ledger_is_never_below_the_truth(self) -> None:
+        spent, unnoised = self.book.budget.spent()
+        assert spent >= by_hand(self.left, DELTA) * (1 - SLACK)
+        assert spent == pytest.approx(by_hand(self.charged, DELTA), rel=SLACK)
+        assert spent <= MOST * (1 + SLACK)
+        assert unnoised == self.unnoised
+
+    def _spend(self, chosen: Input) -> None:
+        chosen.charge.spend()
+        if not chosen.is_charged:
+            chosen.is_charged = True
+            self.charged += chosen.cost or []
+            self.unnoised += chosen.cost is None
+
+
+TestAnySequence = LedgerMachine.TestCase
+TestAnySequence.settings = settings(
+    max_examples=25, stateful_step_count=25, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,322 @@
+"""The budget where a phase meets it: reserved before data are touched, spent before a byte leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from chorale import wire
+from chorale.accountant import Release, epsilon
+from chorale.audit import read_entries
+from chorale.privacy import releases_of
+from chorale.wire import PhaseKey, phase_kind
+from crypto.masking import Masker, Source
+from silo_agent.policy import Policy
+from strategies.base import TOTAL
+from tests.support.agents import Agent, Exchange, Hub, MemoryCarrier
+
+MakeHub = Callable[..., Hub]
+SUMS = {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0}
+DELTA = 1e-5
+ME = "silo-0"
+
+
+@pytest_asyncio.fixture
+async def make_hub(tmp_path: Path) -> AsyncIterator[MakeHub]:
+    hubs: list[Hub] = []
+
+    def make(**options: Any) -> Hub:
+        hubs.append(Hub(tmp_path, **{"privacy": SUMS, "rounds": 3} | options))
+        return hubs[-1]
+
+    yield make
+    for hub in hubs:
+        await hub.close()
+
+
+def cost(hub: Hub, phase: str) -> list[Release]:
+    state = {**hub.state, TOTAL: np.array(400)}
+    return list(releases_of(hub.job.spec, phase_kind(phase), state, len(hub.names)))
+
+
+def costs(hub: Hub, *phases: str) -> float:
+    return epsilon([release for phase in phases for release in cost(hub, phase)], DELTA)
+
+
+def spent(agent: Agent) -> float:
+    return agent.budget.standing().spent
+
+
+def held(agent: Agent) -> float:
+    return agent.budget.standing().held
+
+
+async def test_every_phase_of_a_job_is_charged_once(make_hub: MakeHub) -> None:
+    """Evaluation, counts and roll-call that spend nothing are a known mistake."""
+    hub = make_hub()
+    hub.add_all()
+    phases = [(0, "roll-call.0"), (1, "train"), (2, "train"), (3, "evaluate.0")]
+    for done, (round, phase) in enumerate(phases, start=1):
+        await hub.run(round, phase)
+        expected = costs(hub, *[name for _, name in phases[:done]])
+        assert [spent(agent) for agent in hub.agents.values()] == pytest.approx([expected] * 4)
+
+
+async def test_an_attempt_that_sends_the_same_input_again_is_no_new_spend(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    hub.add_all()
+    first = hub.begin(0, "roll-call.0")
+    await hub.advertise(first)
+    await hub.share(first)
+    await hub.mask(first)
+    assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "roll-call"))
+    await hub.run(0, "roll-call.0", attempt=2)
+    assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "roll-call"))
+
+
+async def test_an_input_that_is_made_again_after_a_crash_is_paid_again(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    hub.add_all()
+    first = hub.begin(0, "roll-call.0")
+    await hub.advertise(first)
+    await hub.share(first)
+    await hub.mask(first)
+    await hub.agents[ME].restart()
+    await hub.run(0, "roll-call.0", attempt=2)
+    assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "roll-call", "roll-call"))
+    assert spent(hub.agents["silo-1"]) == pytest.approx(costs(hub, "roll-call"))
+
+
+async def test_an_input_that_never_left_costs_nothing_once_the_job_goes_on(make_hub: MakeHub) -> None:
+    """There is room for one round: the next must not be refused for what the last one gave up."""
+    hub = make_hub()
+    hub.add_all(privacy={"epsilon": costs(hub, "roll-call", "train") * 1.001, "partial_jobs": "allow"})
+    await hub.run(0, "roll-call.0")
+    agent, before = hub.agents[ME], costs(hub, "roll-call")
+    lost = hub.begin(1, "train")
+    await hub.advertise(lost)
+    assert (spent(agent), held(agent)) == pytest.approx((before, costs(hub, "roll-call", "train")))
+    await hub.advertise(hub.begin(2, "train"))
+    assert (spent(agent), held(agent)) == pytest.approx((before, costs(hub, "roll-call", "train")))
+
+
+async def test_what_does_not_fit_is_refused_before_the_data_are_touched(make_hub: MakeHub) -> None:
+    """The coordinator hears one code; the numbers stay in the silo's own trail."""
+    hub = make_hub()
+    enough_for_one = costs(hub, "roll-call", "train") * 1.001
+    hub.add_all()
+    agent = hub.agents[ME]
+    await agent.close()
+    agent.policy = Policy.model_validate(
+        {
+            "federation": "test",
+            "approval": "automatic",
+            "privacy": {"epsilon": enough_for_one, "partial_jobs": "allow"},
+        }
+    )
+    agent._start()
+    agent.meet()
+    await hub.run(0, "roll-call.0")
+    await hub.run(1, "train")
+    trained = len(agent.objective.works)
+    task = hub.begin(2, "train").task
+    agent.tell(task=task)
+    answer = await agent.answer("refused")
+    assert answer.code == "budget"
+    assert {field.name for field, _ in answer.ListFields()} == {"code", "key"}  # and no number
+    assert len(agent.objective.works) == trained
+    assert held(agent) == pytest.approx(costs(hub, "roll-call", "train"))
+    told = [entry for entry in read_entries(agent.folder / "audit.jsonl") if entry["event"] == "refused"]
+    assert "expected at most epsilon" in told[-1]["reason"]
+
+
+async def test_a_refused_job_loads_no_data(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add(ME, privacy={"epsilon": 0.01, "partial_jobs": "allow"})
+    touched: list[object] = []
+    agent.participant._inputs._load_data = touched.append  # type: ignore[assignment]
+    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    assert await agent.refusal() == "budget"
+    assert touched == []
+
+
+async def test_a_job_that_plans_too_much_is_refused_at_its_first_phase(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add(ME, privacy={"epsilon": costs(hub, "roll-call", "train")})
+    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    assert await agent.refusal() == "budget"
+    assert (held(agent), agent.objective.works) == (0.0, [])
+
+
+async def test_a_job_without_privacy_is_refused_where_policy_requires_it(make_hub: MakeHub) -> None:
+    hub = make_hub(privacy=None)
+    agent = hub.add(ME, privacy={"required": True})
+    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    assert await agent.refusal() == "policy"
+
+
+async def test_a_job_without_privacy_is_told_apart_in_the_ledger(make_hub: MakeHub) -> None:
+    hub = make_hub(privacy=None)
+    hub.add_all()
+    await hub.run(0, "roll-call.0")
+    standing = hub.agents[ME].budget.standing()
+    assert (standing.spent, standing.unnoised, standing.jobs[0].inputs) == (0.0, 1, 1)
+
+
+# the coordinator's word
+
+
+@pytest.mark.parametrize(
+    "weaker",
+    [
+        {"sums": {"clip_norm": 0.5, "noise_multiplier": 1.0}, "statistics_noise_multiplier": 20.0},
+        {"sums": {"clip_norm": 5.0, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0},
+        {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 1.0},
+        None,
+    ],
+)
+async def test_terms_with_less_noise_than_the_job_promises_are_not_the_silos(
+    make_hub: MakeHub, weaker: dict[str, Any] | None
+) -> None:
+    """The silo computes noise, clip and scale from the signed job; a digest over others is refused."""
+    hub = make_hub()
+    agent = hub.add(ME)
+    hub.state = {**hub.state, TOTAL: np.array(400)}
+    honest = hub.job
+    hub.job = hub.sign(privacy=weaker)
+    forged = hub.begin(1, "train")
+    hub.job = honest
+    key = PhaseKey(job_digest=honest.digest, round=1, phase="train", attempt=1)
+    forged.task.key.CopyFrom(Exchange(key=key, session=forged.session, task=forged.task).wire_key)
+    agent.tell(task=forged.task)
+    assert await agent.refusal() == "terms"
+    assert (held(agent), agent.objective.works) == (0.0, [])
+
+
+async def test_a_job_below_the_floor_is_refused_however_often_it_is_offered(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add(ME, privacy={"min_sums_noise_multiplier": 4.5})
+    for attempt in (1, 2):
+        agent.tell(task=hub.begin(0, "roll-call.0", attempt=attempt).task)
+        assert await agent.refusal() == "policy"
+    assert held(agent) == 0.0
+
+
+# the first byte
+
+
+class WatchedCarrier(MemoryCarrier):
+    """Looks into the ledger, and into the audit trail, when the upload is asked for."""
+
+    agent: Agent
+
+    async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
+        entries = read_entries(self.agent.folder / "audit.jsonl")
+        self.seen = (
+            self.agent.budget.standing().spent,
+            [(entry["round"], entry["phase"]) for entry in entries if entry["event"] == "spent"],
+        )
+        await super().upload(key, masker, source, total_bytes=total_bytes)
+
+
+async def test_spend_is_durable_and_told_before_the_first_byte(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    hub.add_all()
+    agent = hub.agents[ME]
+    carrier = WatchedCarrier(agent.folder, hub.states)
+    carrier.agent = agent
+    agent.carrier = agent.participant._carrier = carrier
+    await hub.run(0, "roll-call.0")
+    assert carrier.seen == (pytest.approx(costs(hub, "roll-call")), [(0, "roll-call.0")])
+
+
+@pytest.mark.parametrize("trouble", ["the ledger's disk is full", "the input was given up"])
+async def test_nothing_leaves_where_the_spend_cannot_be_written(make_hub: MakeHub, trouble: str) -> None:
+    hub = make_hub()
+    hub.add_all()
+    agent = hub.agents[ME]
+    exchange = hub.begin(0, "roll-call.0")
+    await hub.advertise(exchange)
+    if trouble == "the input was given up":
+        agent.participant._inputs.drop_job(hub.job.digest)
+        await _until(lambda: held(agent) == 0.0)
+    else:
+
+        def full(input_id: bytes) -> None:
+            raise OSError("no space left on device")
+
+        agent.budget.spend = full  # type: ignore[method-assign]
+    await hub.share(exchange)
+    envelopes = exchange.session.close_share()[ME]
+    agent.tell(envelopes=wire.envelopes_to_wire(envelopes, exchange.key))
+    upload = agent.participant._works[(hub.job.digest, 0, "roll-call.0")].upload
+    assert upload is not None
+    await upload
+    assert agent.is_silent()
+    assert spent(agent) == 0.0
+
+
+# any sequence, through the agents themselves
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_sequence_of_phases_and_restarts_lets_out_more_than_was_spent(
+    make_hub: MakeHub, seed: int
+) -> None:
+    """What left is counted by the carrier, each input once, and composed from scratch."""
+    dice = random.Random(seed)
+    hub = make_hub(rounds=40, max_attempts=20)
+    boundless = {"epsilon": 1e6, "accept_epsilon_up_to": 1e6, "partial_jobs": "allow"}
+    hub.add_all(privacy=boundless, max_attempts=20)
+    left: list[Release] = []
+    sent: set[tuple[int, int, str]] = set()  # life of the process, round, phase: one input each
+    life, round, attempt, phase = 0, 0, 1, "roll-call.0"
+    for _ in range(14):
+        agent = hub.agents[ME]
+        exchange = hub.begin(round, phase, attempt=attempt)
+        reach = dice.choice(["advert", "shares", "vector", "all"])
+        await _drive(hub, exchange, reach)
+        if reach in ("vector", "all") and (life, round, phase) not in sent:
+            sent.add((life, round, phase))
+            left += cost(hub, phase)
+        assert spent(agent) == pytest.approx(epsilon(left, DELTA))
+        if reach == "all":
+            attempt, round, phase = 1, round + 1, "train"
+        else:
+            attempt += 1
+        if dice.random() < 0.3:
+            life += 1
+            await agent.restart()
+            assert held(hub.agents[ME]) == pytest.approx(epsilon(left, DELTA))
+    assert len(sent) >= 3
+
+
+async def _drive(hub: Hub, exchange: Exchange, reach: str) -> None:
+    await hub.advertise(exchange)
+    if reach == "advert":
+        return
+    await hub.share(exchange)
+    if reach == "shares":
+        return
+    await hub.mask(exchange)
+    if reach == "vector":
+        return
+    await hub.consistency(exchange)
+    sums = await hub.unmask(exchange)
+    context = hub.job.context(exchange.key, hub.state, len(hub.names))
+    result = hub.job.phase(exchange.key.phase).apply(context, sums)
+    hub.state = result.state or hub.state
+    hub.tell_outcome(exchange, cohort=exchange.session.survivors)
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():
+            await asyncio.sleep(0.01)  # the ledger is written in another thread

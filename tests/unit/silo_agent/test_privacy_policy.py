@@ -1,0 +1,202 @@
+"""The floor of private jobs: what a policy may say of it, and that nobody gets below it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.job import JobSpec, StrategySpec
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from crypto.layout import Quantity
+from silo_agent.policy import Policy, load_policy
+from tests.support.agents import Hub
+
+RECORDS = {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1}
+SUMS = {"clip_norm": 0.5, "noise_multiplier": 4.0}
+STATISTICS = 20.0
+NUMBERS = (
+    "epsilon",
+    "accept_epsilon_up_to",
+    "delta",
+    "max_records_clip_norm",
+    "max_sums_clip_norm",
+    "min_records_noise_multiplier",
+    "min_sums_noise_multiplier",
+    "min_statistics_noise_multiplier",
+)
+
+
+def spec(folder: Path, *, rounds: int = 3, **privacy: Any) -> JobSpec:
+    given = {"statistics_noise_multiplier": STATISTICS, **privacy}
+    return Hub(folder, rounds=rounds, privacy=given if privacy else None).job.spec
+
+
+def policy(**privacy: Any) -> Policy:
+    return Policy.model_validate({"federation": "test", "privacy": privacy})
+
+
+def refused(words: str, act: Callable[[], object], code: Refusal = Refusal.POLICY) -> None:
+    with pytest.raises(PolicyRefusal, match=words) as caught:
+        act()
+    assert caught.value.code is code
+
+
+@pytest.mark.parametrize("value", ["nan", ".nan", ".inf", "-.inf", "0", "-1", "1e400"])
+@pytest.mark.parametrize("field", NUMBERS)
+def test_no_number_of_the_policy_is_taken_unless_it_is_finite_and_above_zero(
+    tmp_path: Path, field: str, value: str
+) -> None:
+    """NaN passes `value <= 0`, and no spend is above NaN."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(f"federation: test\nprivacy:\n  {field}: {value}\n")
+    with pytest.raises(ConfigError, match=rf"policy\.yaml: privacy\.{field}"):
+        load_policy(path)
+
+
+def test_no_number_comes_in_through_the_environment_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("federation: test\n")
+    monkeypatch.setenv("CHORALE_POLICY_PRIVACY__EPSILON", "2.5")
+    assert load_policy(path).privacy.epsilon == 2.5
+    monkeypatch.setenv("CHORALE_POLICY_PRIVACY__EPSILON", "nan")
+    with pytest.raises(ConfigError, match="CHORALE_POLICY_PRIVACY__EPSILON"):
+        load_policy(path)
+
+
+def test_a_budget_above_ten_must_be_said_twice(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n")
+    with pytest.raises(
+        ConfigError, match=r"at most 10 for a data set, got 10\.5; .* accept_epsilon_up_to: 10\.5"
+    ):
+        load_policy(path)
+    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n  accept_epsilon_up_to: 10.4\n")
+    with pytest.raises(ConfigError, match="accept_epsilon_up_to"):
+        load_policy(path)
+    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n  accept_epsilon_up_to: 10.5\n")
+    assert load_policy(path).privacy.epsilon == 10.5
+    assert Policy(federation="test").privacy.epsilon == 10.0
+
+
+@pytest.mark.parametrize(
+    ("floor", "words"),
+    [
+        ({"max_records_clip_norm": 0.9}, r"privacy\.records\.clip_norm 1$"),
+        ({"max_sums_clip_norm": 0.4}, r"privacy\.sums\.clip_norm 0\.5$"),
+        ({"min_records_noise_multiplier": 2.1}, r"at least 2\.1, got privacy\.records\.noise_multiplier 2$"),
+        ({"min_sums_noise_multiplier": 4.1}, r"privacy\.sums\.noise_multiplier 4$"),
+        ({"min_statistics_noise_multiplier": 21}, r"privacy\.statistics_noise_multiplier 20$"),
+    ],
+)
+def test_a_job_below_the_floor_is_refused_with_the_number(
+    tmp_path: Path, floor: dict[str, float], words: str
+) -> None:
+    both = spec(tmp_path, records=RECORDS, sums=SUMS)
+    refused(words, lambda: policy(**floor).check_job(both, operator="ops"))
+    at_it = {"max_records_clip_norm": 1.0, "max_sums_clip_norm": 0.5, "min_records_noise_multiplier": 2.0}
+    at_it |= {"min_sums_noise_multiplier": 4.0, "min_statistics_noise_multiplier": 20.0}
+    policy(**at_it).check_job(both, operator="ops")
+
+
+def test_a_floor_for_a_part_that_the_job_does_not_have_refuses_nothing(tmp_path: Path) -> None:
+    of_records = policy(min_records_noise_multiplier=9.0, max_records_clip_norm=0.1)
+    of_records.check_job(spec(tmp_path, sums=SUMS), operator="ops")
+
+
+def test_a_job_without_privacy_is_refused_where_privacy_is_required(tmp_path: Path) -> None:
+    Policy(federation="test").check_job(spec(tmp_path), operator="ops")
+    refused("privacy.required", lambda: policy(required=True).check_job(spec(tmp_path), operator="ops"))
+
+
+def test_absurd_settings_are_refused_with_their_epsilon(tmp_path: Path) -> None:
+    """Stock settings whose epsilon is in the hundreds are a known mistake."""
+    stock = spec(tmp_path, rounds=50, records=RECORDS | {"noise_multiplier": 0.8})
+    refused(
+        r"at most epsilon 10 for a data set \(delta 1e-05\), got [0-9.]+ for 50 rounds of training",
+        lambda: policy().check_job(stock, operator="ops"),
+        Refusal.BUDGET,
+    )
+    policy(partial_jobs="allow").check_job(stock, operator="ops")
+    absurd = spec(tmp_path, rounds=50, records=RECORDS | {"noise_multiplier": 0.2})
+    refused(
+        "for one round of training",
+        lambda: policy(partial_jobs="allow").check_job(absurd, operator="ops"),
+        Refusal.BUDGET,
+    )
+
+
+def test_quantities_that_need_noise_are_refused_without(tmp_path: Path) -> None:
+    strict = policy(always_noised=["delta", "correct"])
+    refused("sums correct|sums delta", lambda: strict.check_job(spec(tmp_path), operator="ops"))
+    strict.check_job(spec(tmp_path, sums=SUMS), operator="ops")
+    plain = [Quantity(name="delta", bound=1.0)]
+    refused(
+        "got quantity delta without noise",
+        lambda: strict.privacy.check_quantities(spec(tmp_path, sums=SUMS), plain),
+    )
+    # noised sample by sample before it is summed
+    strict.privacy.check_quantities(spec(tmp_path, records=RECORDS), plain)
+    refused(
+        "got quantity correct without noise",
+        lambda: strict.privacy.check_quantities(
+            spec(tmp_path, records=RECORDS), [Quantity(name="correct", bound=1.0)]
+        ),
+    )
+
+
+def test_a_quantity_that_no_method_sums_is_a_slip_of_the_pen(tmp_path: Path) -> None:
+    """It would protect nothing, and nobody would notice."""
+    path = tmp_path / "policy.yaml"
+    path.write_text("federation: test\nprivacy:\n  always_noised: [delta, sample]\n")
+    with pytest.raises(ConfigError, match="always_noised: no method sums sample; .* samples,"):
+        load_policy(path)
+
+
+def test_class_statistics_under_noise_need_no_leave(tmp_path: Path) -> None:
+    private = spec(tmp_path, records=RECORDS).model_copy(update={"strategy": StrategySpec(preset="feddw")})
+    policy(partial_jobs="allow").check_job(private, operator="ops")
+    refused(
+        "no class statistics",
+        lambda: policy().check_job(private.model_copy(update={"privacy": None}), operator="ops"),
+    )
+
+
+def test_the_description_tells_budget_and_floor() -> None:
+    text = policy(
+        epsilon=4.0,
+        required=True,
+        max_sums_clip_norm=0.5,
+        min_sums_noise_multiplier=3.0,
+        always_noised=["delta"],
+    ).describe()
+    for line in (
+        "privacy.epsilon: 4.0",
+        "- private jobs once the data set has spent epsilon 4 at delta 1e-05",
+        "- private jobs that plan more than is left",
+        "- every job without privacy",
+        "- a job's privacy.sums.clip_norm above 0.5",
+        "- a job's privacy.sums.noise_multiplier below 3",
+        "- without noise: delta",
+    ):
+        assert line in text
+    relaxed = policy(partial_jobs="allow").describe()
+    assert "- private jobs that plan more" not in relaxed
+    assert "every job without privacy" not in relaxed
+
+
+def test_nan_in_a_job_that_was_built_by_hand_is_below_every_floor(tmp_path: Path) -> None:
+    """No file or wire brings one in; the comparison must hold by itself."""
+    job = spec(tmp_path, sums=SUMS)
+    assert job.privacy is not None
+    assert job.privacy.sums is not None
+    strict = policy(max_sums_clip_norm=1.0, min_sums_noise_multiplier=1.0)
+    for field in ("clip_norm", "noise_multiplier"):
+        sums = job.privacy.sums.model_copy(update={field: math.nan})
+        spoiled = job.model_copy(update={"privacy": job.privacy.model_copy(update={"sums": sums})})
+        refused(f"sums.{field} nan", lambda spoiled=spoiled: strict.check_job(spoiled, operator="ops"))

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.plain_round import Server, _chunks
+from bench.round import Cost, Held, Measured, rows
+from chorale.v1 import federation_pb2 as pb
+
+LENGTH = 300_001  # two chunks, of which the second is short
+
+
+async def test_plain_round_moves_the_model_by_the_mean_of_what_came(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = Server(silos=3, length=LENGTH)
+    for number in (1, 2):
+        models = await asyncio.gather(*(downloaded(server) for _ in range(3)))
+        for model_P in models:
+            np.testing.assert_array_equal(model_P, np.full(LENGTH, 2.0 * (number - 1), np.float32))
+        vectors = (np.full(LENGTH, value, np.float32) for value in (1.0, 2.0, 3.0))
+        await asyncio.gather(*(server.upload(sent(vector_P), None) for vector_P in vectors))
+    events = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert events == ['{"event": "begun"', '{"event": "ended"'] * 2
+
+
+async def downloaded(server: Server) -> np.ndarray[Any, Any]:
+    parts = [chunk.data async for chunk in server.download(b"", None)]
+    assert len(parts) == 2
+    return np.frombuffer(b"".join(parts), np.float32)
+
+
+async def sent(vector_P: np.ndarray[Any, Any]) -> AsyncIterator[pb.Chunk]:
+    for chunk in _chunks(vector_P):
+        yield chunk
+
+
+@pytest.mark.parametrize("silos", [4, 10])
+def test_rows_hold_a_round_to_its_targets(silos: int) -> None:
+    measured = Measured(
+        cost=Cost(wall_seconds=0.9, cpu_seconds=0.6),
+        phase_seconds=0.8,
+        stages={},
+        coordinator=Held(vectors=2.5, fixed_bytes=1e6),
+        silo=Held(vectors=1.5, fixed_bytes=1e6),
+    )
+    found = {row.name: row for row in rows(silos, measured, Cost(wall_seconds=0.3, cpu_seconds=0.4))}
+
+    assert found[f"secure round / plain round, {silos} silos, wall"].value == pytest.approx(3.0)
+    assert not found[f"secure round / plain round, {silos} silos, wall"].holds
+    assert found[f"secure round / plain round, {silos} silos, CPU"].value == pytest.approx(1.5)
+    # the delta is the model's own
+    assert found[f"peak extra memory of a silo / vector, {silos} silos"].value == pytest.approx(0.5)
+    assert found[f"peak extra memory of the coordinator / vector, {silos} silos"].holds
+    assert ("secure round over processes, 4 silos, wall" in found) == (silos == 4)
