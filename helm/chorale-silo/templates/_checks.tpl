@@ -9,6 +9,10 @@
 {{- include "chorale.checkIdentity" . -}}
 {{- include "chorale.checkData" . -}}
 {{- include "chorale.checkNetwork" . -}}
+{{- $privacy := .Values.policy.privacy -}}
+{{- if and (gt (float64 $privacy.epsilon) 10.0) (gt (float64 $privacy.epsilon) (float64 (default 0 $privacy.accept_epsilon_up_to))) -}}
+{{- fail "policy.privacy.epsilon: a budget above 10 hides next to nothing; say the number in accept_epsilon_up_to, too" -}}
+{{- end -}}
 {{- if and (eq .Values.settings.device "cuda") (not .Values.gpu.count) -}}
 {{- fail "settings.device: cuda needs gpu.count of at least 1" -}}
 {{- end -}}
