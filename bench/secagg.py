@@ -108,6 +108,7 @@ class Report:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Take the turns and print the figures."""
     options = _options(arguments)
     report = measure(
         silos=options.silos,
