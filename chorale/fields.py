@@ -1,4 +1,4 @@
-"""Kinds of text that several settings files share."""
+"""Kinds of text and numbers that several settings files share."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ def _checked_entry_point(value: object) -> str:
     return value
 
 
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):  # YAML's true and yes would pass for 1
+        raise ValueError(f"expected a number, got {got(value)}")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_no_truth_value)]  # a float that a person wrote as a number
 Address = Annotated[str, BeforeValidator(_checked_address)]  # host:port
 Name = Annotated[str, BeforeValidator(_checked_name)]  # of a federation, a member or a job
 EntryPoint = Annotated[str, BeforeValidator(_checked_entry_point)]  # package.module:function

@@ -6,11 +6,16 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from chorale.fields import Number
+
 LEAST_MULTIPLIER = 1e-3  # no protection to speak of: an epsilon beyond 10^5
 MAX_MULTIPLIER = 1e6  # noise beyond any use
 
-ClipNorm = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-Multiplier = Annotated[float, Field(ge=LEAST_MULTIPLIER, le=MAX_MULTIPLIER, allow_inf_nan=False)]
+# below it the factors of the clip leave float32, and a gradient of zero would come out as no number
+LEAST_CLIP_NORM = 1e-6
+
+ClipNorm = Annotated[Number, Field(ge=LEAST_CLIP_NORM, le=1e6, allow_inf_nan=False)]
+Multiplier = Annotated[Number, Field(ge=LEAST_MULTIPLIER, le=MAX_MULTIPLIER, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
@@ -25,7 +30,7 @@ class RecordsSpec(_Part):
         default=None,
         description="standard deviation of the noise, in clip norms; null: `job submit` solves for it",
     )
-    sample_rate: float = Field(
+    sample_rate: Number = Field(
         gt=0,
         le=1,
         allow_inf_nan=False,
@@ -50,14 +55,14 @@ class SumsSpec(_Part):
 class PrivacySpec(_Part):
     """Differential privacy of everything that a job lets out of a silo."""
 
-    delta: float = Field(
+    delta: Number = Field(
         default=1e-5,
         ge=1e-12,
         le=1e-2,
         allow_inf_nan=False,
         description="chance that epsilon does not hold; below 1 / samples of the smallest silo",
     )
-    epsilon: float | None = Field(
+    epsilon: Number | None = Field(
         default=None,
         gt=0,
         le=1e3,
@@ -71,7 +76,7 @@ class PrivacySpec(_Part):
         description="of sample counts, evaluation and the method's statistics, by record, in sensitivities; "
         "null: `job submit` solves for it",
     )
-    weight: float | None = Field(
+    weight: Number | None = Field(
         default=None,
         gt=0,
         le=1,

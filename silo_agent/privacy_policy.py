@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from chorale.accountant import DpSgd, epsilon
+from chorale.fields import Number
 from chorale.job_spec import JobSpec
 from chorale.privacy import AFTER_DP_SGD, CONSTANTS, dp_sgd_steps
 from chorale.privacy_spec import PrivacySpec
@@ -24,8 +25,8 @@ from strategies.presets import PRESETS
 
 CEILING = 10.0  # beyond it a record moves the odds of any guess more than twenty-thousandfold
 
-Epsilon = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Epsilon = Annotated[Number, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Limit = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
 
 
 class PartialJobs(StrEnum):
@@ -45,7 +46,7 @@ class PrivacyPolicy(BaseModel):
         default=None,
         description=f"a budget above {CEILING:g} is an error unless this says the number too; null: none is",
     )
-    delta: float = Field(
+    delta: Number = Field(
         default=1e-5,
         ge=1e-12,
         le=1e-2,

@@ -58,7 +58,9 @@ def _units(row: Tensor, factor_N: Tensor) -> Tensor:
     """Whole numbers below 2^33, so that a float64 sum of 2^20 of them is exact."""
     total = torch.zeros(row.shape[1], dtype=torch.float64, device=row.device)
     for part, factor in zip(_parts(row), _parts(factor_N.to(row.dtype), row.shape[1]), strict=True):
-        total += part.mul_(factor[:, None]).trunc_().double().sum(dim=0)
+        # a product that is no number would be cast to the largest whole number there is, before any noise
+        whole = part.mul_(factor[:, None]).trunc_().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        total += whole.double().sum(dim=0)
     return total.to(torch.int64)
 
 

@@ -98,6 +98,10 @@ class TestSpec:
             ),
             ({"records": {"clip_norm": 1}}, "privacy.records.sample_rate: a value is required"),
             ({"sums": SUMS, "sigma": 1}, "privacy.sigma: unknown field"),
+            (
+                {"records": RECORDS | {"clip_norm": 1e-34}},
+                "privacy.records.clip_norm: expected at least 1e-06, got 1e-34",
+            ),
         ],
     )
     def test_each_mistake_is_one_sentence(
@@ -106,7 +110,7 @@ class TestSpec:
         with pytest.raises(ConfigError, match=f"^job.yaml: {message}"):
             make_spec(privacy=privacy)
 
-    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, True])
     @pytest.mark.parametrize(
         "place",
         [

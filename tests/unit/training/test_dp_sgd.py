@@ -267,6 +267,12 @@ class TestOddGradients:
         zero_P = clipped_sum([torch.zeros(3, 4)], count=3, clip_norm=1.0, clip_units=1e6).sum_P
         assert zero_P.tolist() == [0] * 4
 
+    def test_a_clip_norm_that_float32_cannot_divide_by_lets_no_gradient_through(self) -> None:
+        """Zero times an infinite factor is no number, and was cast to -2^63 before any noise."""
+        gradients = [torch.cat([torch.zeros(1, 4), torch.full((1, 4), 1e-38)])]
+        sum_P = clipped_sum(gradients, count=2, clip_norm=1e-34, clip_units=1e6).sum_P
+        assert sum_P.double().norm() <= 1e6
+
     def test_a_silo_without_a_record_releases_noise(self) -> None:
         empty = Tensors(features=torch.zeros(0, 3), labels=torch.zeros(0, dtype=torch.int64))
         noise_P = gradient_of(make_model(), empty, draws=Draws(fixed_random()))
