@@ -10,9 +10,10 @@ import math
 import numpy as np
 
 from chorale.job_spec import JobSpec
+from chorale.logs import get_logger
 from crypto.errors import ConfigError
-from silo_agent.data import cifar, csv, digits, idx, image_folder, module, npz
-from silo_agent.data.base import Features, Loader, Samples, SiloData, Source
+from silo_agent.data import cifar, csv, digits, idx, image_folder, module, npz, private
+from silo_agent.data.base import Features, Loader, Samples, SiloData, Source, whole_labels
 from silo_agent.data.partition import (
     Partition,
     cut_dirichlet,
@@ -22,6 +23,8 @@ from silo_agent.data.partition import (
 )
 from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
 from silo_agent.seeding import derive_seed
+
+log = get_logger("silo_agent.data")
 
 LOADERS: dict[DataFormat, Loader] = {
     DataFormat.DIGITS: digits.load,
@@ -39,9 +42,12 @@ def load_data(settings: DataSettings, job: JobSpec) -> SiloData:
     """This silo's samples for a job: train and hold-out, float32 in the job's input shape.
 
     The hold-out is the data set's own test split where it has one, else a fixed share of each
-    class that depends on the settings alone, so no sample ever changes sides.
+    class that depends on the settings alone, so no sample ever changes sides. In a private job each
+    record is held out by itself, and none can have the job refused (`private`).
     Raises ConfigError that names the setting or file and what is allowed.
     """
+    if job.privacy is not None:
+        return _load_private(settings, job)
     if settings.format is DataFormat.MODULE:
         return _checked(module.load(settings), job=job)
     source = LOADERS[settings.format](settings, job)
@@ -50,6 +56,57 @@ def load_data(settings: DataSettings, job: JobSpec) -> SiloData:
             _check_labels(samples, classes=job.classes)
     train, holdout = _own_part(source, settings=settings, classes=job.classes)
     return _checked(SiloData(train=train, holdout=holdout, name=settings.name), job=job)
+
+
+def _load_private(settings: DataSettings, job: JobSpec) -> SiloData:
+    """Every record by itself; the log of this silo alone says how many did not fit."""
+    unreadable = 0
+    if settings.format is DataFormat.MODULE:
+        loaded = module.load(settings)
+        train, holdout = loaded.train, loaded.holdout
+        name = loaded.name
+    else:
+        source = LOADERS[settings.format](settings, job)
+        train, holdout = _own_records(source, settings=settings, classes=job.classes)
+        name, unreadable = settings.name, source.unreadable
+    train, misfits, outside = _put_right(train, name=name, job=job)
+    holdout, held_misfits, held_outside = _put_right(holdout, name=name, job=job)
+    counts = {
+        "unreadable": unreadable,
+        "left_out": misfits + held_misfits,
+        "values_out_of_range": outside + held_outside,
+    }
+    if any(counts.values()):
+        log.warning("records that do not fit the job", data=name, **counts)
+    return SiloData(train=train, holdout=holdout, name=name)
+
+
+def _own_records(source: Source, *, settings: DataSettings, classes: int) -> tuple[Samples, Samples]:
+    """This silo's part, of a pool that is cut before the hold-out where there is a partition."""
+    pool, test = source.train, source.test
+    mine, tested = np.arange(len(pool)), np.arange(len(test) if test is not None else 0)
+    if settings.partition is not None:
+        fits = np.flatnonzero(private.fitting(pool.labels, classes=classes))
+        rest = pool.take(fits[:0]) if test is None else test
+        fits_test = np.flatnonzero(private.fitting(rest.labels, classes=classes))
+        cut = _cut(pool.take(fits), rest.take(fits_test), settings.partition, classes=classes)
+        index = settings.partition.index
+        mine, tested = fits[cut.train[index]], fits_test[cut.test[index]]
+    if test is not None:
+        return pool.take(mine), test.take(tested)
+    is_held = private.held_out(pool, source.identities, name=settings.name, fraction=settings.holdout)
+    return pool.take(mine[~is_held[mine]]), pool.take(mine[is_held[mine]])
+
+
+def _put_right(samples: Samples, *, name: str, job: JobSpec) -> tuple[Samples, int, int]:
+    """As `_prepared`, and how many records had no label of the job and how many values were out of range."""
+    labels = whole_labels(samples.labels, source=f"data {name}", is_private=True)
+    fits = np.flatnonzero(private.fitting(labels, classes=job.classes))
+    kept = Samples(features=samples.features, labels=labels).take(fits)
+    _check_numbers(kept.features)
+    features, outside = private.boxed(kept.features)
+    features = _as_float32(_in_shape(features, job.input_shape, name=name))
+    return Samples(features=features, labels=kept.labels), len(samples) - len(kept), outside
 
 
 def _own_part(source: Source, *, settings: DataSettings, classes: int) -> tuple[Samples, Samples]:
@@ -143,14 +200,18 @@ def _in_shape(features: Features, shape: tuple[int, ...], *, name: str) -> Featu
     if len(found) == 3 and (found[2], *found[:2]) == shape:
         return np.ascontiguousarray(features.transpose(0, 3, 1, 2))
     if shape == (math.prod(found),):
-        return features.reshape(len(features), -1)
+        return features.reshape(len(features), *shape)
     raise ConfigError(f"data {name}: a sample has shape {found}, the job's input_shape is {shape}")
 
 
 def _as_float32(features: Features) -> Features:
     if features.dtype == np.uint8:
         return features.astype(np.float32) / np.float32(BRIGHTEST)
-    if features.dtype.kind not in "iufb":
-        raise ConfigError(f"data: features are numbers, got {features.dtype}")
+    _check_numbers(features)
     with np.errstate(over="ignore"):  # becomes infinity, which the caller refuses
         return np.ascontiguousarray(features, dtype=np.float32)
+
+
+def _check_numbers(features: Features) -> None:
+    if features.dtype.kind not in "iufb":
+        raise ConfigError(f"data: features are numbers, got {features.dtype}")

@@ -21,6 +21,9 @@ Features = NDArray[Any]
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 
+NO_LABEL = -1  # of a record whose label is no whole number, in a private job
+MAX_LABEL = float(1 << 53)  # whole numbers up to here are exact as floats
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
@@ -49,10 +52,17 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What a file holds, before partition and conversion. test is None where it has no split of its own."""
+    """What a file holds, before partition and conversion. test is None where it has no split of its own.
+
+    In a private job no single record raises (`private`): one without a usable label has NO_LABEL.
+    identities: each record of train as its file holds it; None: its features and label are that.
+    unreadable: cells or images that could not be read.
+    """
 
     train: Samples
     test: Samples | None = None
+    identities: tuple[bytes, ...] | None = None
+    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +85,23 @@ def required_path(settings: DataSettings) -> Path:
     return settings.path
 
 
-def whole_labels(labels: NDArray[Any], *, source: str) -> Labels:
-    """Labels as int64 (N,), also from an (N, 1) column. Raises ConfigError if they are not whole numbers."""
+def whole_labels(labels: NDArray[Any], *, source: str, is_private: bool = False) -> Labels:
+    """Labels as int64 (N,), also from an (N, 1) column. Raises ConfigError if they are not whole numbers.
+
+    is_private: a single one that is not is NO_LABEL; only a type that holds no numbers raises.
+    """
     column = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if column.ndim != 1 or column.dtype.kind not in "iuf":
         raise ConfigError(
             f"{source}: labels are one whole number per sample, got {labels.dtype} {labels.shape}"
         )
+    if is_private:
+        return _usable_labels(column.astype(np.float64))
     if column.dtype.kind == "f" and not np.all(np.isfinite(column) & (column == np.floor(column))):
         raise ConfigError(f"{source}: labels are whole numbers, got a fraction or a missing value")
     return column.astype(np.int64)
+
+
+def _usable_labels(found_N: NDArray[np.float64]) -> Labels:
+    is_usable = (found_N >= 0) & (found_N <= MAX_LABEL) & (found_N == np.floor(found_N))
+    return np.where(is_usable, found_N, NO_LABEL).astype(np.int64)

@@ -6,6 +6,7 @@ what this silo happens to hold.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,43 @@ MODES = {1: "L", 3: "RGB"}  # Pillow's names by number of channels
 def load(settings: DataSettings, job: JobSpec) -> Source:
     """Shapes: features (N, channels, H, W) uint8, resized to the job's input shape.
 
-    Raises ConfigError if the folders are not one a class or an image cannot be read.
+    Raises ConfigError if the folders are not one a class or an image cannot be read; in a private job
+    an image that cannot is left out.
     """
     root = required_path(settings)
     channels, height, width = _image_shape(job.input_shape)
     files, labels = _files(_class_folders(root, job.classes))
-    images = [_read(path, mode=MODES[channels], size=(width, height)) for path in files]
+    mode, size = MODES[channels], (width, height)
+    if job.privacy is not None:
+        return _forgiving(files, labels, mode=mode, size=size)
+    images = [_read(path, mode=mode, size=size) for path in files]
+    return Source(train=_samples(images, labels, mode=mode, size=size))
+
+
+def _forgiving(files: list[Path], labels: list[int], *, mode: str, size: tuple[int, int]) -> Source:
+    """Whatever can be read; a record is the bytes of its file and its folder's name."""
+    images, kept, identities = [], [], []
+    for path, label in zip(files, labels, strict=True):
+        try:
+            content = path.read_bytes()
+            images.append(_decoded(content, mode=mode, size=size))
+        except Exception:  # decoders raise anything, and no single image may be seen
+            continue
+        kept.append(label)
+        identities.append(content + path.parent.name.encode("utf-8", "surrogateescape"))
+    return Source(
+        train=_samples(images, kept, mode=mode, size=size),
+        identities=tuple(identities),
+        unreadable=len(files) - len(images),
+    )
+
+
+def _samples(images: list[NDArray[Any]], labels: list[int], *, mode: str, size: tuple[int, int]) -> Samples:
+    width, height = size
+    channels = next(count for count, name in MODES.items() if name == mode)
     features = np.asarray(images, dtype=np.uint8).reshape(len(images), height, width, channels)
     labels_N = np.asarray(labels, dtype=np.int64)
-    return Source(train=Samples(features=features.transpose(0, 3, 1, 2), labels=labels_N))
+    return Samples(features=features.transpose(0, 3, 1, 2), labels=labels_N)
 
 
 def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -67,7 +96,13 @@ def _read(path: Path, *, mode: str, size: tuple[int, int]) -> NDArray[Any]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert(mode).resize(size))
+        return _decoded(path.read_bytes(), mode=mode, size=size)
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise ConfigError(f"{path}: not a readable image") from error
+
+
+def _decoded(content: bytes, *, mode: str, size: tuple[int, int]) -> NDArray[Any]:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as image:
+        return np.asarray(image.convert(mode).resize(size))

@@ -27,11 +27,12 @@ def load(settings: DataSettings, job: JobSpec) -> Source:
     """Features as stored, labels as int64. Raises ConfigError if keys or file are unusable."""
     path = required_path(settings)
     arrays = _open(path)
-    train = _first(arrays, TRAIN_KEYS, path)
+    is_private = job.privacy is not None
+    train = _first(arrays, TRAIN_KEYS, path, is_private=is_private)
     if train is None:
         names = ", ".join(sorted(arrays)) or "nothing"
         raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
-    return Source(train=train, test=_first(arrays, TEST_KEYS, path))
+    return Source(train=train, test=_first(arrays, TEST_KEYS, path, is_private=is_private))
 
 
 def _open(path: Path) -> dict[str, NDArray[Any]]:
@@ -47,11 +48,12 @@ def _open(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _first(
-    arrays: Mapping[str, NDArray[Any]], pairs: tuple[tuple[str, str], ...], path: Path
+    arrays: Mapping[str, NDArray[Any]], pairs: tuple[tuple[str, str], ...], path: Path, *, is_private: bool
 ) -> Samples | None:
     for features, labels in pairs:
         if features in arrays and labels in arrays:
-            return _samples(arrays[features], whole_labels(arrays[labels], source=str(path)), path)
+            labels_N = whole_labels(arrays[labels], source=str(path), is_private=is_private)
+            return _samples(arrays[features], labels_N, path)
     return None
 
 

@@ -1,0 +1,67 @@
+"""Data of a private job: what becomes of a record depends on that record alone.
+
+A job chooses the columns' mean, scale and fill, the label column and the classes. If one record
+could have the job refused, or move other records between training and hold-out, the refusal or the
+sums would tell of it beyond what any noise covers. So nothing of one record is refused here: it is
+put right or left out by itself. Source: docs/privacy.md, "Which records are held out".
+
+N = records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto import encoding
+from silo_agent.data.base import Features, Labels, Samples
+
+FARTHEST = 1e6  # no feature of a private job is beyond it; standardised ones are about 1
+HASHED_BITS = 64
+Mask = NDArray[np.bool_]
+
+
+def fitting(labels: Labels, *, classes: int) -> Mask:
+    """(N,): which records have a label of the job, 0 to classes - 1."""
+    return np.asarray((labels >= 0) & (labels < classes))
+
+
+def boxed(features: Features) -> tuple[Features, int]:
+    """The features with every value finite and within +-FARTHEST, and how many were not.
+
+    NaN and infinity become 0, which is where standardised columns have their mean.
+    """
+    if features.dtype.kind != "f":
+        clipped = np.clip(features, -FARTHEST, FARTHEST) if features.dtype.itemsize > 2 else features
+        return clipped, int(np.count_nonzero(clipped != features))
+    wide = features.astype(np.float32) if features.dtype.itemsize < 4 else features
+    is_inside = np.abs(wide) <= FARTHEST  # False for NaN
+    outside = int(wide.size - np.count_nonzero(is_inside))
+    if not outside:
+        return wide, 0
+    return np.clip(np.where(np.isfinite(wide), wide, 0), -FARTHEST, FARTHEST), outside
+
+
+def held_out(samples: Samples, identities: Sequence[bytes] | None, *, name: str, fraction: float) -> Mask:
+    """(N,): which records are kept for evaluation, each by a hash of its own bytes, label included.
+
+    Position, number and labels of other records do not enter, so one record more, less or changed
+    moves no other. Equal records are on one side. identities: each record as its file holds it, where
+    the features are already made for the job; None: features and labels are what the file holds.
+    """
+    own = _bytes_of(samples) if identities is None else identities
+    below = int(fraction * 2**HASHED_BITS)
+    return np.array([_hashed(name, record) < below for record in own], dtype=np.bool_)
+
+
+def _hashed(name: str, record: bytes) -> int:
+    digest = encoding.digest("record-holdout", name, record)
+    return int.from_bytes(digest[: HASHED_BITS // 8], "big")
+
+
+def _bytes_of(samples: Samples) -> Iterable[bytes]:
+    """One number format, whatever other records made of the array's: an integer is the same as a float."""
+    for features, label in zip(samples.features, samples.labels.tolist(), strict=True):
+        yield np.asarray(features, dtype="<f8").tobytes() + label.to_bytes(8, "big", signed=True)
