@@ -105,7 +105,9 @@ def _bracket(cost: Callable[[float], float], target: float, *, asked: float) -> 
         while low > LEAST_MULTIPLIER and cost(low) <= target:
             low, high = max(low / 2.0, LEAST_MULTIPLIER), low
     except ConfigError as error:
-        raise ConfigError(f"privacy.epsilon: {asked:g} cannot be met: {error}") from None
+        raise ConfigError(
+            f"privacy.epsilon: {asked:g} cannot be met, ask for a larger one or for fewer rounds: {error}"
+        ) from None
     return low, high
 
 

@@ -11,6 +11,8 @@ from chorale.fields import Number
 LEAST_MULTIPLIER = 1e-3  # no protection to speak of: an epsilon beyond 10^5
 MAX_MULTIPLIER = 1e6  # noise beyond any use
 
+# beyond it what the sampler's law is off, times e^epsilon, uses up any delta (docs/privacy.md, "The noise")
+MAX_EPSILON = 30.0
 # below it the factors of the clip leave float32, and a gradient of zero would come out as no number
 LEAST_CLIP_NORM = 1e-6
 
@@ -65,7 +67,7 @@ class PrivacySpec(_Part):
     epsilon: Number | None = Field(
         default=None,
         gt=0,
-        le=1e3,
+        le=MAX_EPSILON,
         allow_inf_nan=False,
         description="target for the whole job: `job submit` solves for the multipliers that are null",
     )

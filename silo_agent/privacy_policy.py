@@ -17,7 +17,7 @@ from chorale.accountant import DpSgd, epsilon
 from chorale.fields import Number
 from chorale.job_spec import JobSpec
 from chorale.privacy import AFTER_DP_SGD, CONSTANTS, dp_sgd_steps
-from chorale.privacy_spec import PrivacySpec
+from chorale.privacy_spec import MAX_EPSILON, PrivacySpec
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.layout import WORD_BITS, Quantity
 from strategies.methods import strategy_for
@@ -25,7 +25,7 @@ from strategies.presets import PRESETS
 
 CEILING = 10.0  # beyond it a record moves the odds of any guess more than twenty-thousandfold
 
-Epsilon = Annotated[Number, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Epsilon = Annotated[Number, Field(gt=0, le=MAX_EPSILON, allow_inf_nan=False)]
 Limit = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
 
 

@@ -89,7 +89,7 @@ class TestSpec:
                 "privacy: epsilon: expected a target to solve for records.noise_multiplier, which is null",
             ),
             ({"sums": {"clip_norm": 1}, "epsilon": 0}, "privacy.epsilon: expected more than 0, got 0"),
-            ({"sums": SUMS, "epsilon": 1e9}, "privacy.epsilon: expected at most 1000"),
+            ({"sums": SUMS, "epsilon": 1e9}, "privacy.epsilon: expected at most 30"),
             ({"sums": SUMS, "delta": 0.5}, "privacy.delta: expected at most 0.01, got 0.5"),
             ({"sums": SUMS, "weight": 1.5}, "privacy.weight: expected at most 1, got 1.5"),
             (
@@ -388,7 +388,7 @@ class TestCost:
 
     def test_a_target_that_the_given_noise_passes_is_refused(self, make_spec: MakeSpec) -> None:
         spec = make_spec(silos=NAMES, privacy={"epsilon": 0.1, "records": RECORDS})
-        with pytest.raises(ConfigError, match="^privacy.epsilon: 0.1 cannot be met: "):
+        with pytest.raises(ConfigError, match="^privacy.epsilon: 0.1 cannot be met, ask for a larger one or for fewer rounds: "):
             solve(spec, STATE)
 
     def test_more_rounds_cost_more(self, make_spec: MakeSpec) -> None:
