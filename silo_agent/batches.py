@@ -11,6 +11,18 @@ from torch import Tensor
 
 from silo_agent.data.base import Samples
 
+PASS_BATCH = 512  # samples of a pass without gradients; bounds memory only
+PRIVATE_BATCH = 32  # samples of every pass over data in a private job, the last one padded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What a pass is given; only the first `count` of its samples are samples."""
+
+    inputs: Tensor
+    labels_N: Tensor
+    count: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensors:
@@ -34,15 +46,19 @@ class Tensors:
     def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.features[start:stop], self.labels[start:stop]
 
+    def passes(self, *, is_private: bool) -> Iterator[Batch]:
+        """All samples once, in their order. is_private: every batch has one shape, whatever their number."""
+        size = PRIVATE_BATCH if is_private else PASS_BATCH
+        for start in range(0, len(self), size):
+            inputs, labels_N = self.slice(start, start + size)
+            count = len(labels_N)
+            if is_private:
+                inputs, labels_N = padded(inputs, size), padded(labels_N, size)
+            yield Batch(inputs=inputs, labels_N=labels_N, count=count)
+
     def take(self, places_N: Tensor) -> tuple[Tensor, Tensor]:
         """Features and labels at those places, in their order."""
         return self.features[places_N], self.labels[places_N]
-
-    @staticmethod
-    def filled_up(places_N: Tensor, size: int) -> Tensor:
-        """As many places as `size`, the first one over again. Kernels round by the shape of what they are
-        given: in batches of one size what comes out for a sample does not tell how many others there were."""
-        return torch.cat([places_N, places_N[:1].expand(size - len(places_N))])
 
     def shuffled(self, batch_size: int, *, generator: torch.Generator, least: int = 1) -> Iterator[Tensor]:
         """The places of one epoch's batches, in random order. A last batch of fewer than `least` samples
@@ -51,3 +67,15 @@ class Tensors:
         for chosen in torch.split(order, batch_size):
             if len(chosen) >= least:
                 yield chosen.to(self.labels.device)
+
+
+def padded(rows: Tensor, size: int) -> Tensor:
+    """As many rows as `size`, zeros behind, in memory of its own.
+
+    Kernels round by the shape of what they are given, and a state of large weights that nearly cancel makes
+    other answers of it: batches of one shape keep the number of samples out of the answers. That a sample's
+    place in such a batch stays out of them too is what privacy/place_check.py looks at.
+    """
+    filled = rows.new_zeros((size, *rows.shape[1:]))
+    filled[: len(rows)] = rows
+    return filled

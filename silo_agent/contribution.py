@@ -61,11 +61,20 @@ EXTRAS: Mapping[ServerUpdate, Extra] = MappingProxyType(
 )
 
 
+def _hides_silo(work: Work) -> bool:
+    """Under noise on the sums: an update that overflowed counts as zero, because a refusal would tell of the
+    data what no noise covers."""
+    privacy = work.spec.privacy
+    return privacy is not None and privacy.sums is not None
+
+
 def contribution(model: CutModel, work: Work, *, steps: int) -> dict[str, Array]:
     """Shapes: delta (P,) float32, weight () float64, and buffers (B,) float32 if the model has any."""
     context, weight = work.context, np.float32(work.weight)
     before_P = flat_arrays([work.state[MODEL + name] for name in context.trained])
     delta_P = flat_values(model, context.trained) - before_P
+    if _hides_silo(work) and not np.isfinite(delta_P).all():
+        delta_P = np.zeros_like(delta_P)
     values: dict[str, Array] = {
         "delta": weight * delta_P,
         "weight": np.asarray(work.weight, dtype=np.float64),

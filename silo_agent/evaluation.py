@@ -14,8 +14,6 @@ from silo_agent.objective import Cancelled
 from silo_agent.objectives.base import SampleLoss, run_model
 from strategies.base import Array
 
-TEST_BATCH = 512  # samples; bounds memory only, the sums do not depend on it
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
@@ -45,18 +43,18 @@ def evaluate(
 ) -> Figures:
     """Counts in integers, losses in float32, their sum in float64. Raises Cancelled.
 
-    loss_clip: each sample's loss is taken into [0, loss_clip], one that is no number to its upper end:
-    then no sample moves the sum by more.
+    loss_clip: of a private job. Each sample's loss is taken into [0, loss_clip], one that is no number to
+    its upper end, and all batches have one shape: then no sample moves the sum by more, nor another's answer.
     """
     model.eval()
     correct, loss_sum = 0, 0.0
-    for start in range(0, len(samples), TEST_BATCH):
+    for batch in samples.passes(is_private=loss_clip is not None):
         if is_cancelled():
             raise Cancelled("evaluation: no longer wanted")
-        inputs, labels_N = samples.slice(start, start + TEST_BATCH)
-        outputs = run_model(model, inputs)
-        correct += int((outputs.logits_NC.argmax(dim=1) == labels_N).sum())
-        loss_N = loss.per_sample(outputs, labels_N).double()
+        outputs = run_model(model, batch.inputs)
+        is_correct_N = outputs.logits_NC.argmax(dim=1) == batch.labels_N
+        correct += int(is_correct_N[: batch.count].sum())
+        loss_N = loss.per_sample(outputs, batch.labels_N)[: batch.count].double()
         if loss_clip is not None:
             loss_N = loss_N.nan_to_num(nan=loss_clip).clamp(0.0, loss_clip)
         loss_sum += float(loss_N.sum())

@@ -20,6 +20,7 @@ from silo_agent.objective import Cancelled
 from silo_agent.objectives.base import run_model
 from silo_agent.objectives.local_loss import LocalLoss
 from silo_agent.privacy.model_check import BATCH_NORM, check_keeps_samples_apart
+from silo_agent.privacy.place_check import Probes, check_gradients, one_thread
 
 
 def train_locally(
@@ -40,9 +41,10 @@ def train_locally(
     if spec.privacy is not None:
         check_keeps_samples_apart(model)
     if spec.privacy is not None and spec.privacy.records is not None:
-        return _train_on_records(
-            model, samples, spec=spec, round=round, loss=loss, is_cancelled=is_cancelled, random=random
-        )
+        with one_thread():
+            return _train_on_records(
+                model, samples, spec=spec, round=round, loss=loss, is_cancelled=is_cancelled, random=random
+            )
     optimizer = _optimizer(model, spec, round)
     least = _least_batch(model, len(samples))
     model.train()
@@ -80,6 +82,8 @@ def _train_on_records(
     records = privacy_of(spec).records
     assert records is not None
     optimizer, steps = _optimizer(model, spec, round), dp_sgd_steps(spec)
+    shape, device = tuple(samples.features.shape[1:]), samples.labels.device
+    check_gradients(model, Probes(input_shape=shape, classes=spec.classes, device=device), loss=loss)
     model.train()
     with SampleGradients(model) as gradients:
         noised = NoisedGradients(

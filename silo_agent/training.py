@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -27,6 +28,8 @@ from silo_agent.objectives.base import Setting
 from silo_agent.objectives.kept_pass import KeptPass
 from silo_agent.objectives.local_loss import local_loss
 from silo_agent.objectives.statistics import PHASES, TEACHERS, TRAIN_STATISTICS
+from silo_agent.privacy.model_check import check_keeps_samples_apart
+from silo_agent.privacy.place_check import Probes, check_answers, one_thread
 from silo_agent.seeding import seeded, shuffler, training_seed
 from strategies.base import Array
 
@@ -49,15 +52,19 @@ class TorchObjective:
     def compute(self, work: Work) -> Mapping[str, Array]:
         """The quantities of the phase. Raises ConfigError, RemoteProtocolError, Cancelled.
 
-        Deterministic on a CPU: everything random follows from job seed, silo and round.
+        Deterministic on a CPU: everything random follows from job seed, silo and round. A private job is
+        refused before its data are used if the model does not treat each sample by itself.
         """
         computes = self._phases().get(work.phase_kind)
         if computes is None:
             raise ConfigError(f"objective: the built-in training has no phase {work.phase_kind}")
         torch.set_num_threads(self._threads)
-        with seeded(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round)):
+        threads = nullcontext() if work.spec.privacy is None else one_thread()
+        with threads, seeded(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round)):
             received = self._received_model(work)
             setting = Setting(work=work, received=received, device=self._device, kept=self._kept)
+            if work.spec.privacy is not None:
+                _check_samples_apart(setting)
             started = time.monotonic()
             values = computes(setting)
             self._earlier.add(work, seconds=time.monotonic() - started)
@@ -113,6 +120,13 @@ class TorchObjective:
         statistic = setting.work.spec.method.recipe.statistic
         compute = None if statistic is None else TRAIN_STATISTICS.get(statistic)
         return {} if compute is None else compute(setting, samples)
+
+
+def _check_samples_apart(setting: Setting) -> None:
+    spec = setting.work.spec
+    check_keeps_samples_apart(setting.received)
+    probes = Probes(input_shape=spec.input_shape, classes=spec.classes, device=setting.device)
+    check_answers(setting.received, probes, loss=evaluation_loss_for(setting))
 
 
 class EarlierPhases:

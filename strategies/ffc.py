@@ -32,7 +32,7 @@ from strategies.recipe import PartOptions
 RIDGE = 0.1  # of sums without noise
 MAX_CONDITION = 1e6  # of the summed Gram matrix: above it Cholesky's answer is mostly rounding
 SMALLEST_EIGENVALUE = 1e-12  # relative to the largest: what lies below is rounding, not data
-UNIT_ROUNDING = 1e-6  # a float32 vector of unit length is off by less
+UNIT_ROUNDING = 1e-6  # in a private job lengths are taken in float64, which leaves less at any width
 
 
 class FfcOptions(PartOptions):

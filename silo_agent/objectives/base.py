@@ -31,7 +31,7 @@ class Outputs:
     features_ND: Tensor
     logits_NC: Tensor
 
-    def take(self, chosen: Tensor) -> Outputs:
+    def take(self, chosen: Tensor | slice) -> Outputs:
         return Outputs(features_ND=self.features_ND[chosen], logits_NC=self.logits_NC[chosen])
 
 

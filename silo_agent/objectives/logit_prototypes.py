@@ -18,6 +18,7 @@ from torch import Tensor
 from silo_agent.batches import Tensors
 from silo_agent.objectives.base import Setting
 from silo_agent.objectives.ema_teacher import teacher_logits
+from silo_agent.objectives.teacher import finite_rows
 from strategies.base import Array
 from strategies.logit_prototypes import PrototypeOptions
 
@@ -48,8 +49,7 @@ def clipped_rows(logits_NC: Tensor, clip: float | None) -> Tensor:
     """
     if clip is None:
         return logits_NC
-    wide_NC = logits_NC.double()
-    wide_NC = torch.where(wide_NC.isfinite().all(dim=1, keepdim=True), wide_NC, 0.0)
+    wide_NC = finite_rows(logits_NC.double())
     norms_N1: Tensor = torch.linalg.vector_norm(wide_NC, dim=1, keepdim=True)
     return wide_NC * (clip / norms_N1.clamp(min=clip))
 

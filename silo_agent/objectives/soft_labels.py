@@ -17,18 +17,22 @@ from torch import Tensor
 
 from silo_agent.batches import Tensors
 from silo_agent.objectives.base import Setting
-from silo_agent.objectives.teacher import outputs_of
+from silo_agent.objectives.teacher import finite_rows, outputs_of
 from strategies.base import Array
 
 
 def soft_labels(setting: Setting, samples: Tensors) -> Mapping[str, Array]:
     """Shapes: soft_labels (C, C) float64, class_counts (C,) int64; zero rows for classes that are not sent.
 
-    A class that this silo lacks has a zero row of its own accord. Raises Cancelled.
+    A class that this silo lacks has a zero row of its own accord. In a private job an answer that is no
+    number counts as zero, because a refusal would tell of one sample what no noise covers. Raises Cancelled.
     """
-    outputs = outputs_of(setting.received, samples, is_cancelled=setting.work.is_cancelled)
-    classes = setting.work.spec.classes
-    sums_CC = probability_sums(outputs.logits_NC, samples.labels, classes=classes).cpu().numpy()
+    work, classes = setting.work, setting.work.spec.classes
+    is_private = work.spec.privacy is not None
+    outputs = outputs_of(setting.received, samples, is_cancelled=work.is_cancelled, is_private=is_private)
+    sums_CC = probability_sums(
+        outputs.logits_NC, samples.labels, classes=classes, is_private=is_private
+    ).numpy(force=True)
     counts_C = torch.bincount(samples.labels, minlength=classes).cpu().numpy()
     is_sent_C = setting.sent_rows_C
     return {
@@ -37,8 +41,15 @@ def soft_labels(setting: Setting, samples: Tensors) -> Mapping[str, Array]:
     }
 
 
-def probability_sums(logits_NC: Tensor, labels_N: Tensor, *, classes: int) -> Tensor:
-    """A: row i sums softmax(logits) over the samples of class i. Shapes: -> (C, C) float64."""
+def probability_sums(
+    logits_NC: Tensor, labels_N: Tensor, *, classes: int, is_private: bool = False
+) -> Tensor:
+    """A: row i sums softmax(logits) over the samples of class i. Shapes: -> (C, C) float64.
+
+    is_private: a sample whose softmax is no number counts as zero.
+    """
     probabilities_NC = torch.softmax(logits_NC.double(), dim=1)
+    if is_private:
+        probabilities_NC = finite_rows(probabilities_NC)
     sums_CC = torch.zeros((classes, classes), dtype=torch.float64, device=logits_NC.device)
     return sums_CC.index_add_(0, labels_N, probabilities_NC)

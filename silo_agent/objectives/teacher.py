@@ -16,8 +16,6 @@ from silo_agent.models.base import CutModel
 from silo_agent.objective import Cancelled
 from silo_agent.objectives.base import Outputs, run_model
 
-PASS_BATCH = 512  # samples; bounds memory only, the outputs do not depend on it
-
 
 def frozen_copy(model: CutModel) -> CutModel:
     """The same model in eval mode, out of reach of any gradient."""
@@ -31,24 +29,23 @@ def outputs_of(
 ) -> Outputs:
     """One pass in eval mode over all samples, in their order. Raises Cancelled.
 
-    is_private: the last batch is filled up, so that no sample's outputs depend on how many there are.
+    is_private: all batches have one shape, so that no sample's outputs depend on how many there are.
     """
     model.eval()
     parts = []
-    for start in range(0, len(samples), PASS_BATCH):
+    for batch in samples.passes(is_private=is_private):
         if is_cancelled():
             raise Cancelled("forward pass: no longer wanted")
-        inputs, _ = samples.slice(start, start + PASS_BATCH)
-        count = len(inputs)
-        if is_private and count < PASS_BATCH:
-            places_N = torch.arange(start, start + count, device=inputs.device)
-            inputs, _ = samples.take(samples.filled_up(places_N, PASS_BATCH))
-        outputs = run_model(model, inputs)
-        parts.append(Outputs(features_ND=outputs.features_ND[:count], logits_NC=outputs.logits_NC[:count]))
+        parts.append(run_model(model, batch.inputs).take(slice(batch.count)))
     return Outputs(
         features_ND=_join([part.features_ND for part in parts]),
         logits_NC=_join([part.logits_NC for part in parts]),
     )
+
+
+def finite_rows(rows_NK: Tensor) -> Tensor:
+    """Rows with a value that is not finite become zero. Shapes: -> (N, K)."""
+    return torch.where(rows_NK.isfinite().all(dim=1, keepdim=True), rows_NK, 0.0)
 
 
 def _join(parts: list[Tensor]) -> Tensor:

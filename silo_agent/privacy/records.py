@@ -18,7 +18,7 @@ from chorale.logs import get_logger
 from chorale.privacy_spec import RecordsSpec
 from crypto.errors import ConfigError
 from crypto.gaussian import DEVIATION
-from silo_agent.batches import Tensors
+from silo_agent.batches import PRIVATE_BATCH, Tensors, padded
 from silo_agent.objective import Cancelled
 from silo_agent.objectives.local_loss import LocalLoss
 from silo_agent.privacy.clipping import clipped_sum
@@ -26,10 +26,6 @@ from silo_agent.privacy.draws import Draws
 from silo_agent.privacy.sample_gradients import SampleGradients
 
 log = get_logger("silo_agent.privacy")
-
-GRADIENT_BYTES = 1 << 28  # of the single samples' gradients at a time; float32
-_VALUE_BYTES = 4
-TOGETHER = 32  # samples, at most: more fill up further, fewer take longer
 
 
 class NoisedGradients:
@@ -64,7 +60,7 @@ class NoisedGradients:
         places_N = self._draws.records(len(self._samples), rate=self._records.sample_rate)
         device = self._samples.labels.device
         sum_P = torch.zeros(self._size, dtype=torch.int64, device=device)
-        for part_N in torch.split(torch.from_numpy(places_N).to(device), self._together()):
+        for part_N in torch.split(torch.from_numpy(places_N).to(device), PRIVATE_BATCH):
             if len(part_N):  # splitting nothing gives one empty part
                 sum_P += self._clipped(part_N)
         sum_P += torch.from_numpy(self._draws.noise(self._size)).to(device)
@@ -80,10 +76,9 @@ class NoisedGradients:
     def _clipped(self, places_N: Tensor) -> Tensor:
         if self._is_cancelled():
             raise Cancelled("training: no longer wanted")
-        # in batches of one size, or a sample's last bits would tell how many others were drawn
-        filled_N = self._samples.filled_up(places_N, self._together())
-        inputs, labels_N = self._samples.take(filled_N)
-        gradients = self._gradients.of(self._loss, inputs, labels_N, filled_N)
+        # of one shape that nobody chooses, or a sample's gradient would tell how many others were drawn
+        inputs, labels_N = (padded(rows, PRIVATE_BATCH) for rows in self._samples.take(places_N))
+        gradients = self._gradients.of(self._loss, inputs, labels_N, padded(places_N, PRIVATE_BATCH))
         clipped = clipped_sum(
             gradients,
             count=len(places_N),
@@ -92,11 +87,6 @@ class NoisedGradients:
         )
         self._dropped += clipped.dropped
         return clipped.sum_P
-
-    def _together(self) -> int:
-        """Samples of one micro-batch, the same in the whole round; no more than plain training would hold."""
-        fitting = GRADIENT_BYTES // (_VALUE_BYTES * max(1, self._size))
-        return max(1, min(self._expected_batch, fitting, TOGETHER))
 
     def _put(self, gradient_P: Tensor) -> None:
         parameters = self._gradients.parameters

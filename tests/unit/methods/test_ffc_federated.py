@@ -23,7 +23,6 @@ from silo_agent.initial_state import initial_state
 from silo_agent.models import build_model
 from silo_agent.models.state import load_arrays
 from silo_agent.objective import Cancelled, Work
-from silo_agent.objectives import ffc as ffc_objective
 from silo_agent.training import TorchObjective
 from strategies.base import TOTAL, Array, PhaseContext
 from strategies.ffc import least_squares, unpacked
@@ -205,7 +204,7 @@ def test_sums_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch) -> N
     spec, data = job(), silo_data()[1]
     state = started(spec, [data])
     whole = silo_sums(spec, state, data)
-    monkeypatch.setattr(ffc_objective, "PASS_BATCH", 7)
+    monkeypatch.setattr("silo_agent.batches.PASS_BATCH", 7)
     cut = silo_sums(spec, state, data)
     for name, array in whole.items():
         np.testing.assert_allclose(cut[name], array, rtol=1e-6, atol=1e-6)

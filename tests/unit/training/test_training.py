@@ -255,7 +255,7 @@ def test_evaluation_is_of_the_received_model() -> None:
 def test_evaluation_sums_are_exact_whatever_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     work = make_work(make_job(), kind="evaluate")
     whole = compute(work)
-    monkeypatch.setattr("silo_agent.evaluation.TEST_BATCH", 7)
+    monkeypatch.setattr("silo_agent.batches.PASS_BATCH", 7)
     pieces = compute(work)
     assert int(whole["tested"]) == int(pieces["tested"]) == 359
     assert int(whole["correct"]) == int(pieces["correct"])
