@@ -189,16 +189,18 @@ AGES = "age,ill\n" + "".join(f"{age},{age % 2}\n" for age in range(30, 80))
     ("job", "sentence"),
     [
         pytest.param({"scale": 40 / 3.4e38}, "features hold NaN or infinity", id="overflow"),
-        pytest.param({"label": "age", "classes": 90}, "labels must be 0 to 89", id="label"),
+        pytest.param({"column": "ill", "label": "age", "classes": 90}, "labels must be 0 to 89", id="label"),
     ],
 )
 def test_no_predicate_on_one_record_refuses_a_private_job(
     tmp_path: Path, job: dict[str, Any], sentence: str, record: str
 ) -> None:
     settings = table(tmp_path, AGES + record)
-    data = load_data(settings, table_job("age", **job))
+    column = job.get("column", "age")
+    fields = {name: value for name, value in job.items() if name != "column"}
+    data = load_data(settings, table_job(column, **fields))
     assert 50 <= len(data.train) + len(data.holdout) <= 51
-    plain = table_job("age", **job, is_private=False)
+    plain = table_job(column, **fields, is_private=False)
     if record:
         with pytest.raises(ConfigError, match=sentence):
             load_data(settings, plain)
