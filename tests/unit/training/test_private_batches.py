@@ -74,6 +74,25 @@ def rounding_features(hidden: int = 1024, width: int = 130) -> CutModel:
     return model
 
 
+def rounding_gradients(hidden: int = 1025, width: int = 130) -> CutModel:
+    """One unit of an odd layer is idle: the last samples of a small batch round otherwise than the others."""
+    backbone = mlp(input_shape=(64,), hidden=(hidden, width), norm="none")
+    model = CutModel(backbone, classes=2, head=Head.TRAINED)
+    first, second = cancelling(width, hidden - 1)
+    names = [name.removesuffix(".weight") for name, _ in model.body.named_parameters() if "weight" in name]
+    signs = torch.ones(width)
+    signs[width // 2 :] = -1.0
+    load(
+        model,
+        {
+            f"body.{names[0]}": nn.functional.pad(first, (0, 0, 0, 1)),
+            f"body.{names[1]}": nn.functional.pad(second, (0, 1)),
+            "head": torch.stack([torch.zeros(width), signs]),
+        },
+    )
+    return model
+
+
 def load(model: CutModel, weights: Mapping[str, Tensor]) -> None:
     layers = dict(model.named_modules())
     with torch.no_grad():
@@ -133,7 +152,7 @@ class TestOneRecordMore:
 
     @pytest.mark.parametrize("batch_size", [2, 3, 32])
     def test_moves_the_clipped_sum_by_the_clip_whatever_the_batch_size(self, batch_size: int) -> None:
-        model = rounding_features(1025 - 1, 130)
+        model = rounding_gradients()
         inputs = inputs_of(61, 3)
         labels = torch.arange(61) % 2
 
@@ -149,8 +168,8 @@ class TestOneRecordMore:
                     is_cancelled=lambda: False,
                 )
                 step.write()
-                parts = [parameter.grad.flatten().double() for parameter in gradients.parameters]
-            return torch.cat(parts) * batch_size
+                grads = [parameter.grad for parameter in gradients.parameters]
+            return torch.cat([grad.flatten().double() for grad in grads if grad is not None]) * batch_size
 
         assert float((summed(0) - summed(1)).norm()) <= 1.0 + 1e-6
 
