@@ -25,7 +25,7 @@ from strategies.presets import PRESETS
 
 CEILING = 10.0  # beyond it a record moves the odds of any guess more than twenty-thousandfold
 
-Epsilon = Annotated[Number, Field(gt=0, le=MAX_EPSILON, allow_inf_nan=False)]
+Epsilon = Annotated[Number, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Limit = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
 
 
