@@ -17,7 +17,7 @@ from chorale.accountant import DpSgd, epsilon
 from chorale.fields import Number
 from chorale.job_spec import JobSpec
 from chorale.privacy import AFTER_DP_SGD, CONSTANTS, dp_sgd_steps
-from chorale.privacy_spec import MAX_EPSILON, PrivacySpec
+from chorale.privacy_spec import PrivacySpec
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.layout import WORD_BITS, Quantity
 from strategies.methods import strategy_for
