@@ -20,8 +20,8 @@ def failure(directory: Path) -> str | None:
     path = directory / "endpoint.json"
     try:
         address = json.loads(path.read_bytes())["metrics"]
-        if address is None:
-            return f"{path}: metrics_listen is null, nothing answers"
+        if not isinstance(address, str):  # null where metrics_listen is
+            return f"{path}: names no address of /livez"
         # not urllib, which would ask a proxy of the environment
         connection = http.client.HTTPConnection(address, timeout=TIMEOUT_SECONDS)
         connection.request("GET", "/livez")

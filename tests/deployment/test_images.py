@@ -203,9 +203,7 @@ def test_build_commands_name_files_and_arguments_that_are_there(name: str) -> No
     for command in builds:
         assert command[command.index("-f") + 1] == f"deploy/{name}.Dockerfile"
         assert command[-1] == "."
-        given = [
-            after for before, after in zip(command, command[1:], strict=False) if before == "--build-arg"
-        ]
+        given = [after for before, after in pairwise(command) if before == "--build-arg"]
         assert "PYTHON_DIGEST=sha256:..." in given  # to be filled; as it stands no engine takes it
         assert {each.partition("=")[0] for each in given} <= declared
         assert command[command.index("-t") + 1].startswith(f"chorale/{name}:{version}")
