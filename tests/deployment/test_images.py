@@ -30,6 +30,11 @@ FILES = {name: DEPLOY / f"{name}.Dockerfile" for name in NAMES}
 INDEX = "https://pypi.org/simple"  # a build argument; links that pip is configured with serve as well
 SECRET = re.compile(r"secret|password|passwd|token|credential|api_?key|BEGIN [A-Z ]*PRIVATE", re.IGNORECASE)
 POLL_SECONDS = 0.05
+TRAINING = """
+import silo_agent.local_training, silo_agent.torchvision_compat
+from crypto.compiled import transform
+assert transform() is not None
+"""
 
 both = pytest.mark.parametrize("name", NAMES)
 
@@ -342,6 +347,6 @@ def test_silo_starts_as_the_image_starts_it(roots: Callable[[], Path]) -> None:
     check_entry_point(silo, "silo")
     assert {"torch", "torchvision", "opacus", "numba"} <= set(installed(silo))
     # what training loads finds its folders, and compiled loops are kept where one may write
-    code = "import torch, torchvision, opacus, crypto.compiled, crypto.noise_kernel"
-    done = silo.run("python", "-W", "ignore", "-c", code)
+    done = silo.run("python", "-W", "ignore", "-c", TRAINING)
     assert done.returncode == 0, done.stderr
+    assert list(silo.folder("/tmp/numba").rglob("*.nbc"))
