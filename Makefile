@@ -39,7 +39,7 @@ proto: $(READY) ## generate the stubs in chorale/v1/ from proto/
 
 soak: $(READY) ## protocol and fault tests with a thousand examples each, and what takes minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/protocol tests/faults -m "soak or not soak" --timeout 3600 $(ARGS)
-	$(BIN)/python -m pytest tests/unit tests/integration -m soak --timeout 3600 $(ARGS)
+	$(BIN)/python -m pytest tests/unit tests/integration tests/deployment -m soak --timeout 3600 $(ARGS)
 
 # torch goes first and by itself, so that the machine's own choice of build stands
 $(READY): pyproject.toml constraints.txt

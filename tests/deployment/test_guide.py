@@ -51,8 +51,8 @@ def rendered(command: list[str], directory: Path) -> tuple[helm.Object, ...]:
 
 def test_every_command_is_of_a_program_that_is_tested_here() -> None:
     every = re.findall(r"^\$ (\S+)", GUIDE, re.MULTILINE)
-    assert set(every) == {"chorale", "helm", "kubectl"}
-    assert not re.findall(r"^(?:chorale|helm|kubectl) ", GUIDE, re.MULTILINE)
+    assert set(every) == {"chorale", "docker", "helm", "kubectl"}  # docker: test_images.py
+    assert not re.findall(r"^(?:chorale|docker|helm|kubectl) ", GUIDE, re.MULTILINE)
 
 
 def test_helm_commands_render_with_the_values_of_the_guide(tmp_path: Path) -> None:

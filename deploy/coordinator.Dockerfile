@@ -1,0 +1,47 @@
+# The coordinator, and the command line for authority and operator. No torch.
+#
+# The base is pinned by its digest, which has no default: take the newest, read what changed, keep it
+# with your deployment. From the repository's root:
+#
+#   docker buildx imagetools inspect python:3.11-slim-bookworm --format '{{.Manifest.Digest}}'
+#   docker build -f deploy/coordinator.Dockerfile --build-arg PYTHON_DIGEST=sha256:... -t chorale/coordinator:0.1.0 .
+#
+# Runs with a read-only root file system: only /tmp and /var/lib/chorale are written to.
+
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+ARG PYTHON_DIGEST
+
+FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST} AS build
+WORKDIR /src
+COPY . .
+RUN mkdir /state
+RUN python -m venv --without-pip /opt/chorale
+RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt .
+
+FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST}
+ARG PYTHON_IMAGE
+ARG PYTHON_DIGEST
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="chorale-coordinator" \
+      org.opencontainers.image.description="Drives the rounds of a Chorale federation and sees sums alone" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${PYTHON_IMAGE}" \
+      org.opencontainers.image.base.digest="${PYTHON_DIGEST}"
+COPY --from=build /opt/chorale /opt/chorale
+# a named volume takes its owner from here
+COPY --from=build --chown=10001:10001 /state /var/lib/chorale
+# PYTHONSAFEPATH: the working directory is writable, so no code is taken from it
+ENV PATH=/opt/chorale/bin:$PATH \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONSAFEPATH=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /var/lib/chorale
+USER 10001:10001
+# asks the address in endpoint.json: `directory` of the settings is this folder, as in the chart
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
+    CMD ["python", "-m", "chorale.health_check", "/var/lib/chorale/state"]
+ENTRYPOINT ["chorale"]
+CMD ["--help"]

@@ -1,0 +1,58 @@
+# A silo's agent, with the torch of one index: for CPUs by default.
+#
+# The base is pinned by its digest, which has no default: take the newest, read what changed, keep it
+# with your deployment. From the repository's root:
+#
+#   docker buildx imagetools inspect python:3.11-slim-bookworm --format '{{.Manifest.Digest}}'
+#   docker build -f deploy/silo.Dockerfile --build-arg PYTHON_DIGEST=sha256:... -t chorale/silo:0.1.0 .
+#
+# For GPUs, name an index of PyTorch's whose CUDA the nodes' driver knows and which holds the torch of
+# constraints.txt: --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cu130
+#
+# Runs with a read-only root file system: only /tmp and /var/lib/chorale are written to.
+
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+ARG PYTHON_DIGEST
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+
+FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST} AS build
+ARG TORCH_INDEX_URL
+WORKDIR /src
+COPY . .
+RUN mkdir /state
+RUN python -m venv --without-pip /opt/chorale
+# that index gives these two alone; what they require comes from the ordinary one, pinned
+RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt \
+    --no-deps --index-url "${TORCH_INDEX_URL}" torch torchvision
+RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt '.[silo]'
+
+FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST}
+ARG PYTHON_IMAGE
+ARG PYTHON_DIGEST
+ARG TORCH_INDEX_URL
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="chorale-silo" \
+      org.opencontainers.image.description="An institution's side of a Chorale federation: trains on its data and masks what leaves" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${PYTHON_IMAGE}" \
+      org.opencontainers.image.base.digest="${PYTHON_DIGEST}" \
+      chorale.torch.index="${TORCH_INDEX_URL}"
+COPY --from=build /opt/chorale /opt/chorale
+# a named volume takes its owner from here
+COPY --from=build --chown=10001:10001 /state /var/lib/chorale
+# PYTHONSAFEPATH: the working directory is writable, so no code is taken from it
+ENV PATH=/opt/chorale/bin:$PATH \
+    HOME=/tmp \
+    NUMBA_CACHE_DIR=/tmp/numba \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONSAFEPATH=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /var/lib/chorale
+USER 10001:10001
+# asks the address in endpoint.json: `directory` of the settings is this folder, as in the chart
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
+    CMD ["python", "-m", "chorale.health_check", "/var/lib/chorale/state"]
+ENTRYPOINT ["chorale"]
+CMD ["--help"]
