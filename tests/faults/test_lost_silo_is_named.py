@@ -21,6 +21,7 @@ def test_lost_silo_is_named_in_record_metrics_report_and_logs(make_federation: M
     federation.start_coordinator()
     for name in federation.names:
         federation.start_silo(name, halt=UPLOADING if name == VICTIM else None)
+    federation.wait_connected()
     job_id = federation.submit(rounds=1)
     federation.services[VICTIM].wait_halted()
     federation.services[VICTIM].kill()
