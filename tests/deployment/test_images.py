@@ -277,6 +277,7 @@ def pinned() -> dict[str, str]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.soak
 def test_coordinator_starts_as_the_image_starts_it(coordinator: Image) -> None:
     check_entry_point(coordinator, "coordinator")
     found = installed(coordinator)

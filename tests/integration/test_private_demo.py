@@ -55,6 +55,7 @@ def test_demo_by_record_learns_and_tells_what_it_spent(tmp_path: Path) -> None:
     assert f"data set digits: epsilon {spent['silo-1']:.4g} of 8 spent" in shown.stdout
 
 
+@pytest.mark.soak
 def test_demo_by_silo_survives_a_loss_and_says_that_few_silos_drown(tmp_path: Path) -> None:
     done = _demo(tmp_path / "out", "--dp", "sums", "--epsilon", "4", "--drop", "1", "--rounds", "3")
     assert done.returncode == 0, done.stderr

@@ -224,6 +224,7 @@ def test_a_model_that_learned_by_heart_tells_its_members_and_dp_sgd_does_not(
     assert attack.control.advantage > 0.25
 
 
+@pytest.mark.soak
 def test_dp_sgd_without_noise_and_clip_tells_its_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Draws, "noise", lambda draws, count: np.zeros(count, np.int64))
     solve = membership.solve
