@@ -290,6 +290,7 @@ def test_coordinator_starts_as_the_image_starts_it(coordinator: Image) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.soak
 def test_health_check_follows_a_coordinator_of_the_image(coordinator: Image) -> None:
     make_federation(coordinator)
     check = health_check(coordinator.dockerfile)
