@@ -30,7 +30,7 @@ from bench.clock import Clock
 from bench.federation import make_federation
 from bench.options import Parser, whole
 from bench.rows import Row, table
-from bench.session import NOW, Session
+from bench.session import NOW, Session, update_layout
 from crypto import ring
 from crypto.cohort import SMALLEST_FEDERATION, CohortRule
 from crypto.encoder import Encoder
@@ -129,7 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(*, silos: int, length: int, drop: int, word: int, with_noise: bool = False) -> Report:
     """Run one session and take its times. Raises LocalProtocolError if its sum is not exact."""
     noise = _noise(length, word=word) if with_noise else None
-    session = Session(make_federation(silos, now=NOW), length=length, word=word, noise=noise)
+    federation = make_federation(silos, now=NOW)
+    layout = update_layout(federation, length=length, word=word, noise=noise)
+    session = Session(federation, layout=layout)
     run = _Run(session, length=length)
     session.share()
     run.mask(session.terms.names[: silos - drop])

@@ -28,14 +28,16 @@ class Session:
 
     setup: what each silo spends on keys, envelopes, checks and signatures, one step name per silo.
     stages: the same by stage, one step for each silo.
-    message_bytes: of one silo that stayed, all but its vector.
+    message_bytes: of one silo that stayed, all but its vector. names: who is named, if not all.
     """
 
-    def __init__(self, federation: Federation, *, length: int, word: int, noise: Noise | None = None) -> None:
+    def __init__(
+        self, federation: Federation, *, layout: Layout, names: tuple[str, ...] | None = None
+    ) -> None:
         self.setup, self.stages = Clock(), Clock()
         self.message_bytes = 0
         self._shares_bytes = 0
-        self.terms = _terms(federation, length=length, word=word, noise=noise)
+        self.terms = _terms(names or tuple(federation.silos), federation, layout)
         self.coordinator = CoordinatorSession(
             terms=self.terms, roster=federation.roster, authority=federation.authority, now=NOW
         )
@@ -116,9 +118,13 @@ class _SingleUseLedger:
         pass
 
 
-def _terms(federation: Federation, *, length: int, word: int, noise: Noise | None) -> SessionTerms:
-    names = tuple(federation.silos)
+def update_layout(federation: Federation, *, length: int, word: int, noise: Noise | None = None) -> Layout:
+    """One update of that many values at every silo."""
     quantity = Quantity(name="delta", shape=(length,), bound=BOUND, word=word, noise=noise)
+    return Layout(quantities=(quantity,), members=len(federation.silos))
+
+
+def _terms(names: tuple[str, ...], federation: Federation, layout: Layout) -> SessionTerms:
     return SessionTerms(
         federation=NAME,
         job_digest=bytes(32),
@@ -129,7 +135,7 @@ def _terms(federation: Federation, *, length: int, word: int, noise: Noise | Non
         attempt=1,
         names=names,
         rule=CohortRule.for_members(len(names)),
-        layout=Layout(quantities=(quantity,), members=len(names)),
+        layout=layout,
         state_digest=bytes(32),
     )
 

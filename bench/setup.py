@@ -18,7 +18,7 @@ from bench.federation import make_federation
 from bench.options import Parser, whole
 from bench.rows import Row, table
 from bench.series import Series
-from bench.session import NOW, Session
+from bench.session import NOW, Session, update_layout
 from crypto.cohort import SMALLEST_FEDERATION
 
 TARGET_SILOS, TARGET_SECONDS = 100, 0.3
@@ -91,7 +91,8 @@ def measure(*, silos: int) -> Report:
 
 
 def _session(silos: int) -> Session:
-    session = Session(make_federation(silos, now=NOW), length=1, word=32)
+    federation = make_federation(silos, now=NOW)
+    session = Session(federation, layout=update_layout(federation, length=1, word=32))
     session.share()
     for name in session.terms.names:
         session.masker(name)

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 
-from bench.federation import NAME, Federation, make_federation
+from bench.clock import Clock
+from bench.federation import Federation, make_federation
+from bench.session import NOW, Session
 from crypto import masking, ring
-from crypto.cohort import CohortRule
-from crypto.coordinator_session import CoordinatorSession
 from crypto.layout import Layout
-from crypto.masking import UnmaskPlan
-from crypto.messages import SessionTerms
-from crypto.reveal import PendingReveal
 from crypto.ring import Encoded, Words
-from crypto.silo_session import SiloSession
 from strategies.base import Array
 
-NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 ENROLLED = 10  # silos that a session may name some of
 
 
@@ -41,30 +35,13 @@ class View:
 
 def secure_sum(inputs: Mapping[str, Encoded], layout: Layout) -> View:
     """All stages of docs/protocol.md 5 in this process; nobody is lost."""
-    federation = _federation()
-    terms = _terms(federation, tuple(sorted(inputs)), layout)
-    coordinator = CoordinatorSession(
-        terms=terms, roster=federation.roster, authority=federation.authority, now=NOW
-    )
-    silos = {name: _silo(federation, name, terms) for name in terms.names}
-    for name, silo in silos.items():
-        coordinator.on_advert(name, silo.advertise())
-    cohort = coordinator.close_advertise()
-    for name, silo in silos.items():
-        coordinator.on_shares(name, silo.receive(cohort))
+    session = Session(_federation(), layout=layout, names=tuple(sorted(inputs)))
+    session.share()
     masked = {}
-    for name, envelopes in coordinator.close_share().items():
-        stream = b"".join(silos[name].receive(envelopes).stream(inputs[name]))
+    for name in session.terms.names:
+        stream = b"".join(session.masker(name).stream(inputs[name]))
         masked[name] = masking.vectors_from_stream(layout, stream)
-        coordinator.on_masked(name)
-    survivors = coordinator.close_masked()
-    for name in survivors.survivors:
-        coordinator.on_consistency(name, silos[name].receive(survivors))
-    request = coordinator.close_consistency()
-    for name in survivors.survivors:
-        coordinator.on_unmask(name, silos[name].receive(request))
-    plan = coordinator.close_unmask()
-    assert isinstance(plan, UnmaskPlan)  # nobody lies here, so nothing is left to recover
+    plan = session.reveal(Clock())
     total = ring.zeros(layout)
     for vectors in masked.values():
         ring.add_into(total, vectors)
@@ -81,46 +58,3 @@ def decoded(vectors: Mapping[int, Words], layout: Layout) -> dict[str, Array]:
 @cache
 def _federation() -> Federation:
     return make_federation(ENROLLED, now=NOW)
-
-
-def _terms(federation: Federation, names: tuple[str, ...], layout: Layout) -> SessionTerms:
-    return SessionTerms(
-        federation=NAME,
-        job_digest=bytes(32),
-        roster_version=federation.roster.version,
-        roster_digest=federation.roster.digest,
-        round=1,
-        phase="train",
-        attempt=1,
-        names=names,
-        rule=CohortRule.for_members(len(names)),
-        layout=layout,
-        state_digest=bytes(32),
-    )
-
-
-def _silo(federation: Federation, name: str, terms: SessionTerms) -> SiloSession:
-    return SiloSession(
-        terms=terms,
-        identity=federation.silos[name],
-        roster=federation.roster,
-        authority=federation.authority,
-        ledger=_SingleUseLedger(),
-        now=NOW,
-    )
-
-
-class _SingleUseLedger:
-    """Nothing to remember: its silo takes part in one session."""
-
-    def begin_attempt(self, terms: SessionTerms) -> None:
-        pass
-
-    def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
-        pass
-
-    def write_pending(self, pending: PendingReveal) -> None:
-        pass
-
-    def mark_revealed(self, pending: PendingReveal) -> None:
-        pass

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bench.clock import Clock
 from bench.federation import make_federation
 from bench.peers.measured import Measured
-from bench.session import NOW, Session
+from bench.session import NOW, Session, update_layout
 from crypto import masking, ring
 from crypto.encoder import Encoder
 
@@ -23,7 +23,7 @@ def measure(values_nL: NDArray[np.float32], *, dropped: int, word: int) -> Measu
     silos, length = values_nL.shape
     federation = make_federation(silos, now=NOW)
     start = time.process_time()
-    session = Session(federation, length=length, word=word)
+    session = Session(federation, layout=update_layout(federation, length=length, word=word))
     run = _Run(session)
     session.share()
     staying = session.terms.names[: silos - dropped]
