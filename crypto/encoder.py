@@ -30,7 +30,6 @@ from crypto.skellam import skellam_law
 BLOCK_VALUES: Final = 1 << 15  # numpy's arrays of a block stay in the L2 cache, docs/performance.md
 COMPILED_BLOCK_VALUES: Final = 1 << 17  # as do the dice, the only array of the compiled loop
 CHECKED_VALUES: Final = 1 << 18  # least and largest of them, from the L3 cache the second time
-COMPILED_VALUES: Final = 1 << 19  # fewer are not worth the second that loading numba takes
 MOST_ROUNDINGS: Final = 8  # of a clipped array; each is too long with a probability of about 2^-20 at most
 SIDES: Final = 1 << 16  # of a die, two bytes of the key stream
 _DIE: Final = np.dtype("<u2")
@@ -62,7 +61,7 @@ class Encoder:
         shared would fall out of their difference.
         """
         arrays = _arrays(values, layout)
-        is_compiled = sum(quantity.size for quantity in layout.quantities) >= COMPILED_VALUES
+        is_compiled = sum(quantity.size for quantity in layout.quantities) >= compiled.WORTH_VALUES
         parts = {
             quantity.name: _part(arrays[quantity.name], quantity, layout.members, is_compiled)
             for quantity in layout.quantities

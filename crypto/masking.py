@@ -8,6 +8,7 @@ one stream of little-endian words in ascending word size. Source: docs/protocol.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,10 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from crypto import pipeline, prg, ring
+from crypto import compiled, pipeline, prg, ring
+from crypto.compiled import Adding
 from crypto.errors import LocalProtocolError, RemoteProtocolError
 from crypto.layout import Layout
 from crypto.ring import Words
@@ -76,7 +79,8 @@ class Masker:
         total_bytes = self._layout.total_bytes
         if not 0 <= offset_bytes <= total_bytes or chunk_bytes < 1:
             raise LocalProtocolError("masking: offset or chunk size out of range")
-        lanes = _Lanes(self._layout, self._seeds, self._cohort_digest)
+        is_compiled = total_bytes - offset_bytes >= compiled.WORTH_VALUES * 4
+        lanes = _Lanes(self._layout, self._seeds, self._cohort_digest, is_compiled=is_compiled)
         starts = range(offset_bytes, total_bytes, chunk_bytes)
         tasks = (partial(self._chunk, source, lanes, start, start + chunk_bytes) for start in starts)
         return pipeline.in_order(tasks, workers=pipeline.workers_for(len(starts), workers))
@@ -162,7 +166,14 @@ def _regions(layout: Layout, start: int, stop: int) -> Iterator[_Region]:
 class _Lanes:
     """The keys of all streams, and lanes that threads apply them in: made when needed, used again."""
 
-    def __init__(self, layout: Layout, seeds: tuple[SignedSeed, ...], cohort_digest: bytes) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        seeds: tuple[SignedSeed, ...],
+        cohort_digest: bytes,
+        *,
+        is_compiled: bool = False,
+    ) -> None:
         self._keys = {
             word: [
                 (prg.mask_key(signed.seed, cohort_digest=cohort_digest, word=word), signed.sign)
@@ -170,6 +181,7 @@ class _Lanes:
             ]
             for word in layout.words
         }
+        self._adding = {word: _adding(word) if is_compiled else None for word in layout.words}
         self._idle: deque[_Lane] = deque()
 
     @contextmanager
@@ -177,7 +189,7 @@ class _Lanes:
         try:
             lane = self._idle.pop()
         except IndexError:
-            lane = _Lane(self._keys)
+            lane = _Lane(self._keys, self._adding)
         yield lane
         self._idle.append(lane)
 
@@ -185,10 +197,14 @@ class _Lanes:
 class _Lane:
     """What one thread needs: the key streams of all seeds, moving on together, and buffers."""
 
-    def __init__(self, keys: Mapping[int, Sequence[tuple[bytes, int]]]) -> None:
+    def __init__(
+        self, keys: Mapping[int, Sequence[tuple[bytes, int]]], adding: Mapping[int, Adding | None]
+    ) -> None:
         self._keys = keys
-        self._streams: dict[int, list[tuple[prg.Keystream, np.ufunc]]] = {}
-        self._mask = np.empty(prg.BLOCK_BYTES, np.uint8)
+        self._adding = adding
+        self._streams: dict[int, _Streams] = {}
+        rows = compiled.MASKS if any(adding.values()) else 1
+        self._mask_KB = np.empty((rows, prg.BLOCK_BYTES), np.uint8)
         self._words = np.empty(0, np.uint8)
 
     def buffer(self, word: int, size: int) -> Words:
@@ -201,20 +217,52 @@ class _Lane:
     def seek(self, word: int, first: int) -> None:
         """Go to that word of the vector of that word size."""
         if word not in self._streams:
-            self._streams[word] = [
-                (prg.Keystream(key), np.add if sign > 0 else np.subtract) for key, sign in self._keys[word]
-            ]
-        for stream, _ in self._streams[word]:
-            stream.seek(first * word // 8)
+            self._streams[word] = _Streams(self._keys[word], word=word, adding=self._adding[word])
+        self._streams[word].seek(first * word // 8)
 
     def apply(self, words_B: Words) -> None:
         """Add or take away the next words of every stream, modulo 2^w."""
+        self._streams[8 * words_B.itemsize].apply(words_B, self._mask_KB)
+
+
+class _Streams:
+    """One key stream a seed, for one word size. adding: takes as many as compiled.MASKS at once."""
+
+    def __init__(self, keys: Sequence[tuple[bytes, int]], *, word: int, adding: Adding | None) -> None:
+        self._adding, self._mask_type = adding, ring.word_type(word).newbyteorder("<")
+        self._streams = [prg.Keystream(key) for key, _ in keys]
+        signs = [sign for _, sign in keys]
+        together = len(keys) - len(keys) % compiled.MASKS if adding else 0
+        flips = np.array([0 if sign > 0 else -1 for sign in signs], np.int64).astype(ring.word_type(word))
+        groups = [slice(first, first + compiled.MASKS) for first in range(0, together, compiled.MASKS)]
+        self._groups = [(self._streams[group], flips[group]) for group in groups]
+        self._alone = [
+            (stream, np.add if sign > 0 else np.subtract)
+            for stream, sign in zip(self._streams[together:], signs[together:], strict=True)
+        ]
+
+    def seek(self, offset_bytes: int) -> None:
+        for stream in self._streams:
+            stream.seek(offset_bytes)
+
+    def apply(self, words_B: Words, mask_KB: NDArray[np.uint8]) -> None:
+        """mask_KB: room for the bytes of masks, one row at least, compiled.MASKS with a compiled loop."""
         zeros = prg.ZEROS[: words_B.nbytes]
-        bytes_B = self._mask[: words_B.nbytes]
-        mask, mask_B = bytes_B.data, bytes_B.view(words_B.dtype.newbyteorder("<"))
-        for stream, add in self._streams[8 * words_B.itemsize]:
-            stream.xor_into(zeros, mask)
+        rows = [mask_B[: words_B.nbytes].data for mask_B in mask_KB]
+        for streams, flip_K in self._groups:
+            for stream, row in zip(streams, rows, strict=True):
+                stream.xor_into(zeros, row)
+            assert self._adding is not None
+            self._adding(words_B, mask_KB.view(words_B.dtype), flip_K)
+        mask_B = mask_KB[0, : words_B.nbytes].view(self._mask_type)
+        for stream, add in self._alone:
+            stream.xor_into(zeros, rows[0])
             add(words_B, mask_B, words_B)
+
+
+def _adding(word: int) -> Adding | None:
+    """Compiled loops read masks as words of this machine's own."""
+    return compiled.adding(ring.word_type(word)) if sys.byteorder == "little" else None
 
 
 def _unmask_part(lanes: _Lanes, words: Words, first: int) -> None:

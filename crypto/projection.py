@@ -31,7 +31,6 @@ _ROW_BYTES: Final = 8  # of the random number that a row is drawn by
 _SIGNS: Final = 1 - 2 * np.unpackbits(
     np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
 ).astype(np.float32)  # (256, 8): by byte of the key stream
-_COMPILED_VALUES: Final = 1 << 19  # fewer are not worth the second that loading numba takes
 _COMPILED_COLUMNS: Final = 128  # of 1024 rows: 512 KiB, cheapest of 32 .. 192
 _SIGN_BYTES: Final = 1 << 13  # signs of 64 Ki values at a time: they stay in the L2 cache
 
@@ -109,7 +108,7 @@ class Projection:
 
     def _transformed(self, work_BK: NDArray[np.float32]) -> NDArray[np.float32]:
         """As `_transformed` below, compiled where that pays: at silos, never at a coordinator."""
-        loop = compiled.transform() if self.size >= _COMPILED_VALUES else None
+        loop = compiled.transform() if self.size >= compiled.WORTH_VALUES else None
         if loop is None:
             return _transformed(work_BK)
         loop(work_BK, np.empty(self.block * _COMPILED_COLUMNS, np.float32))

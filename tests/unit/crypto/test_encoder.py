@@ -178,7 +178,7 @@ def test_the_compiled_loop_gives_the_same_words(
     value_N[:10], value_N[10:20] = edges, edges * step
     value_N[20:1020] = np.arange(-500, 500, dtype=dtype) / dtype(256) * step
     reference = single(value_N, word=word)
-    monkeypatch.setattr(encoder, "COMPILED_VALUES", 1)
+    monkeypatch.setattr(compiled, "WORTH_VALUES", 1)
     faster = single(value_N, word=word)
     part = faster._parts[word][0][1]
     assert isinstance(part, encoder._Rounded)
@@ -198,7 +198,7 @@ def test_numpy_serves_where_numba_is_missing_or_keeps_nothing(
             raise broken
 
     monkeypatch.setitem(sys.modules, "numba", None if isinstance(broken, ImportError) else Numba)
-    monkeypatch.setattr(encoder, "COMPILED_VALUES", 1)
+    monkeypatch.setattr(compiled, "WORTH_VALUES", 1)
     compiled._loop.cache_clear()
     compiled.rounding.cache_clear()
     try:
@@ -214,7 +214,7 @@ def test_numpy_serves_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError("disk full")
 
     monkeypatch.setattr(compiled, "_loop", lambda: failing)
-    monkeypatch.setattr(encoder, "COMPILED_VALUES", 1)
+    monkeypatch.setattr(compiled, "WORTH_VALUES", 1)
     compiled.rounding.cache_clear()
     try:
         assert np.array_equal(words_of(encoder_of(), 64), WHOLE.vectors[64])
@@ -238,7 +238,7 @@ def test_numba_is_not_imported_for_a_small_input_nor_by_the_coordinator() -> Non
 
 def test_the_values_are_held_and_read_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the caller's array: neither a copy of it nor its words."""
-    monkeypatch.setattr(encoder, "COMPILED_VALUES", 1 << 60)  # loading numba takes memory
+    monkeypatch.setattr(compiled, "WORTH_VALUES", 1 << 60)  # loading numba takes memory
     value_N = np.zeros(1 << 20, np.float32)
     out = np.empty(1 << 14, np.uint32)
     single(np.zeros(10, np.float32)).read(32, 0, out[:10])  # the thread's buffers

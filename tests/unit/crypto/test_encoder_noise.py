@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto import encoder, ring
+from crypto import compiled, encoder, ring
 from crypto.clipping import shrunk, squared_norm
 from crypto.encoder import BLOCK_VALUES, Encoder
 from crypto.errors import QuantisationError
@@ -313,12 +313,12 @@ class TestNoise:
         pytest.importorskip("numba")
         value_N = normal((encoder.COMPILED_BLOCK_VALUES + 77,), seed=8)
         reference = words_of(single(value_N, word=word), word)
-        monkeypatch.setattr(encoder, "COMPILED_VALUES", 1)
+        monkeypatch.setattr(compiled, "WORTH_VALUES", 1)
         assert np.array_equal(words_of(single(value_N, word=word), word), reference)
 
     def test_a_noised_vector_is_read_block_by_block(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Beside the caller's array: neither a clipped copy, nor the words, nor the noise of all of it."""
-        monkeypatch.setattr(encoder, "COMPILED_VALUES", 1 << 60)
+        monkeypatch.setattr(compiled, "WORTH_VALUES", 1 << 60)
         value_N = np.ones(1 << 21, np.float32)
         out = np.empty(1 << 14, np.uint32)
         words_of(single(np.ones(10, np.float32)), 32)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -63,7 +64,6 @@ def test_workers_run_side_by_side_and_the_caller_is_one_of_them() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_an_error_is_raised_in_its_turn_and_ends_the_rest(workers: int) -> None:
-    before = threading.active_count()
     ran: list[int] = []
 
     def task(index: int) -> int:
@@ -78,7 +78,6 @@ def test_an_error_is_raised_in_its_turn_and_ends_the_rest(workers: int) -> None:
         next(results)
     assert next(results, "over") == "over"
     assert len(ran) <= 1 + workers + 1
-    assert threading.active_count() == before
 
 
 def test_an_error_in_the_callers_own_thread_waits_for_its_turn() -> None:
@@ -105,14 +104,27 @@ def test_an_error_in_the_callers_own_thread_waits_for_its_turn() -> None:
         next(results)
 
 
-def test_closing_early_starts_nothing_more_and_leaves_no_thread() -> None:
-    before = threading.active_count()
-    ran: list[int] = []
-    results = in_order([partial(ran.append, index) for index in range(100)], workers=2)
+def test_closing_early_starts_nothing_more_and_waits_for_what_runs() -> None:
+    started, begun, ended = threading.Event(), [], []
+
+    def task(index: int) -> None:
+        begun.append(index)
+        if index:
+            started.set()
+            time.sleep(0.05)  # closing comes before its end
+        ended.append(index)
+
+    results = in_order([partial(task, index) for index in range(100)], workers=2)
     next(results)
+    assert started.wait(PATIENCE_SECONDS)
     results.close()  # type: ignore[attr-defined]
-    assert len(ran) <= 3
-    assert threading.active_count() == before
+    assert ended == begun
+    assert len(begun) <= 3
+
+
+def test_threads_serve_one_call_after_the_other() -> None:
+    calls = [list(in_order([threading.get_ident] * 9, workers=3)) for _ in range(20)]
+    assert len({ident for idents in calls for ident in idents}) <= 3
 
 
 def test_workers_are_the_cores_of_the_process_but_never_more_than_tasks(
