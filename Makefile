@@ -20,8 +20,8 @@ setup: $(READY) ## make .venv/ with the exact versions of constraints.txt
 demo: $(READY) ## a federation of processes on this machine; ARGS="--silos 6 --drop 1"
 	$(BIN)/chorale demo $(ARGS)
 
-test: $(READY) ## all tests; ARGS="tests/unit -k ring"
-	$(BIN)/python -m pytest $(ARGS)
+test: $(READY) ## all tests, a file a core; ARGS="tests/unit -k ring"
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .
