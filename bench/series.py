@@ -12,7 +12,7 @@ import numpy as np
 from bench.rows import Row
 
 LEAST_POINTS = 3  # of the fit, which takes the upper half: below it fixed costs show
-MOST_SLOPE = 1.1  # passes for linear: fixed costs make a slope smaller, nothing that is linear makes it larger
+MOST_SLOPE = 1.1  # passes for linear: a fixed part makes a slope smaller, nothing linear makes it larger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
