@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 START_SECONDS = 60.0  # for a party to come up on a busy machine
 DROP_ROUND = 2
-DROWNED = 1.0  # noise in the length of the longest update: beyond it sums say little of it
 
 
 @click.command()
@@ -153,12 +152,8 @@ def _promise(plan: DemoPlan, operations: Operations, digest: bytes) -> Promise:
     spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
     _, data = operations.fetch(digest)
     promise = promise_of(spec, state_from_bytes(b"".join(data)))
-    _say(promise.line())
-    if promise.update_noise > DROWNED:
-        _say(
-            f"each round's noise is {promise.update_noise:.0f} times as long as the longest update of "
-            f"{plan.silos} silos: expect an accuracy near chance; hiding whole silos takes many more of them"
-        )
+    for line in (promise.line(), *promise.warnings()):
+        _say(line)
     return promise
 
 

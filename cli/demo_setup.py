@@ -74,7 +74,7 @@ class DemoPlan:
         largest = self.silos - rule.least_survivors
         if not 0 <= self.drop <= largest:
             raise ConfigError(
-                f"--drop: {self.silos} silos can lose at most {largest} and keep the "
+                f"--drop: expected 0 to {largest}, as {self.silos} silos must keep the "
                 f"{rule.least_survivors} that a sum needs, got {self.drop}"
             )
         if self.drop and self.rounds < 2:

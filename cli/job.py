@@ -90,28 +90,29 @@ def submit(
         if save is not None:
             write_atomic(save, signed.spec_bytes)
         click.echo(f"{digest.hex()[:12]}  {spec.name}  submitted to {settings.coordinator}")
-        if promised:
-            click.echo(promised)
+        for line in promised:
+            click.echo(line)
         tell_absent(spec, {silo.name: silo.connected for silo in operations.silos().silos})
         if is_watched:
             end_of(follow(operations, digest))
 
 
-def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, str]:
-    """The job with all its noise, and a line that says what it promises; "" of one without privacy.
+def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
+    """The job with all its noise, and lines that say what it promises; none of one without privacy.
 
     Raises ConfigError where no noise meets the target, or the given noise does not.
     """
     if spec.privacy is None:
-        return spec, ""
+        return spec, []
     from chorale.privacy_plan import solve
     from chorale.state import state_from_bytes
     from cli.promise import promise_of
 
     shapes, unsolved = state_from_bytes(state), spec.privacy.unsolved
     spec = solve(spec, shapes)
-    line = promise_of(spec, shapes).line()
-    return spec, f"{line} (solved for: {', '.join(unsolved)})" if unsolved else line
+    promise = promise_of(spec, shapes)
+    told = f" (solved for: {', '.join(unsolved)})" if unsolved else ""
+    return spec, [promise.line() + told, *promise.warnings()]
 
 
 def _tell_cohort_changes(spec: JobSpec) -> None:

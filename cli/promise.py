@@ -17,6 +17,8 @@ from chorale.privacy_spec import PrivacySpec
 from chorale.state import GlobalState
 from crypto.errors import ConfigError
 
+DROWNED = 1.0  # noise in the length of the longest update: beyond it sums say little of it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
@@ -41,6 +43,15 @@ class Promise:
             f"privacy: epsilon {self.epsilon:.4g} at delta {self.delta:g} for the whole job, "
             f"unit {self.unit}; noise multipliers: {noise}"
         )
+
+    def warnings(self) -> list[str]:
+        """What few silos make of the promise: one line, or none."""
+        if self.update_noise <= DROWNED:
+            return []
+        return [
+            f"each round's noise is {self.update_noise:.0f} times as long as the longest update: "
+            "expect an accuracy near chance; hiding whole silos takes many more of them"
+        ]
 
     def accuracy_deviation(self, accuracy: float, tested: float) -> float:
         """Standard deviation of a measured accuracy by the noise in its two counts, to first order."""

@@ -28,7 +28,7 @@ def _plan(out: Path, **changes: Any) -> DemoPlan:
 def test_drop_is_allowed_up_to_what_a_sum_can_lose(tmp_path: Path, silos: int, largest: int) -> None:
     plan = _plan(tmp_path, silos=silos, drop=largest)
     assert len(plan.doomed) == largest
-    with pytest.raises(ConfigError, match=f"--drop: {silos} silos can lose at most {largest} and keep"):
+    with pytest.raises(ConfigError, match=f"--drop: expected 0 to {largest}, as {silos} silos must keep"):
         _plan(tmp_path, silos=silos, drop=largest + 1)
 
 

@@ -47,7 +47,7 @@ def _private(desk: Desk, **privacy: Any) -> JobSpec:
 
 
 def test_noise_is_solved_for_and_told(desk: Desk) -> None:
-    spec, line = solved(_private(desk), state_to_bytes(VOTES))
+    spec, (line, drowned) = solved(_private(desk), state_to_bytes(VOTES))
     assert spec.privacy is not None
     assert spec.privacy.sums is not None
     assert spec.privacy.unsolved == ()
@@ -59,20 +59,22 @@ def test_noise_is_solved_for_and_told(desk: Desk) -> None:
         f"statistics_noise_multiplier {spec.privacy.statistics_noise_multiplier:g} "
         "(solved for: statistics_noise_multiplier, sums.noise_multiplier)"
     )
+    times = promise_of(spec, VOTES).update_noise
+    assert drowned.startswith(f"each round's noise is {times:.0f} times as long as the longest update: ")
 
 
 def test_given_noise_that_costs_more_than_the_target_is_refused(desk: Desk) -> None:
     given = {"statistics_noise_multiplier": 50.0, "sums": {"clip_norm": 0.5, "noise_multiplier": 2.0}}
     with pytest.raises(ConfigError, match=r"privacy\.epsilon: expected noise .* at most 4, got [0-9.]+$"):
         solved(_private(desk, **given), state_to_bytes(VOTES))
-    spec, line = solved(_private(desk, **given, epsilon=None), state_to_bytes(VOTES))
+    spec, (line, _) = solved(_private(desk, **given, epsilon=None), state_to_bytes(VOTES))
     assert "solved" not in line
     assert f"epsilon {planned_epsilon(spec, VOTES):.4g} " in line
 
 
 def test_job_without_privacy_is_submitted_as_it_is(desk: Desk) -> None:
     spec = read_spec(desk.job())
-    assert solved(spec, b"") == (spec, "")
+    assert solved(spec, b"") == (spec, [])
 
 
 def test_promise_tells_how_noise_drowns_few_silos(desk: Desk) -> None:

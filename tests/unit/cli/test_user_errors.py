@@ -211,7 +211,7 @@ HERE = [
     (_two_silos_in_a_job, 2, r"job\.yaml: silos: .* at least 3"),
     (_job_is_over, 2, r"not_after: 2001-01-01T00:00:00\+00:00 has passed"),
     (_state_is_no_safetensors, 2, r"state\.safetensors: expected a safetensors file: state: "),
-    (_drops_too_many, 2, r"--drop: 4 silos can lose at most 1 and keep the 3 that a sum needs, got 2"),
+    (_drops_too_many, 2, r"--drop: expected 0 to 1, as 4 silos must keep the 3 that a sum needs, got 2"),
     (_drops_in_a_round_that_is_not, 2, r"--drop: silos are killed in round 2, so --rounds is at least 2"),
     (_too_few_silos, 2, r"'--silos': 2 is not in the range 3<=x<=200"),
     (_out_folder_is_somebody_elses, 2, r"holds files that no demo wrote; choose an empty folder"),
