@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from crypto.identity import fingerprint
 from crypto.roster import roster_from_file_bytes
 from silo_agent.settings import IdentityFiles
 from tests.deployment import helm
+from tests.support import programs
 from tests.support.processes import environment
 
 GUIDE = (helm.ROOT / "docs" / "deploy-kubernetes.md").read_text()
@@ -121,14 +121,14 @@ def test_the_ceremony_runs_as_it_stands(ceremony: Path) -> None:
     assert b"clinic-c" not in roster.body  # revoked
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not there")
 def test_secrets_and_config_maps_are_made_as_the_values_name_them(ceremony: Path) -> None:
+    kubectl = programs.needed("kubectl")
     made = {}
     for command in commands("kubectl"):
         if "create" not in command or "namespace" in command:
             continue
         plain = [part for part in command if not part.startswith(("--dry-run", "--output"))]
-        found = yaml.safe_load(_run([*plain, "--dry-run=client", "--output=yaml"], ceremony))
+        found = yaml.safe_load(_run([kubectl, *plain[1:], "--dry-run=client", "--output=yaml"], ceremony))
         made[found["metadata"]["name"]] = set(found.get("data", {}))
     assert made == {
         "hub-identity": {"tls.crt", "tls.key", "ca.crt"},
