@@ -197,6 +197,37 @@ async def test_accused_of_a_complaint_sits_out_the_next_round_and_comes_back(mak
     assert list(trains[2].cohort) == ["silo-0", "silo-1", "silo-2", "silo-4"]
 
 
+def sample(hub, name, **labels):
+    return hub.host.desk.metrics.registry.get_sample_value(f"chorale_coordinator_{name}", labels)
+
+
+async def test_metrics_count_jobs_and_know_when_a_running_one_wrote_its_checkpoint(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    digest = await hub.submit(rounds=1)
+    job_id = digest.hex()[:12]
+    assert sample(hub, "jobs", status="running") == 1
+    checkpoints = hub.host.desk.checkpoints
+    initial = checkpoints.written_unix_seconds(digest, hub.host.desk.store.job(digest).state_digest)
+    assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) == initial
+
+    await control(hub, digest, "PAUSE")
+    assert (sample(hub, "jobs", status="running"), sample(hub, "jobs", status="paused")) == (0, 1)
+    hub.start_silos()
+    await hub.fakes["silo-0"].wait_for("outcome")
+    # the phase that was under way ends all the same, and still nobody waits for a checkpoint
+    assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) is None
+    await control(hub, digest, "RESUME")
+    assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) > initial
+
+    await hub.finish(digest)
+    assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) is None
+    assert sample(hub, "rounds_completed", federation_job=job_id) == 1
+    await hub.stop()
+    await hub.start()
+    assert (sample(hub, "jobs", status="running"), sample(hub, "jobs", status="done")) == (0, 1)
+
+
 async def control(hub, digest, action):
     number = operations_pb2.ControlRequest.Action.Value(f"ACTION_{action}")
     request = operations_pb2.ControlRequest(job_digest=digest, action=number)
