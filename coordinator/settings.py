@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.fields import Address, Name
+from chorale.line import KEEPALIVE_SECONDS, KeepaliveSeconds
 from chorale.settings_file import load_settings
 
 ENV_PREFIX = "CHORALE_COORDINATOR_"
@@ -39,6 +40,9 @@ class CoordinatorSettings(BaseModel):
     directory: Path = Field(description="jobs, checkpoints, uploads and audit log; on a local disk")
     heartbeat_seconds: float = Field(
         default=5.0, ge=0.1, le=300, description="time between heartbeats; certificates are checked at each"
+    )
+    keepalive_seconds: KeepaliveSeconds = Field(
+        default=KEEPALIVE_SECONDS, description="a line on which nothing moves is pinged so often"
     )
     reconnect_grace_seconds: float = Field(
         default=15.0, ge=0, le=3600, description="how long a silo that lost its connection is waited for"

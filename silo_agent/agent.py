@@ -157,6 +157,7 @@ class _Agent:
             self._stream = ControlStream(
                 stub,
                 target=settings.coordinator,
+                proxy=settings.proxy,
                 software_version=_version(),
                 served=participant,
                 outbox=outbox,
@@ -166,7 +167,12 @@ class _Agent:
                 clock=_now,
                 random=draw,
             )
-            log.info("started", coordinator=settings.coordinator, policy=str(settings.policy))
+            log.info(
+                "started",
+                coordinator=settings.coordinator,
+                proxy=settings.proxy,
+                policy=str(settings.policy),
+            )
             try:
                 await _until_stopped(self._stream, stopping)
             finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.fields import Address, EntryPoint, Name
+from chorale.line import KEEPALIVE_SECONDS, KeepaliveSeconds
 from chorale.settings_file import load_settings
 from silo_agent.data.settings import DataSettings
 
@@ -39,6 +40,12 @@ class SiloSettings(BaseModel):
     coordinator: Address = Field(description="host:port that the agent dials")
     coordinator_name: str | None = Field(
         default=None, description="host name in the coordinator's certificate, if not the dialled one"
+    )
+    proxy: Address | None = Field(
+        default=None, description="host:port of an HTTP proxy that the agent goes through by CONNECT"
+    )
+    keepalive_seconds: KeepaliveSeconds = Field(
+        default=KEEPALIVE_SECONDS, description="a line on which nothing moves is pinged so often"
     )
     identity: IdentityFiles
     authority: Path = Field(description="certificate of the federation's authority, PEM")

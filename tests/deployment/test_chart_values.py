@@ -265,7 +265,9 @@ def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
     assert settings.data.missing == {"chol": ("0",)}
     assert settings.data.labels == {"healthy": 0, "ill": 1}
     files = settings_files(SILO, "proxy-values.yaml", tmp_path)
-    assert load_silo_settings(files["silo.yaml"]).coordinator_name == "coordinator.example.org"
+    behind_proxy = load_silo_settings(files["silo.yaml"])
+    assert behind_proxy.coordinator_name == "coordinator.example.org"
+    assert (settings.proxy, behind_proxy.proxy) == (None, "proxy.clinic-c.example:3128")
     policy = load_policy(files["policy.yaml"])
     assert (policy.approval, policy.strategies, policy.min_class_holders) == ("automatic", ("fedavg",), 4)
     assert (policy.privacy.epsilon, policy.privacy.delta) == (12, 1e-6)
@@ -276,7 +278,7 @@ def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
 # fields that the chart sets itself, or under a name of its own
 COORDINATOR_OWN = {"federation", "listen", "metrics_listen", "identity", "authority", "roster", "directory"}
 SILO_OWN = {"name", "federation", "coordinator", "coordinator_name", "identity", "authority", "directory"}
-SILO_OWN |= {"policy", "metrics_listen", "data"}
+SILO_OWN |= {"policy", "metrics_listen", "data", "proxy"}
 
 
 @pytest.mark.parametrize(

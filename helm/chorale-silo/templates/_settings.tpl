@@ -29,6 +29,9 @@ coordinator: {{ .Values.coordinator.address | quote }}
 {{- with .Values.coordinator.name }}
 coordinator_name: {{ . | quote }}
 {{- end }}
+{{- with .Values.proxy.address }}
+proxy: {{ . | quote }}
+{{- end }}
 identity:
   certificate: /etc/chorale/identity/tls.crt
   key: /etc/chorale/identity/tls.key
