@@ -107,6 +107,8 @@ GATEWAY, GPU, PROXY = (
 )
 INGRESS, DIGITS = (COORDINATOR, "ingress-values.yaml"), (SILO, "digits-values.yaml")
 ISSUER = "identity.certManager.issuerRef.name"
+RENEWED = "identity.certManager.renewBefore=8760h"
+ENDED = r"ingress.annotations.haproxy\.org/ssl-passthrough=no"
 
 REFUSED = [
     (C, ["service.appProtocol=h2c"], 'service.appProtocol must be one of the following: "https"'),
@@ -125,6 +127,13 @@ REFUSED = [
         ["identity.certManager.dnsNames=null", "identity.certManager.ipAddresses=null"],
         "identity.certManager: give dnsNames or ipAddresses",
     ),
+    (GATEWAY, [RENEWED], "identity.certManager.renewBefore: must be less than duration"),
+    (GATEWAY, ["identity.certManager.duration=90m"], "identity.certManager.duration: Does not match pattern"),
+    (GATEWAY, ["gateway.hostnames={203.0.113.10}"], "Must not validate the schema"),
+    (GATEWAY, ["metrics.podMonitor.interval=1s1m"], "metrics.podMonitor.interval: Does not match pattern"),
+    (GATEWAY, ["networkPolicy.metricsPods=null"], "networkPolicy.metricsPods: name Prometheus' pods"),
+    (C, ["podLabels.app\\.kubernetes\\.io/component=x"], "belongs to the chart, Services and the network"),
+    (INGRESS, [ENDED], "ingress.annotations: TLS is always passed through"),
     (C, ["roster.configMapName="], "roster: give configMapName, or the file by --set-file"),
     (C, ["roster.document=x"], "roster: give configMapName or document, not both"),
     (GATEWAY, ["roster.document=-----BEGIN PRIVATE KEY-----"], "roster.document: this is a private key"),
@@ -146,6 +155,13 @@ REFUSED = [
     (S, ["coordinator.address="], "coordinator.address: give the host:port"),
     (S, ["identity.secretName="], "identity.secretName: name the Secret"),
     (S, ["identity.certManager.enabled=true"], "identity: give secretName or certManager.enabled, not both"),
+    (PROXY, [RENEWED], "identity.certManager.renewBefore: must be less than duration"),
+    (GPU, ["networkPolicy.metricsPods=null"], "networkPolicy.metricsPods: name Prometheus' pods"),
+    (S, ["podLabels.app\\.kubernetes\\.io/component=x"], "belongs to the chart, Services and the network"),
+    (GPU, ["data.labels.ill=1"], "data: columns_in_file, missing and labels are for format csv alone"),
+    (S, ["data.partition.kind=iid"], "data.partition: give kind, silos and index"),
+    (DIGITS, ["data.partition.index=3"], "data.partition.index: parts are counted from 0"),
+    (S, ["gpu.runtimeClassName=nvidia"], "gpu.runtimeClassName: it brings a GPU's libraries"),
     (PROXY, [f"{ISSUER}="], "identity.certManager.issuerRef.name: name the issuer"),
     (S, ["data.format="], "data.format: say how the data is stored"),
     (S, ["data.volume.hostPath=/srv"], "data.volume: give one of persistentVolumeClaim, hostPath and csi"),

@@ -16,8 +16,19 @@
 {{- if and (eq .Values.settings.device "cuda") (not .Values.gpu.count) -}}
 {{- fail "settings.device: cuda needs gpu.count of at least 1" -}}
 {{- end -}}
+{{- if and .Values.gpu.runtimeClassName (not .Values.gpu.count) -}}
+{{- fail "gpu.runtimeClassName: it brings a GPU's libraries, give gpu.count, too" -}}
+{{- end -}}
 {{- if and (eq .Values.settings.device "cpu") .Values.gpu.count -}}
 {{- fail "gpu.count: settings.device is cpu, the GPU would stand idle" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsPods) (or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled) -}}
+{{- fail "networkPolicy.metricsPods: name Prometheus' pods, the network policy lets no others read the metrics" -}}
+{{- end -}}
+{{- range $label, $value := .Values.podLabels -}}
+{{- if hasPrefix "app.kubernetes.io/" $label -}}
+{{- fail (printf "podLabels: %s belongs to the chart, Services and the network policy find the pod by it" $label) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
 {{- fail "metrics: enable serviceMonitor or podMonitor, not both: every series would be there twice" -}}
@@ -34,6 +45,10 @@
 {{- end -}}
 {{- if and $identity.certManager.enabled (not $identity.certManager.issuerRef.name) -}}
 {{- fail "identity.certManager.issuerRef.name: name the issuer that signs for the federation's authority" -}}
+{{- end -}}
+{{- $certificate := $identity.certManager -}}
+{{- if and $certificate.enabled (ge (trimSuffix "h" $certificate.renewBefore | int) (trimSuffix "h" $certificate.duration | int)) -}}
+{{- fail "identity.certManager.renewBefore: must be less than duration, or the certificate is renewed without end" -}}
 {{- end -}}
 {{- end -}}
 
@@ -57,6 +72,15 @@
 {{- end -}}
 {{- if ne (eq $data.format "module") (not (empty $data.module)) -}}
 {{- fail "data.module: give it with format module, and only with it" -}}
+{{- end -}}
+{{- if and (ne $data.format "csv") (or $data.columns_in_file $data.missing $data.labels) -}}
+{{- fail "data: columns_in_file, missing and labels are for format csv alone" -}}
+{{- end -}}
+{{- if and $data.partition (not (and $data.partition.kind $data.partition.silos (hasKey $data.partition "index"))) -}}
+{{- fail "data.partition: give kind, silos and index" -}}
+{{- end -}}
+{{- if and $data.partition (ge (int $data.partition.index) (int $data.partition.silos)) -}}
+{{- fail "data.partition.index: parts are counted from 0, so it must be less than silos" -}}
 {{- end -}}
 {{- if and $data.volume.hostPath (not .Values.nodeSelector) -}}
 {{- fail "data.volume.hostPath: name the node by nodeSelector, on any other the path is empty or somebody else's" -}}
