@@ -146,29 +146,30 @@ FLOWS = [
 ]
 
 
+def is_allowed(chart: str, values: str, direction: Any, peer: Peer, port: int, protocol: str = "TCP") -> bool:
+    """Whether the policies of a shape let its process talk to a peer."""
+    objects = helm.rendered(chart, values)
+    labels = helm.one(objects, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    return allows(policies, labels, direction, peer, port, own_namespace=HEART, protocol=protocol)
+
+
 @pytest.mark.parametrize("chart, values, direction, peer, port, protocol, allowed", FLOWS)
 def test_flows(
     chart: str, values: str, direction: Any, peer: Peer, port: int, protocol: str, allowed: bool
 ) -> None:
-    objects = helm.rendered(chart, f"{values}-values.yaml")
-    labels = helm.one(objects, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
-    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
-    got = allows(policies, labels, direction, peer, port, own_namespace=HEART, protocol=protocol)
-    assert got is allowed
+    assert is_allowed(chart, f"{values}-values.yaml", direction, peer, port, protocol) is allowed
 
 
 @every_shape
 def test_the_pod_of_helm_test_reaches_the_probes_alone(chart: str, values: str) -> None:
-    objects = helm.rendered(chart, values)
-    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
-    labels = helm.one(objects, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
-    tester = Peer(namespace=HEART, pod=helm.one(objects, "Pod")["metadata"]["labels"])
+    labels = helm.one(helm.rendered(chart, values), "Pod")["metadata"]["labels"]
+    tester, elsewhere = (Peer(namespace=namespace, pod=labels) for namespace in (HEART, OTHER))
     metrics = 9463 if chart == COORDINATOR else 9464
-    assert allows(policies, labels, "Ingress", tester, metrics, own_namespace=HEART)
-    if policies:
-        elsewhere = Peer(namespace=OTHER, pod=tester.pod)
-        assert not allows(policies, labels, "Ingress", elsewhere, metrics, own_namespace=HEART)
-        assert not allows(policies, labels, "Ingress", tester, 22, own_namespace=HEART)
+    is_open = values in ("bare-values.yaml", "digits-values.yaml")
+    assert is_allowed(chart, values, IN, tester, metrics)
+    assert is_allowed(chart, values, IN, elsewhere, metrics) is is_open
+    assert is_allowed(chart, values, IN, tester, 22) is is_open
 
 
 @every_shape
