@@ -16,10 +16,13 @@ LEAST_KEEPALIVE_SECONDS, MOST_KEEPALIVE_SECONDS = 1.0, 3600.0
 KEEPALIVE_SECONDS = 30.0  # below the 60 s after which the tightest NATs forget
 CLIENT_ANSWER_SECONDS, SERVER_ANSWER_SECONDS = 10.0, 20.0  # no answer for so long, and the line is dead
 
+LEAST_HEARTBEAT_SECONDS, MOST_HEARTBEAT_SECONDS = 0.1, 300.0  # between two messages of either side
+
 _PAST_PROXY = "no_grpc_proxy"
 _PROXY_STATUS = re.compile(r"HTTP proxy returned response code (\d+)")  # gRPC's words
 
 KeepaliveSeconds = Annotated[float, Field(ge=LEAST_KEEPALIVE_SECONDS, le=MOST_KEEPALIVE_SECONDS)]
+HeartbeatSeconds = Annotated[float, Field(ge=LEAST_HEARTBEAT_SECONDS, le=MOST_HEARTBEAT_SECONDS)]
 Options = tuple[tuple[str, str | int], ...]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.fields import Address, Name
-from chorale.line import KEEPALIVE_SECONDS, KeepaliveSeconds
+from chorale.line import KEEPALIVE_SECONDS, HeartbeatSeconds, KeepaliveSeconds
 from chorale.settings_file import load_settings
 
 ENV_PREFIX = "CHORALE_COORDINATOR_"
@@ -38,8 +38,8 @@ class CoordinatorSettings(BaseModel):
     authority: Path = Field(description="certificate of the federation's authority, PEM; never its key")
     roster: Path = Field(description="the authority's signed roster; read again whenever the file changes")
     directory: Path = Field(description="jobs, checkpoints, uploads and audit log; on a local disk")
-    heartbeat_seconds: float = Field(
-        default=5.0, ge=0.1, le=300, description="time between heartbeats; certificates are checked at each"
+    heartbeat_seconds: HeartbeatSeconds = Field(
+        default=5.0, description="time between heartbeats; certificates are checked at each"
     )
     keepalive_seconds: KeepaliveSeconds = Field(
         default=KEEPALIVE_SECONDS, description="a line on which nothing moves is pinged so often"
@@ -51,7 +51,7 @@ class CoordinatorSettings(BaseModel):
         default=30.0, gt=0, le=3600, description="a stage waits this long for a silo that shows no progress"
     )
     stage_hard_cap_seconds: float = Field(
-        default=600.0, gt=0, le=86_400, description="a stage never lasts longer, whatever arrives"
+        default=600.0, gt=0, le=86_400, description="a stage never lasts longer; not below stage_deadline_seconds"
     )
     unmask_hard_cap_seconds: float = Field(
         default=3600.0, gt=0, le=604_800, description="how long a stored masked sum waits for its shares"

@@ -28,7 +28,6 @@ WELCOME_SECONDS = 30.0
 MAX_QUEUED_MESSAGES = 256  # what a lost line may hold up; the coordinator asks again for the rest
 WARNED_SKEW_SECONDS = 60.0
 MOST_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated wrongly
-LEAST_HEARTBEAT_SECONDS, MOST_HEARTBEAT_SECONDS = 0.1, 60.0
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
@@ -184,7 +183,7 @@ class ControlStream:
         log.info("connected", coordinator=self._target, coordinator_version=welcome.software_version[:64])
 
     async def _exchange(self, call: Any, *, heartbeat_seconds: float) -> str:
-        every = min(max(heartbeat_seconds, LEAST_HEARTBEAT_SECONDS), MOST_HEARTBEAT_SECONDS)
+        every = min(max(heartbeat_seconds, line.LEAST_HEARTBEAT_SECONDS), line.MOST_HEARTBEAT_SECONDS)
         beside = [asyncio.ensure_future(self._write(call)), asyncio.ensure_future(self._beat(every))]
         try:
             reason = await self._read(call)

@@ -1,5 +1,5 @@
 """A NAT or proxy that cuts idle lines: keepalive shorter than its patience holds the line, a longer one
-loses it, and the silo comes back. No heartbeat helps: they are a minute apart here."""
+loses it, and the silo comes back. No heartbeat helps: they are minutes apart here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from chorale.line import KEEPALIVE_SECONDS, LEAST_KEEPALIVE_SECONDS, MOST_KEEPALIVE_SECONDS
+from chorale.line import (
+    KEEPALIVE_SECONDS,
+    LEAST_KEEPALIVE_SECONDS,
+    MOST_HEARTBEAT_SECONDS,
+    MOST_KEEPALIVE_SECONDS,
+)
 from tests.faults.conftest import MakeFederation
 from tests.support.federation import LocalFederation
 from tests.support.processes import wait_until
@@ -20,7 +25,7 @@ HELD, CUT = "silo-0", "silo-1"
 CUTS = 2  # of one line, while the other must hold
 LOST = "the line to the coordinator"
 NEVER = MOST_KEEPALIVE_SECONDS
-FAR_APART = {"heartbeat_seconds": 60.0}
+FAR_APART = {"heartbeat_seconds": MOST_HEARTBEAT_SECONDS}
 
 soak = pytest.mark.soak  # minutes
 patience_and_keepalive = pytest.mark.parametrize(
