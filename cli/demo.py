@@ -55,7 +55,13 @@ DROWNED = 1.0  # noise in the length of the longest update: beyond it sums say l
 @click.option(
     "--epsilon", type=float, help="Privacy budget of the whole run, with --dp.  [default: 8 records, 4 sums]"
 )
-@click.option("--out", default=Path("runs/demo"), show_default=True, type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    default=Path("runs/demo"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder for the report and the model.",
+)
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of split and model.")
 def demo(
     silos: int,
