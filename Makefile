@@ -10,7 +10,7 @@ READY := .venv/.installed
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint typecheck bench proto soak
+.PHONY: help setup demo test lint typecheck bench proto reference soak
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -36,6 +36,9 @@ bench: $(READY) ## every benchmark against its target and the last figures, into
 proto: $(READY) ## generate the stubs in chorale/v1/ from proto/
 	cd proto && PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I . \
 		--python_out=.. --grpc_python_out=.. --mypy_out=.. --mypy_grpc_out=.. chorale/v1/*.proto
+
+reference: $(READY) ## write docs/metrics.md and docs/reference/ from the code
+	$(BIN)/python -m reference $(ARGS)
 
 soak: $(READY) ## protocol and fault tests with a thousand examples each, and what takes minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/protocol tests/faults -m "soak or not soak" --timeout 3600 $(ARGS)
