@@ -7,6 +7,7 @@ import pytest
 
 from chorale.state import state_from_bytes
 from chorale.v1 import operations_pb2
+from coordinator.metrics import CoordinatorMetrics
 from crypto.errors import Refusal
 from crypto.identity import Role
 
@@ -226,6 +227,30 @@ async def test_metrics_count_jobs_and_know_when_a_running_one_wrote_its_checkpoi
     await hub.stop()
     await hub.start()
     assert (sample(hub, "jobs", status="running"), sample(hub, "jobs", status="done")) == (0, 1)
+
+
+def series(metrics):
+    """Names with their labels."""
+    return {
+        (each.name, *sorted(each.labels.items()))
+        for family in metrics.registry.collect()
+        for each in family.samples
+    }
+
+
+async def test_no_series_appears_that_was_not_there_from_the_start(make_hub):
+    """A counter whose first value is 1 shows no increase: an alert would miss what happened once."""
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos(silo_2={"vanish_on": ("train", "envelopes")})
+    digest = await hub.submit(rounds=1)
+    await hub.finish(digest)
+
+    expected = CoordinatorMetrics()
+    expected.know_silos(hub.names)
+    expected.know_job(digest.hex()[:12])
+    assert sample(hub, "dropouts_total", silo="silo-2", stage="masked") > 0
+    assert series(hub.host.desk.metrics) == series(expected)
 
 
 async def control(hub, digest, action):
