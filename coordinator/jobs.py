@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from chorale import wire
+from chorale import tracing, wire
 from chorale.job import Job, open_job
 from chorale.logs import get_logger
+from chorale.tracing import Span
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
 from coordinator.attempt import SESSION_MESSAGES, Attempt
@@ -55,9 +56,7 @@ class JobDriver:
         try:
             self._note_checkpoint()
             while (step := self._next_step()) is not None:
-                if not self._is_begun(step):
-                    await self._going.wait()
-                await self._run_phase(*step)
+                await self._run_round(step[0])
             self.end(JobStatus.DONE)
         except BudgetSpent as error:
             self.end(JobStatus.STOPPED, reason=str(error))
@@ -134,6 +133,14 @@ class JobDriver:
         return None if self._round is None else self._round.attempt
 
     # phases
+
+    async def _run_round(self, round: int) -> None:
+        """Every phase that carries the round's number."""
+        with tracing.span(Span.ROUND, self.job.digest, round):
+            while (step := self._next_step()) is not None and step[0] == round:
+                if not self._is_begun(step):
+                    await self._going.wait()
+                await self._run_phase(*step)
 
     async def _run_phase(self, round: int, phase: str) -> None:
         row = self._begin(round, phase)

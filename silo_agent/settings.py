@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from chorale.fields import Address, EntryPoint, Name
 from chorale.line import KEEPALIVE_SECONDS, KeepaliveSeconds
 from chorale.settings_file import load_settings
+from chorale.tracing import Endpoint
 from silo_agent.data.settings import DataSettings
 
 ENV_PREFIX = "CHORALE_SILO_"
@@ -57,6 +58,9 @@ class SiloSettings(BaseModel):
     metrics_listen: Address | None = Field(
         default="127.0.0.1:0",
         description="host:port of /livez, /readyz, /metrics; port 0 takes a free one; null for none",
+    )
+    tracing_endpoint: Endpoint | None = Field(
+        default=None, description="URL of a collector that takes spans by OTLP over HTTP; null for no tracing"
     )
     data: DataSettings
     objective: EntryPoint | None = Field(
