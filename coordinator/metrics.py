@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -131,7 +132,8 @@ class CoordinatorMetrics:
 
     def await_no_checkpoint(self, job_id: str) -> None:
         """The job is paused or over: its checkpoint may grow old."""
-        self.checkpoint.remove(job_id)
+        with suppress(KeyError):  # it was not waited for before either
+            self.checkpoint.remove(job_id)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)

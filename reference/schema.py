@@ -94,21 +94,22 @@ def _allowed(schema: Schema, definitions: Schema) -> str:
 
 
 def _each(items: Schema, definitions: Schema) -> str:
-    """What is allowed in a list; fields are told by name, unless the page has a row for each."""
     inner = allowed(items, definitions)
     return f"each {inner}" if inner else ""
 
 
 def _range(schema: Schema) -> str:
-    least, most = schema.get("minimum", schema.get("ge")), schema.get("maximum", schema.get("le"))
-    above, below = (
-        schema.get("exclusiveMinimum", schema.get("gt")),
-        schema.get("exclusiveMaximum", schema.get("lt")),
-    )
-    if least is not None and most is not None:
-        return f"{_number(least)} to {_number(most)}"
-    limits = {"at least": least, "more than": above, "at most": most, "less than": below}
-    return ", ".join(f"{word} {_number(limit)}" for word, limit in limits.items() if limit is not None)
+    """pydantic names a limit by its own word where a validator of ours comes first."""
+    words = {
+        "at least": ("minimum", "ge"),
+        "more than": ("exclusiveMinimum", "gt"),
+        "at most": ("maximum", "le"),
+        "less than": ("exclusiveMaximum", "lt"),
+    }
+    limits = {word: _number(schema[key]) for word, keys in words.items() for key in keys if key in schema}
+    if limits.keys() == {"at least", "at most"}:
+        return " to ".join(limits.values())
+    return ", ".join(f"{word} {limit}" for word, limit in limits.items())
 
 
 def _length(schema: Schema, least: str, most: str, unit: str) -> str:
@@ -116,9 +117,8 @@ def _length(schema: Schema, least: str, most: str, unit: str) -> str:
         return ""
     if most not in schema:
         return "not empty" if schema[least] == 1 else f"at least {schema[least]} {unit}"
-    return (
-        f"{schema[least]} to {schema[most]} {unit}" if least in schema else f"at most {schema[most]} {unit}"
-    )
+    reach = f"{schema[least]} to" if least in schema else "at most"
+    return f"{reach} {schema[most]} {unit}"
 
 
 def _number(limit: float) -> str:
