@@ -68,6 +68,7 @@ INGRESS = {"kubernetes.io/metadata.name": "ingress-nginx"}
 OBSERVABILITY = {"kubernetes.io/metadata.name": "observability"}
 
 PROMETHEUS = Peer(namespace=MONITORING, pod={"app.kubernetes.io/name": "prometheus"})
+TRACES = Peer(namespace=MONITORING, pod={"app.kubernetes.io/name": "opentelemetry-collector"})
 STRANGER = Peer(namespace=OTHER, pod={"app": "stranger"})
 NEIGHBOUR = Peer(namespace=HEART, pod={"app": "neighbour"})
 CONTROLLER = Peer(namespace=INGRESS, pod={"app.kubernetes.io/component": "controller"})
@@ -140,6 +141,16 @@ FLOWS = [
     (AGENT, "proxy", IN, OTHER_PROMETHEUS, 9464, "TCP", True),
     (AGENT, "proxy", IN, OBSERVER, 9464, "TCP", False),
     (AGENT, "proxy", IN, PROMETHEUS, 9464, "TCP", False),
+    # with tracing the collector, on the port of its URL, and its name
+    (COORDINATOR, "ingress", OUT, TRACES, 4318, "TCP", True),
+    (COORDINATOR, "ingress", OUT, TRACES, 4317, "TCP", False),
+    (COORDINATOR, "ingress", OUT, PROMETHEUS, 4318, "TCP", False),
+    (COORDINATOR, "ingress", OUT, ELSEWHERE, 4318, "TCP", False),
+    (COORDINATOR, "ingress", OUT, COREDNS, 53, "UDP", True),
+    (COORDINATOR, "ingress", OUT, ELSEWHERE, 53, "UDP", False),
+    (AGENT, "gpu", OUT, Peer(address="10.30.0.9"), 443, "TCP", True),
+    (AGENT, "gpu", OUT, Peer(address="10.30.0.9"), 4318, "TCP", False),
+    (AGENT, "gpu", OUT, Peer(address="10.30.0.10"), 443, "TCP", False),
     # switched off, everything goes
     (AGENT, "digits", OUT, ELSEWHERE, 443, "TCP", True),
     (COORDINATOR, "bare", IN, STRANGER, 9463, "TCP", True),

@@ -23,11 +23,13 @@ from tests.deployment import helm
 
 COORDINATOR, SILO = helm.NAMES
 SCREEN_LINES = 40
+TRACES_OUTSIDE = "https://traces.clinic-b.example/v1/traces"
+TRACES_INSIDE = "http://collector.monitoring:4318/v1/traces"
 
 # values that only some shapes have: the schema knows them, values.yaml does not show them
 UNSET = re.compile(
     r"data\.partition\..*|resources\.(requests|limits)\..*|tolerations\[\].*"
-    r"|networkPolicy\.(clientPods|metricsPods)\[\].*"
+    r"|networkPolicy\.(clientPods|metricsPods)\[\].*|tracing\.pods\[\].*"
 )
 
 
@@ -182,6 +184,13 @@ REFUSED = [
     (PROXY, ["proxy.cidrs=null"], "proxy.cidrs: give the proxy's addresses"),
     (PROXY, ["coordinator.cidrs={203.0.113.10/32}"], "through a proxy the agent reaches the proxy alone"),
     (PROXY, ["proxy.address="], "proxy.cidrs: give proxy.address, too"),
+    (INGRESS, ["tracing.pods=null"], "tracing: give the collector's pods or cidrs"),
+    (INGRESS, ["tracing.endpoint="], "tracing: pods and cidrs are of no use without endpoint"),
+    (INGRESS, ["tracing.cidrs={0.0.0.0/0}"], "is every address; name those of the collector"),
+    (INGRESS, ["tracing.endpoint=collector:4318"], "tracing.endpoint: Does not match pattern"),
+    (GPU, ["tracing.cidrs=null"], "tracing: give the collector's pods or cidrs"),
+    (GPU, ["tracing.endpoint="], "tracing: pods and cidrs are of no use without endpoint"),
+    (GPU, ["tracing.cidrs={::/0}"], "is every address; name those of the collector"),
     (S, ["policy.privacy.epsilon=11"], "policy.privacy.epsilon: a budget above 10 hides next to nothing"),
     (S, ["policy.privacy.delta=0"], "policy.privacy.delta: Must be greater than or equal to 1e-12"),
     (GPU, ["gpu.count=0"], "settings.device: cuda needs gpu.count of at least 1"),
@@ -291,10 +300,18 @@ def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
     assert load_coordinator_settings(files["coordinator.yaml"]).max_state_bytes == 8 << 30
 
 
+def test_tracing_is_given_to_both_sides(tmp_path: Path) -> None:
+    files = settings_files(SILO, "gpu-values.yaml", tmp_path)
+    assert load_silo_settings(files["silo.yaml"]).tracing_endpoint == TRACES_OUTSIDE
+    files = settings_files(COORDINATOR, "ingress-values.yaml", tmp_path)
+    assert load_coordinator_settings(files["coordinator.yaml"]).tracing_endpoint == TRACES_INSIDE
+
+
 # fields that the chart sets itself, or under a name of its own
 COORDINATOR_OWN = {"federation", "listen", "metrics_listen", "identity", "authority", "roster", "directory"}
+COORDINATOR_OWN |= {"tracing_endpoint"}
 SILO_OWN = {"name", "federation", "coordinator", "coordinator_name", "identity", "authority", "directory"}
-SILO_OWN |= {"policy", "metrics_listen", "data", "proxy"}
+SILO_OWN |= {"policy", "metrics_listen", "data", "proxy", "tracing_endpoint"}
 
 
 @pytest.mark.parametrize(

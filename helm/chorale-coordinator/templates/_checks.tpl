@@ -61,6 +61,7 @@
 {{- if and .Values.networkPolicy.clientCidrs (eq .Values.service.externalTrafficPolicy "Cluster") -}}
 {{- fail "networkPolicy.clientCidrs: with service.externalTrafficPolicy Cluster the pod sees addresses of nodes; use Local" -}}
 {{- end -}}
+{{- include "chorale.checkTracing" . -}}
 {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsPods) (or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled) -}}
 {{- fail "networkPolicy.metricsPods: name Prometheus' pods, the network policy lets no others read the metrics" -}}
 {{- end -}}
@@ -71,5 +72,21 @@
 {{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
 {{- fail "metrics: enable serviceMonitor or podMonitor, not both: every series would be there twice" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "chorale.checkTracing" -}}
+{{- $tracing := .Values.tracing -}}
+{{- $isNamed := or $tracing.pods $tracing.cidrs -}}
+{{- if and $isNamed (not $tracing.endpoint) -}}
+{{- fail "tracing: pods and cidrs are of no use without endpoint" -}}
+{{- end -}}
+{{- if and $tracing.endpoint .Values.networkPolicy.enabled (not $isNamed) -}}
+{{- fail "tracing: give the collector's pods or cidrs, the network policy allows no others" -}}
+{{- end -}}
+{{- range $tracing.cidrs -}}
+{{- if hasSuffix "/0" . -}}
+{{- fail (printf "tracing.cidrs: %s is every address; name those of the collector" .) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

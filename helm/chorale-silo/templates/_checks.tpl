@@ -9,6 +9,7 @@
 {{- include "chorale.checkIdentity" . -}}
 {{- include "chorale.checkData" . -}}
 {{- include "chorale.checkNetwork" . -}}
+{{- include "chorale.checkTracing" . -}}
 {{- $privacy := .Values.policy.privacy -}}
 {{- if and (gt (float64 $privacy.epsilon) 10.0) (gt (float64 $privacy.epsilon) (float64 (default 0 $privacy.accept_epsilon_up_to))) -}}
 {{- fail "policy.privacy.epsilon: a budget above 10 hides next to nothing; say the number in accept_epsilon_up_to, too" -}}
@@ -105,6 +106,22 @@
 {{- if hasSuffix "/0" . -}}
 {{- fail (printf "cidrs: %s lets the agent reach every address; name those of the coordinator or the proxy" .) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "chorale.checkTracing" -}}
+{{- $tracing := .Values.tracing -}}
+{{- $isNamed := or $tracing.pods $tracing.cidrs -}}
+{{- if and $isNamed (not $tracing.endpoint) -}}
+{{- fail "tracing: pods and cidrs are of no use without endpoint" -}}
+{{- end -}}
+{{- if and $tracing.endpoint .Values.networkPolicy.enabled (not $isNamed) -}}
+{{- fail "tracing: give the collector's pods or cidrs, the network policy allows no others" -}}
+{{- end -}}
+{{- range $tracing.cidrs -}}
+{{- if hasSuffix "/0" . -}}
+{{- fail (printf "tracing.cidrs: %s is every address; name those of the collector" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

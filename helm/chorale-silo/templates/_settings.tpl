@@ -41,6 +41,9 @@ policy: /etc/chorale/settings/policy.yaml
 metrics_listen: {{ printf "%s:%d" .Values.metrics.host (int .Values.metrics.port) | quote }}
 data:
   {{- include "chorale.data" . | nindent 2 }}
+{{- with .Values.tracing.endpoint }}
+tracing_endpoint: {{ . | quote }}
+{{- end }}
 {{ toYaml .Values.settings }}
 {{- end -}}
 
