@@ -40,6 +40,14 @@ WEAKENED: dict[str, Change] = {
     "silo: it may run as root": lambda _, own: own.update(runAsNonRoot=False),
     "silo: its user is root": lambda _, own: own.update(runAsUser=0),
     "silo: no seccomp profile": lambda pod, _: pod["securityContext"].pop("seccompProfile"),
+    "silo: AppArmor is off": lambda pod, _: pod["securityContext"].update(
+        appArmorProfile={"type": "Unconfined"}
+    ),
+    "silo: SELinux's user, role or type is changed": lambda _, own: own.update(
+        seLinuxOptions={"type": "spc_t"}
+    ),
+    "silo: procMount": lambda _, own: own.update(procMount="Unmasked"),
+    "sysctls are set": lambda pod, _: pod["securityContext"].update(sysctls=[{"name": "kernel.msgmax"}]),
     "silo: hostPort": lambda pod, _: pod["containers"][0]["ports"][0].update(hostPort=80),
 }
 
