@@ -20,7 +20,7 @@ from tests.support import programs
 from tests.support.ports import free_ports
 from tests.support.processes import wait_until
 
-SCRAPE_SECONDS = 0.25
+SCRAPE_SECONDS = 0.5
 _WINDOW = re.compile(r"\[(\d+)([smhd])\]")
 _SPAN = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

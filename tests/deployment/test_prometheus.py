@@ -24,7 +24,7 @@ from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.timeout(300)
 
-# an hour becomes twelve seconds, a quarter of one three: twelve scrapes
+# an hour becomes twelve seconds, a quarter of one three: six scrapes
 FACTOR = 300
 ROUNDS, VICTIMS = 4, ("silo-2", "silo-3")
 # in the third round, between their shares and their vectors
@@ -112,7 +112,6 @@ def now(server: Prometheus) -> float:
 
 def test_every_target_is_up_and_every_rule_is_evaluated(scene: Scene) -> None:
     scene.prometheus.wait("sum(up) == 5")
-    assert len(scene.prometheus.ask("up == 1")) == len(scene.targets) == 5
     scene.prometheus.wait("count(ALERTS) > 0")
     rules = scene.prometheus.rules()
     assert [(each["name"], each["lastError"]) for each in rules if each["health"] != "ok"] == []
@@ -151,17 +150,18 @@ def test_an_alert_fires_when_silos_are_killed_and_not_before(scene: Scene) -> No
     server, federation = scene.prometheus, scene.federation
     server.wait("chorale_coordinator_connected_silos == 4")
     server.wait("sum(chorale_silo_connected) == 4")
-    assert (server.value(APPLIED), server.value(UPLOADED)) == (0, 0)
+    server.wait(f"{APPLIED} + on(pod) {UPLOADED} == 0")
 
     federation.submit(rounds=ROUNDS)
     for name in VICTIMS:
         federation.services[name].wait_halted()
 
     server.wait(f"{APPLIED} == 2")  # the third has begun
-    assert server.value('chorale_coordinator_cohort_size{phase="train"}') == 4
-    assert (server.value(UPLOADED) or 0) > 0
-    server.wait('sum(chorale_silo_rounds_total{phase="train", result="applied", pod=~"silo-[01]-0"}) == 4')
-    assert server.value('sum(chorale_silo_transferred_bytes_total{direction="up"} > bool 0)') == 4
+    server.wait('chorale_coordinator_cohort_size{phase="train"} == 4')
+    server.wait(f"{UPLOADED} > 0")
+    others = 'pod=~"silo-[01]-0"'  # who stands still answers no scrape
+    server.wait(f'sum(chorale_silo_rounds_total{{phase="train", result="applied", {others}}}) == 4')
+    server.wait(f'count(chorale_silo_transferred_bytes_total{{direction="up", {others}}} > 0) == 2')
     assert [moments(server, alert) for alert in (BELOW, MISSING, *UNRELATED)] == [{}] * 5
 
     for name in VICTIMS:
@@ -171,9 +171,9 @@ def test_an_alert_fires_when_silos_are_killed_and_not_before(scene: Scene) -> No
         server.wait(f'ALERTS{{alertname="{alert}", alertstate="firing", pod="hub-0"}}')
         seen = moments(server, alert)
         assert seen["pending"] < seen["firing"]
-    assert server.value("chorale_coordinator_connected_silos") == 2
-    assert len(server.ask('up{job="silo"} == 0')) == len(VICTIMS)
-    assert server.value(APPLIED) == 2
+    server.wait("chorale_coordinator_connected_silos == 2")
+    server.wait('count(up{job="silo"} == 0) == 2')
+    server.wait(f"{APPLIED} == 2")
 
     for name in VICTIMS:
         scene.start_silo(name)
