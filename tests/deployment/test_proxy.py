@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from cli.operator import ENV_PREFIX as OPERATOR_PREFIX
 from silo_agent.settings import ENV_PREFIX
 from tests.deployment import squid
 from tests.deployment.squid import Squid
 from tests.support.federation import LocalFederation
 from tests.support.history import check_finished
-from tests.support.processes import Record
+from tests.support.processes import Record, run_cli
 
 HOST = "hub.institution.invalid"
 VALUES = 400_000  # 1.6 MB a silo
@@ -32,6 +33,18 @@ class Scene:
     def start_silo(self, name: str, *, coordinator: str = "", **env: str) -> None:
         """Through the proxy, as its environment says, in the way that a chart would set it."""
         self.federation.start_silo(name, address=coordinator or self.coordinator, env=env)
+
+    def jobs(self) -> str:
+        """What the operator sees of the coordinator through the proxy."""
+        through = {
+            "COORDINATOR": self.coordinator,
+            "COORDINATOR_NAME": "localhost",
+            "PROXY": self.squid.address,
+        }
+        env = {f"{OPERATOR_PREFIX}{name}": value for name, value in through.items()}
+        done = run_cli("job", "list", "--config", self.federation.folder / "operator.yaml", extra_env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def wait_refused(self, name: str) -> str:
         """Why the silo has no connection."""
@@ -65,12 +78,14 @@ def test_a_job_runs_through_the_proxy_and_there_is_no_other_way(scene: Scene) ->
     history = check_finished(scene.federation, job_id, rounds=1)
 
     assert history.cohorts() == [scene.federation.names]
+    assert job_id in scene.jobs(), "the operator goes through the proxy, too"
     for name in scene.federation.names:
         assert scene.federation.services[name].stop() == 0
     answers = scene.squid.answers()
     assert {(answer.target, answer.status) for answer in answers} == {(scene.coordinator, 200)}
-    assert len(answers) == SILOS
-    assert all(answer.size_bytes > VALUES * 4 for answer in answers), "the model did not pass the proxy"
+    assert len(answers) == SILOS + 1
+    with_model = [answer for answer in answers if answer.size_bytes > VALUES * 4]
+    assert len(with_model) == SILOS, "the model did not pass the proxy"
 
 
 def test_a_proxy_that_refuses_or_is_gone_is_named_in_one_sentence(scene: Scene) -> None:
