@@ -10,7 +10,7 @@ READY := .venv/.installed
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint typecheck bench proto soak
+.PHONY: help setup demo test lint typecheck bench proto reference soak
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -37,6 +37,9 @@ proto: $(READY) ## generate the stubs in chorale/v1/ from proto/
 	cd proto && PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I . \
 		--python_out=.. --grpc_python_out=.. --mypy_out=.. --mypy_grpc_out=.. chorale/v1/*.proto
 
+reference: $(READY) ## write docs/metrics.md and docs/reference/ from the code
+	$(BIN)/python -m reference $(ARGS)
+
 soak: $(READY) ## protocol and fault tests with a thousand examples each, and what takes minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/protocol tests/faults -m "soak or not soak" --timeout 3600 $(ARGS)
 	$(BIN)/python -m pytest tests/unit tests/integration tests/deployment -m soak --timeout 3600 $(ARGS)
@@ -46,5 +49,5 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "chorale: error: Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "chorale: error: $(PYTHON) cannot make a virtual environment; install its venv package" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch torchvision
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[silo,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[silo,otel,dev]'
 	@touch $@

@@ -101,6 +101,8 @@ def epsilon(releases: Releases, delta: float) -> float:
     (1 + e^epsilon) n d. Raises ConfigError for a delta outside (0, 1).
     """
     counts = _counted(releases, delta)
+    if not counts:
+        return 0.0  # a silo that spent nothing says so at its first scrape, before dp-accounting is loaded
     rdp_A = rdp(counts)
     left = delta - sum(count * release.failure for release, count in _skellams(counts))
     if left <= 0:

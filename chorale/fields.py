@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 from chorale.mistakes import got
 from crypto.identity import NAME_PATTERN
 
 HIGHEST_PORT = 65_535
+
+# what is allowed, in errors and on the pages of docs/reference
+ADDRESS_FORM = f"host:port with a port up to {HIGHEST_PORT}"
+NAME_FORM = "1 to 63 lower-case letters, digits and inner hyphens"
+ENTRY_POINT_FORM = "package.module:function"
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -19,19 +24,19 @@ _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 def _checked_address(value: object) -> str:
     found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
     if found is None or int(found["port"]) > HIGHEST_PORT:
-        raise ValueError(f"expected host:port with a port up to {HIGHEST_PORT}, got {got(value)}")
+        raise ValueError(f"expected {ADDRESS_FORM}, got {got(value)}")
     return found.string
 
 
 def _checked_name(value: object) -> str:
     if not isinstance(value, str) or not NAME_PATTERN.fullmatch(value):
-        raise ValueError(f"expected 1 to 63 lower-case letters, digits and inner hyphens, got {got(value)}")
+        raise ValueError(f"expected {NAME_FORM}, got {got(value)}")
     return value
 
 
 def _checked_entry_point(value: object) -> str:
     if not isinstance(value, str) or not _ENTRY_POINT.fullmatch(value):
-        raise ValueError(f"expected package.module:function, got {got(value)}")
+        raise ValueError(f"expected {ENTRY_POINT_FORM}, got {got(value)}")
     return value
 
 
@@ -41,7 +46,11 @@ def _no_truth_value(value: object) -> object:
     return value
 
 
+def _text(allowed: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "format": allowed})
+
+
 Number = Annotated[float, BeforeValidator(_no_truth_value)]  # a float that a person wrote as a number
-Address = Annotated[str, BeforeValidator(_checked_address)]  # host:port
-Name = Annotated[str, BeforeValidator(_checked_name)]  # of a federation, a member or a job
-EntryPoint = Annotated[str, BeforeValidator(_checked_entry_point)]  # package.module:function
+Address = Annotated[str, BeforeValidator(_checked_address), _text(ADDRESS_FORM)]
+Name = Annotated[str, BeforeValidator(_checked_name), _text(NAME_FORM)]  # of a federation, a member or a job
+EntryPoint = Annotated[str, BeforeValidator(_checked_entry_point), _text(ENTRY_POINT_FORM)]

@@ -171,7 +171,8 @@ class JobSpec(_Part):
         description="32 random hex digits that keep two equal jobs apart; `job submit` fills them in",
     )
     not_after: AwareDatetime = Field(
-        description="no session starts after this time, such as 2027-01-31T00:00:00Z"
+        description="no session starts after this time, such as 2027-01-31T00:00:00Z; where it is left out, "
+        "`job submit` takes the 30th day from then"
     )
     silos: tuple[Name, ...] = Field(
         min_length=SMALLEST_FEDERATION, max_length=MAX_SILOS, description="names of all silos of the job"
@@ -241,7 +242,10 @@ class JobSpec(_Part):
         default=600.0, ge=1, le=604_800, description="time to train; heartbeats of a silo at work extend it"
     )
     train_hard_cap_seconds: float = Field(
-        default=3_600.0, ge=1, le=604_800, description="time after which even a silo at work is left out"
+        default=3_600.0,
+        ge=1,
+        le=604_800,
+        description="time after which even a silo at work is left out; not below train_deadline_seconds",
     )
     seed: int = Field(default=0, ge=0, lt=1 << 63, description="of shuffling and dropout at the silos")
     initial_state: Sha256 | None = Field(

@@ -48,7 +48,13 @@ def authority() -> None:
 @authority.command()
 @click.option("--federation", required=True, help="Name: lower-case letters, digits, hyphens.")
 @DIRECTORY
-@click.option("--valid-days", default=3650, show_default=True, type=click.IntRange(1, 3650))
+@click.option(
+    "--valid-days",
+    default=3650,
+    show_default=True,
+    type=click.IntRange(1, 3650),
+    help="Days until it expires.",
+)
 def init(federation: str, directory: Path, valid_days: int) -> None:
     """Make the federation's CA key and certificate."""
     from crypto.identity import certificate_to_pem, key_to_pem
@@ -67,7 +73,13 @@ def init(federation: str, directory: Path, valid_days: int) -> None:
 @DIRECTORY
 @click.option("--host", "hosts", multiple=True, help="Further host or address of a coordinator.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder; default: beside each CSR.")
-@click.option("--valid-days", default=365, show_default=True, type=click.IntRange(1, 3650))
+@click.option(
+    "--valid-days",
+    default=365,
+    show_default=True,
+    type=click.IntRange(1, 3650),
+    help="Days until they expire.",
+)
 def sign(
     requests: tuple[Path, ...], directory: Path, hosts: tuple[str, ...], out: Path | None, valid_days: int
 ) -> None:
@@ -111,7 +123,11 @@ def roster(certificates: tuple[Path, ...], directory: Path, out: Path | None, va
 @click.argument("name")
 @DIRECTORY
 @click.option(
-    "--role", type=click.Choice(["silo", "coordinator", "operator"]), default="silo", show_default=True
+    "--role",
+    type=click.Choice(["silo", "coordinator", "operator"]),
+    default="silo",
+    show_default=True,
+    help="Of the member.",
 )
 @OUT_ROSTER
 @ROSTER_DAYS

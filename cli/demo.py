@@ -54,7 +54,13 @@ DROP_ROUND = 2
 @click.option(
     "--epsilon", type=float, help="Privacy budget of the whole run, with --dp.  [default: 8 records, 4 sums]"
 )
-@click.option("--out", default=Path("runs/demo"), show_default=True, type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    default=Path("runs/demo"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder for the report and the model.",
+)
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of split and model.")
 def demo(
     silos: int,

@@ -11,7 +11,7 @@ import tempfile
 import traceback
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 import click
 
@@ -36,12 +36,22 @@ UNTRUSTED_HINT = (
 
 
 class ExitCode(IntEnum):
-    DONE = 0
-    FAILED = 1
-    USAGE = 2
-    REFUSED_HERE = 3
-    REFUSED_BY_PEER = 4
-    INTERRUPTED = 130
+    """How a command ended; `meaning` is what docs/reference/cli.md says of it."""
+
+    meaning: str
+
+    DONE = 0, "done"
+    FAILED = 1, "failed: a port in use, a peer that cannot be reached, a disk that is full"
+    USAGE = 2, "wrong usage, an invalid file, or a certificate of one's own that is expired or foreign"
+    REFUSED_HERE = 3, "refused by policy or privacy budget of silos (`demo`, `job submit`, `job watch`)"
+    REFUSED_BY_PEER = 4, "refused by the peer that was called"
+    INTERRUPTED = 130, "interrupted by Ctrl-C"
+
+    def __new__(cls, number: int, meaning: str) -> Self:
+        code = int.__new__(cls, number)
+        code._value_ = number
+        code.meaning = meaning
+        return code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from crypto.errors import ChoraleError, ConfigError
 def csr_command(role_name: str) -> click.Command:
     """The `csr` command of a role: writes NAME.key (mode 0600) and NAME.csr."""
 
-    @click.command("csr", help=f"Make a {role_name}'s key and the request that the authority signs.")
+    @click.command("csr", help=f"Make the {role_name}'s key and the request that the authority signs.")
     @click.option("--name", required=True, help="Name: lower-case letters, digits, hyphens.")
     @click.option("--federation", required=True, help="Name of the federation.")
     @click.option("--host", "hosts", multiple=True, help=_host_help(role_name))

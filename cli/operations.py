@@ -142,9 +142,13 @@ def read_aside(stream: Iterable[T]) -> Iterator[T]:
 
 
 def _options(settings: OperatorSettings) -> list[tuple[str, str | int]]:
+    from chorale.line import through_proxy
     from chorale.wire import MAX_MESSAGE_BYTES
 
-    options: list[tuple[str, str | int]] = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
+    options: list[tuple[str, str | int]] = [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        *through_proxy(settings.proxy),
+    ]
     if settings.coordinator_name is not None:
         options.append(("grpc.ssl_target_name_override", settings.coordinator_name))
     return options

@@ -36,6 +36,9 @@ class OperatorSettings(BaseModel):
         default=None,
         description="name in the coordinator's certificate, where it is not the dialled host",
     )
+    proxy: Address | None = Field(
+        default=None, description="host:port of an HTTP proxy to go through by CONNECT"
+    )
     identity: IdentityFiles
     authority: Path = Field(description="certificate of the federation's authority, PEM")
 

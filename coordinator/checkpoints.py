@@ -39,6 +39,9 @@ class Checkpoints:
     def size(self, job_digest: bytes, state_digest: bytes) -> int:
         return self.path(job_digest, state_digest).stat().st_size
 
+    def written_unix_seconds(self, job_digest: bytes, state_digest: bytes) -> float:
+        return self.path(job_digest, state_digest).stat().st_mtime
+
     def adopt(self, job_digest: bytes, state_digest: bytes, received: Path) -> None:
         """Take over a received file whose digest its sender signed.
 

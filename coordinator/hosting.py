@@ -17,7 +17,7 @@ from cryptography import x509
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from chorale import tls
+from chorale import line, tls
 from chorale.audit import AuditLog
 from chorale.files import write_atomic
 from chorale.logs import get_logger
@@ -51,11 +51,6 @@ OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # else a second coordinator would share the port in silence
     ("grpc.max_concurrent_streams", 100),  # of one connection; eight jobs take a silo about 25
-    ("grpc.keepalive_time_ms", 30_000),  # below the 60 s after which the tightest NATs forget
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
     # what a silo may have under way before it is read: gRPC would widen it to 16 MB a silo; at 100 ms there
     # and back 1 MiB still carries 84 Mbit/s
     ("grpc.http2.bdp_probe", 0),
@@ -190,7 +185,8 @@ class Host:
             clock=self._clock,
             metrics=desk.metrics,
         )
-        server = grpc.aio.server(interceptors=[AccessInterceptor(guard)], options=OPTIONS)
+        options = (*OPTIONS, *line.server_keepalive(self._settings.keepalive_seconds))
+        server = grpc.aio.server(interceptors=[AccessInterceptor(guard)], options=options)
         federation = FederationService(desk=desk, job_desk=self._job_desk, guard=guard)
         operations = OperationsService(desk=desk, job_desk=self._job_desk)
         federation_pb2_grpc.add_FederationServicer_to_server(federation, server)

@@ -54,6 +54,7 @@ class JobDesk:
             job = self._stored_job(row)
             self._start(job, is_paused=row.status is JobStatus.PAUSED)
             log.info("job resumed", job=job.id, status=row.status.value)
+        self._count_jobs()
 
     async def stop(self) -> None:
         """Leave every job as it is stored; the next start goes on from there."""
@@ -92,6 +93,7 @@ class JobDesk:
             self._desk.audit.append("job_submitted", job=job.id, name=job.spec.name, operator=job.operator)
             log.info("job submitted", job=job.id, name=job.spec.name, operator=job.operator)
             self._start(job)
+            self._count_jobs()
 
     def _check_state(self, job: Job, received: Path) -> None:
         """The initial state parses, and the opening phase can be laid out over it."""
@@ -135,6 +137,7 @@ class JobDesk:
         if row is not None and row.status.is_ended:
             self._drivers.pop(digest, None)
             self._tasks.pop(digest, None)
+        self._count_jobs()
         self._bulletin(digest).notify()
 
     # running
@@ -160,6 +163,7 @@ class JobDesk:
             await self._cancel(digest, driver)
         else:
             raise RemoteProtocolError("control: expected pause, resume or cancel")
+        self._count_jobs()
         self._bulletin(digest).notify()
         return self.summary(digest)
 
@@ -211,6 +215,9 @@ class JobDesk:
         return self._desk.checkpoints.path(digest, self._row(digest).state_digest)
 
     # helpers
+
+    def _count_jobs(self) -> None:
+        self._desk.metrics.count_jobs(self._desk.store.count_jobs())
 
     def _row(self, digest: bytes) -> JobRow:
         row = self._desk.store.job(digest)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from chorale import wire
+from chorale import tracing, wire
 from chorale.job import Job, open_job
 from chorale.logs import get_logger
+from chorale.tracing import Span
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
 from coordinator.attempt import SESSION_MESSAGES, Attempt
@@ -53,10 +54,9 @@ class JobDriver:
         self._desk.metrics.know_job(self.job.id)
         self._offer(self.job.spec.silos)
         try:
+            self._note_checkpoint()
             while (step := self._next_step()) is not None:
-                if not self._is_begun(step):
-                    await self._going.wait()
-                await self._run_phase(*step)
+                await self._run_round(step[0])
             self.end(JobStatus.DONE)
         except BudgetSpent as error:
             self.end(JobStatus.STOPPED, reason=str(error))
@@ -74,15 +74,18 @@ class JobDriver:
     def pause(self) -> None:
         """Takes effect before the next phase."""
         self._going.clear()
+        self._desk.metrics.await_no_checkpoint(self.job.id)
 
     def resume(self) -> None:
         self._going.set()
+        self._note_checkpoint()
 
     def end(self, status: JobStatus, *, reason: str = "") -> None:
         self._desk.store.set_job_status(self.job.digest, status, reason=reason)
         self._desk.audit.append("job_ended", job=self.job.id, status=status.value, reason=reason)
         ended = pb.JobEnded(job_digest=self.job.digest, status=status.value, reason=reason)
         self._desk.attendance.send_all(self.job.spec.silos, pb.CoordinatorMessage(job_ended=ended))
+        self._desk.metrics.await_no_checkpoint(self.job.id)
         log.info("job ended", job=self.job.id, status=status.value, reason=reason)
         self._tell_progress("")
 
@@ -130,6 +133,14 @@ class JobDriver:
         return None if self._round is None else self._round.attempt
 
     # phases
+
+    async def _run_round(self, round: int) -> None:
+        """Every phase that carries the round's number."""
+        with tracing.span(Span.ROUND, self.job.digest, round):
+            while (step := self._next_step()) is not None and step[0] == round:
+                if not self._is_begun(step):
+                    await self._going.wait()
+                await self._run_phase(*step)
 
     async def _run_phase(self, round: int, phase: str) -> None:
         row = self._begin(round, phase)
@@ -199,6 +210,7 @@ class JobDriver:
         newest = [record.state_digest, *(row.state_digest for row in reversed(rows))]
         kept = list(dict.fromkeys(newest))[: self._desk.settings.keep_checkpoints]
         self._desk.checkpoints.keep_only(self.job.digest, kept)
+        self._note_checkpoint()
         self._on_change()
 
     def _next_step(self) -> Step | None:
@@ -244,6 +256,13 @@ class JobDriver:
         if record is not None:
             message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
             self._desk.attendance.send(silo, message)
+
+    def _note_checkpoint(self) -> None:
+        """When the job's present state was written; nobody waits for the next while the job is paused."""
+        row = self._desk.store.job(self.job.digest)
+        if row is not None and self._going.is_set():
+            written = self._desk.checkpoints.written_unix_seconds(row.digest, row.state_digest)
+            self._desk.metrics.note_checkpoint(self.job.id, written)
 
     def _tell_progress(self, line: str) -> None:
         if line != self.progress:

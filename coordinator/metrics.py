@@ -7,16 +7,18 @@ of one silo. Source: DESIGN 10.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from coordinator.reasons import FailureReason
 from coordinator.round_machine import STAGES, RoundState
+from coordinator.store import JobStatus
+from strategies.base import PHASE_KINDS
 
 PREFIX = "chorale_coordinator"
-PHASE_KINDS = ("roll-call", "presence", "prototypes", "train", "calibrate", "evaluate")
 STAGE_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 21_600, math.inf)
 FIGURES = ("accuracy", "loss")
 
@@ -36,6 +38,7 @@ class CoordinatorMetrics:
     """One registry per process; the attributes are the metrics."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._count_rounds()
         self._count_silos()
@@ -86,6 +89,14 @@ class CoordinatorMetrics:
             self.refused_calls.labels(role=role)
 
     def _gauge_jobs(self) -> None:
+        self.jobs = self._gauge("jobs", "Jobs that were ever submitted, by status.", "status")
+        for status in JobStatus:
+            self.jobs.labels(status=status.value)
+        self.checkpoint = self._gauge(
+            "checkpoint_timestamp_seconds",
+            "When the newest checkpoint of a running job was written.",
+            "federation_job",
+        )
         self.accuracy = self._gauge("accuracy", "Last accuracy of the global model.", "federation_job")
         self.loss = self._gauge("loss", "Last loss of the global model.", "federation_job")
         self.data_share = self._gauge(
@@ -110,6 +121,19 @@ class CoordinatorMetrics:
         self.loss.labels(federation_job=job_id).set(math.nan)
         self.data_share.labels(federation_job=job_id)
         self.rounds_completed.labels(federation_job=job_id)
+
+    def count_jobs(self, counts: Mapping[JobStatus, int]) -> None:
+        """counts: jobs of each status; one that is not there has none."""
+        for status in JobStatus:
+            self.jobs.labels(status=status.value).set(counts.get(status, 0))
+
+    def note_checkpoint(self, job_id: str, unix_seconds: float) -> None:
+        self.checkpoint.labels(federation_job=job_id).set(unix_seconds)
+
+    def await_no_checkpoint(self, job_id: str) -> None:
+        """The job is paused or over: its checkpoint may grow old."""
+        with suppress(KeyError):  # it was not waited for before either
+            self.checkpoint.remove(job_id)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from chorale import wire
+from chorale import tracing, wire
 from chorale.job import Job
 from chorale.logs import get_logger
 from chorale.state import GlobalState
+from chorale.tracing import Span
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
 from chorale.wire import PhaseKey
@@ -65,11 +67,16 @@ class RoundDriver:
 
     async def run(self) -> records_pb2.PhaseRecord:
         """The phase's record, already stored."""
+        with self._span(Span.PHASE):
+            return await self._run()
+
+    async def _run(self) -> records_pb2.PhaseRecord:
         try:
             roster = self._desk.roster_book.of_version(self._row.roster_version)
             state = self._desk.checkpoints.load(self._job.digest, self._row.state_digest)
             if self._machine.state is RoundState.UNMASK:
-                await self._resume(roster, state)
+                with self._span(Span.ATTEMPT):
+                    await self._resume(roster, state)
             elif self._machine.state is not RoundState.REVEALED:
                 await self._try_attempts(roster, state)
         except AttemptFailed as failure:
@@ -90,7 +97,8 @@ class RoundDriver:
             if self._machine.attempt > self._job.spec.max_attempts:
                 raise AttemptFailed(FailureReason.RESTARTED, is_final=True)
             try:
-                return await self._try_once(roster, state)
+                with self._span(Span.ATTEMPT):
+                    return await self._try_once(roster, state)
             except AttemptFailed as failure:
                 is_last = self._machine.attempt >= self._job.spec.max_attempts
                 self._count_failure(failure.reason)
@@ -110,10 +118,14 @@ class RoundDriver:
         spool_path = self._desk.spool_path(self._row.sequence, self._machine.attempt)
         try:
             with SessionSpool(spool_path, total_bytes=terms.layout.total_bytes) as spool:
-                await attempt.collect_adverts(self._task(terms))
-                await attempt.share()
-                await attempt.masked(spool)
-                await self._store_sum(attempt, await attempt.consistency())
+                with self._span(Span.WAITING):
+                    await attempt.collect_adverts(self._task(terms))
+                with self._span(Span.SHARE):
+                    await attempt.share()
+                with self._span(Span.MASKED):
+                    await attempt.masked(spool)
+                with self._span(Span.CONSISTENCY):
+                    await self._store_sum(attempt, await attempt.consistency())
             await self._reveal(attempt)
         finally:
             self._close_attempt(attempt)
@@ -182,6 +194,10 @@ class RoundDriver:
         self._advance(RoundEvent.SUM_STORED)
 
     async def _reveal(self, attempt: Attempt) -> None:
+        with self._span(Span.UNMASK):
+            await self._unmask(attempt)
+
+    async def _unmask(self, attempt: Attempt) -> None:
         before = dict(attempt.sent_bytes)
         plan = await attempt.unmask()
         masked = self._desk.masked_sum_path(self._row.sequence, self._machine.attempt)
@@ -199,7 +215,8 @@ class RoundDriver:
     async def _apply(self, terms: SessionTerms, state: GlobalState) -> records_pb2.PhaseRecord:
         """Write what the stored sum does to the global state. Doing it twice changes nothing:
         the checkpoint is named by its digest, and one transaction ends the phase."""
-        result, digest = await asyncio.to_thread(self._next_state, terms, state)
+        with self._span(Span.APPLY):
+            result, digest = await asyncio.to_thread(self._next_state, terms, state)
         return self._end(result, digest, [quantity.name for quantity in terms.layout.quantities])
 
     def _next_state(self, terms: SessionTerms, state: GlobalState) -> tuple[PhaseResult, bytes]:
@@ -316,6 +333,9 @@ class RoundDriver:
             phase=self._row.phase,
             attempt=self._machine.attempt,
         )
+
+    def _span(self, name: Span) -> AbstractContextManager[None]:
+        return tracing.span(name, self._job.digest, self._row.round, self._key)
 
     @property
     def _scope(self) -> dict[str, object]:

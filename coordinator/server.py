@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from chorale import logs, tls
+from chorale import logs, tls, tracing
 from coordinator.memory import return_large_blocks
 from coordinator.settings import CoordinatorSettings
 
@@ -21,7 +21,13 @@ def run(settings: CoordinatorSettings) -> None:
     tls.restrict_to_tls13()
     logs.configure()
     return_large_blocks()
-    asyncio.run(serve(settings))
+    with tracing.exporting(
+        settings.tracing_endpoint,
+        service=tracing.Service.COORDINATOR,
+        federation=settings.federation,
+        instance="coordinator",
+    ):
+        asyncio.run(serve(settings))
 
 
 async def serve(settings: CoordinatorSettings) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.fields import Address, Name
+from chorale.line import KEEPALIVE_SECONDS, HeartbeatSeconds, KeepaliveSeconds
 from chorale.settings_file import load_settings
+from chorale.tracing import Endpoint
 
 ENV_PREFIX = "CHORALE_COORDINATOR_"
 GIB = 1 << 30
@@ -37,8 +39,11 @@ class CoordinatorSettings(BaseModel):
     authority: Path = Field(description="certificate of the federation's authority, PEM; never its key")
     roster: Path = Field(description="the authority's signed roster; read again whenever the file changes")
     directory: Path = Field(description="jobs, checkpoints, uploads and audit log; on a local disk")
-    heartbeat_seconds: float = Field(
-        default=5.0, ge=0.1, le=300, description="time between heartbeats; certificates are checked at each"
+    heartbeat_seconds: HeartbeatSeconds = Field(
+        default=5.0, description="time between heartbeats; certificates are checked at each"
+    )
+    keepalive_seconds: KeepaliveSeconds = Field(
+        default=KEEPALIVE_SECONDS, description="a line on which nothing moves is pinged so often"
     )
     reconnect_grace_seconds: float = Field(
         default=15.0, ge=0, le=3600, description="how long a silo that lost its connection is waited for"
@@ -47,7 +52,10 @@ class CoordinatorSettings(BaseModel):
         default=30.0, gt=0, le=3600, description="a stage waits this long for a silo that shows no progress"
     )
     stage_hard_cap_seconds: float = Field(
-        default=600.0, gt=0, le=86_400, description="a stage never lasts longer, whatever arrives"
+        default=600.0,
+        gt=0,
+        le=86_400,
+        description="a stage never lasts longer; not below stage_deadline_seconds",
     )
     unmask_hard_cap_seconds: float = Field(
         default=3600.0, gt=0, le=604_800, description="how long a stored masked sum waits for its shares"
@@ -64,6 +72,10 @@ class CoordinatorSettings(BaseModel):
     )
     keep_checkpoints: int = Field(
         default=3, ge=2, le=1000, description="newest checkpoints kept of a job; the final one always is"
+    )
+
+    tracing_endpoint: Endpoint | None = Field(
+        default=None, description="URL of a collector that takes spans by OTLP over HTTP; null for no tracing"
     )
 
     @model_validator(mode="after")

@@ -147,6 +147,12 @@ class Store:
         with self._engine.begin() as connection:
             return [_job_row(row) for row in connection.execute(jobs.select().order_by(jobs.c.sequence))]
 
+    def count_jobs(self) -> dict[JobStatus, int]:
+        """How many jobs have each status; one that none has is not there."""
+        select = sa.select(jobs.c.status, sa.func.count()).group_by(jobs.c.status)
+        with self._engine.begin() as connection:
+            return {JobStatus(status): count for status, count in connection.execute(select)}
+
     def set_job_status(self, digest: bytes, status: JobStatus, *, reason: str = "") -> None:
         with self._engine.begin() as connection:
             connection.execute(

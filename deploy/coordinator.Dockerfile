@@ -16,7 +16,7 @@ WORKDIR /src
 COPY . .
 RUN mkdir /state
 RUN python -m venv --without-pip /opt/chorale
-RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt .
+RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt '.[otel]'
 
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST}
 ARG PYTHON_IMAGE

@@ -24,7 +24,7 @@ RUN python -m venv --without-pip /opt/chorale
 # that index gives these two alone; what they require comes from the ordinary one, pinned
 RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt \
     --no-deps --index-url "${TORCH_INDEX_URL}" torch torchvision
-RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt '.[silo]'
+RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt '.[silo,otel]'
 
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST}
 ARG PYTHON_IMAGE

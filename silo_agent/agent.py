@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cryptography import x509
 
-from chorale import logs, tls
+from chorale import logs, tls, tracing
 from chorale.audit import AuditLog
 from chorale.files import read_limited, write_atomic
 from chorale.logs import get_logger
@@ -59,7 +59,13 @@ def run(settings: SiloSettings) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.torch_threads))
     logs.configure(silo=settings.name)
     keep_chunks()
-    asyncio.run(run_agent(settings))
+    with tracing.exporting(
+        settings.tracing_endpoint,
+        service=tracing.Service.SILO,
+        federation=settings.federation,
+        instance=settings.name,
+    ):
+        asyncio.run(run_agent(settings))
 
 
 async def run_agent(settings: SiloSettings) -> None:
@@ -157,6 +163,7 @@ class _Agent:
             self._stream = ControlStream(
                 stub,
                 target=settings.coordinator,
+                proxy=settings.proxy,
                 software_version=_version(),
                 served=participant,
                 outbox=outbox,
@@ -166,7 +173,12 @@ class _Agent:
                 clock=_now,
                 random=draw,
             )
-            log.info("started", coordinator=settings.coordinator, policy=str(settings.policy))
+            log.info(
+                "started",
+                coordinator=settings.coordinator,
+                proxy=settings.proxy,
+                policy=str(settings.policy),
+            )
             try:
                 await _until_stopped(self._stream, stopping)
             finally:

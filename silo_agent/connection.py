@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from chorale import tls, wire
+from chorale import line, tls, wire
 from chorale.logs import get_logger
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.federation_pb2_grpc import FederationStub
@@ -28,15 +28,10 @@ WELCOME_SECONDS = 30.0
 MAX_QUEUED_MESSAGES = 256  # what a lost line may hold up; the coordinator asks again for the rest
 WARNED_SKEW_SECONDS = 60.0
 MOST_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated wrongly
-LEAST_HEARTBEAT_SECONDS, MOST_HEARTBEAT_SECONDS = 0.1, 60.0
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),  # below the idle limits of common NAT gateways
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),  # the agent's own backoff decides
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -64,7 +59,11 @@ class Served(Protocol):
 def dial(settings: SiloSettings, authority_pem: bytes) -> grpc.aio.Channel:
     """A channel under mutual TLS 1.3, connected when it is first used. Raises ConfigError."""
     credentials = tls.channel_credentials(settings.identity, authority_pem)
-    options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
+    options: list[tuple[str, Any]] = [
+        *CHANNEL_OPTIONS,
+        *line.client_keepalive(settings.keepalive_seconds),
+        *line.through_proxy(settings.proxy),
+    ]
     if settings.coordinator_name is not None:
         options.append(("grpc.ssl_target_name_override", settings.coordinator_name))
     return grpc.aio.secure_channel(settings.coordinator, credentials, options=options)
@@ -93,6 +92,7 @@ class ControlStream:
         stub: FederationStub,
         *,
         target: str,
+        proxy: str | None = None,
         software_version: str,
         served: Served,
         outbox: Outbox,
@@ -105,6 +105,7 @@ class ControlStream:
     ) -> None:
         self._stub: Any = stub  # the generated stub knows the synchronous calls only
         self._target = target
+        self._proxy = proxy
         self._software_version = software_version
         self._served = served
         self._outbox = outbox
@@ -164,7 +165,7 @@ class ControlStream:
             code, details = await call.code(), await call.details()
             if code is grpc.StatusCode.FAILED_PRECONDITION:
                 raise RemoteProtocolError(f"coordinator refused: {details}")
-            return explain(code, details, target=self._target)
+            return explain(code, details, target=self._target, proxy=self._proxy)
         if message is None or message.WhichOneof("kind") != "welcome":
             return "coordinator did not begin with a welcome"
         welcome: pb.Welcome = message.welcome
@@ -182,7 +183,7 @@ class ControlStream:
         log.info("connected", coordinator=self._target, coordinator_version=welcome.software_version[:64])
 
     async def _exchange(self, call: Any, *, heartbeat_seconds: float) -> str:
-        every = min(max(heartbeat_seconds, LEAST_HEARTBEAT_SECONDS), MOST_HEARTBEAT_SECONDS)
+        every = min(max(heartbeat_seconds, line.LEAST_HEARTBEAT_SECONDS), line.MOST_HEARTBEAT_SECONDS)
         beside = [asyncio.ensure_future(self._write(call)), asyncio.ensure_future(self._beat(every))]
         try:
             reason = await self._read(call)
@@ -190,7 +191,8 @@ class ControlStream:
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
-        return reason or explain(await call.code(), await call.details(), target=self._target)
+        code, details = await call.code(), await call.details()
+        return reason or explain(code, details, target=self._target, proxy=self._proxy, was_welcome=True)
 
     async def _read(self, call: Any) -> str | None:
         """Until the stream ends. Returns why, where it is this side that ends it."""
@@ -237,11 +239,27 @@ class ControlStream:
         self._metrics.connected.set(is_connected)
 
 
-def explain(code: grpc.StatusCode, details: str | None, *, target: str) -> str:
-    """One sentence on why a call ended, in an operator's words."""
+def explain(
+    code: grpc.StatusCode,
+    details: str | None,
+    *,
+    target: str,
+    proxy: str | None = None,
+    was_welcome: bool = False,
+) -> str:
+    """One sentence on why a call ended, in an operator's words.
+
+    was_welcome: the certificates had been accepted, so it is not they that a closed socket means.
+    """
     details = details or ""
     if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
         return f"coordinator refused this silo: {details}"
     if code is not grpc.StatusCode.UNAVAILABLE:
         return f"coordinator ended the stream: {code.name.lower()} {details}".rstrip()
-    return tls.explain_handshake(details, target=target) or f"coordinator is unreachable at {target}"
+    if was_welcome and any(word in details for word in tls.CLOSED_WORDS):
+        return f"the line to the coordinator at {target} was cut, or the coordinator is restarting"
+    return (
+        tls.explain_handshake(details, target=target)
+        or line.explain_proxy(details, proxy=proxy, target=target)
+        or f"coordinator is unreachable at {target}"
+    )

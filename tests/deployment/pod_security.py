@@ -11,9 +11,9 @@ from typing import Any
 Spec = dict[str, Any]
 
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected"}
-VOLUMES |= {"secret", "image"}
-SECCOMP = ("RuntimeDefault", "Localhost")
-HARMLESS_SYSCTLS: frozenset[str] = frozenset()
+VOLUMES |= {"secret"}
+PROFILES = ("RuntimeDefault", "Localhost")  # of seccomp, which has to be named, and of AppArmor
+SELINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 
 
 def violations(spec: Spec) -> list[str]:
@@ -58,7 +58,7 @@ def _of_pod(spec: Spec) -> Iterator[str]:
         if not kinds <= VOLUMES:
             yield f"volume {volume['name']}: {', '.join(sorted(kinds))} is not allowed"
     context = spec.get("securityContext", {})
-    if set(context.get("sysctls", [])) - HARMLESS_SYSCTLS:
+    if context.get("sysctls"):  # the standard lets some pass; the charts need none
         yield "sysctls are set"
     if context.get("windowsOptions", {}).get("hostProcess"):
         yield "hostProcess is set"
@@ -79,8 +79,13 @@ def _of_container(container: Spec, spec: Spec) -> Iterator[str]:
         yield f"{name}: it may run as root"
     if _effective(container, spec, "runAsUser") == 0:
         yield f"{name}: its user is root"
-    if (_effective(container, spec, "seccompProfile") or {}).get("type") not in SECCOMP:
+    if (_effective(container, spec, "seccompProfile") or {}).get("type") not in PROFILES:
         yield f"{name}: no seccomp profile"
+    if (_effective(container, spec, "appArmorProfile") or {"type": PROFILES[0]}).get("type") not in PROFILES:
+        yield f"{name}: AppArmor is off"
+    labels = _effective(container, spec, "seLinuxOptions") or {}
+    if labels.get("type", "") not in SELINUX_TYPES or labels.get("user") or labels.get("role"):
+        yield f"{name}: SELinux's user, role or type is changed"
     if any(port.get("hostPort") for port in container.get("ports", [])):
         yield f"{name}: hostPort"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from typing import Any
@@ -18,6 +17,7 @@ from coordinator.metrics import CoordinatorMetrics
 from silo_agent.metrics import SiloMetrics
 from tests.deployment import helm
 from tests.deployment.queries import declared, mistakes
+from tests.support.programs import needed
 
 COORDINATOR, SILO = helm.NAMES
 METRICS = {COORDINATOR: CoordinatorMetrics, SILO: SiloMetrics}
@@ -162,11 +162,10 @@ def test_the_pod_of_helm_test_passes_where_the_process_is_ready_alone(chart: str
     assert code_of(is_ready=False) != 0
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not there")
 @charts
 def test_promtool_reads_the_alerts(chart: str) -> None:
     done = subprocess.run(
-        ["promtool", "check", "rules", str(helm.CHARTS / chart / "files" / "alerts.yaml")],
+        [needed("promtool"), "check", "rules", str(helm.CHARTS / chart / "files" / "alerts.yaml")],
         capture_output=True,
         text=True,
         check=False,

@@ -40,6 +40,14 @@ WEAKENED: dict[str, Change] = {
     "silo: it may run as root": lambda _, own: own.update(runAsNonRoot=False),
     "silo: its user is root": lambda _, own: own.update(runAsUser=0),
     "silo: no seccomp profile": lambda pod, _: pod["securityContext"].pop("seccompProfile"),
+    "silo: AppArmor is off": lambda pod, _: pod["securityContext"].update(
+        appArmorProfile={"type": "Unconfined"}
+    ),
+    "silo: SELinux's user, role or type is changed": lambda _, own: own.update(
+        seLinuxOptions={"type": "spc_t"}
+    ),
+    "silo: procMount": lambda _, own: own.update(procMount="Unmasked"),
+    "sysctls are set": lambda pod, _: pod["securityContext"].update(sysctls=[{"name": "kernel.msgmax"}]),
     "silo: hostPort": lambda pod, _: pod["containers"][0]["ports"][0].update(hostPort=80),
 }
 
@@ -68,6 +76,7 @@ INGRESS = {"kubernetes.io/metadata.name": "ingress-nginx"}
 OBSERVABILITY = {"kubernetes.io/metadata.name": "observability"}
 
 PROMETHEUS = Peer(namespace=MONITORING, pod={"app.kubernetes.io/name": "prometheus"})
+TRACES = Peer(namespace=MONITORING, pod={"app.kubernetes.io/name": "opentelemetry-collector"})
 STRANGER = Peer(namespace=OTHER, pod={"app": "stranger"})
 NEIGHBOUR = Peer(namespace=HEART, pod={"app": "neighbour"})
 CONTROLLER = Peer(namespace=INGRESS, pod={"app.kubernetes.io/component": "controller"})
@@ -140,35 +149,46 @@ FLOWS = [
     (AGENT, "proxy", IN, OTHER_PROMETHEUS, 9464, "TCP", True),
     (AGENT, "proxy", IN, OBSERVER, 9464, "TCP", False),
     (AGENT, "proxy", IN, PROMETHEUS, 9464, "TCP", False),
+    # with tracing the collector, on the port of its URL, and its name
+    (COORDINATOR, "ingress", OUT, TRACES, 4318, "TCP", True),
+    (COORDINATOR, "ingress", OUT, TRACES, 4317, "TCP", False),
+    (COORDINATOR, "ingress", OUT, PROMETHEUS, 4318, "TCP", False),
+    (COORDINATOR, "ingress", OUT, ELSEWHERE, 4318, "TCP", False),
+    (COORDINATOR, "ingress", OUT, COREDNS, 53, "UDP", True),
+    (COORDINATOR, "ingress", OUT, ELSEWHERE, 53, "UDP", False),
+    (AGENT, "gpu", OUT, Peer(address="10.30.0.9"), 443, "TCP", True),
+    (AGENT, "gpu", OUT, Peer(address="10.30.0.9"), 4318, "TCP", False),
+    (AGENT, "gpu", OUT, Peer(address="10.30.0.10"), 443, "TCP", False),
     # switched off, everything goes
     (AGENT, "digits", OUT, ELSEWHERE, 443, "TCP", True),
     (COORDINATOR, "bare", IN, STRANGER, 9463, "TCP", True),
 ]
 
 
+def is_allowed(chart: str, values: str, direction: Any, peer: Peer, port: int, protocol: str = "TCP") -> bool:
+    """Whether the policies of a shape let its process talk to a peer."""
+    objects = helm.rendered(chart, values)
+    labels = helm.one(objects, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    return allows(policies, labels, direction, peer, port, own_namespace=HEART, protocol=protocol)
+
+
 @pytest.mark.parametrize("chart, values, direction, peer, port, protocol, allowed", FLOWS)
 def test_flows(
     chart: str, values: str, direction: Any, peer: Peer, port: int, protocol: str, allowed: bool
 ) -> None:
-    objects = helm.rendered(chart, f"{values}-values.yaml")
-    labels = helm.one(objects, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
-    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
-    got = allows(policies, labels, direction, peer, port, own_namespace=HEART, protocol=protocol)
-    assert got is allowed
+    assert is_allowed(chart, f"{values}-values.yaml", direction, peer, port, protocol) is allowed
 
 
 @every_shape
 def test_the_pod_of_helm_test_reaches_the_probes_alone(chart: str, values: str) -> None:
-    objects = helm.rendered(chart, values)
-    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
-    labels = helm.one(objects, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
-    tester = Peer(namespace=HEART, pod=helm.one(objects, "Pod")["metadata"]["labels"])
+    labels = helm.one(helm.rendered(chart, values), "Pod")["metadata"]["labels"]
+    tester, elsewhere = (Peer(namespace=namespace, pod=labels) for namespace in (HEART, OTHER))
     metrics = 9463 if chart == COORDINATOR else 9464
-    assert allows(policies, labels, "Ingress", tester, metrics, own_namespace=HEART)
-    if policies:
-        elsewhere = Peer(namespace=OTHER, pod=tester.pod)
-        assert not allows(policies, labels, "Ingress", elsewhere, metrics, own_namespace=HEART)
-        assert not allows(policies, labels, "Ingress", tester, 22, own_namespace=HEART)
+    is_open = values in ("bare-values.yaml", "digits-values.yaml")
+    assert is_allowed(chart, values, IN, tester, metrics)
+    assert is_allowed(chart, values, IN, elsewhere, metrics) is is_open
+    assert is_allowed(chart, values, IN, tester, 22) is is_open
 
 
 @every_shape

@@ -23,11 +23,13 @@ from tests.deployment import helm
 
 COORDINATOR, SILO = helm.NAMES
 SCREEN_LINES = 40
+TRACES_OUTSIDE = "https://traces.clinic-b.example/v1/traces"
+TRACES_INSIDE = "http://collector.monitoring:4318/v1/traces"
 
 # values that only some shapes have: the schema knows them, values.yaml does not show them
 UNSET = re.compile(
     r"data\.partition\..*|resources\.(requests|limits)\..*|tolerations\[\].*"
-    r"|networkPolicy\.(clientPods|metricsPods)\[\].*"
+    r"|networkPolicy\.(clientPods|metricsPods)\[\].*|tracing\.pods\[\].*"
 )
 
 
@@ -107,6 +109,8 @@ GATEWAY, GPU, PROXY = (
 )
 INGRESS, DIGITS = (COORDINATOR, "ingress-values.yaml"), (SILO, "digits-values.yaml")
 ISSUER = "identity.certManager.issuerRef.name"
+RENEWED = "identity.certManager.renewBefore=8760h"
+ENDED = r"ingress.annotations.haproxy\.org/ssl-passthrough=no"
 
 REFUSED = [
     (C, ["service.appProtocol=h2c"], 'service.appProtocol must be one of the following: "https"'),
@@ -125,6 +129,13 @@ REFUSED = [
         ["identity.certManager.dnsNames=null", "identity.certManager.ipAddresses=null"],
         "identity.certManager: give dnsNames or ipAddresses",
     ),
+    (GATEWAY, [RENEWED], "identity.certManager.renewBefore: must be less than duration"),
+    (GATEWAY, ["identity.certManager.duration=90m"], "identity.certManager.duration: Does not match pattern"),
+    (GATEWAY, ["gateway.hostnames={203.0.113.10}"], "Must not validate the schema"),
+    (GATEWAY, ["metrics.podMonitor.interval=1s1m"], "metrics.podMonitor.interval: Does not match pattern"),
+    (GATEWAY, ["networkPolicy.metricsPods=null"], "networkPolicy.metricsPods: name Prometheus' pods"),
+    (C, ["podLabels.app\\.kubernetes\\.io/component=x"], "belongs to the chart, Services and the network"),
+    (INGRESS, [ENDED], "ingress.annotations: TLS is always passed through"),
     (C, ["roster.configMapName="], "roster: give configMapName, or the file by --set-file"),
     (C, ["roster.document=x"], "roster: give configMapName or document, not both"),
     (GATEWAY, ["roster.document=-----BEGIN PRIVATE KEY-----"], "roster.document: this is a private key"),
@@ -146,6 +157,13 @@ REFUSED = [
     (S, ["coordinator.address="], "coordinator.address: give the host:port"),
     (S, ["identity.secretName="], "identity.secretName: name the Secret"),
     (S, ["identity.certManager.enabled=true"], "identity: give secretName or certManager.enabled, not both"),
+    (PROXY, [RENEWED], "identity.certManager.renewBefore: must be less than duration"),
+    (GPU, ["networkPolicy.metricsPods=null"], "networkPolicy.metricsPods: name Prometheus' pods"),
+    (S, ["podLabels.app\\.kubernetes\\.io/component=x"], "belongs to the chart, Services and the network"),
+    (GPU, ["data.labels.ill=1"], "data: columns_in_file, missing and labels are for format csv alone"),
+    (S, ["data.partition.kind=iid"], "data.partition: give kind, silos and index"),
+    (DIGITS, ["data.partition.index=3"], "data.partition.index: parts are counted from 0"),
+    (S, ["gpu.runtimeClassName=nvidia"], "gpu.runtimeClassName: it brings a GPU's libraries"),
     (PROXY, [f"{ISSUER}="], "identity.certManager.issuerRef.name: name the issuer"),
     (S, ["data.format="], "data.format: say how the data is stored"),
     (S, ["data.volume.hostPath=/srv"], "data.volume: give one of persistentVolumeClaim, hostPath and csi"),
@@ -166,6 +184,13 @@ REFUSED = [
     (PROXY, ["proxy.cidrs=null"], "proxy.cidrs: give the proxy's addresses"),
     (PROXY, ["coordinator.cidrs={203.0.113.10/32}"], "through a proxy the agent reaches the proxy alone"),
     (PROXY, ["proxy.address="], "proxy.cidrs: give proxy.address, too"),
+    (INGRESS, ["tracing.pods=null"], "tracing: give the collector's pods or cidrs"),
+    (INGRESS, ["tracing.endpoint="], "tracing: pods and cidrs are of no use without endpoint"),
+    (INGRESS, ["tracing.cidrs={0.0.0.0/0}"], "is every address; name those of the collector"),
+    (INGRESS, ["tracing.endpoint=collector:4318"], "tracing.endpoint: Does not match pattern"),
+    (GPU, ["tracing.cidrs=null"], "tracing: give the collector's pods or cidrs"),
+    (GPU, ["tracing.endpoint="], "tracing: pods and cidrs are of no use without endpoint"),
+    (GPU, ["tracing.cidrs={::/0}"], "is every address; name those of the collector"),
     (S, ["policy.privacy.epsilon=11"], "policy.privacy.epsilon: a budget above 10 hides next to nothing"),
     (S, ["policy.privacy.delta=0"], "policy.privacy.delta: Must be greater than or equal to 1e-12"),
     (GPU, ["gpu.count=0"], "settings.device: cuda needs gpu.count of at least 1"),
@@ -265,7 +290,9 @@ def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
     assert settings.data.missing == {"chol": ("0",)}
     assert settings.data.labels == {"healthy": 0, "ill": 1}
     files = settings_files(SILO, "proxy-values.yaml", tmp_path)
-    assert load_silo_settings(files["silo.yaml"]).coordinator_name == "coordinator.example.org"
+    behind_proxy = load_silo_settings(files["silo.yaml"])
+    assert behind_proxy.coordinator_name == "coordinator.example.org"
+    assert (settings.proxy, behind_proxy.proxy) == (None, "proxy.clinic-c.example:3128")
     policy = load_policy(files["policy.yaml"])
     assert (policy.approval, policy.strategies, policy.min_class_holders) == ("automatic", ("fedavg",), 4)
     assert (policy.privacy.epsilon, policy.privacy.delta) == (12, 1e-6)
@@ -273,10 +300,18 @@ def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
     assert load_coordinator_settings(files["coordinator.yaml"]).max_state_bytes == 8 << 30
 
 
+def test_tracing_is_given_to_both_sides(tmp_path: Path) -> None:
+    files = settings_files(SILO, "gpu-values.yaml", tmp_path)
+    assert load_silo_settings(files["silo.yaml"]).tracing_endpoint == TRACES_OUTSIDE
+    files = settings_files(COORDINATOR, "ingress-values.yaml", tmp_path)
+    assert load_coordinator_settings(files["coordinator.yaml"]).tracing_endpoint == TRACES_INSIDE
+
+
 # fields that the chart sets itself, or under a name of its own
 COORDINATOR_OWN = {"federation", "listen", "metrics_listen", "identity", "authority", "roster", "directory"}
+COORDINATOR_OWN |= {"tracing_endpoint"}
 SILO_OWN = {"name", "federation", "coordinator", "coordinator_name", "identity", "authority", "directory"}
-SILO_OWN |= {"policy", "metrics_listen", "data"}
+SILO_OWN |= {"policy", "metrics_listen", "data", "proxy", "tracing_endpoint"}
 
 
 @pytest.mark.parametrize(

@@ -220,14 +220,6 @@ def test_data_is_mounted_for_reading_alone(values: str, volume: helm.Object | No
     assert mounts == ([] if volume is None else [{"name": "data", "mountPath": "/data", "readOnly": True}])
 
 
-def test_a_proxy_is_given_to_grpc() -> None:
-    pods = helm.pods(helm.rendered("chorale-silo", "proxy-values.yaml"))
-    variables = {each["name"]: each["value"] for each in pods["fed-chorale-silo"]["containers"][0]["env"]}
-    assert variables["grpc_proxy"] == "http://proxy.clinic-c.example:3128"
-    direct = helm.pods(helm.rendered("chorale-silo", "hospital-values.yaml"))
-    assert "grpc_proxy" not in str(direct)
-
-
 def test_a_settings_change_replaces_the_pod_and_a_roster_does_not() -> None:
     def annotations(*settings: str) -> object:
         chart = "chorale-coordinator"

@@ -1,33 +1,47 @@
-"""The commands of docs/deploy-kubernetes.md: what can run here runs, the rest renders."""
+"""The commands of docs/deploy-kubernetes.md, done one after the other as a reader would do them.
+
+`chorale` runs as it stands. What needs a cluster (helm, kubectl) is rendered by the real programs and
+then done to `Cluster`: the charts' own objects become folders and processes of this machine.
+"""
 
 from __future__ import annotations
 
+import random
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import yaml
 
-from chorale.tls import load_authority, load_identity
-from crypto.identity import fingerprint
-from crypto.roster import roster_from_file_bytes
-from silo_agent.settings import IdentityFiles
+from chorale.state import state_from_file
 from tests.deployment import helm
-from tests.support.processes import environment
+from tests.deployment.cluster import Cluster, Pod, chorale
+from tests.support import programs
+from tests.support.ports import free_ports
+from tests.support.processes import environment, wait_until
 
 GUIDE = (helm.ROOT / "docs" / "deploy-kubernetes.md").read_text()
-# what needs a cluster: its objects are looked up in what the guide's values render to
-CLUSTER = ("rollout", "exec", "scale", "delete", "label")
+EXAMPLES = helm.ROOT / "docs" / "examples"
+HUB, SILOS = "hub", ("clinic-a", "clinic-b", "clinic-c")
+# where the guide says that every hospital does what is shown for one
+EVERYWHERE = ("A silo", "The first job")
+TABLE = "age,trestbps,chol,num\n"
+RECORDS = 40
+ROUNDS = 2
 
 
-def commands(program: str) -> list[list[str]]:
-    """Every `$ program ...` of the guide; a pipe's second half is left out."""
-    lines = re.findall(rf"^\$ ({program} .*)$", GUIDE, re.MULTILINE)
-    return [shlex.split(line.partition(" | ")[0]) for line in lines]
+def steps() -> Iterator[tuple[str, list[str]]]:
+    """Every `$ command` of the guide under its section; of a pipe the first half."""
+    for section in GUIDE.split("\n## ")[1:]:
+        for line in re.findall(r"^\$ (.+)$", section, re.MULTILINE):
+            yield section.partition("\n")[0], shlex.split(line.partition(" | ")[0])
 
 
 def files() -> dict[str, str]:
@@ -35,121 +49,276 @@ def files() -> dict[str, str]:
     return dict(re.findall(r"^`([\w.-]+\.yaml)`:\n\n```yaml\n(.*?)```$", GUIDE, re.MULTILINE | re.DOTALL))
 
 
-def rendered(command: list[str], directory: Path) -> tuple[helm.Object, ...]:
-    """What `helm install` or `helm upgrade` of the guide would send."""
-    _, _, release, chart, *options = command
-    assert options[:3] == ["--namespace", "heart", "--values"]
-    values = directory / options[3]
-    values.write_text(files()[options[3]])
-    done = helm.run(
-        *("template", release, helm.ROOT / chart, "--kube-version", "1.33.0", "--namespace", "heart"),
-        *("--values", values),
-    )
-    assert done.returncode == 0, done.stderr
-    return helm.parsed(done.stdout)
-
-
-def test_every_command_is_of_a_program_that_is_tested_here() -> None:
-    every = re.findall(r"^\$ (\S+)", GUIDE, re.MULTILINE)
-    assert set(every) == {"chorale", "docker", "helm", "kubectl"}  # docker: test_images.py
+def test_every_command_is_marked_as_one_and_every_pipe_applies_what_it_makes() -> None:
+    assert {command[0] for _, command in steps()} == {"chorale", "docker", "helm", "kubectl"}
     assert not re.findall(r"^(?:chorale|docker|helm|kubectl) ", GUIDE, re.MULTILINE)
+    made = "--dry-run=client --output=yaml"
+    applied = "kubectl --namespace heart apply --filename=-"
+    assert GUIDE.count(" | kubectl ") == GUIDE.count(f"{made} | {applied}\n") == GUIDE.count(made)
 
 
-def test_helm_commands_render_with_the_values_of_the_guide(tmp_path: Path) -> None:
-    done = [command[1] for command in commands("helm")]
-    assert done.count("install") == 2
-    releases = set()
-    for command in commands("helm"):
-        if command[1] in ("install", "upgrade"):
-            assert rendered(command, tmp_path)
-            releases.add(command[2])
+class Walk:
+    """The federation of the guide: a folder where files are passed on, and a cluster of each institution."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clusters = {name: Cluster(folder=folder / f"at-{name}") for name in (HUB, *SILOS)}
+        self.job_id = ""
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
+        for name, text in files().items():
+            (folder / name).write_text(text)
+        for silo in SILOS[1:]:
+            text = files()[f"{SILOS[0]}.yaml"]
+            (folder / f"{silo}.yaml").write_text(text.replace(SILOS[0], silo))
+        shutil.copy(EXAMPLES / "operator.yaml", folder)
+        job = yaml.safe_load((EXAMPLES / "job-csv.yaml").read_text())
+        (folder / "job.yaml").write_text(yaml.safe_dump({**job, "rounds": ROUNDS}))
+
+    def close(self) -> None:
+        for cluster in self.clusters.values():
+            cluster.close()
+
+    def do(self, command: list[str]) -> None:
+        """Raises AssertionError for a command that fails, or that nobody here can do."""
+        command = [self.job_id if part == "ID" else part for part in command]
+        if command[0] == "chorale":
+            self._chorale(command)
+        elif command[0] == "helm":
+            self._helm(command[1:])
+        elif command[0] == "kubectl":
+            self._kubectl(command)
         else:
-            assert command[1] in ("test", "uninstall")
-            assert command[2] in releases
-            assert command[3:] == ["--namespace", "heart"]
+            assert command[0] == "docker"  # test_images.py
 
+    def pod(self, name: str) -> Pod:
+        return self.clusters[name].pods[stateful(name)]
 
-def test_kubectl_commands_name_objects_that_the_charts_make(tmp_path: Path) -> None:
-    made = {
-        f"{each['kind'].lower()}/{each['metadata']['name']}": each
-        for command in commands("helm")
-        if command[1] == "install"
-        for each in rendered(command, tmp_path)
-    }
-    seen = set()
-    for command in commands("kubectl"):
-        text = shlex.join(command)
-        verb = next(part for part in command if part in (*CLUSTER, "create"))
-        seen.add(verb)
-        if verb in ("rollout", "scale"):
-            assert any(part in made for part in command), text
-        elif verb == "exec":
-            pod = command[command.index("exec") + 1]
-            assert f"statefulset/{pod.removesuffix('-0')}" in made, text
-            assert command[command.index("--") + 1 :][:2] == ["chorale", "silo"]
-            assert command[-1] == "ID" or command[-1] == "/etc/chorale/settings/silo.yaml"
-        elif verb == "delete":
-            stateful = command[-1].removeprefix("state-").removesuffix("-0")
-            claims = made[f"statefulset/{stateful}"]["spec"]["volumeClaimTemplates"]
-            assert [claim["metadata"]["name"] for claim in claims] == ["state"]
-    assert seen == {*CLUSTER, "create"}
+    def metric(self, name: str, metric: str) -> float:
+        """A series without labels, as its process tells it now."""
+        with urlopen(f"http://{self.pod(name).endpoint['metrics']}/metrics", timeout=30) as answer:
+            done = answer.read().decode()
+        (value,) = re.findall(rf"^{metric} (\S+)$", done, re.MULTILINE)
+        return float(value)
 
+    # chorale
 
-@pytest.fixture(scope="module")
-def ceremony(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder after every `chorale` command of the guide that needs no coordinator."""
-    directory = tmp_path_factory.mktemp("ceremony")
-    for command in commands("chorale"):
-        if command[1] == "job":
-            continue
-        _run([sys.executable, "-m", "cli.main", *command[1:]], directory)
-    return directory
+    def _chorale(self, command: list[str]) -> None:
+        out = chorale(command, folder=self.folder, variables=self._as_operator)
+        if command[1] != "job":
+            return
+        if command[2] == "submit":
+            self.job_id = out.split()[0]
+        elif command[2] == "watch":
+            assert f"{self.job_id}  done  {ROUNDS} rounds" in out
+        else:
+            assert any(name.startswith("model/") for name in state_from_file(self.folder / command[-1]))
 
+    # helm
 
-def test_the_ceremony_runs_as_it_stands(ceremony: Path) -> None:
-    authority = load_authority(ceremony / "authority" / "authority.crt")
-    for name in ("hub", "clinic-a", "clinic-b", "clinic-c", "olga"):
-        files = IdentityFiles(
-            certificate=ceremony / name / f"{name}.crt", key=ceremony / name / f"{name}.key"
+    def _helm(self, command: list[str]) -> None:
+        verb, release, *rest = command
+        cluster, name = self.clusters[release], stateful(release)
+        if verb in ("install", "upgrade"):
+            cluster.apply(self._rendered(release, rest))
+            if verb == "upgrade":
+                cluster.stop(name)
+            self._start(release)
+            return
+        assert rest == ["--namespace", "heart"]
+        if verb == "test":
+            self._test(release)
+        else:
+            assert verb == "uninstall"
+            cluster.stop(name)
+            assert (self._claim(release) / "state" / "ledger.sqlite").exists()
+
+    def _rendered(self, release: str, rest: list[str]) -> tuple[helm.Object, ...]:
+        chart, *options = rest
+        assert options == ["--namespace", "heart", "--values", f"{release}.yaml"]
+        version = ("--kube-version", f"{helm.KUBERNETES[-1]}.0")
+        values = self.folder / f"{release}.yaml"
+        done = helm.run("template", release, helm.ROOT / chart, *version, *options[:2], "--values", values)
+        assert done.returncode == 0, done.stderr
+        return helm.parsed(done.stdout)
+
+    def _test(self, release: str) -> None:
+        """The command of the chart's test pod, with the address of this machine."""
+        pod = self.clusters[release].find("Pod", f"{stateful(release)}-test-readyz")
+        _, *command, url = pod["spec"]["containers"][0]["command"]
+        here = re.sub(r"//[^/]+", f"//{self.pod(release).endpoint['metrics']}", url)
+        assert self._run([sys.executable, *command, here]).strip() == "ok"
+
+    # kubectl
+
+    def _kubectl(self, command: list[str]) -> None:
+        name = next((silo for silo in SILOS if re.search(rf"\b{silo}\b", shlex.join(command))), HUB)
+        words = [part for part in command[1:] if part not in ("--namespace", "heart")]
+        done: dict[str, Callable[[str, list[str]], None]] = {
+            "create": lambda at, _: self._create(at, command),
+            "label": self._label,
+            "rollout": self._rollout,
+            "exec": self._exec,
+            "scale": self._scale,
+            "delete": self._delete,
+        }
+        assert words[0] in done, shlex.join(command)
+        done[words[0]](name, words[1:])
+
+    def _create(self, name: str, command: list[str]) -> None:
+        plain = [part for part in command[1:] if not part.startswith(("--dry-run", "--output"))]
+        made = self._run([programs.needed("kubectl"), *plain, "--dry-run=client", "--output=yaml"])
+        self.clusters[name].apply([yaml.safe_load(made)])
+
+    def _label(self, _: str, words: list[str]) -> None:
+        assert words == ["namespace", "pod-security.kubernetes.io/enforce=restricted"]
+
+    def _rollout(self, name: str, words: list[str]) -> None:
+        assert words[1] == f"statefulset/{stateful(name)}"
+        if words[0] == "restart":
+            self.clusters[name].stop(stateful(name))
+            self._start(name)
+        self.pod(name).wait()
+
+    def _exec(self, name: str, words: list[str]) -> None:
+        pod, dashes, *command = words
+        assert (pod, dashes) == (f"{stateful(name)}-0", "--")
+        if command[2] == "policy":
+            assert "olga" in self.pod(name).execute(command)
+        elif command[-1] == self.job_id:
+            assert "is approved" in self.pod(name).execute(command)
+        else:
+            wait_until(lambda: self.job_id in self.pod(name).execute(command), "the offer of the job")
+
+    def _scale(self, name: str, words: list[str]) -> None:
+        """Between the two: a snapshot, the loss of the volume, and the snapshot put back."""
+        assert words[0] == f"statefulset/{stateful(name)}"
+        if words[1] == "--replicas=0":
+            self.clusters[name].stop(stateful(name))
+            snapshot = self.folder / "snapshot"
+            self._claim(name).rename(snapshot)
+            shutil.copytree(snapshot, self._claim(name))
+        else:
+            self._start(name)
+
+    def _delete(self, name: str, words: list[str]) -> None:
+        assert words == ["persistentvolumeclaim", f"state-{stateful(name)}-0"]
+        (template,) = self.clusters[name].find("StatefulSet", stateful(name))["spec"]["volumeClaimTemplates"]
+        assert words[1].startswith(f"{template['metadata']['name']}-")
+        shutil.rmtree(self._claim(name))
+
+    # what stands behind them
+
+    def _start(self, name: str) -> None:
+        table = self.clusters[name].folder / f"{stateful(name)}-0" / "data" / "heart" / "patients.csv"
+        table.parent.mkdir(parents=True, exist_ok=True)
+        table.write_text(records(seed=name))
+        self.clusters[name].start(stateful(name), self._addresses(name))
+
+    def _addresses(self, name: str) -> dict[str, str]:
+        """This machine's in place of the cluster's, and a model that needs no torch."""
+        if name == HUB:
+            variables = {"LISTEN": self.address, "METRICS_LISTEN": "127.0.0.1:0", "HEARTBEAT_SECONDS": "0.5"}
+            return {f"CHORALE_COORDINATOR_{key}": value for key, value in variables.items()}
+        variables = {
+            "COORDINATOR": self.address,
+            "COORDINATOR_NAME": "coordinator.example.org",
+            "METRICS_LISTEN": "127.0.0.1:0",
+            "OBJECTIVE": "tests.support.one_hot:objective",
+        }
+        return {f"CHORALE_SILO_{key}": value for key, value in variables.items()}
+
+    def _claim(self, name: str) -> Path:
+        return self.clusters[name].folder / f"{stateful(name)}-0" / "var" / "lib" / "chorale"
+
+    @property
+    def _as_operator(self) -> dict[str, str]:
+        variables = {"COORDINATOR": self.address, "COORDINATOR_NAME": "coordinator.example.org"}
+        return {f"CHORALE_OPERATOR_{key}": value for key, value in variables.items()}
+
+    def _run(self, command: list[str]) -> str:
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=environment({}),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
         )
-        load_identity(files).certificate.verify_directly_issued_by(authority)
-    roster = roster_from_file_bytes((ceremony / "roster.json").read_bytes())
-    assert fingerprint(load_authority(ceremony / "hub" / "hub.crt")) in roster.body
-    assert fingerprint(load_authority(ceremony / "clinic-a-2" / "clinic-a.crt")) in roster.body  # rotated
-    assert fingerprint(load_authority(ceremony / "clinic-a" / "clinic-a.crt")) not in roster.body
-    assert b"clinic-b" in roster.body
-    assert b"clinic-c" not in roster.body  # revoked
+        assert done.returncode == 0, f"{shlex.join(command)}: {done.stderr}"
+        return done.stdout
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not there")
-def test_secrets_and_config_maps_are_made_as_the_values_name_them(ceremony: Path) -> None:
-    made = {}
-    for command in commands("kubectl"):
-        if "create" not in command or "namespace" in command:
-            continue
-        plain = [part for part in command if not part.startswith(("--dry-run", "--output"))]
-        found = yaml.safe_load(_run([*plain, "--dry-run=client", "--output=yaml"], ceremony))
-        made[found["metadata"]["name"]] = set(found.get("data", {}))
-    assert made == {
-        "hub-identity": {"tls.crt", "tls.key", "ca.crt"},
-        "clinic-a-identity": {"tls.crt", "tls.key", "ca.crt"},
-        "heart-roster": {"roster.json"},
-    }
-    named = [yaml.safe_load(text) for text in files().values()]
-    assert {each["identity"]["secretName"] for each in named} == {"hub-identity", "clinic-a-identity"}
-    assert {each["roster"]["configMapName"] for each in named if "roster" in each} == {"heart-roster"}
+def stateful(release: str) -> str:
+    return f"{release}-chorale-{'coordinator' if release == HUB else 'silo'}"
 
 
-def test_job_commands_are_those_of_the_readme() -> None:
-    readme = (helm.ROOT / "README.md").read_text()
-    for command in commands("chorale"):
-        if command[1] == "job":
-            assert f"$ {shlex.join(command)}\n" in readme  # which another test runs
+def records(*, seed: str) -> str:
+    """Made-up rows under the headings of docs/examples/job-csv.yaml."""
+    draw = random.Random(seed)
+    rows = [
+        f"{draw.randint(30, 80)},{draw.randint(90, 180)},{draw.randint(150, 350)},{draw.randint(0, 1)}\n"
+        for _ in range(RECORDS)
+    ]
+    return TABLE + "".join(rows)
 
 
-def _run(command: list[str], directory: Path) -> str:
-    done = subprocess.run(
-        command, cwd=directory, env=environment({}), capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, f"{shlex.join(command)}: {done.stderr}"
-    return done.stdout
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
+    helm.installed()
+    programs.needed("kubectl")
+    with ExitStack() as stack:
+        started = Walk(tmp_path)
+        stack.callback(started.close)
+        yield started
+
+
+def check_new_roster(walk: Walk, version: int) -> None:
+    wait_until(lambda: walk.metric(HUB, "chorale_coordinator_roster_version") == version, "the new roster")
+    for silo in SILOS[1:]:
+        wait_until(
+            lambda silo=silo: walk.metric(silo, "chorale_silo_roster_version") == version,  # type: ignore[misc]
+            f"{silo} to have the new roster",
+        )
+
+
+@pytest.mark.timeout(300)
+def test_the_guide_leads_from_nothing_to_a_federation_and_to_its_end(walk: Walk) -> None:
+    before = ""
+    for section, command in [*steps(), ("", [])]:
+        if section != before:
+            checked = CHECKS.get(before)
+            if checked is not None:
+                checked(walk)
+            before = section
+        if not command:
+            break
+        silos = SILOS if section in EVERYWHERE and SILOS[0] in shlex.join(command) else SILOS[:1]
+        for silo in silos:
+            walk.do([part.replace(SILOS[0], silo) for part in command])
+    assert walk.job_id
+
+
+def after_rotation(walk: Walk) -> None:
+    assert [walk.pod(silo).is_ready for silo in SILOS] == [True] * 3
+    check_new_roster(walk, 3)
+
+
+def after_revocation(walk: Walk) -> None:
+    walk.pod("clinic-c").wait(is_ready=False)
+    assert [walk.pod(silo).is_ready for silo in SILOS] == [True, True, False]
+
+
+def after_backup(walk: Walk) -> None:
+    walk.pod(HUB).wait()
+    for silo in SILOS[:2]:
+        walk.pod(silo).wait()
+
+
+# by the section that has just been done
+CHECKS: dict[str, Callable[[Walk], None]] = {
+    "A new roster": lambda walk: check_new_roster(walk, 2),
+    "Rotate a key": after_rotation,
+    "Revoke": after_revocation,
+    "Back up": after_backup,
+}

@@ -169,10 +169,10 @@ def test_silo_differs_by_its_extra_and_its_torch_alone() -> None:
         "RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt"
     )
     torch = f'{install} --no-deps --index-url "${{TORCH_INDEX_URL}}" torch torchvision'
-    assert f"{install} ." in coordinator
-    assert silo.index(torch) + 1 == silo.index(f"{install} '.[silo]'")
+    assert f"{install} '.[otel]'" in coordinator
+    assert silo.index(torch) + 1 == silo.index(f"{install} '.[silo,otel]'")
     same = [
-        line.replace("'.[silo]'", ".").replace(" NUMBA_CACHE_DIR=/tmp/numba", "").rstrip()
+        line.replace("'.[silo,otel]'", "'.[otel]'").replace(" NUMBA_CACHE_DIR=/tmp/numba", "").rstrip()
         for line in silo
         if line != torch and not line.startswith(("ARG TORCH_INDEX_URL", "LABEL"))
     ]

@@ -1,14 +1,17 @@
-"""A loopback TCP relay whose upload direction can be slowed, as a thin hospital line would be."""
+"""Loopback TCP relays: one slows the upload as a thin hospital line would, one cuts idle lines as a NAT."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
 SLICE_SECONDS = 0.02
+
+NoteBytes = Callable[[], None]
 
 
 class ThrottlingProxy:
@@ -62,13 +65,24 @@ class ThrottlingProxy:
             writer.transport.abort()
             return
         self._writers.add(upstream_writer)
-        await asyncio.gather(
-            self._copy(reader, upstream_writer, is_upload=True),
-            self._copy(upstream_reader, writer, is_upload=False),
-        )
+        async with self._watched(writer, upstream_writer) as note_bytes:
+            await asyncio.gather(
+                self._copy(reader, upstream_writer, note_bytes, is_upload=True),
+                self._copy(upstream_reader, writer, note_bytes, is_upload=False),
+            )
+
+    @contextlib.asynccontextmanager
+    async def _watched(self, *writers: asyncio.StreamWriter) -> AsyncIterator[NoteBytes]:
+        """Around one connection; what it gives is called whenever bytes moved on it."""
+        yield lambda: None
 
     async def _copy(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_upload: bool
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        note_bytes: NoteBytes,
+        *,
+        is_upload: bool,
     ) -> None:
         """One direction to its end, which ends the other side's stream too."""
         with contextlib.suppress(OSError):
@@ -77,6 +91,7 @@ class ThrottlingProxy:
                 data = await reader.read(1 << 16 if rate is None else max(1, int(rate * SLICE_SECONDS)))
                 if not data:
                     break
+                note_bytes()
                 writer.write(data)
                 await writer.drain()
                 if is_upload:
@@ -84,3 +99,33 @@ class ThrottlingProxy:
                 if rate is not None:
                     await asyncio.sleep(len(data) / rate)
         writer.close()
+
+
+class IdleCuttingProxy(ThrottlingProxy):
+    """Relays at full speed, and resets a connection on which no byte moved for `idle_seconds`."""
+
+    def __init__(self, target_host: str, target_port: int, *, idle_seconds: float) -> None:
+        super().__init__(target_host, target_port, upload_bytes_per_second=None)
+        self.idle_seconds = idle_seconds
+        self.cuts = 0
+
+    @contextlib.asynccontextmanager
+    async def _watched(self, *writers: asyncio.StreamWriter) -> AsyncIterator[NoteBytes]:
+        loop = asyncio.get_running_loop()
+
+        def cut() -> None:
+            self.cuts += 1
+            for writer in writers:
+                writer.transport.abort()
+
+        pending = loop.call_later(self.idle_seconds, cut)
+
+        def note_bytes() -> None:
+            nonlocal pending
+            pending.cancel()
+            pending = loop.call_later(self.idle_seconds, cut)
+
+        try:
+            yield note_bytes
+        finally:
+            pending.cancel()

@@ -23,6 +23,7 @@ ARROWS = {
     "silo_agent": {"crypto", "strategies", "chorale", "silo_agent"},
     "cli": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "cli"},
     "bench": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "bench"},
+    "reference": {"chorale", "coordinator", "silo_agent", "cli", "reference"},
 }
 # what the innermost packages may import of others
 OUTSIDE = {"crypto": {"numpy", "cryptography"}, "strategies": {"numpy", "pydantic"}}

@@ -16,6 +16,10 @@
 {{- if and $identity.certManager.enabled (not $identity.certManager.dnsNames) (not $identity.certManager.ipAddresses) -}}
 {{- fail "identity.certManager: give dnsNames or ipAddresses, what silos dial must be in the certificate" -}}
 {{- end -}}
+{{- $certificate := $identity.certManager -}}
+{{- if and $certificate.enabled (ge (trimSuffix "h" $certificate.renewBefore | int) (trimSuffix "h" $certificate.duration | int)) -}}
+{{- fail "identity.certManager.renewBefore: must be less than duration, or the certificate is renewed without end" -}}
+{{- end -}}
 {{- if and .Values.roster.configMapName .Values.roster.document -}}
 {{- fail "roster: give configMapName or document, not both: there is one roster" -}}
 {{- end -}}
@@ -40,6 +44,11 @@
 {{- if and .Values.ingress.enabled (not (and .Values.ingress.host .Values.ingress.className)) -}}
 {{- fail "ingress: give host and className, TLS is passed through by host name" -}}
 {{- end -}}
+{{- range $name, $value := .Values.ingress.annotations -}}
+{{- if hasSuffix "/ssl-passthrough" $name -}}
+{{- fail "ingress.annotations: TLS is always passed through, ending it there would break mutual authentication" -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.gateway.enabled (not (and .Values.gateway.hostnames .Values.gateway.name)) -}}
 {{- fail "gateway: give hostnames and name, TLS is passed through by host name" -}}
 {{- end -}}
@@ -52,7 +61,32 @@
 {{- if and .Values.networkPolicy.clientCidrs (eq .Values.service.externalTrafficPolicy "Cluster") -}}
 {{- fail "networkPolicy.clientCidrs: with service.externalTrafficPolicy Cluster the pod sees addresses of nodes; use Local" -}}
 {{- end -}}
+{{- include "chorale.checkTracing" . -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsPods) (or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled) -}}
+{{- fail "networkPolicy.metricsPods: name Prometheus' pods, the network policy lets no others read the metrics" -}}
+{{- end -}}
+{{- range $label, $value := .Values.podLabels -}}
+{{- if hasPrefix "app.kubernetes.io/" $label -}}
+{{- fail (printf "podLabels: %s belongs to the chart, Services and the network policy find the pod by it" $label) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
 {{- fail "metrics: enable serviceMonitor or podMonitor, not both: every series would be there twice" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "chorale.checkTracing" -}}
+{{- $tracing := .Values.tracing -}}
+{{- $isNamed := or $tracing.pods $tracing.cidrs -}}
+{{- if and $isNamed (not $tracing.endpoint) -}}
+{{- fail "tracing: pods and cidrs are of no use without endpoint" -}}
+{{- end -}}
+{{- if and $tracing.endpoint .Values.networkPolicy.enabled (not $isNamed) -}}
+{{- fail "tracing: give the collector's pods or cidrs, the network policy allows no others" -}}
+{{- end -}}
+{{- range $tracing.cidrs -}}
+{{- if hasSuffix "/0" . -}}
+{{- fail (printf "tracing.cidrs: %s is every address; name those of the collector" .) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

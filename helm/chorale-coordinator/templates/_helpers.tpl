@@ -84,6 +84,23 @@ podSelector:
 {{ end -}}
 {{- end -}}
 
+{{/* The way to the collector of traces, on the port of its URL. */}}
+{{- define "chorale.tracingEgress" -}}
+{{- with .Values.tracing -}}
+- ports:
+    - port: {{ regexFind "[0-9]+$" (regexFind ":[0-9]+$" (urlParse .endpoint).host) | default (ternary 443 80 (hasPrefix "https:" .endpoint)) }}
+      protocol: TCP
+  to:
+    {{- range .pods }}
+    - {{- include "chorale.peer" . | nindent 6 }}
+    {{- end }}
+    {{- range .cidrs }}
+    - ipBlock:
+        cidr: {{ . | quote }}
+    {{- end }}
+{{- end -}}
+{{- end -}}
+
 {{- define "chorale.probes" -}}
 startupProbe:
   httpGet: {path: /livez, port: metrics}

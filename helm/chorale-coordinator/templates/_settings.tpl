@@ -9,5 +9,8 @@ identity:
 authority: /etc/chorale/identity/ca.crt
 roster: /etc/chorale/roster/roster.json
 directory: /var/lib/chorale/state
+{{- with .Values.tracing.endpoint }}
+tracing_endpoint: {{ . | quote }}
+{{- end }}
 {{ toYaml .Values.settings }}
 {{- end -}}

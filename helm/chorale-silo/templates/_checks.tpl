@@ -9,6 +9,7 @@
 {{- include "chorale.checkIdentity" . -}}
 {{- include "chorale.checkData" . -}}
 {{- include "chorale.checkNetwork" . -}}
+{{- include "chorale.checkTracing" . -}}
 {{- $privacy := .Values.policy.privacy -}}
 {{- if and (gt (float64 $privacy.epsilon) 10.0) (gt (float64 $privacy.epsilon) (float64 (default 0 $privacy.accept_epsilon_up_to))) -}}
 {{- fail "policy.privacy.epsilon: a budget above 10 hides next to nothing; say the number in accept_epsilon_up_to, too" -}}
@@ -16,8 +17,19 @@
 {{- if and (eq .Values.settings.device "cuda") (not .Values.gpu.count) -}}
 {{- fail "settings.device: cuda needs gpu.count of at least 1" -}}
 {{- end -}}
+{{- if and .Values.gpu.runtimeClassName (not .Values.gpu.count) -}}
+{{- fail "gpu.runtimeClassName: it brings a GPU's libraries, give gpu.count, too" -}}
+{{- end -}}
 {{- if and (eq .Values.settings.device "cpu") .Values.gpu.count -}}
 {{- fail "gpu.count: settings.device is cpu, the GPU would stand idle" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsPods) (or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled) -}}
+{{- fail "networkPolicy.metricsPods: name Prometheus' pods, the network policy lets no others read the metrics" -}}
+{{- end -}}
+{{- range $label, $value := .Values.podLabels -}}
+{{- if hasPrefix "app.kubernetes.io/" $label -}}
+{{- fail (printf "podLabels: %s belongs to the chart, Services and the network policy find the pod by it" $label) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
 {{- fail "metrics: enable serviceMonitor or podMonitor, not both: every series would be there twice" -}}
@@ -34,6 +46,10 @@
 {{- end -}}
 {{- if and $identity.certManager.enabled (not $identity.certManager.issuerRef.name) -}}
 {{- fail "identity.certManager.issuerRef.name: name the issuer that signs for the federation's authority" -}}
+{{- end -}}
+{{- $certificate := $identity.certManager -}}
+{{- if and $certificate.enabled (ge (trimSuffix "h" $certificate.renewBefore | int) (trimSuffix "h" $certificate.duration | int)) -}}
+{{- fail "identity.certManager.renewBefore: must be less than duration, or the certificate is renewed without end" -}}
 {{- end -}}
 {{- end -}}
 
@@ -58,6 +74,15 @@
 {{- if ne (eq $data.format "module") (not (empty $data.module)) -}}
 {{- fail "data.module: give it with format module, and only with it" -}}
 {{- end -}}
+{{- if and (ne $data.format "csv") (or $data.columns_in_file $data.missing $data.labels) -}}
+{{- fail "data: columns_in_file, missing and labels are for format csv alone" -}}
+{{- end -}}
+{{- if and $data.partition (not (and $data.partition.kind $data.partition.silos (hasKey $data.partition "index"))) -}}
+{{- fail "data.partition: give kind, silos and index" -}}
+{{- end -}}
+{{- if and $data.partition (ge (int $data.partition.index) (int $data.partition.silos)) -}}
+{{- fail "data.partition.index: parts are counted from 0, so it must be less than silos" -}}
+{{- end -}}
 {{- if and $data.volume.hostPath (not .Values.nodeSelector) -}}
 {{- fail "data.volume.hostPath: name the node by nodeSelector, on any other the path is empty or somebody else's" -}}
 {{- end -}}
@@ -81,6 +106,22 @@
 {{- if hasSuffix "/0" . -}}
 {{- fail (printf "cidrs: %s lets the agent reach every address; name those of the coordinator or the proxy" .) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "chorale.checkTracing" -}}
+{{- $tracing := .Values.tracing -}}
+{{- $isNamed := or $tracing.pods $tracing.cidrs -}}
+{{- if and $isNamed (not $tracing.endpoint) -}}
+{{- fail "tracing: pods and cidrs are of no use without endpoint" -}}
+{{- end -}}
+{{- if and $tracing.endpoint .Values.networkPolicy.enabled (not $isNamed) -}}
+{{- fail "tracing: give the collector's pods or cidrs, the network policy allows no others" -}}
+{{- end -}}
+{{- range $tracing.cidrs -}}
+{{- if hasSuffix "/0" . -}}
+{{- fail (printf "tracing.cidrs: %s is every address; name those of the collector" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -29,6 +29,9 @@ coordinator: {{ .Values.coordinator.address | quote }}
 {{- with .Values.coordinator.name }}
 coordinator_name: {{ . | quote }}
 {{- end }}
+{{- with .Values.proxy.address }}
+proxy: {{ . | quote }}
+{{- end }}
 identity:
   certificate: /etc/chorale/identity/tls.crt
   key: /etc/chorale/identity/tls.key
@@ -38,6 +41,9 @@ policy: /etc/chorale/settings/policy.yaml
 metrics_listen: {{ printf "%s:%d" .Values.metrics.host (int .Values.metrics.port) | quote }}
 data:
   {{- include "chorale.data" . | nindent 2 }}
+{{- with .Values.tracing.endpoint }}
+tracing_endpoint: {{ . | quote }}
+{{- end }}
 {{ toYaml .Values.settings }}
 {{- end -}}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chorale import accountant
 from chorale.accountant import (
     ORDERS,
     SAMPLER_DISTANCE,
@@ -153,8 +155,12 @@ def test_rounds_add_up_order_by_order() -> None:
     assert epsilon(many, DELTA) == epsilon(Counter({one: 7, step: 7}), DELTA)
 
 
-def test_nothing_released_costs_nothing() -> None:
+def test_nothing_released_costs_nothing_and_no_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)  # whose import takes seconds of a scrape
+    accountant._accounting.cache_clear()
     assert epsilon([], DELTA) == 0.0
+    with pytest.raises(ConfigError, match="delta"):
+        epsilon([], 1.0)
 
 
 def test_an_accountant_does_not_start_again_at_zero() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from chorale.state import state_from_bytes
 from chorale.v1 import operations_pb2
+from coordinator.metrics import CoordinatorMetrics
 from crypto.errors import Refusal
 from crypto.identity import Role
 
@@ -195,6 +196,61 @@ async def test_accused_of_a_complaint_sits_out_the_next_round_and_comes_back(mak
         3: [],
     }
     assert list(trains[2].cohort) == ["silo-0", "silo-1", "silo-2", "silo-4"]
+
+
+def sample(hub, name, **labels):
+    return hub.host.desk.metrics.registry.get_sample_value(f"chorale_coordinator_{name}", labels)
+
+
+async def test_metrics_count_jobs_and_know_when_a_running_one_wrote_its_checkpoint(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    digest = await hub.submit(rounds=1)
+    job_id = digest.hex()[:12]
+    assert sample(hub, "jobs", status="running") == 1
+    checkpoints = hub.host.desk.checkpoints
+    initial = checkpoints.written_unix_seconds(digest, hub.host.desk.store.job(digest).state_digest)
+    assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) == initial
+
+    await control(hub, digest, "PAUSE")
+    assert (sample(hub, "jobs", status="running"), sample(hub, "jobs", status="paused")) == (0, 1)
+    hub.start_silos()
+    await hub.fakes["silo-0"].wait_for("outcome")
+    # the phase that was under way ends all the same, and still nobody waits for a checkpoint
+    assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) is None
+    await control(hub, digest, "RESUME")
+    assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) > initial
+
+    await hub.finish(digest)
+    assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) is None
+    assert sample(hub, "rounds_completed", federation_job=job_id) == 1
+    await hub.stop()
+    await hub.start()
+    assert (sample(hub, "jobs", status="running"), sample(hub, "jobs", status="done")) == (0, 1)
+
+
+def series(metrics):
+    """Names with their labels."""
+    return {
+        (each.name, *sorted(each.labels.items()))
+        for family in metrics.registry.collect()
+        for each in family.samples
+    }
+
+
+async def test_no_series_appears_that_was_not_there_from_the_start(make_hub):
+    """A counter whose first value is 1 shows no increase: an alert would miss what happened once."""
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos(silo_2={"vanish_on": ("train", "envelopes")})
+    digest = await hub.submit(rounds=1)
+    await hub.finish(digest)
+
+    expected = CoordinatorMetrics()
+    expected.know_silos(hub.names)
+    expected.know_job(digest.hex()[:12])
+    assert sample(hub, "dropouts_total", silo="silo-2", stage="masked") > 0
+    assert series(hub.host.desk.metrics) == series(expected)
 
 
 async def control(hub, digest, action):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from prometheus_client import disable_created_metrics, generate_latest
+from prometheus_client import generate_latest
 
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.reasons import FailureReason
+from coordinator.store import JobStatus
 
 FAMILIES = {
     "rounds": "counter",
@@ -25,6 +26,8 @@ FAMILIES = {
     "loss": "gauge",
     "data_share": "gauge",
     "rounds_completed": "gauge",
+    "jobs": "gauge",
+    "checkpoint_timestamp_seconds": "gauge",
     "certificate_expiry_timestamp_seconds": "gauge",
     "roster_expiry_timestamp_seconds": "gauge",
     "roster_version": "gauge",
@@ -51,6 +54,8 @@ def test_closed_labels_start_at_zero():
     assert value(f"{prefix}_rounds_total", {"phase": "train", "result": "used-up"}) == 0
     assert value(f"{prefix}_stage_duration_seconds_count", {"stage": "unmask"}) == 0
     assert value(f"{prefix}_received_bytes_total", {"kind": "upload"}) == 0
+    for status in JobStatus:
+        assert value(f"{prefix}_jobs", {"status": status.value}) == 0
 
 
 def test_accuracy_and_loss_are_no_number_before_a_sum():
@@ -63,6 +68,14 @@ def test_accuracy_and_loss_are_no_number_before_a_sum():
         assert math.isnan(sample)
 
 
+def test_a_status_that_no_job_has_any_more_falls_to_zero():
+    metrics = CoordinatorMetrics()
+    metrics.count_jobs({JobStatus.RUNNING: 2})
+    metrics.count_jobs({JobStatus.DONE: 2})
+    value = metrics.registry.get_sample_value
+    assert value("chorale_coordinator_jobs", {"status": "running"}) == 0
+    assert value("chorale_coordinator_jobs", {"status": "done"}) == 2
+
+
 def test_no_created_series_are_exposed():
-    disable_created_metrics()
     assert b"_created" not in generate_latest(CoordinatorMetrics().registry)

@@ -53,6 +53,14 @@ def test_job_survives_and_is_taken_once(store, path):
     assert (row.signed, row.status, row.state_digest) == (SIGNED, JobStatus.RUNNING, FIRST)
 
 
+def test_jobs_are_counted_by_status(store):
+    other = SignedJob(spec_bytes=b"other", signature=b"s", operator_certificate=b"der")
+    store.add_job(other, state_digest=FIRST, unix_seconds=11.0)
+    assert store.count_jobs() == {JobStatus.RUNNING: 2}
+    store.set_job_status(SIGNED.digest, JobStatus.DONE)
+    assert store.count_jobs() == {JobStatus.RUNNING: 1, JobStatus.DONE: 1}
+
+
 def test_status_and_reason_survive(store, path):
     store.set_job_status(SIGNED.digest, JobStatus.FAILED, reason="too few")
     row = reopened(store, path).job(SIGNED.digest)

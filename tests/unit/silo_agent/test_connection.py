@@ -230,3 +230,8 @@ async def test_the_outbox_drops_the_oldest_while_the_line_is_down() -> None:
 )
 def test_every_end_of_a_stream_is_one_clear_sentence(code: str, details: str, sentence: str) -> None:
     assert sentence in explain(grpc.StatusCode[code], details, target="hub:1")
+
+
+def test_a_line_that_breaks_after_the_welcome_is_not_blamed_on_the_certificate() -> None:
+    reason = explain(grpc.StatusCode.UNAVAILABLE, "Socket closed", target="hub:1", was_welcome=True)
+    assert reason == "the line to the coordinator at hub:1 was cut, or the coordinator is restarting"

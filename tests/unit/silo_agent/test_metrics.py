@@ -6,7 +6,10 @@ from prometheus_client import generate_latest
 
 from crypto.errors import Refusal
 from silo_agent.backoff import Backoff
-from silo_agent.metrics import PHASE_KINDS, SiloMetrics, phase_label
+from silo_agent.metrics import SiloMetrics, phase_label
+from strategies.base import PHASE_KINDS
+from strategies.methods import strategy_for
+from strategies.presets import PRESETS
 
 
 def test_every_series_is_there_from_the_start_at_zero() -> None:
@@ -42,6 +45,11 @@ def test_every_metric_has_help_and_the_prefix() -> None:
     for _, _, name, sentence in helps:
         assert name.startswith("chorale_silo_")
         assert sentence.endswith(".")
+
+
+def test_the_closed_list_of_phase_kinds_is_that_of_the_methods() -> None:
+    methods = [strategy_for(preset, {}) for preset in PRESETS]
+    assert set().union(*(method.phases for method in methods)) == set(PHASE_KINDS)
 
 
 def test_a_phase_kind_outside_the_closed_list_gets_no_label() -> None:

@@ -1,0 +1,161 @@
+"""A Prometheus server of the test's own: targets, rules, and questions in PromQL."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import yaml
+
+from tests.support import programs
+from tests.support.ports import free_ports
+from tests.support.processes import wait_until
+
+SCRAPE_SECONDS = 0.5
+_WINDOW = re.compile(r"\[(\d+)([smhd])\]")
+_SPAN = re.compile(r"(\d+)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Rules = dict[str, Any]
+Labels = dict[str, str]
+Series = list[tuple[Labels, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prometheus:
+    """A server that runs. Questions go to its HTTP API."""
+
+    address: str
+
+    def ask(self, expression: str) -> Series:
+        """The vector of an expression now: (labels, value), NaN included."""
+        answer = self._get("query", query=expression)["result"]
+        return [(each["metric"], float(each["value"][1])) for each in answer]
+
+    def value(self, expression: str) -> float | None:
+        """The one value of an expression; None where there is none."""
+        found = self.ask(expression)
+        assert len(found) <= 1, f"{expression}: {found}"
+        return found[0][1] if found else None
+
+    def history(self, selector: str) -> dict[float, list[Labels]]:
+        """Which series there were at each moment of the last hour that had any."""
+        found: dict[float, list[Labels]] = {}
+        for each in self._get("query", query=f"{selector}[1h]")["result"]:
+            for moment, _ in each["values"]:
+                found.setdefault(float(moment), []).append(each["metric"])
+        return dict(sorted(found.items()))
+
+    def rules(self) -> list[dict[str, Any]]:
+        groups = self._get("rules")["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    def wait(self, expression: str, *, seconds: float = 60.0) -> None:
+        """Until the expression has a value, and so is true."""
+        wait_until(lambda: bool(self.ask(expression)), expression, seconds=seconds, detail=self._series)
+
+    def _series(self) -> str:
+        return "\n".join(f"{labels} {value:g}" for labels, value in self.ask("up or ALERTS"))
+
+    def _get(self, path: str, **parameters: str) -> Any:
+        with urlopen(f"http://{self.address}/api/v1/{path}?{urlencode(parameters)}", timeout=30) as answer:
+            found = json.load(answer)
+        assert found["status"] == "success", found
+        return found["data"]
+
+
+@contextmanager
+def running(folder: Path, *, targets: Mapping[str, list[Rules]], rules: list[Path]) -> Iterator[Prometheus]:
+    """A server that scrapes at short intervals, ready. targets: static configurations by job."""
+    config = folder / "prometheus.yml"
+    config.write_text(yaml.safe_dump(configuration(targets, rules)))
+    check("config", str(config))
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    log = folder / "prometheus.log"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [
+                programs.needed("prometheus"),
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'tsdb'}",
+                f"--web.listen-address={address}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+        )
+    try:
+        wait_until(
+            lambda: process.poll() is not None or _is_ready(address),
+            "Prometheus to be ready",
+            detail=log.read_text,
+        )
+        assert process.poll() is None, log.read_text()
+        yield Prometheus(address=address)
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def configuration(targets: Mapping[str, list[Rules]], rules: list[Path]) -> Rules:
+    interval = f"{SCRAPE_SECONDS * 1000:.0f}ms"
+    return {
+        "global": {
+            "scrape_interval": interval,
+            "scrape_timeout": interval,
+            "evaluation_interval": interval,
+        },
+        "rule_files": [str(each) for each in rules],
+        "scrape_configs": [
+            {"job_name": job, "static_configs": configurations} for job, configurations in targets.items()
+        ],
+    }
+
+
+def hastened(rules: Rules, *, factor: float) -> Rules:
+    """The same rules with every window and every `for` so many times shorter."""
+
+    def shorter(match: re.Match[str]) -> str:
+        return f"{int(match[1]) * _SECONDS[match[2]] * 1000 / factor:.0f}ms"
+
+    found: Rules = json.loads(json.dumps(rules))
+    for rule in (each for group in found["groups"] for each in group["rules"]):
+        rule["expr"] = _WINDOW.sub(lambda match: f"[{shorter(match)}]", rule["expr"])
+        if "for" in rule:
+            rule["for"] = _SPAN.sub(shorter, rule["for"])
+    return found
+
+
+def check(what: str, *arguments: str, text: str | None = None) -> str:
+    """`promtool check`. Raises AssertionError with what it says."""
+    done = subprocess.run(
+        [programs.needed("promtool"), "check", what, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        with urlopen(f"http://{address}/-/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False

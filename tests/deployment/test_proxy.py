@@ -1,0 +1,110 @@
+"""A silo behind a real HTTP proxy: a whole job through CONNECT, and a sentence where none is allowed.
+
+The coordinator has a name that the proxy alone knows, so there is no other way to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cli.operator import ENV_PREFIX as OPERATOR_PREFIX
+from silo_agent.settings import ENV_PREFIX
+from tests.deployment import squid
+from tests.deployment.squid import Squid
+from tests.support.federation import LocalFederation
+from tests.support.history import check_finished
+from tests.support.processes import Record, run_cli
+
+HOST = "hub.institution.invalid"
+VALUES = 400_000  # 1.6 MB a silo
+SILOS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    federation: LocalFederation
+    squid: Squid
+    coordinator: str  # as the silos dial it
+
+    def start_silo(self, name: str, *, coordinator: str = "", **env: str) -> None:
+        """Through the proxy, as its environment says, in the way that a chart would set it."""
+        self.federation.start_silo(name, address=coordinator or self.coordinator, env=env)
+
+    def jobs(self) -> str:
+        """What the operator sees of the coordinator through the proxy."""
+        through = {
+            "COORDINATOR": self.coordinator,
+            "COORDINATOR_NAME": "localhost",
+            "PROXY": self.squid.address,
+        }
+        env = {f"{OPERATOR_PREFIX}{name}": value for name, value in through.items()}
+        done = run_cli("job", "list", "--config", self.federation.folder / "operator.yaml", extra_env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def wait_refused(self, name: str) -> str:
+        """Why the silo has no connection."""
+        silo = self.federation.services[name]
+        told: Record = silo.wait_for(lambda record: record["event"] == "not connected")
+        return str(told["reason"])
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """A coordinator and a proxy that opens tunnels to it. No silo yet."""
+    with LocalFederation(folder=tmp_path, silos=SILOS, silo={"coordinator_name": "localhost"}) as federation:
+        federation.start_coordinator()
+        port = int(federation.endpoint["grpc"].rpartition(":")[2])
+        with squid.running(host=HOST, tunnel_port=port) as proxy:
+            yield Scene(federation=federation, squid=proxy, coordinator=f"{HOST}:{port}")
+
+
+def test_a_job_runs_through_the_proxy_and_there_is_no_other_way(scene: Scene) -> None:
+    proxy = f"http://{scene.squid.address}"
+    # the setting alone counts: with all of gRPC's own variables and without it there is no way
+    scene.start_silo("silo-0", grpc_proxy=proxy, https_proxy=proxy, http_proxy=proxy)
+    assert scene.wait_refused("silo-0") == f"coordinator is unreachable at {scene.coordinator}"
+    scene.federation.services["silo-0"].kill()
+    assert scene.squid.answers() == []
+
+    scene.federation.silo["proxy"] = scene.squid.address
+    for name in scene.federation.names:
+        scene.start_silo(name, no_proxy=HOST)
+    job_id = scene.federation.submit(values=VALUES, rounds=1)
+    history = check_finished(scene.federation, job_id, rounds=1)
+
+    assert history.cohorts() == [scene.federation.names]
+    assert job_id in scene.jobs(), "the operator goes through the proxy, too"
+    for name in scene.federation.names:
+        assert scene.federation.services[name].stop() == 0
+    answers = scene.squid.answers()
+    assert {(answer.target, answer.status) for answer in answers} == {(scene.coordinator, 200)}
+    assert len(answers) == SILOS + 1
+    with_model = [answer for answer in answers if answer.size_bytes > VALUES * 4]
+    assert len(with_model) == SILOS, "the model did not pass the proxy"
+
+
+def test_a_proxy_that_refuses_or_is_gone_is_named_in_one_sentence(scene: Scene) -> None:
+    elsewhere = f"{HOST}:9"
+    variable = f"{ENV_PREFIX}PROXY"
+    scene.start_silo("silo-0", coordinator=elsewhere, **{variable: scene.squid.address})
+    assert scene.wait_refused("silo-0") == (
+        f"proxy {scene.squid.address} does not allow a tunnel to {elsewhere} (HTTP status 403)"
+    )
+    assert {(answer.target, answer.status) for answer in scene.squid.answers()} == {(elsewhere, 403)}
+    scene.start_silo(
+        "silo-1",
+        coordinator=f"unknown.invalid:{scene.coordinator.rpartition(':')[2]}",
+        **{variable: scene.squid.address},
+    )
+    assert "finds no way to the coordinator at unknown.invalid" in scene.wait_refused("silo-1")
+
+    scene.squid.stop()
+    scene.start_silo("silo-2", **{variable: scene.squid.address})
+    assert scene.wait_refused("silo-2") == (
+        f"proxy {scene.squid.address} is unreachable, and so is the coordinator at {scene.coordinator}"
+    )

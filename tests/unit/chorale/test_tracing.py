@@ -1,0 +1,94 @@
+"""Spans of one process: their ids, what an error leaves in them, and a collector that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from hashlib import sha256
+
+import pytest
+
+from chorale import logs, trace_export, tracing
+from chorale.tracing import Service, Span
+from chorale.wire import PhaseKey
+from crypto.encoding import encode
+from tests.support.collector import Collector, collecting
+
+JOB = bytes(range(32))
+KEY = PhaseKey(job_digest=JOB, round=7, phase="train", attempt=2)
+NOBODY = "http://127.0.0.1:9/v1/traces"
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as found:
+        yield found
+
+
+def exporting(endpoint: str) -> object:
+    return tracing.exporting(endpoint, service=Service.SILO, federation="test", instance="silo-0")
+
+
+def test_ids_are_those_of_the_documentation() -> None:
+    assert tracing.trace_id(JOB, 7).to_bytes(16) == sha256(encode("trace", JOB, 7)).digest()[:16]
+    assert tracing.root_span_id(JOB, 7).to_bytes(8) == sha256(encode("trace-root", JOB, 7)).digest()[:8]
+
+
+def test_an_error_within_a_span_leaves_nothing_in_it(collector: Collector) -> None:
+    with (
+        exporting(collector.endpoint),
+        pytest.raises(ValueError, match="117"),
+        tracing.span(Span.TRAIN, JOB, 7, KEY),
+    ):
+        raise ValueError("loss 0.25 over 117 records")
+    (one,) = collector.spans
+    assert one.span.name == "train"
+    assert (list(one.span.events), one.span.status.ByteSize()) == ([], 0)
+    assert "117" not in str(one)
+    assert one.span.parent_span_id == tracing.root_span_id(JOB, 7).to_bytes(8)
+
+
+def test_spans_of_two_rounds_at_once_do_not_mix(collector: Collector) -> None:
+    with (
+        exporting(collector.endpoint),
+        tracing.span(Span.ROUND, JOB, 1),
+        tracing.span(Span.PHASE, JOB, 2, KEY),
+    ):
+        pass
+    traces = {one.span.name: int.from_bytes(one.trace) for one in collector.spans}
+    assert traces == {"round": tracing.trace_id(JOB, 1), "phase": tracing.trace_id(JOB, 2)}
+
+
+def test_a_round_that_goes_on_in_the_next_process_is_told_once(collector: Collector) -> None:
+    for error in (asyncio.CancelledError, KeyError):
+        with (
+            exporting(collector.endpoint),
+            pytest.raises(error),
+            tracing.span(Span.ROUND, JOB, 7),
+            tracing.span(Span.PHASE, JOB, 7, KEY),
+        ):
+            raise error
+    assert sorted(one.span.name for one in collector.spans) == ["phase", "phase", "round"]
+
+
+def test_a_collector_that_is_not_there_costs_one_line_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trace_export, "PATIENCE_SECONDS", 0.1)
+    logs.configure()
+    with exporting(NOBODY):
+        for _ in range(trace_export.BATCH_SPANS + 1):  # two deliveries
+            with tracing.span(Span.TRAIN, JOB, 7, KEY):
+                pass
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines] == ["tracing", "traces not delivered"]
+    assert tracing.span(Span.TRAIN, JOB, 7, KEY).__enter__() is None
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["collector:4318", "ftp://collector/x", "http://olga:x@collector/", "", 4318]
+)
+def test_an_endpoint_is_a_whole_url(endpoint: object) -> None:
+    with pytest.raises(ValueError, match="expected a URL such as http://collector:4318/v1/traces"):
+        tracing._checked_endpoint(endpoint)

@@ -1,0 +1,128 @@
+"""The pages that are written from the code are what the code says, and leave nothing out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from chorale.settings_file import load_mapping
+from reference import pages
+from reference.__main__ import main
+from reference.settings import FILES
+from reference.sources import CHARTS, ROOT, alerts, chart_file
+
+TEXTS = {path: page() for path, page in pages.PAGES.items()}
+SETTINGS, VALUES = "docs/reference/settings.md", "docs/reference/values.md"
+# examples that show what job.yaml has not, such as columns
+EXAMPLES = {
+    "Job": ("job.yaml", "job-csv.yaml", "job-private.yaml"),
+    **{file.title: (file.name,) for file in FILES if file.title != "Job"},
+}
+
+
+@pytest.mark.parametrize("path", pages.PAGES)
+def test_page_is_what_the_code_says(path: str) -> None:
+    is_fresh = (ROOT / path).read_text() == TEXTS[path]  # not in the assert, which would show both pages
+    assert is_fresh, f"{path} is stale: `{pages.COMMAND}` writes it"
+
+
+def test_a_stale_page_is_named_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "reference.pages.PAGES", {"docs/a.md": lambda: "new\n", "docs/b.md": lambda: "same\n"}
+    )
+    monkeypatch.setattr("reference.pages.ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("old\n")
+    (tmp_path / "docs" / "b.md").write_text("same\n")
+
+    checked = CliRunner().invoke(main, ["--check"])
+    assert (checked.exit_code, checked.stderr) == (1, "docs/a.md: stale; `python -m reference` writes it\n")
+    assert (tmp_path / "docs" / "a.md").read_text() == "old\n"
+    assert CliRunner().invoke(main, []).stdout == "docs/a.md: written\n"
+    assert CliRunner().invoke(main, ["--check"]).exit_code == 0
+
+
+def tables(text: str) -> Iterator[list[dict[str, str]]]:
+    """Every table as rows by title."""
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        titles, _, *rows = [re.split(r"(?<!\\)\|", line.strip("|\n")) for line in block.splitlines()]
+        yield [{title.strip(): cell.strip() for title, cell in zip(titles, row, strict=True)} for row in rows]
+
+
+def first_cells(text: str) -> set[str]:
+    return {next(iter(row.values())) for table in tables(text) for row in table}
+
+
+@pytest.mark.parametrize("path", pages.PAGES)
+def test_everything_is_explained(path: str) -> None:
+    rows = [row for table in tables(TEXTS[path]) for row in table]
+    assert len(rows) > 20
+    assert [row for row in rows if row.get("Meaning", row.get("Says")) in ("-", None)] == []
+
+
+def section(text: str, title: str) -> str:
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def keys_of(values: Any, above: str = "") -> Iterator[str]:
+    """Dotted keys; those of entries in a list behind []."""
+    for name, value in values.items():
+        yield f"{above}{name}"
+        if isinstance(value, dict):
+            yield from keys_of(value, f"{above}{name}.")
+        for entry in value if isinstance(value, list) else []:
+            if isinstance(entry, dict):
+                yield from keys_of(entry, f"{above}{name}[].")
+
+
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_every_field_of_the_examples_has_its_row(title: str) -> None:
+    files = [yaml.safe_load((ROOT / "docs" / "examples" / name).read_text()) for name in EXAMPLES[title]]
+    shown = {f"`{key}`" for values in files for key in keys_of(values)}
+    assert first_cells(section(TEXTS[SETTINGS], title)) == shown
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.prefix], ids=lambda file: str(file.title))
+def test_every_variable_sets_the_field_of_its_row(file: Any) -> None:
+    (rows,) = tables(section(TEXTS[SETTINGS], file.title))
+    for row in rows:
+        found: Any = load_mapping(None, file.prefix, environment={row["Environment"].strip("`"): "x"})
+        for name in row["Field"].strip("`").split("."):
+            found = found[name]
+        assert found == "x"
+
+
+@pytest.mark.parametrize("chart", CHARTS.values())
+def test_every_value_of_a_chart_has_its_row(chart: str) -> None:
+    rows = first_cells(section(TEXTS[VALUES], chart))
+    maps = {"`metrics.dashboard.labels`", "`networkPolicy.dns.podLabels`"}  # their keys are names
+    keys = {
+        f"`{key}`" for key in keys_of(yaml.safe_load(chart_file(chart, "values.yaml"))) if "[]" not in key
+    }
+    inside = {key for key in keys for each in maps if key.startswith(f"{each[:-1]}.")}
+    assert rows == keys - inside
+
+
+def test_every_command_that_a_guide_calls_has_its_section() -> None:
+    headings = set(re.findall(r"^## (chorale .+)$", TEXTS["docs/reference/cli.md"], re.MULTILINE))
+    for guide in ("README.md", "docs/deploy-kubernetes.md"):
+        called = re.findall(
+            r"^\$ (?:kubectl .* -- )?(chorale \S+ \S+)", (ROOT / guide).read_text(), re.MULTILINE
+        )
+        assert called
+        assert set(called) <= headings, guide
+    assert "chorale demo" in headings
+
+
+def test_every_alert_has_its_row_with_a_link_to_what_to_do() -> None:
+    rows = first_cells(TEXTS["docs/metrics.md"])
+    for chart in CHARTS.values():
+        for rule in alerts(chart):
+            name = rule["alert"]
+            assert f"[{name}](deploy-kubernetes.md#{name.lower()})" in rows
