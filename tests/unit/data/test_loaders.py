@@ -432,6 +432,13 @@ def test_csv_settings_say_what_else_is_missing_and_what_labels_mean(tmp_path: Pa
     assert data.train.labels.tolist() == [1, 0]
 
 
+def test_csv_number_that_means_missing_does_so_however_it_is_written(tmp_path: Path) -> None:
+    written = ["0", "0.0", ".0", "-0", "0e5"]
+    text = "age,chol,sick\n" + "".join(f"60,{cell},0\n" for cell in [*written, "0.1"])
+    data = load_csv(tmp_path, text, missing={"chol": ["none", "0"]})
+    np.testing.assert_allclose(data.train.features[:, 1], [2.0] * len(written) + [0.001])
+
+
 @pytest.mark.parametrize(
     "text, fields, message",
     [
