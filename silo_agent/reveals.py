@@ -190,6 +190,15 @@ class Reveals:
             return None
         return PendingReveal.from_bytes(found.answer), found.status == RevealStatus.REVEALED
 
+    def is_revealed(self, job_digest: bytes, round: int, phase: str, *, silo: str) -> bool:
+        """Whether this silo's answer for the phase may have left, with the silo itself in U3."""
+        of = {"of_job": job_digest, "of_round": round, "of_phase": phase}
+        with self._engine.connect() as connection:
+            found = connection.execute(_REVEAL, of).one_or_none()
+        if found is None or found.status != RevealStatus.REVEALED:
+            return False
+        return silo in found.survivors.split("\n")
+
     def blank_old_shares(self) -> int:
         """Forget the shares of answers revealed long ago; their keys and cohorts stay."""
         oldest = (self._clock() - SHARES_KEPT).timestamp()
