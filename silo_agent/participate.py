@@ -27,11 +27,12 @@ from crypto.silo_checks import LeftOut
 from crypto.silo_session import SiloSession
 from silo_agent.attempt import SESSION_MESSAGES, Attempt, Upload
 from silo_agent.budget import Charge
-from silo_agent.inputs import DataRefusal, Inputs, PhaseName
+from silo_agent.inputs import Inputs, PhaseName
 from silo_agent.job_book import JobBook
 from silo_agent.metrics import PhaseResult, SiloMetrics, phase_label
 from silo_agent.objective import Cancelled
 from silo_agent.phase_check import PhaseCheck
+from silo_agent.phase_input import DataRefusal
 from silo_agent.reveals import Reveals
 from silo_agent.rosters import Rosters
 
