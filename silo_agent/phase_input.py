@@ -23,6 +23,7 @@ from crypto.encoder import Encoder
 from crypto.errors import ConfigError, PolicyRefusal, QuantisationError, Refusal
 from crypto.layout import Layout
 from silo_agent.data.base import SiloData
+from silo_agent.local_state import LocalState
 from silo_agent.objective import Work
 from silo_agent.policy import Policy
 from strategies.base import PRESENCE, TOTAL, Array, PhaseContext
@@ -84,16 +85,19 @@ def phase_input(
     load_data: Callable[[], SiloData],
     compute: Callable[[Work], Mapping[str, Array]],
     is_cancelled: Callable[[], bool],
+    local: LocalState | None = None,
     random: Callable[[int], bytes] = os.urandom,
 ) -> PhaseInput:
-    """load_data: gives them with the hold-out cut (`cut_holdout`). compute: the objective's. random: of the
-    encoding.
+    """load_data: gives them with the hold-out cut (`cut_holdout`). compute: the objective's. local: what the
+    silo kept of the job, and where the method proposes what comes next. random: of the encoding.
 
     Raises PolicyRefusal(code=DATA) where data or counts do not allow an input, DataRefusal where it is the
     state over these data that does not, and what the objective raises.
     """
     try:
-        values = taken_over(_values(asked, silo, policy, load_data(), compute, is_cancelled))
+        values = taken_over(
+            _values(asked, silo, policy, load_data(), compute, is_cancelled, local or LocalState())
+        )
         return PhaseInput(values=values, encoder=Encoder(values, layout=asked.layout, random=random))
     except ConfigError as error:
         raise asked.refusal(str(error), Refusal.DATA) from error
@@ -126,6 +130,7 @@ def _values(
     data: SiloData,
     compute: Callable[[Work], Mapping[str, Array]],
     is_cancelled: Callable[[], bool],
+    local: LocalState,
 ) -> Mapping[str, Array]:
     spec = asked.job.spec
     samples = _summed(asked.job, policy, len(data.train))
@@ -145,6 +150,7 @@ def _values(
         weight=_weight(asked, samples),
         is_cancelled=is_cancelled,
         class_rows=_class_rows(asked, policy),
+        local=local,
     )
     return with_mean_square(work.context, compute(work))
 
