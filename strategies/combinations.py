@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from crypto.errors import ConfigError
 from strategies.recipe import (
-    Closing,
     Features,
     Head,
     Loss,
     Mix,
+    OptionValue,
     Recipe,
     Regulariser,
     ServerUpdate,
     StatisticName,
+    options_of,
 )
+from strategies.soft_labels import InitialSoftLabels, SoftLabelOptions
 
 UNIT_HEADS = (Head.FROZEN_ETF, Head.FROZEN_ORTHONORMAL)  # one vector of unit length for each class
 
@@ -72,12 +74,12 @@ RULES = (
         "it needs features raw or projected-unit, or a head of another kind",
     ),
     Rule(
-        refuses=lambda recipe: recipe.closing is Closing.FFC and recipe.features is not Features.UNIT,
+        refuses=lambda recipe: recipe.closing.has_ffc and recipe.features is not Features.UNIT,
         reason="ffc sums products of features, which have a bound only at unit length and fit a head that "
         "nothing scales: it needs features unit",
     ),
     Rule(
-        refuses=lambda recipe: recipe.closing is Closing.FFC and recipe.head is Head.TRAINED,
+        refuses=lambda recipe: recipe.closing.has_ffc and recipe.head is Head.TRAINED,
         reason="ffc fits a head without a bias, which head trained has: it needs head trained-unbiased or a "
         "frozen one",
     ),
@@ -87,10 +89,11 @@ RULES = (
     ),
     Rule(
         refuses=lambda recipe: (
-            (recipe.regulariser is Regulariser.SOFT_LABELS) != (recipe.statistic is StatisticName.SOFT_LABELS)
+            recipe.statistic is StatisticName.SOFT_LABELS
+            and recipe.regulariser is not Regulariser.SOFT_LABELS
         ),
-        reason="the regulariser soft-labels pulls towards the statistic soft-labels, which nothing else "
-        "uses: a method has both or neither",
+        reason="the statistic soft-labels is what the regulariser soft-labels pulls towards, and nothing "
+        "else uses it: it needs that regulariser",
     ),
     Rule(
         refuses=lambda recipe: (
@@ -100,10 +103,10 @@ RULES = (
     ),
     Rule(
         refuses=lambda recipe: (
-            (recipe.regulariser is Regulariser.CSD) != (recipe.statistic is StatisticName.LOGIT_PROTOTYPES)
+            recipe.statistic is StatisticName.LOGIT_PROTOTYPES and recipe.regulariser is not Regulariser.CSD
         ),
-        reason="the regulariser csd compares with the statistic logit-prototypes, which nothing else "
-        "uses: a method has both or neither",
+        reason="the statistic logit-prototypes is what the regulariser csd compares with, and nothing "
+        "else uses it: it needs that regulariser",
     ),
 )
 
@@ -113,6 +116,16 @@ def check_recipe(recipe: Recipe) -> None:
     for rule in RULES:
         if rule.refuses(recipe):
             raise ConfigError(f"strategy: {rule.reason}; got {_named(recipe)}")
+
+
+def check_options(recipe: Recipe, options: Mapping[str, OptionValue]) -> None:
+    """Raises ConfigError for options with which a part would do nothing."""
+    is_fixed = recipe.regulariser is Regulariser.SOFT_LABELS and recipe.statistic is None
+    if is_fixed and options_of(SoftLabelOptions, options).init_slm is InitialSoftLabels.SKIP:
+        raise ConfigError(
+            "strategy.options.init_slm: without the statistic soft-labels its matrix is the target of every "
+            "round: expected identity or uniform, got skip"
+        )
 
 
 def check_classes(recipe: Recipe, classes: int) -> None:

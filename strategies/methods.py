@@ -10,7 +10,7 @@ import numpy as np
 
 from crypto.errors import ConfigError
 from strategies.base import MODEL, TOTAL, Keeper, Phase, PhaseContext, Statistic
-from strategies.combinations import check_recipe
+from strategies.combinations import check_options, check_recipe
 from strategies.ema_teacher import EmaTeacher
 from strategies.evaluation import EvaluatePhase, Evaluation
 from strategies.ffc import CalibratePhase, FfcOptions
@@ -119,6 +119,7 @@ def strategy_of(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -
     for part in parts:
         options_of(part, resolved)
     check_recipe(recipe)
+    check_options(recipe, resolved)
     return _compose(name, recipe, resolved)
 
 

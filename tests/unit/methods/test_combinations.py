@@ -33,14 +33,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"closing": Closing.FFC, "head": Head.FROZEN_RANDOM}, "ffc sums products of features"),
     ({"closing": Closing.FFC, "features": Features.UNIT}, "ffc fits a head without a bias"),
     ({"mix": Mix.CONVEX}, "a convex mix shares weight .* there is no regulariser"),
-    ({"regulariser": Regulariser.SOFT_LABELS, "head": Head.TRAINED_UNBIASED}, "both or neither"),
-    ({"statistic": StatisticName.SOFT_LABELS}, "both or neither"),
+    ({"statistic": StatisticName.SOFT_LABELS}, "the statistic soft-labels .* needs that regulariser"),
     (
         {"regulariser": Regulariser.SOFT_LABELS, "statistic": StatisticName.SOFT_LABELS},
         "needs head trained-unbiased",
     ),
-    ({"regulariser": Regulariser.CSD}, "both or neither"),
-    ({"statistic": StatisticName.LOGIT_PROTOTYPES}, "both or neither"),
+    (
+        {"statistic": StatisticName.LOGIT_PROTOTYPES},
+        "the statistic logit-prototypes .* needs that regulariser",
+    ),
 ]
 
 
