@@ -16,7 +16,7 @@ from coordinator.reasons import FailureReason
 from coordinator.round_machine import STAGES, RoundState
 
 PREFIX = "chorale_coordinator"
-PHASE_KINDS = ("roll-call", "presence", "prototypes", "train", "calibrate", "evaluate")
+PHASE_KINDS = ("roll-call", "presence", "prototypes", "train", "calibrate", "evaluate", "personal")
 STAGE_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 21_600, math.inf)
 FIGURES = ("accuracy", "loss")
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from crypto.errors import Refusal
 
 PREFIX = "chorale_silo"
-PHASE_KINDS = ("roll-call", "presence", "prototypes", "train", "calibrate", "evaluate")
+PHASE_KINDS = ("roll-call", "presence", "prototypes", "train", "calibrate", "evaluate", "personal")
 
 
 class Direction(StrEnum):

@@ -18,6 +18,7 @@ from chorale.job import JobSpec
 from crypto.errors import ChoraleError, ConfigError
 from silo_agent.data.base import SiloData
 from silo_agent.local_state import LocalState
+from silo_agent.personal_models import PersonalModel, forget
 from silo_agent.settings import SiloSettings
 from strategies.base import Array, Arrays, PhaseContext
 
@@ -33,6 +34,7 @@ class Work:
     """One phase's work. weight: p = n / total; is_cancelled: asked between batches.
 
     class_rows: by class, whether enough silos hold it for its row to be sent; None before presence.
+    keep_personal: takes what a closing phase fine-tuned; it stays with the institution.
     local: what this silo keeps of the job between rounds; a method reads it and proposes the next.
     """
 
@@ -46,6 +48,7 @@ class Work:
     weight: float
     is_cancelled: Callable[[], bool]
     class_rows: NDArray[np.bool_] | None = None
+    keep_personal: Callable[[PersonalModel], None] = forget
     local: LocalState = field(default_factory=LocalState, repr=False)
 
 

@@ -35,7 +35,7 @@ from silo_agent.ledger_tables import cohort_changes, jobs, phases, reveals, sign
 from silo_agent.policy import Policy
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
-DIFFERENCED_KINDS = frozenset({"presence", "calibrate"})
+DIFFERENCED_KINDS = frozenset({"presence", "calibrate", "personal"})
 SHARES_KEPT = timedelta(days=30)
 
 

@@ -27,11 +27,13 @@ from silo_agent.objectives import evaluation_loss_for
 from silo_agent.objectives.base import Setting
 from silo_agent.objectives.kept_pass import KeptPass
 from silo_agent.objectives.local_loss import local_loss
+from silo_agent.objectives.personal import personal
 from silo_agent.objectives.statistics import PHASES, TEACHERS, TRAIN_STATISTICS
 from silo_agent.privacy.model_check import check_keeps_samples_apart
 from silo_agent.privacy.place_check import Probes, check_answers, one_thread
 from silo_agent.seeding import seeded, shuffler, training_seed
 from strategies.base import Array
+from strategies.personal import PERSONAL_KIND
 
 log = get_logger("silo_agent.training")
 
@@ -71,7 +73,7 @@ class TorchObjective:
             return values
 
     def _phases(self) -> Mapping[str, Callable[[Setting], Mapping[str, Array]]]:
-        return {"train": self._train, "evaluate": self._evaluate, **PHASES}
+        return {"train": self._train, "evaluate": self._evaluate, PERSONAL_KIND: personal, **PHASES}
 
     def _received_model(self, work: Work) -> CutModel:
         spec = work.spec

@@ -17,10 +17,10 @@ from strategies.ffc import CalibratePhase, FfcOptions
 from strategies.heads import HEAD
 from strategies.logit_prototypes import PrototypeOptions, PrototypesPhase
 from strategies.losses import LOSS_OPTIONS
+from strategies.personal import PersonalOptions, PersonalPhase, check_personal
 from strategies.presence import PRESENCE_KIND, PresencePhase
 from strategies.presets import PRESETS
 from strategies.recipe import (
-    Closing,
     OptionValue,
     PartOptions,
     Recipe,
@@ -119,6 +119,7 @@ def strategy_of(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -
     for part in parts:
         options_of(part, resolved)
     check_recipe(recipe)
+    check_personal(recipe, resolved)
     check_options(recipe, resolved)
     return _compose(name, recipe, resolved)
 
@@ -133,8 +134,10 @@ def option_parts(recipe: Recipe) -> list[type[PartOptions]]:
     if recipe.regulariser is not Regulariser.NONE:
         parts.append(MIX_OPTIONS[recipe.mix])
     parts.append(_statistic(recipe).options)
-    if recipe.closing is Closing.FFC:
+    if recipe.closing.has_ffc:
         parts.append(FfcOptions)
+    if recipe.closing.has_personal:
+        parts.append(PersonalOptions)
     return parts
 
 
@@ -169,7 +172,7 @@ def _compose(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> S
     has_class_rows = recipe.statistic is not None
     opening: list[Phase] = [RollCallPhase(), *([PresencePhase()] if has_class_rows else [])]
     rounds: list[Phase] = [*_statistic(recipe).before_training, _train_phase(recipe)]
-    closing: list[Phase] = [*_calibration(recipe, options), EvaluatePhase()]
+    closing: list[Phase] = [*_calibration(recipe, options), EvaluatePhase(), *_personal(recipe)]
     return Strategy(
         name=name,
         recipe=recipe,
@@ -195,6 +198,11 @@ def _statistic(recipe: Recipe) -> StatisticParts:
 
 
 def _calibration(recipe: Recipe, options: Mapping[str, OptionValue]) -> list[Phase]:
-    if recipe.closing is Closing.NONE:
+    if not recipe.closing.has_ffc:
         return []
     return [CalibratePhase(ridge=options_of(FfcOptions, options).ridge)]
+
+
+def _personal(recipe: Recipe) -> list[Phase]:
+    """After the evaluation, so that a job whose silos cannot fine-tune has its final figures."""
+    return [PersonalPhase()] if recipe.closing.has_personal else []

@@ -21,10 +21,19 @@ from strategies.recipe import (
 SPHEREFED = Recipe(
     head=Head.FROZEN_ORTHONORMAL, features=Features.UNIT, loss=Loss.SPHERE_MSE, closing=Closing.FFC
 )
+FEDDR_PLUS = Recipe(
+    head=Head.FROZEN_ETF,
+    features=Features.UNIT,
+    loss=Loss.DOT_REGRESSION,
+    regulariser=Regulariser.FD,
+    mix=Mix.CONVEX,
+    defaults={"beta": 0.9},
+)
 
 PRESETS: Mapping[str, Recipe] = MappingProxyType(
     {
         "fedavg": Recipe(),
+        "fedavg_ft": Recipe(closing=Closing.PERSONAL),
         "fedexp": Recipe(server_update=ServerUpdate.FEDEXP),
         "fedopt": Recipe(server_update=ServerUpdate.FEDOPT),
         "fednova": Recipe(server_update=ServerUpdate.FEDNOVA),
@@ -48,16 +57,14 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         ),
         "fedgela": Recipe(head=Head.FROZEN_ETF, loss=Loss.CLIENT_ADAPTED),
         "dot_regression": Recipe(head=Head.FROZEN_ETF, features=Features.UNIT, loss=Loss.DOT_REGRESSION),
-        "feddr_plus": Recipe(
-            head=Head.FROZEN_ETF,
-            features=Features.UNIT,
-            loss=Loss.DOT_REGRESSION,
-            regulariser=Regulariser.FD,
-            mix=Mix.CONVEX,
-            defaults={"beta": 0.9},
+        "feddr_plus": FEDDR_PLUS,
+        "feddr_plus_ft": replace(
+            FEDDR_PLUS, closing=Closing.PERSONAL, defaults={**FEDDR_PLUS.defaults, "personal_tunes": "body"}
         ),
         "fedbabu": Recipe(head=Head.FROZEN_RANDOM),
+        "fedbabu_ft": Recipe(head=Head.FROZEN_RANDOM, closing=Closing.PERSONAL),
         "spherefed": SPHEREFED,
+        "spherefed_ft": replace(SPHEREFED, closing=Closing.FFC_PERSONAL, defaults={"personal_tunes": "head"}),
         "spherefed_fedprox": replace(SPHEREFED, regulariser=Regulariser.PROX, defaults={"mu": 0.0001}),
         "spherefed_fednova": replace(SPHEREFED, server_update=ServerUpdate.FEDNOVA),
         "spherefed_fedopt": replace(SPHEREFED, server_update=ServerUpdate.FEDOPT),

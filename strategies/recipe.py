@@ -80,8 +80,20 @@ class StatisticName(StrEnum):
 
 
 class Closing(StrEnum):
+    """What follows the last round: a calibrated head, personal models, or the one and then the other."""
+
     NONE = "none"
     FFC = "ffc"
+    PERSONAL = "personal"
+    FFC_PERSONAL = "ffc-personal"
+
+    @property
+    def has_ffc(self) -> bool:
+        return self in (Closing.FFC, Closing.FFC_PERSONAL)
+
+    @property
+    def has_personal(self) -> bool:
+        return self in (Closing.PERSONAL, Closing.FFC_PERSONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,11 @@ _COUNTS = (
 )
 _BY_COUNTS = Standing(why="under sums the whole update is clipped", records=_COUNTS)
 _SERVER = Standing(why="post-processing of the summed delta")
+_FINE_TUNED = (
+    "fine-tunes a model for each silo without any noise, so one record may change all of its answers and the "
+    "silo's accuracy from 0 to 1"
+)
+_PERSONAL = Standing(records=_FINE_TUNED, sums=_FINE_TUNED)
 
 # by field of the recipe and part: two fields have parts of the same name
 STANDINGS: Mapping[tuple[str, str], Standing] = MappingProxyType(
@@ -97,6 +102,8 @@ STANDINGS: Mapping[tuple[str, str], Standing] = MappingProxyType(
         ),
         ("closing", Closing.NONE): Standing(why="adds nothing"),
         ("closing", Closing.FFC): Standing(why="sums products of unit features of the global model"),
+        ("closing", Closing.PERSONAL): _PERSONAL,
+        ("closing", Closing.FFC_PERSONAL): _PERSONAL,
     }
 )
 

@@ -1,0 +1,119 @@
+"""Personal models on the institution's disk: one file for each job that fine-tuned one here.
+
+A file is an output for the institution: no round reads it, and it stays when the job ends. It is safetensors
+with arrays named as in the global state and with facts in its metadata: which job, from which global model,
+what was tuned, how it does on the silo's hold-out. Facts and model are one file, so they never disagree.
+It was made from the silo's data without noise and never leaves by itself: whoever gives it away tells of
+the data. Source: docs/protocol.md 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import safetensors
+import safetensors.numpy
+
+from chorale.files import write_atomic
+from crypto.errors import ConfigError
+from strategies.base import Arrays
+
+SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonalModel:
+    """What a silo fine-tuned. correct and correct_before: of the hold-out's samples, by this model and by
+    the global one that it came from. learning_rate: 0 where nothing was trained by steps."""
+
+    arrays: Arrays = field(repr=False)
+    tuned: str
+    epochs: int
+    learning_rate: float
+    tested: int
+    correct_before: int
+    correct: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptModel:
+    """A personal model's file and its facts."""
+
+    path: Path
+    job_digest: bytes
+    facts: Mapping[str, str]
+
+    @property
+    def id(self) -> str:
+        return self.job_digest.hex()[:12]
+
+    @property
+    def global_model(self) -> bytes:
+        """Digest of the global state that it was fine-tuned from."""
+        return bytes.fromhex(self.facts["global_model"])
+
+
+class PersonalModels:
+    """The folder of these files. It need not exist."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def keep(self, model: PersonalModel, *, job_digest: bytes, name: str, global_model: bytes) -> Path:
+        """Write the job's file, or put it in the place of an earlier one, in one step and durably.
+
+        name: the job's. global_model: digest of the state it came from. Raises OSError.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        facts = {"job": job_digest.hex(), "name": name, "global_model": global_model.hex(), **_facts(model)}
+        arrays = dict(sorted(model.arrays.items()))
+        path = self._path(job_digest)
+        write_atomic(path, safetensors.numpy.save(arrays, metadata=facts))
+        return path
+
+    def kept(self) -> list[KeptModel]:
+        """All of them, the newest first. Raises ConfigError for a file that is none."""
+        files = [path for path in self._directory.glob(f"*{SUFFIX}") if not path.name.startswith(".")]
+        return [_opened(path) for path in sorted(files, key=lambda path: -path.stat().st_mtime_ns)]
+
+    def find(self, job_id: str) -> KeptModel:
+        """The model of the job whose digest begins so. Raises ConfigError unless there is exactly one."""
+        found = [kept for kept in self.kept() if kept.job_digest.hex().startswith(job_id)]
+        if len(found) != 1 or not job_id:
+            known = ", ".join(kept.id for kept in self.kept()) or "none"
+            raise ConfigError(
+                f"{self._directory}: expected one personal model of a job {job_id}, got {len(found)}; "
+                f"there are: {known}"
+            )
+        return found[0]
+
+    def _path(self, job_digest: bytes) -> Path:
+        return self._directory / f"{job_digest.hex()}{SUFFIX}"
+
+
+def forget(model: PersonalModel) -> None:
+    """What becomes of a personal model where nobody keeps it."""
+
+
+def _facts(model: PersonalModel) -> dict[str, str]:
+    tested = {"tested": str(model.tested)}
+    if model.tested:
+        tested["accuracy"] = f"{model.correct / model.tested:.6f}"
+        tested["accuracy_of_global_model"] = f"{model.correct_before / model.tested:.6f}"
+    return {
+        "tuned": model.tuned,
+        "epochs": str(model.epochs),
+        "learning_rate": f"{model.learning_rate:g}",
+        **tested,
+    }
+
+
+def _opened(path: Path) -> KeptModel:
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            facts = dict(file.metadata() or {})
+        return KeptModel(path=path, job_digest=bytes.fromhex(facts["job"]), facts=facts)
+    except (safetensors.SafetensorError, OSError, KeyError, ValueError) as error:
+        raise ConfigError(f"{path}: expected a personal model: {error}") from None
