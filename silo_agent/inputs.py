@@ -1,7 +1,7 @@
 """x(u): what this silo contributes to a phase, computed once and reused by every attempt at it.
 
-It depends on the silo's data, its policy, the job and the global state alone; no message of a
-session reaches this module. Source: docs/protocol.md 4, 7.
+It depends on the silo's data, its policy, its local state, the job and the global state alone; no
+message of a session reaches this module. Source: docs/protocol.md 4, 7.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from crypto.errors import Refusal
 from crypto.messages import SessionTerms
 from silo_agent.budget import Budget, Charge
 from silo_agent.data.base import SiloData
+from silo_agent.local_state import LocalState, LocalStates
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Cancelled, Objective, Work
 from silo_agent.phase_input import Asked, cut_holdout, phase_input
@@ -70,6 +71,7 @@ class Inputs:
         policy: Policy,
         budget: Budget,
         metrics: SiloMetrics,
+        local: LocalStates,
         load_data: Callable[[Job], SiloData],
         load_objective: Callable[[], Objective],
     ) -> None:
@@ -77,6 +79,7 @@ class Inputs:
         self._policy = policy
         self._budget = budget
         self._metrics = metrics
+        self._local = local
         self._load_data = load_data
         self._load_objective = load_objective
         self._objective: Objective | None = None
@@ -172,15 +175,17 @@ class Inputs:
             request.job, request.key, request.state, members=request.terms.rule.members
         )
         try:
-            encoder = self._encoder(request, is_cancelled)
+            local = self._local.begin(request.key.job_digest)
+            encoder = self._encoder(request, local, is_cancelled)
             if is_cancelled():
                 raise Cancelled("the input is no longer wanted")
+            self._local.hold(request.key, local)
             return Prepared(encoder=encoder, charge=charge)
         except BaseException:
             charge.release()  # nothing left
             raise
 
-    def _encoder(self, request: Request, is_cancelled: Callable[[], bool]) -> Encoder:
+    def _encoder(self, request: Request, local: LocalState, is_cancelled: Callable[[], bool]) -> Encoder:
         started = time.monotonic()
         encoder = phase_input(
             _asked(request),
@@ -189,6 +194,7 @@ class Inputs:
             load_data=lambda: self._own_data(request.job),
             compute=self._computed,
             is_cancelled=is_cancelled,
+            local=local,
         ).encoder
         seconds = time.monotonic() - started
         self._metrics.training_seconds.inc(seconds)

@@ -67,6 +67,10 @@ class SiloSettings(BaseModel):
         return self.directory / "audit.jsonl"
 
     @property
+    def local_directory(self) -> Path:
+        return self.directory / "local"
+
+    @property
     def cache_directory(self) -> Path:
         return self.directory / "cache"
 
