@@ -20,7 +20,6 @@ from chorale.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, RemoteProtocolError
 from strategies.base import Array, Arrays
 
-PERSONAL = "personal/"  # prefix of the institution's own model, which outlives the job
 SUFFIX = ".safetensors"
 ENDED = ".ended"  # an empty file: the job's local state is gone for good
 
@@ -35,19 +34,8 @@ class LocalState:
         self.proposed: Arrays | None = None
 
     def propose(self, arrays: Mapping[str, Array]) -> None:
-        """The whole next state, in place of this one if the phase is applied with this silo in its sum.
-
-        Names under `personal/` are the institution's own model: they stay when the job ends.
-        """
+        """The whole next state, in place of this one if the phase is applied with this silo in its sum."""
         self.proposed = dict(arrays)
-
-    def personal(self) -> dict[str, Array]:
-        """The own model's arrays, without prefix; empty where there are none yet."""
-        return {
-            name.removeprefix(PERSONAL): array
-            for name, array in self.arrays.items()
-            if name.startswith(PERSONAL)
-        }
 
 
 class LocalStates:
@@ -96,21 +84,14 @@ class LocalStates:
         return True
 
     def end(self, job_digest: bytes) -> None:
-        """Delete the job's state and keep the institution's own model. The job is not served again."""
+        """Delete the job's state. The job is not served again: it would go on from another state than its own."""
         path = self._current(job_digest)
         has_pending = any(self._directory.glob(f"{job_digest.hex()}.*{SUFFIX}"))
         if not (path.exists() or has_pending):
             return
-        own = LocalState(_read(path)).personal() if path.exists() else {}
-        if own:
-            write_atomic(self.own_model(job_digest), state_parts(own))
         write_atomic(self._ended(job_digest), b"")
         path.unlink(missing_ok=True)
         self._drop_pending(job_digest)
-
-    def own_model(self, job_digest: bytes) -> Path:
-        """Where the institution's own model stays after the job: safetensors, names `model/<parameter>`."""
-        return self._directory / f"personal-{job_digest.hex()[:12]}{SUFFIX}"
 
     def _drop_pending(self, job_digest: bytes, *, but: Path | None = None) -> None:
         for path in self._directory.glob(f"{job_digest.hex()}.*{SUFFIX}"):
