@@ -14,7 +14,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs" / "adding-a-method.md").read_text()
-COPIED = ("bench", "chorale", "cli", "coordinator", "crypto", "docs", "silo_agent", "strategies", "tests")
+COPIED = (
+    "bench",
+    "chorale",
+    "cli",
+    "coordinator",
+    "crypto",
+    "docs",
+    "silo_agent",
+    "simulation",
+    "strategies",
+    "tests",
+)
 FILES = ("pyproject.toml", "README.md")
 NAMED = re.compile(r"`([\w/-]+\.\w+)`:$")
 NAMED_FILES = sorted(set(re.findall(r"`((?:strategies|silo_agent|tests)/[\w/]+\.py)`", GUIDE)))
