@@ -36,6 +36,7 @@ from silo_agent.memory import keep_chunks
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.participate import Participant
+from silo_agent.personal_models import PersonalModels
 from silo_agent.phase_check import PhaseCheck
 from silo_agent.policy import Policy, load_policy
 from silo_agent.rosters import Rosters
@@ -199,6 +200,7 @@ class _Agent:
             budget=self._budget,
             metrics=self._metrics,
             local=local,
+            personal=PersonalModels(self._settings.personal_directory, is_revealed=self._is_revealed),
             load_data=partial(_load_data, self._settings),
             load_objective=partial(load_objective, self._settings),
         )

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from chorale.job import Job
@@ -26,6 +27,7 @@ from silo_agent.data.base import SiloData
 from silo_agent.local_state import LocalState, LocalStates
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Cancelled, Objective, Work
+from silo_agent.personal_models import PersonalModel, PersonalModels
 from silo_agent.phase_input import Asked, cut_holdout, phase_input
 from silo_agent.policy import Policy
 from strategies.base import Array, Arrays
@@ -72,6 +74,7 @@ class Inputs:
         budget: Budget,
         metrics: SiloMetrics,
         local: LocalStates,
+        personal: PersonalModels,
         load_data: Callable[[Job], SiloData],
         load_objective: Callable[[], Objective],
     ) -> None:
@@ -80,6 +83,7 @@ class Inputs:
         self._budget = budget
         self._metrics = metrics
         self._local = local
+        self._personal = personal
         self._load_data = load_data
         self._load_objective = load_objective
         self._objective: Objective | None = None
@@ -192,7 +196,7 @@ class Inputs:
             silo=self._silo,
             policy=self._policy,
             load_data=lambda: self._own_data(request.job),
-            compute=self._computed,
+            compute=partial(self._computed, request),
             is_cancelled=is_cancelled,
             local=local,
         ).encoder
@@ -209,15 +213,18 @@ class Inputs:
         )
         return encoder
 
-    def _computed(self, work: Work) -> Mapping[str, Array]:
+    def _computed(self, request: Request, work: Work) -> Mapping[str, Array]:
         if self._objective is None:
             self._objective = self._load_objective()
         started = time.monotonic()
-        values = self._objective.compute(work)
+        values = self._objective.compute(replace(work, keep_personal=partial(self._keep_personal, request)))
         if work.phase_kind == "train":
             seen = len(work.data.train) * work.spec.training.local_epochs
             self._metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
         return values
+
+    def _keep_personal(self, request: Request, model: PersonalModel) -> None:
+        self._personal.keep(model, job=request.job, key=request.key, global_model=request.terms.state_digest)
 
     def _own_data(self, job: Job) -> SiloData:
         """Loaded once per job, the hold-out cut as its size is summed."""

@@ -71,6 +71,10 @@ class SiloSettings(BaseModel):
         return self.directory / "local"
 
     @property
+    def personal_directory(self) -> Path:
+        return self.directory / "personal"
+
+    @property
     def cache_directory(self) -> Path:
         return self.directory / "cache"
 

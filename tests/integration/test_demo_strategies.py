@@ -21,8 +21,10 @@ pytestmark = pytest.mark.timeout(300)
 # of every method: roll-call, the update, the evaluation, values that did not fit
 COMMON = {"silos", "samples", "delta", "weight", "correct", "tested", "loss_sum", "clipped"}
 PRESENCE, CALIBRATION = {"presence"}, {"gram", "moment"}
+PERSONAL = {"personal_accuracy", "personal_accuracy_square", "personal_silos"}
 BESIDE: dict[str, set[str]] = {
     "fedavg": set(),
+    "fedavg_ft": PERSONAL,
     "fedexp": {"update_sq_norm"},
     "fedopt": set(),
     "fednova": {"normaliser"},
@@ -34,8 +36,11 @@ BESIDE: dict[str, set[str]] = {
     "fedgela": set(),
     "dot_regression": set(),
     "feddr_plus": set(),
+    "feddr_plus_ft": PERSONAL,
     "fedbabu": set(),
+    "fedbabu_ft": PERSONAL,
     "spherefed": CALIBRATION,
+    "spherefed_ft": CALIBRATION | PERSONAL,
     "spherefed_fedprox": CALIBRATION,
     "spherefed_fednova": CALIBRATION | {"normaliser"},
     "spherefed_fedopt": CALIBRATION,

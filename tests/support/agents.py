@@ -39,6 +39,7 @@ from silo_agent.local_state import LocalStates
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Work
 from silo_agent.participate import Participant
+from silo_agent.personal_models import PersonalModels
 from silo_agent.phase_check import PhaseCheck
 from silo_agent.policy import Policy
 from silo_agent.rosters import Rosters
@@ -216,6 +217,12 @@ class Agent:
                 key.job_digest, key.round, key.phase, silo=self.name
             ),
         )
+        self.personal = PersonalModels(
+            self.folder / "personal",
+            is_revealed=lambda key: self.reveals.is_revealed(
+                key.job_digest, key.round, key.phase, silo=self.name
+            ),
+        )
         self.participant = Participant(
             identity=own,
             rosters=rosters,
@@ -237,6 +244,7 @@ class Agent:
                 budget=self.budget,
                 metrics=self.metrics,
                 local=self.local,
+                personal=self.personal,
                 load_data=self._data,
                 load_objective=lambda: self.objective,
             ),
