@@ -35,10 +35,13 @@ OPEN_POLICY: dict[str, Any] = {"class_statistics": "allow", "min_class_holders":
 RATE = 0.05
 RATES = {
     "fedbabu": 0.5,
+    "fedbabu_ft": 0.5,
     "fedgela": 0.1,
     "dot_regression": 0.5,
     "feddr_plus": 0.5,
+    "feddr_plus_ft": 0.5,
     "spherefed": 0.5,
+    "spherefed_ft": 0.5,
     "spherefed_fedprox": 0.5,
     "spherefed_fednova": 0.5,
     "spherefed_fedopt": 0.5,

@@ -226,12 +226,13 @@ def follow(operations: Operations, job_digest: bytes) -> JobHistory:
 
 def end_of(history: JobHistory) -> None:
     """Print how the job ended. Raises what the exit code is made of if it is not done."""
-    from cli.progress import final_accuracy
+    from cli.progress import final_accuracy, personal_figures
 
     summary = history.summary
     check_done(history)
-    accuracy = final_accuracy(history)
+    accuracy, personal = final_accuracy(history), personal_figures(history)
     measured = "" if accuracy is None else f"  final accuracy {accuracy:.4f}"
+    measured += "" if personal is None else f"  personal accuracy {personal}"
     click.echo(f"{summary.job_digest.hex()[:12]}  done  {summary.rounds_completed} rounds{measured}")
 
 

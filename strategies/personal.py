@@ -26,6 +26,7 @@ from strategies.recipe import Features, Head, Loss, OptionValue, PartOptions, Re
 
 PERSONAL_KIND = "personal"
 ACCURACY, SQUARE, SILOS = "personal_accuracy", "personal_accuracy_square", "personal_silos"
+DEVIATION = "personal_accuracy_deviation"  # a figure; no sum has this name
 
 
 class Tuned(StrEnum):
@@ -75,16 +76,14 @@ class PersonalPhase:
         """Figures: mean and standard deviation over the silos that have a hold-out, and their number.
 
         Every silo weighs the same; the deviation is that of these silos, not an estimate for others.
-        NaN where no silo has a hold-out.
+        Without any hold-out the number stands alone.
         """
         silos = int(sums[SILOS])
-        mean, square = (float(sums[name]) / silos if silos else math.nan for name in (ACCURACY, SQUARE))
-        # rounding in the ring may leave a mean just out of its range, or a variance of zero just below it
-        figures = {
-            ACCURACY: min(max(mean, 0.0), 1.0) if silos else mean,
-            "personal_accuracy_deviation": math.sqrt(max(square - mean**2, 0.0)) if silos else math.nan,
-            SILOS: float(silos),
-        }
+        figures = {SILOS: float(silos)}
+        if silos > 0:
+            # rounding in the ring may take a mean out of its range, and a variance of zero just below it
+            mean, square = (min(max(float(sums[name]) / silos, 0.0), 1.0) for name in (ACCURACY, SQUARE))
+            figures |= {ACCURACY: mean, DEVIATION: math.sqrt(max(square - mean**2, 0.0))}
         return PhaseResult(state=context.state, figures=figures)
 
 
