@@ -32,9 +32,10 @@ from silo_agent.objective import Objective
 from silo_agent.phase_input import Asked
 from silo_agent.policy import Policy
 from simulation.members import enrol
+from simulation.pool import Pool
 from simulation.results import PhaseOutcome, RoundResult, SimulationFailed, round_result
 from simulation.secure_sum import SecureSum
-from simulation.silos import Answer, Silos, SilosHere
+from simulation.silos import Answer, Silos, SilosHere, built_in
 from simulation.sums import needs_words, plain_sums, word_sums
 from strategies.base import Array, Arrays, PhaseResult
 
@@ -231,11 +232,9 @@ def _silos(
     device: str,
     workers: int,
 ) -> Silos:
-    if objective is None:
-        from silo_agent.training import TorchObjective
-
-        objective = TorchObjective(device=device)
-    return SilosHere(job, data, policy=policy, objective=objective)
+    if workers:
+        return Pool(job, data, policy=policy, objective=objective, device=device, workers=workers)
+    return SilosHere(job, data, policy=policy, objective=objective or built_in(device))
 
 
 def _secure_sum(spec: JobSpec) -> SecureSum:

@@ -99,6 +99,13 @@ class SilosHere:
         return Answer(silo=silo, values=made.values, clipped=clipped, proposed=local.proposed)
 
 
+def built_in(device: str) -> Objective:
+    """The agents' own training, in one thread. Raises ConfigError for a device that is not there."""
+    from silo_agent.training import TorchObjective  # torch
+
+    return TorchObjective(device=device)
+
+
 def dice(asked: Asked, silo: str) -> Callable[[int], bytes]:
     """Bytes for rounding and noise that follow from the job, so that a simulation can be repeated.
 
