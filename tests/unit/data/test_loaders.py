@@ -22,8 +22,7 @@ from crypto.errors import ConfigError
 from silo_agent.data import load_data
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.settings import DataSettings
-
-SHARED = Path(__file__).parents[3] / "../shared/data"
+from tests.support.shared_data import shared_folder
 
 
 def make_job(classes: int = 10, shape: tuple[int, ...] = (1, 8, 8), **fields: Any) -> JobSpec:
@@ -43,13 +42,6 @@ def make_job(classes: int = 10, shape: tuple[int, ...] = (1, 8, 8), **fields: An
 
 def load(job: JobSpec, **fields: Any) -> SiloData:
     return load_data(DataSettings(**fields), job)
-
-
-def shared_folder(name: str) -> Path:
-    folder = SHARED / name
-    if not folder.is_dir():
-        pytest.skip(f"{name} is not beside this checkout")
-    return folder
 
 
 # digits, holdout and partition
