@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,13 +42,13 @@ class RoundResult:
             "round": self.round,
             "result": self.result,
             "reason": self.reason,
-            "accuracy": self.accuracy,
-            "loss": self.loss,
+            "accuracy": finite(self.accuracy),
+            "loss": finite(self.loss),
             "model_after_round": self.round - 1,
             "data_share": self.data_share,
             "silos": list(self.silos),
             "left_out": dict(self.left_out),
-            "figures": dict(self.figures),
+            "figures": {name: finite(value) for name, value in self.figures.items()},
             "wall_seconds": round(self.wall_seconds, 6),
         }
 
@@ -62,6 +63,11 @@ class PhaseOutcome:
     silos: tuple[str, ...]
     left_out: Mapping[str, str]
     figures: Mapping[str, float]
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity: they are null."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def round_result(round: int, phases: list[PhaseOutcome], *, wall_seconds: float) -> RoundResult:
