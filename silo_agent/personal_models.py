@@ -72,6 +72,8 @@ class PersonalModels:
         if path.exists() and self.is_confirmed(_opened(path)):
             return
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for torn in self._directory.glob(f".{path.name}.*.tmp"):  # of a process that was killed
+            torn.unlink()
         facts = {
             "job": job.digest.hex(),
             "name": job.spec.name,
