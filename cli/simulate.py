@@ -59,6 +59,13 @@ MOST_WORKERS = 256
 @click.option(
     "--shards-per-silo", default=2, show_default=True, help="shards: single-class pieces of a silo."
 )
+@click.option(
+    "--min-samples",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1),
+    help="dirichlet: draw again while a silo has fewer to train on.",
+)
 @click.option("--split-seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the cut.")
 @click.option(
     "--silo",
@@ -70,7 +77,7 @@ MOST_WORKERS = 256
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
-    help="Policy of every silo, which may refuse the job.  [default: the demo's, which allows class sums]",
+    help="Policy of every silo, which may refuse the job.  [default: one that refuses nothing]",
 )
 @click.option("--init", type=click.Path(path_type=Path), help="Initial model, safetensors; default: by seed.")
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
@@ -110,9 +117,8 @@ def simulate(
 
 def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
     spec = simulation.job.spec
-    _say(
-        f"{spec.strategy.name}, {spec.rounds} rounds, {spec.named_per_round} of {len(spec.silos)} silos each"
-    )
+    drawn = f"{spec.named_per_round} of {len(spec.silos)} silos"
+    _say(f"{spec.strategy.name}, {spec.rounds} rounds of {drawn}")
     following = simulation.standing.following
     if following is not None and following[0] > 1:
         _say(f"going on after round {following[0] - 1}")
@@ -131,7 +137,7 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         kind: {name: finite(value) for name, value in figures.items()}
         for kind, figures in simulation.closing.items()
     }
-    document = {
+    document: dict[str, Any] = {
         "closing": closing,
         "final_accuracy": finite(simulation.final_accuracy),
         "final_loss": finite(simulation.final_loss),
@@ -163,7 +169,7 @@ def _policy(spec: JobSpec, path: Path | None) -> Policy:
     if path is None:
         from cli.demo_setup import OPEN_POLICY
 
-        return Policy(federation=spec.federation, **OPEN_POLICY)
+        return Policy(federation=spec.federation, count_granularity=1, **OPEN_POLICY)
     policy = load_policy(path)
     policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")
     return policy
@@ -220,12 +226,15 @@ def _simulation(
 
 
 def _line(result: RoundResult, *, rounds: int) -> str:
+    from simulation.results import finite
+
     parts = [f"round {result.round}/{rounds}", f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
     if result.reason:
         parts.append(f"used up ({result.reason})")
-    if result.accuracy is not None:
-        loss = "" if result.loss is None else f", loss {result.loss:.3f}"
-        parts.append(f"model after round {result.round - 1}: accuracy {result.accuracy:.3f}{loss}")
+    accuracy, loss = finite(result.accuracy), finite(result.loss)
+    if accuracy is not None:
+        told = "" if loss is None else f", loss {loss:.3f}"
+        parts.append(f"model after round {result.round - 1}: accuracy {accuracy:.3f}{told}")
     if result.left_out:
         parts.append(f"without {', '.join(result.left_out)}")
     return "  ".join(parts)

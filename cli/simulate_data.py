@@ -28,6 +28,7 @@ class DataOptions:
     partition: str
     alpha: float
     shards_per_silo: int
+    min_samples: int
     split_seed: int
     silo_files: tuple[Path, ...] = ()
 
@@ -36,8 +37,9 @@ class DataOptions:
         ones. Raises ConfigError."""
         if self.silo_files:
             names = [_name_in(path) for path in self.silo_files]
-            if wanted is not None and wanted != len(names):
-                raise ConfigError(f"--silos: {len(names)} silo files are given, got {wanted}")
+            if len(names) < FEWEST or wanted not in (None, len(names)):
+                expected = FEWEST if wanted is None else max(wanted, FEWEST)
+                raise ConfigError(f"--silo: expected a file for each of {expected} silos, got {len(names)}")
             return names
         if wanted is None or wanted == len(listed):
             return list(listed)
@@ -78,6 +80,7 @@ class DataOptions:
             "kind": self.partition,
             "alpha": self.alpha,
             "shards_per_silo": self.shards_per_silo,
+            "min_samples": self.min_samples,
             "seed": self.split_seed,
             "silos": silos,
             "index": 0,
