@@ -34,8 +34,9 @@ class LocalState:
         self.proposed: Arrays | None = None
 
     def propose(self, arrays: Mapping[str, Array]) -> None:
-        """The whole next state, in place of this one if the phase is applied with this silo in its sum."""
-        self.proposed = dict(arrays)
+        """Arrays of the next state. What the parts of a method propose in one phase takes the place of the
+        whole state, if the phase is applied with this silo in its sum."""
+        self.proposed = {**(self.proposed or {}), **arrays}
 
 
 class LocalStates:
@@ -84,7 +85,7 @@ class LocalStates:
         return True
 
     def end(self, job_digest: bytes) -> None:
-        """Delete the job's state. The job is not served again: it would go on from another state than its own."""
+        """Delete the job's state. The job is not served again: it would not go on from its own state."""
         path = self._current(job_digest)
         has_pending = any(self._directory.glob(f"{job_digest.hex()}.*{SUFFIX}"))
         if not (path.exists() or has_pending):

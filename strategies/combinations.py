@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from crypto.errors import ConfigError
 from strategies.recipe import (
+    Closing,
     Features,
     Head,
     Loss,
     Mix,
     OptionValue,
+    Own,
     Recipe,
     Regulariser,
     ServerUpdate,
@@ -22,6 +24,8 @@ from strategies.soft_labels import InitialSoftLabels, SoftLabelOptions
 
 UNIT_HEADS = (Head.FROZEN_ETF, Head.FROZEN_ORTHONORMAL)  # one vector of unit length for each class
 
+BY_STEPS = (ServerUpdate.FEDNOVA, ServerUpdate.SCAFFOLD)  # read the local steps out of a delta
+
 SOFTMAX_LOSSES = (Loss.CROSS_ENTROPY, Loss.BALANCED_SOFTMAX)
 
 
@@ -31,6 +35,12 @@ class Rule:
 
     refuses: Callable[[Recipe], bool]
     reason: str
+
+
+def _is_plain(recipe: Recipe) -> bool:
+    """Beside an own part: nothing else that reads or tunes the model that a silo trains."""
+    has_reader = recipe.regulariser is not Regulariser.NONE or recipe.statistic is not None
+    return not has_reader and recipe.closing is Closing.NONE and recipe.server_update not in BY_STEPS
 
 
 def _has_unit_head(recipe: Recipe) -> bool:
@@ -108,6 +118,15 @@ RULES = (
         reason="the statistic logit-prototypes is what the regulariser csd compares with, and nothing "
         "else uses it: it needs that regulariser",
     ),
+    Rule(
+        refuses=lambda recipe: recipe.own.has_head and recipe.head.is_frozen,
+        reason="an own head is one that each silo trains: it needs head trained or trained-unbiased",
+    ),
+    Rule(
+        refuses=lambda recipe: recipe.own is not Own.NONE and not _is_plain(recipe),
+        reason="an own part trains in its own way: it needs regulariser, statistic and closing none, and a "
+        "server update that does not count local steps",
+    ),
 )
 
 
@@ -138,9 +157,10 @@ def check_classes(recipe: Recipe, classes: int) -> None:
 
 def check_optimizer(recipe: Recipe, optimizer: str) -> None:
     """Raises ConfigError where the server update needs another local optimiser than the job's."""
-    if recipe.server_update is ServerUpdate.FEDNOVA and optimizer != "sgd":
+    if recipe.server_update in BY_STEPS and optimizer != "sgd":
         raise ConfigError(
-            f"training.optimizer: fednova knows the weights of gradients under sgd alone, got {optimizer}"
+            f"training.optimizer: {recipe.server_update} knows the weights of gradients under sgd alone, "
+            f"got {optimizer}"
         )
 
 
@@ -151,7 +171,9 @@ def _named(recipe: Recipe) -> str:
         "loss": recipe.loss,
         "regulariser": recipe.regulariser,
         "mix": recipe.mix,
+        "server_update": recipe.server_update,
         "statistic": recipe.statistic or "none",
+        "own": recipe.own,
         "closing": recipe.closing,
     }
     return ", ".join(f"{part} {value}" for part, value in parts.items())

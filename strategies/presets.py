@@ -12,6 +12,7 @@ from strategies.recipe import (
     Head,
     Loss,
     Mix,
+    Own,
     Recipe,
     Regulariser,
     ServerUpdate,
@@ -37,6 +38,7 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "fedexp": Recipe(server_update=ServerUpdate.FEDEXP),
         "fedopt": Recipe(server_update=ServerUpdate.FEDOPT),
         "fednova": Recipe(server_update=ServerUpdate.FEDNOVA),
+        "scaffold": Recipe(server_update=ServerUpdate.SCAFFOLD),
         "feddw": Recipe(
             head=Head.TRAINED_UNBIASED,
             regulariser=Regulariser.SOFT_LABELS,
@@ -48,6 +50,7 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
             defaults={"mu": 0.001, "tau": 10.0, "alpha": 0.9},
         ),
         "fedprox": Recipe(regulariser=Regulariser.PROX, defaults={"mu": 0.001}),
+        "moon": Recipe(regulariser=Regulariser.MOON, defaults={"mu": 1.0, "contrast_tau": 0.5}),
         "fedntd": Recipe(regulariser=Regulariser.NTD, defaults={"mu": 1.0, "tau": 3.0}),
         "fedetf": Recipe(
             head=Head.FROZEN_ETF,
@@ -68,5 +71,9 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "spherefed_fedprox": replace(SPHEREFED, regulariser=Regulariser.PROX, defaults={"mu": 0.0001}),
         "spherefed_fednova": replace(SPHEREFED, server_update=ServerUpdate.FEDNOVA),
         "spherefed_fedopt": replace(SPHEREFED, server_update=ServerUpdate.FEDOPT),
+        "fedper": Recipe(own=Own.HEAD),
+        "fedrep": Recipe(own=Own.HEAD_FIRST, defaults={"head_epochs": 10}),
+        "ditto": Recipe(own=Own.MODEL, defaults={"own_pull": 0.1}),
+        "per_fedavg": Recipe(own=Own.ADAPTED, defaults={"inner_rate": 0.01}),
     }
 )

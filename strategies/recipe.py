@@ -52,6 +52,7 @@ class Loss(StrEnum):
 class Regulariser(StrEnum):
     NONE = "none"
     PROX = "prox"
+    MOON = "moon"
     KD = "kd"
     NTD = "ntd"
     LD = "ld"
@@ -72,6 +73,22 @@ class ServerUpdate(StrEnum):
     FEDEXP = "fedexp"
     FEDOPT = "fedopt"
     FEDNOVA = "fednova"
+    SCAFFOLD = "scaffold"
+
+
+class Own(StrEnum):
+    """What of the model is each silo's own in every round: nothing, the head, trained together with the body
+    or before it, a whole model beside the global one, or the global one after a step at the silo."""
+
+    NONE = "none"
+    HEAD = "head"
+    HEAD_FIRST = "head-first"
+    MODEL = "model"
+    ADAPTED = "adapted"
+
+    @property
+    def has_head(self) -> bool:
+        return self in (Own.HEAD, Own.HEAD_FIRST)
 
 
 class StatisticName(StrEnum):
@@ -107,6 +124,7 @@ class Recipe:
     mix: Mix = Mix.ADDITIVE
     server_update: ServerUpdate = ServerUpdate.WEIGHTED_MEAN
     statistic: StatisticName | None = None
+    own: Own = Own.NONE
     closing: Closing = Closing.NONE
     defaults: Mapping[str, OptionValue] = field(default_factory=lambda: MappingProxyType({}))
 
