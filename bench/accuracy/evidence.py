@@ -33,7 +33,7 @@ def rows(report: Report) -> list[Row]:
     """The small suite alone has a time to keep."""
     if report.suite != "small":
         return []
-    name = f"minutes of {report.runs} runs over {report.workers} processes"
+    name = f"minutes of CPU for each of {report.workers} processes, {report.runs} runs"
     return [Row(name=name, target=MOST_MINUTES, value=report.minutes, unit="minutes")]
 
 
@@ -59,8 +59,8 @@ def update(report: Report, *, root: Path, moment: datetime | None = None) -> Non
     entry = committed(report, moment=moment or datetime.now(UTC))
     figures.write(root / FIGURES, {**read(root), report.suite: entry})
     draw(report, folder=root / PAGE.parent, prefix=_prefix(report.suite))
-    page = (root / PAGE).read_text()
-    (root / PAGE).write_text(figures.replaced(page, place(report.suite), page_text(entry), path=PAGE))
+    text, page = page_text(read(root)[report.suite]), (root / PAGE).read_text()
+    (root / PAGE).write_text(figures.replaced(page, place(report.suite), text, path=PAGE))
 
 
 def place(suite: str) -> str:
@@ -101,13 +101,13 @@ def section(report: Report) -> str:
 
 
 def _setting(report: Report) -> str:
-    processes = "one process" if report.workers == 1 else f"{report.workers} processes"
+    processes = "one process" if report.workers == 1 else f"each of {report.workers} processes"
     sent = "; ".join(f"{name} {number:g} of {classes}" for name, number, classes in report.rows_by_default)
     return (
         f"{report.about[0].upper()}{report.about[1:]}. Seeds {_seeds(report.seeds)}; {report.runs} runs, "
-        f"{report.minutes:.0f} minutes over {processes}. Learning rates are out of {_grids(report)}. Classes "
-        f"whose rows a silo's default policy would send to FedDW and FedCSD, mean of the seeds: {sent}. Here "
-        "all rows were sent."
+        f"{report.minutes:.0f} minutes of CPU in {processes}. Learning rates are out of "
+        f"{_grids(report)}. Classes whose rows a silo's default policy would send to FedDW and FedCSD, mean "
+        f"of the seeds: {sent}. Here all rows were sent."
     )
 
 

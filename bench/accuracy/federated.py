@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.accuracy.trials import Outcome, Tested, Trial
+from bench.accuracy.trials import Outcome, Split, Trial
 from crypto.errors import ChoraleError
 from silo_agent.data import load_partition
 from silo_agent.data.base import SiloData
@@ -32,12 +32,12 @@ OPEN_POLICY = Policy(
 
 def run(trial: Trial, path: Path | None, *, device: str = "cpu") -> Outcome:
     """Train it. What the product refuses, such as numbers that diverged, is in the outcome."""
-    started = time.monotonic()
+    started = time.process_time()
     try:
         accuracy, failed = _accuracy(trial, path, device=device), ""
     except ChoraleError as error:
         accuracy, failed = (), str(error)
-    return Outcome(accuracy=accuracy, failed=failed, seconds=round(time.monotonic() - started, 3))
+    return Outcome(accuracy=accuracy, failed=failed, seconds=round(time.process_time() - started, 3))
 
 
 def silos_of(trial: Trial, path: Path | None) -> dict[str, SiloData]:
@@ -46,7 +46,7 @@ def silos_of(trial: Trial, path: Path | None) -> dict[str, SiloData]:
     A validation trial's silos are given nothing of the hold-out. Raises ConfigError.
     """
     parts = _cut(_data_key(trial), path)
-    if trial.tested is Tested.VALIDATION:
+    if trial.tested is Split.VALIDATION:
         parts = tuple(_without_holdout(part, trial.seed, index) for index, part in enumerate(parts))
     return dict(zip(trial.spec().silos, parts, strict=True))
 
@@ -74,7 +74,7 @@ def _accuracy(trial: Trial, path: Path | None, *, device: str) -> tuple[float, .
 def _data_key(trial: Trial) -> str:
     """What a trial's data follow from: alike for all methods and rates."""
     plain = {"preset": "fedavg"}
-    return replace(trial, arm="", learning_rate=1.0, strategy=plain, tested=Tested.TEST).key
+    return replace(trial, arm="", learning_rate=1.0, strategy=plain, tested=Split.TEST).key
 
 
 @lru_cache(maxsize=1)  # trials of one cut follow each other

@@ -46,7 +46,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """trained_seconds: of all runs, one after the other.
+    """trained_seconds: of CPU, all runs together.
 
     rows_by_default: by setting, how many classes' rows a silo's default policy would send, mean of the
     seeds, and how many classes there are.
@@ -72,7 +72,7 @@ class Report:
 
     @property
     def minutes(self) -> float:
-        """Of wall time, had the workers shared the runs evenly."""
+        """Of CPU for each worker, had they shared the runs evenly: of wall time where they are alone."""
         return self.trained_seconds / self.workers / 60.0
 
     def cell(self, setting: str, arm: str) -> Cell:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.accuracy.arms import Arm
-from bench.accuracy.trials import Tested, Trial
+from bench.accuracy.trials import Split, Trial
 
 RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 SEEDS = (1, 2, 3, 4, 5)
@@ -45,7 +45,7 @@ class Suite:
     def tuning(self, arms: Sequence[Arm]) -> list[Trial]:
         """Every rate of the grid for every arm: the same number of trials and the same seeds for each."""
         return [
-            _trial(self, setting, arm, tested=Tested.VALIDATION, seed=seed, rate=rate)
+            _trial(self, setting, arm, tested=Split.VALIDATION, seed=seed, rate=rate)
             for setting in self.settings
             for seed in self.tuning_seeds
             for arm in arms
@@ -55,7 +55,7 @@ class Suite:
     def comparison(self, arms: Sequence[Arm], rates: Mapping[tuple[str, str], float]) -> list[Trial]:
         """Every seed for every arm. rates: by names of setting and arm."""
         return [
-            _trial(self, setting, arm, tested=Tested.TEST, seed=seed, rate=rates[setting.name, arm.name])
+            _trial(self, setting, arm, tested=Split.TEST, seed=seed, rate=rates[setting.name, arm.name])
             for setting in self.settings
             for seed in self.seeds
             for arm in arms
@@ -70,7 +70,7 @@ class Suite:
         return None if root is None else root / self.setting(trial.setting).folder
 
 
-def _trial(suite: Suite, setting: Setting, arm: Arm, *, tested: Tested, seed: int, rate: float) -> Trial:
+def _trial(suite: Suite, setting: Setting, arm: Arm, *, tested: Split, seed: int, rate: float) -> Trial:
     return Trial(
         suite=suite.name,
         setting=setting.name,

@@ -15,7 +15,7 @@ from silo_agent.data.settings import PartitionSettings
 FAR_AWAY = datetime(2100, 1, 1, tzinfo=UTC)
 
 
-class Tested(StrEnum):
+class Split(StrEnum):
     """On which samples the global model is tested."""
 
     VALIDATION = "validation"  # a part of each silo's training samples, which then trains nothing
@@ -32,7 +32,7 @@ class Trial:
     suite: str
     setting: str
     arm: str
-    tested: Tested
+    tested: Split
     seed: int
     learning_rate: float
     silos: int
@@ -76,7 +76,7 @@ class Trial:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """accuracy: of the global model after each round, the closing phases counting to the last; empty where
-    the run failed. failed: why. seconds: of this process."""
+    the run failed. failed: why. seconds: of CPU."""
 
     accuracy: tuple[float, ...]
     seconds: float

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.accuracy.trials import Outcome, Tested, Trial
+from bench.accuracy.trials import Outcome, Split, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ def chosen(trials: Iterable[Trial], outcome: Callable[[Trial], Outcome]) -> list
     """One choice for every setting and arm, in the order in which the trials name them."""
     by_arm: dict[tuple[str, str], dict[float, list[float]]] = {}
     for trial in trials:
-        if trial.tested is not Tested.VALIDATION:
+        if trial.tested is not Split.VALIDATION:
             raise ValueError(f"{trial.arm}: a rate is chosen on validation samples, not on test samples")
         rates = by_arm.setdefault((trial.setting, trial.arm), {})
         rates.setdefault(trial.learning_rate, []).append(outcome(trial).final)
