@@ -92,8 +92,9 @@ class PersonalFigures:
 
 def personal_figures(history: JobHistory) -> PersonalFigures | None:
     """None where the method has no personal models, or no silo a hold-out to test its own on."""
-    closing = [record for record in history.of_kind(PERSONAL) if record.result == "applied"]
-    return _personal(closing[-1]) if closing else None
+    closing = [record for record in history.records if kind_of(record) in (EVALUATE, PERSONAL)]
+    found = [_personal(record) for record in closing if record.result == "applied"]
+    return next((figures for figures in reversed(found) if figures is not None), None)
 
 
 def plain_line(record: PhaseRecord, *, rounds: int) -> str:
@@ -143,11 +144,13 @@ def _outcome(record: PhaseRecord) -> str:
 
 def _measured(record: PhaseRecord) -> str:
     accuracy, loss = _figure(record, "accuracy"), _figure(record, "loss")
+    personal = _personal(record)
+    of_own = "" if personal is None else f"personal models: accuracy {personal}"
     if accuracy is None:
-        personal = _personal(record)
-        return "" if personal is None else f"personal models: accuracy {personal}"
+        return of_own
     of_model = "final model" if kind_of(record) == EVALUATE else f"model after round {record.round - 1}"
-    return f"{of_model}: accuracy {accuracy:.3f}" + ("" if loss is None else f", loss {loss:.3f}")
+    told = f"{of_model}: accuracy {accuracy:.3f}" + ("" if loss is None else f", loss {loss:.3f}")
+    return ", ".join(filter(None, [told, of_own]))
 
 
 def _missing(record: PhaseRecord) -> str:
