@@ -114,13 +114,14 @@ def test_finished_runs_are_found_again_and_only_under_their_own_job(
     assert Book(path).find(FEDAVG, 4, (0.1,)) is None
 
 
-def test_a_difference_says_mean_error_wins_and_what_follows() -> None:
+def test_difference_says_mean_error_of_overlapping_splits_wins_and_what_follows() -> None:
     found = {
         "alone": [_outcome(1, 0.70, "alone"), _outcome(2, 0.80, "alone"), _outcome(3, 0.75, "alone")],
         "fedavg": [_outcome(1, 0.80), _outcome(2, 0.91), _outcome(3, 0.84)],
     }
     line = words.difference_table(found, "alone").splitlines()[2]
-    assert line.startswith("| FedAvg | +10.0 +- 0.6, 3/3, better |")
+    # deviation 1 point, plain error 1 / sqrt(3) = 0.58, times sqrt(1 + 3 * 3/7) = 1.51
+    assert line.startswith("| FedAvg | +10.0 +- 0.9, 3/3, better |")
 
 
 def test_reference_parties_train_the_same_number_of_steps_as_a_silo() -> None:
