@@ -26,21 +26,27 @@ from bench.accuracy.trials import Trial
 from bench.accuracy.tuning import chosen
 from bench.accuracy.work import OutOfRuns, Workers
 from bench.options import Parser, whole
+from crypto.errors import ChoraleError
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "bench" / "accuracy"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 3 where runs are left."""
+    """Exit code 2 where the data cannot be used, 3 where runs are left."""
     options = _options(arguments)
-    suite = SUITES[options.suite]
+    suite = SUITES[options.suite].with_data_in(options.data)
+    for missing in sorted({one.name for one in SUITES[options.suite].settings} - set(suite.names)):
+        _say(f"accuracy: {missing} is left out: its data are not in {options.data}")
     try:
         with Book(options.out / f"{suite.name}.jsonl") as book:
             report = measured(suite, book, options)
     except OutOfRuns as left:
         _say(f"accuracy: {left}")
         return 3
+    except ChoraleError as error:
+        _say(f"accuracy: error: {error}")
+        return 2
     draw(report, folder=options.out, prefix=suite.name)
     text = evidence.section(report)
     (options.out / f"{suite.name}.md").write_text(text + "\n")
@@ -109,6 +115,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if suite.needs_data != (options.data is not None):
         wants = "needs the folder of its data set" if suite.needs_data else "brings its own data"
         parser.error(f"--data: the suite {suite.name} {wants}")
+    if not suite.with_data_in(options.data).settings:
+        parser.error(f"--data: {options.data} holds no data of the suite {suite.name}")
     options.device = options.device or suite.device
     return options
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -31,10 +32,13 @@ OPEN_POLICY = Policy(
 
 
 def run(trial: Trial, path: Path | None, *, device: str = "cpu") -> Outcome:
-    """Train it. What the product refuses, such as numbers that diverged, is in the outcome."""
-    started = time.process_time()
+    """Train it. What goes wrong in the training, such as numbers that diverge, is in the outcome.
+
+    Raises ConfigError for data that are not there or cannot be cut: another try may find them.
+    """
+    started, silos = time.process_time(), silos_of(trial, path)
     try:
-        accuracy, failed = _accuracy(trial, path, device=device), ""
+        accuracy, failed = _accuracy(trial, silos, device=device), ""
     except ChoraleError as error:
         accuracy, failed = (), str(error)
     return Outcome(accuracy=accuracy, failed=failed, seconds=round(time.process_time() - started, 3))
@@ -61,8 +65,8 @@ def classes_sent_by_default(trial: Trial, path: Path | None) -> int:
     return int(np.count_nonzero(np.sum(held_KC, axis=0) >= least))
 
 
-def _accuracy(trial: Trial, path: Path | None, *, device: str) -> tuple[float, ...]:
-    simulation = Simulation(trial.spec(), silos_of(trial, path), policy=OPEN_POLICY, device=device)
+def _accuracy(trial: Trial, silos: Mapping[str, SiloData], *, device: str) -> tuple[float, ...]:
+    simulation = Simulation(trial.spec(), silos, policy=OPEN_POLICY, device=device)
     rounds = list(simulation.run())
     used_up = [each for each in rounds if each.reason]
     if used_up:

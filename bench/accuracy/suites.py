@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,11 @@ class Suite:
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
     arms: tuple[str, ...] | None = field(default=None)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its settings."""
+        return tuple(one.name for one in self.settings)
+
     def tuning(self, arms: Sequence[Arm]) -> list[Trial]:
         """Every rate of the grid for every arm: the same number of trials and the same seeds for each."""
         return [
@@ -60,6 +65,12 @@ class Suite:
             for seed in self.seeds
             for arm in arms
         ]
+
+    def with_data_in(self, root: Path | None) -> Suite:
+        """The suite without settings whose data are not there."""
+        if root is None:
+            return self
+        return replace(self, settings=tuple(one for one in self.settings if (root / one.folder).is_dir()))
 
     def setting(self, name: str) -> Setting:
         """The setting of that name."""

@@ -67,7 +67,10 @@ class Workers:
                 yield trial, self._runs(trial, self._path(trial))
             return
         context = multiprocessing.get_context("spawn")  # torch does not survive a fork
-        with ProcessPoolExecutor(self._processes, mp_context=context) as pool:
+        pool = ProcessPoolExecutor(self._processes, mp_context=context)
+        try:
             futures = {pool.submit(self._runs, trial, self._path(trial)): trial for trial in trials}
             for future in as_completed(futures):
                 yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)  # whoever is interrupted waits for no run that has not begun

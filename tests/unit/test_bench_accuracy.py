@@ -27,7 +27,9 @@ from bench.accuracy.suites import Setting, Suite
 from bench.accuracy.trials import Outcome, Split, Trial
 from bench.accuracy.tuning import chosen
 from bench.accuracy.work import OutOfRuns, Workers
+from crypto.errors import ConfigError, QuantisationError
 from silo_agent.data.base import Samples
+from simulation.engine import Simulation
 
 TINY = Suite(
     name="tiny",
@@ -192,12 +194,28 @@ def test_both_ways_of_leaving_out_the_distillation_agree_to_the_last_bit(tmp_pat
     assert len(found[0]) == 2
 
 
-def test_what_the_product_refuses_is_an_outcome_and_counts_as_nothing_right(tmp_path: Path) -> None:
-    data = numbers(tmp_path / "numbers.npz")
-    broken = replace(final_trial(), partition={"kind": "shards", "shards_per_silo": 5})
-    outcome = run(replace(broken, silos=4), data)
-    assert "cannot be shared" in outcome.failed
-    assert (outcome.accuracy, outcome.final) == ((), 0.0)
+def test_training_that_fails_is_an_outcome_and_counts_as_nothing_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Simulation) -> None:
+        raise QuantisationError("silo-1: delta is not finite")
+
+    monkeypatch.setattr(Simulation, "run", fails)
+    outcome = run(final_trial(), numbers(tmp_path / "numbers.npz"))
+    assert (outcome.failed, outcome.accuracy, outcome.final) == ("silo-1: delta is not finite", (), 0.0)
+
+
+def test_data_that_are_not_there_are_no_outcome(tmp_path: Path) -> None:
+    """A line in the book would keep the next call from trying again."""
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        run(final_trial(), tmp_path / "numbers.npz")
+
+
+def test_settings_without_data_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    paper = SUITES["paper"].with_data_in(tmp_path)
+    assert {setting.folder for setting in paper.settings} == {"cifar10"}
+    assert set(paper.names) < set(SUITES["paper"].names)
 
 
 # a killed suite
@@ -273,6 +291,16 @@ def test_suite_that_needs_data_says_so(capsys: pytest.CaptureFixture[str]) -> No
         command.main(["--suite", "fashion"])
     assert ended_with.value.code == 2
     assert "--data: the suite fashion needs the folder of its data set" in capsys.readouterr().err
+
+
+def test_folder_without_the_suites_data_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--suite", "fashion", "--data", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "accuracy: error: " in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["--suite", "paper", "--data", str(tmp_path)])
+    assert "holds no data of the suite paper" in capsys.readouterr().err
 
 
 # words and pictures
