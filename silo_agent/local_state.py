@@ -4,7 +4,7 @@ A phase reads the state that was taken over last and proposes the next. The prop
 phase was applied; then it becomes the state, in one rename. Whoever was not in the sum, or whose round was
 not applied, keeps what it had, and an input that is computed anew starts from the same arrays.
 `LocalState` is what an objective sees and knows no file; `LocalStates` is the files.
-Source: docs/protocol.md 7.7, 10.7.
+Source: docs/protocol.md 7.8, 10.8.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """kill -9 of a silo around everything that its local state's way to the next round is made of.
 
-Source: docs/protocol.md 7.7.
+Source: docs/protocol.md 7.8.
 """
 
 from __future__ import annotations
