@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from chorale.job_spec import JobSpec, ScheduleSpec
+from chorale.logs import get_logger
 from silo_agent.batches import Tensors
 from silo_agent.evaluation import Figures, evaluate
 from silo_agent.local_training import train_locally
@@ -35,12 +36,15 @@ from strategies.personal import ACCURACY, SILOS, SQUARE, PersonalOptions, Tuned
 
 HEAD_PREFIX = "head."
 
+log = get_logger("silo_agent.objectives")
+
 
 def personal(setting: Setting) -> Mapping[str, Array]:
     """Fine-tune, keep the model, and tell how good it is: accuracy, its square and 1, or three zeros without
     a hold-out. Raises ConfigError, Cancelled."""
     before = _tested(setting)
     fine_tune(setting)
+    _tell_diverged(setting)
     after = _tested(setting)
     options = setting.options(PersonalOptions)
     setting.work.keep_personal(
@@ -136,6 +140,16 @@ def _take_gradients(model: CutModel, tuned: Tuned) -> None:
     for name, parameter in model.named_parameters():
         is_head = name.startswith(HEAD_PREFIX)
         parameter.requires_grad_(tuned is Tuned.FULL or is_head == (tuned is Tuned.HEAD))
+
+
+def _tell_diverged(setting: Setting) -> None:
+    """In the silo's own log: to refuse would tell the coordinator about one silo's data."""
+    if not all(bool(parameter.isfinite().all()) for parameter in setting.received.parameters()):
+        log.warning(
+            "personal model is not finite",
+            round=setting.work.round,
+            lower="personal_learning_rate",
+        )
 
 
 def _tested(setting: Setting) -> Figures:

@@ -319,6 +319,22 @@ def test_fine_tuning_that_is_no_longer_wanted_stops_and_keeps_nothing() -> None:
     assert kept == []
 
 
+def test_a_diverged_personal_model_is_told_in_the_silos_own_log_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A refusal would be an answer about one silo's data to whoever chose the state."""
+    spoiled = skewed()
+    spoiled.train.features[0, 0] = np.nan
+    spec = job_of({"preset": "fedavg_ft"}, model={"name": "mlp", "hidden": [8], "seed": 1})
+    values, model, _ = phase_of(spec, spoiled)
+    assert not all(np.isfinite(array).all() for array in model.arrays.values())
+    assert all(np.isfinite(value) for value in values.values())
+    assert "personal model is not finite" in caplog.text
+    caplog.clear()
+    phase_of(small_job(), skewed())
+    assert "not finite" not in caplog.text
+
+
 def test_a_teacher_that_is_kept_between_rounds_teaches_here_too() -> None:
     """FedCSD's is a mean of global models in the state: fine-tuning asks that one, not the model received."""
     strategy = {
