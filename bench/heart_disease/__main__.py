@@ -10,11 +10,13 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from datetime import UTC, date, datetime
 from pathlib import Path
 
+from bench import figures
 from bench.heart_disease import words
 from bench.heart_disease.arms import ARMS, Arm
 from bench.heart_disease.book import Book
@@ -23,6 +25,7 @@ from bench.heart_disease.runs import RATES, Outcome, most_frequent, run
 from bench.options import Parser, whole
 
 OUT = ROOT / "build" / "bench" / "heart-disease.jsonl"
+PAGE = ROOT / "docs" / "heart-disease.md"
 MOST_SEEDS = 50
 
 
@@ -36,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.USUAL: [most_frequent(ARMS[0], seed, options.data) for seed in seeds],
         **measured(Book(options.out), seeds, options.data, workers=options.workers),
     }
+    if options.update:
+        write_page(found, today=datetime.now(UTC).date())
     if options.json:
         outcomes = {name: list(map(asdict, each)) for name, each in found.items()}
         print(json.dumps({"outcomes": outcomes, "rows": []}))
@@ -56,6 +61,16 @@ def measured(book: Book, seeds: Sequence[int], folder: Path, *, workers: int) ->
         outcomes = [book.find(arm, seed, RATES) for seed in seeds]
         found[arm.name] = [one for one in outcomes if one is not None]
     return found
+
+
+def write_page(found: Mapping[str, Sequence[Outcome]], *, today: date, path: Path = PAGE) -> None:
+    """Put the tables on the page, with the command, the day and the machine."""
+    splits, versions = len(found[words.USUAL]), figures.versions()
+    text = (
+        f"{words.page(found)}\n\n`python -m bench.heart_disease --seeds {splits}`, {today.isoformat()}: "
+        f"{figures.machine()}; Python {versions['Python']}, torch {versions['torch']}."
+    )
+    path.write_text(figures.replaced(path.read_text(), "heart-disease", text, path=path))
 
 
 def _outcomes(
@@ -79,6 +94,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=whole(1, 64), default=2, help="processes of one thread")
     parser.add_argument("--out", type=Path, default=OUT, help="file of the finished runs")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--update", action="store_true", help="put the tables on docs/heart-disease.md")
     return parser.parse_args(arguments)
 
 

@@ -31,7 +31,7 @@ ARMS = (
     _preset("fedbabu", "FedBABU"),
     _preset("spherefed", "SphereFed"),
     _preset("feddr_plus", "FedDr+"),
-    _preset("fedavg_ft", "FedAvg, fine-tuned"),
+    _preset("fedavg_ft", "FedAvg + fine-tuning"),
     _preset("fedper", "FedPer"),
     _preset("ditto", "Ditto"),
 )

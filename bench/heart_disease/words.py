@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from bench.accuracy.paired import Paired, paired
+from bench.accuracy.paired import Paired, Verdict, paired
 from bench.heart_disease.arms import ALONE, ARMS, POOLED
 from bench.heart_disease.runs import RATES, Outcome
 
@@ -92,10 +92,28 @@ def differences(method: Sequence[Outcome], reference: Sequence[Outcome]) -> list
     return [replace(one, error=one.error * widened) for one in plain]
 
 
+def sentences(found: Outcomes, reference: str) -> list[str]:
+    """For each figure, which methods are ahead of the reference, which behind, and which neither."""
+    names = [name for name in found if name not in (reference, ALONE, POOLED, USUAL)]
+    by_method = {name: differences(found[name], found[reference]) for name in names}
+    said = []
+    for place, figure in enumerate(COMPARED):
+        groups = {
+            verdict: [title(name) for name in names if by_method[name][place].verdict is verdict]
+            for verdict in Verdict
+        }
+        parts = [f"{verdict}: {', '.join(group)}" for verdict, group in groups.items() if group]
+        said.append(f"- **{figure}**, against {title(reference)}: {'; '.join(parts)}.")
+    return said
+
+
 def page(found: Outcomes) -> str:
     """Everything that the page shows, in its order."""
-    differing = [difference_table(found, reference) for reference in (ALONE, POOLED)]
-    return "\n\n".join([accuracy_table(found), *differing, rate_table(found)])
+    parts = [accuracy_table(found)]
+    for reference in (ALONE, POOLED):
+        parts += [difference_table(found, reference), "\n".join(sentences(found, reference))]
+    chosen = "How often each learning rate was chosen (alone by each hospital):"
+    return "\n\n".join([*parts, chosen, rate_table(found)])
 
 
 def title(name: str) -> str:

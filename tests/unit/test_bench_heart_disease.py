@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench.heart_disease import runs, words
+from bench.heart_disease.__main__ import write_page
 from bench.heart_disease.arms import ARMS, Arm
 from bench.heart_disease.book import Book
 from bench.heart_disease.hospitals import Split, job, splits
@@ -129,3 +131,29 @@ def test_reference_parties_train_the_same_number_of_steps_as_a_silo() -> None:
     spec: JobSpec = job(ALONE, seed=1, rate=0.03)
     assert spec.rounds == job(FEDAVG, seed=1, rate=0.03).rounds
     assert spec.training == job(FEDAVG, seed=1, rate=0.03).training
+
+
+def test_every_sentence_says_on_which_side_of_the_reference_a_method_is() -> None:
+    found = {
+        "alone": [_outcome(seed, 0.70, "alone") for seed in (1, 2, 3)],
+        "fedavg": [_outcome(seed, 0.80) for seed in (1, 2, 3)],
+        "ditto": [_outcome(seed, 0.60) for seed in (1, 2, 3)],
+        "fedper": [_outcome(1, 0.69), _outcome(2, 0.71), _outcome(3, 0.70)],
+    }
+    first, *_ = words.sentences(found, "alone")
+    assert first == (
+        "- **own hold-out, mean of four**, against alone: better: FedAvg; worse: Ditto; not told apart: FedPer."
+    )
+
+
+def test_page_holds_the_tables_that_it_was_given(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- bench:heart-disease -->\nold\n<!-- /bench:heart-disease -->\nafter\n")
+    found = {
+        name: [_outcome(1, 0.7), _outcome(2, 0.8)] for name in (words.USUAL, "alone", "pooled", "fedavg")
+    }
+    write_page(found, today=date(2026, 11, 21), path=page)
+    text = page.read_text()
+    assert words.page(found) in text
+    assert "old" not in text and text.startswith("before\n") and text.endswith("after\n")
+    assert "`python -m bench.heart_disease --seeds 2`, 2026-11-21: " in text
