@@ -53,11 +53,14 @@ def test_a_round_sums_the_silos_that_the_digests_draw_and_no_other(make: Makes) 
     assert len({each.silos for each in results}) > 1
 
 
-@pytest.mark.parametrize("fields", [{}, {"fraction": 0.6}, {"update_word": 16}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, {"fraction": 0.6}, {"update_word": 16}, {"update_bound": 0.1}], ids=str
+)
 def test_masks_change_nothing_but_the_rounding(make: Makes, fields: dict[str, Any]) -> None:
     plain, secure = make(**fields), make(**fields, simulation={"is_secure": True})
-    told = [(each.silos, each.figures["tested"]) for each in plain.run()]
-    assert [(each.silos, each.figures["tested"]) for each in secure.run()] == told
+    told = [(each.silos, each.figures["clipped"]) for each in plain.run()]
+    assert [(each.silos, each.figures["clipped"]) for each in secure.run()] == told
+    assert (told[0][1] == SILOS) == ("update_bound" in fields)  # p = 1/7 of every silo
     # 3 rounds of 7 silos; words of 16 bits are rounded alike, by the same dice
     assert np.abs(model(plain) - model(secure)).max() <= 3 * SILOS * STEP
     assert model(plain).max() > 0.1
