@@ -141,19 +141,19 @@ def test_every_sentence_says_on_which_side_of_the_reference_a_method_is() -> Non
         "fedper": [_outcome(1, 0.69), _outcome(2, 0.71), _outcome(3, 0.70)],
     }
     first, *_ = words.sentences(found, "alone")
-    assert first == (
-        "- **own hold-out, mean of four**, against alone: better: FedAvg; worse: Ditto; not told apart: FedPer."
-    )
+    sides = "better: FedAvg; worse: Ditto; not told apart: FedPer"
+    assert first == f"- **own hold-out, mean of four**, against alone: {sides}."
 
 
 def test_page_holds_the_tables_that_it_was_given(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- bench:heart-disease -->\nold\n<!-- /bench:heart-disease -->\nafter\n")
-    found = {
-        name: [_outcome(1, 0.7), _outcome(2, 0.8)] for name in (words.USUAL, "alone", "pooled", "fedavg")
-    }
+    page.write_text("before\n<!-- bench:heart-disease -->\nstale\n<!-- /bench:heart-disease -->\nafter\n")
+    outcomes = [_outcome(1, 0.7), _outcome(2, 0.8)]
+    found = dict.fromkeys((words.USUAL, "alone", "pooled", "fedavg"), outcomes)
     write_page(found, today=date(2026, 11, 21), path=page)
     text = page.read_text()
     assert words.page(found) in text
-    assert "old" not in text and text.startswith("before\n") and text.endswith("after\n")
+    assert "stale" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
     assert "`python -m bench.heart_disease --seeds 2`, 2026-11-21: " in text
