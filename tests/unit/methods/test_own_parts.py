@@ -13,6 +13,7 @@ from silo_agent.batches import Tensors
 from silo_agent.data.base import SiloData
 from silo_agent.initial_state import initial_state
 from silo_agent.local_state import LocalState
+from silo_agent.local_training import train_locally
 from silo_agent.models import build_model
 from silo_agent.models.base import CutModel
 from silo_agent.models.state import load_arrays
@@ -114,6 +115,19 @@ def test_fedrep_trains_the_head_on_the_received_body_and_then_the_body_alone() -
         # how long the body is trained does not move the head
         assert np.array_equal(no_body.local.proposed[OWN_HEAD + "head.weight"], heads[-1])
     assert not np.array_equal(*heads)
+
+
+def test_fedrep_trains_one_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[tuple[int, set[str]]] = []
+
+    def watched(model: CutModel, *arguments: Any, **named: Any) -> int:
+        parts = {name.split(".")[0] for name, each in model.named_parameters() if each.requires_grad}
+        trained.append((named["spec"].training.local_epochs, parts))
+        return train_locally(model, *arguments, **named)
+
+    monkeypatch.setattr("silo_agent.objectives.own_head.train_locally", watched)
+    TorchObjective(device="cpu").compute(work_of("fedrep", head_epochs=7))
+    assert trained == [(7, {"head"}), (2, {"body"})]
 
 
 def test_dittos_global_track_is_fedavg_to_the_last_bit() -> None:
