@@ -135,6 +135,15 @@ def test_first_round_is_fedavg() -> None:
     assert all(np.array_equal(first.state[name], array) for name, array in plain[0].state.items())
 
 
+def test_variates_take_the_bytes_of_the_update_again() -> None:
+    job = make_job({"preset": "scaffold"}, **FIELDS)
+    work = make_work(job, data_of(0))
+    words = {
+        each.name: (each.shape, each.word) for each in job.method.phase("train").quantities(work.context)
+    }
+    assert words[CONTROL_DELTA] == words["delta"] == ((43,), 32)
+
+
 def test_variates_of_another_model_are_refused() -> None:
     work = make_work(make_job({"preset": "scaffold"}, **FIELDS), data_of(0))
     with pytest.raises(RemoteProtocolError, match="method/control is float32"):
