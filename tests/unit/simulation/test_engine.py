@@ -131,12 +131,14 @@ def test_what_a_silo_keeps_moves_with_applied_rounds_that_it_was_in(make: Makes)
 
 
 def test_what_a_silo_keeps_stays_where_a_round_was_used_up(make: Makes) -> None:
-    class Poisoned(Keeping):
-        def __init__(self) -> None:
-            super().__init__(spoil=np.nan)
+    class OneRefuses(Keeping):
+        def compute(self, work: Work) -> Mapping[str, Array]:
+            if work.silo == "silo-0" and work.phase_kind == "train":
+                raise ConfigError("data: gone")
+            return super().compute(work)
 
-    simulation = make(rounds=2, simulation={"objective": Poisoned()})
-    assert [each.result for each in simulation.run()] == ["used-up", "used-up"]
+    simulation = make(rounds=2, min_weight=0.95, simulation={"objective": OneRefuses()})
+    assert [each.reason for each in simulation.run()] == ["min-weight", "min-weight"]
     assert simulation.standing.local == {}
 
 
