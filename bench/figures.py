@@ -63,11 +63,25 @@ def write_page(path: Path, results: Sequence[Result]) -> None:
     for result in results:
         if result.is_measured:
             stood = _stood(result.started)
-            page = _replaced(page, result.benchmark.name, f"{section(result)}\n\n{stood}")
+            page = replaced(page, result.benchmark.name, f"{section(result)}\n\n{stood}", path=path)
     beside = side_by_side.table(results)
     if beside:
-        page = _replaced(page, side_by_side.NAME, f"{beside}\n\n{_stood(results[0].started)}")
+        text = f"{beside}\n\n{_stood(results[0].started)}"
+        page = replaced(page, side_by_side.NAME, text, path=path)
     path.write_text(page)
+
+
+def replaced(page: str, name: str, text: str, *, path: Path) -> str:
+    """The page with this text between the two comments of that name.
+
+    Raises ValueError if the page, which is that of `path`, has no such place.
+    """
+    begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{path.parent.name}/{path.name}: there is no place {begin} ... {end}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def machine() -> str:
@@ -84,15 +98,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _replaced(page: str, name: str, text: str) -> str:
-    begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
-    before, found, rest = page.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not found or not closed:
-        raise ValueError(f"docs/performance.md: there is no place {begin} ... {end}")
-    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def _stood(moment: datetime) -> str:

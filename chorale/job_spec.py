@@ -27,6 +27,7 @@ from strategies.recipe import (
     Head,
     Loss,
     Mix,
+    Own,
     Recipe,
     Regulariser,
     ServerUpdate,
@@ -58,6 +59,7 @@ class PartsSpec(_Part):
         default=ServerUpdate.WEIGHTED_MEAN, description="what the mean delta does to the model"
     )
     statistic: StatisticName | None = Field(default=None, description="summed beside the deltas; null: none")
+    own: Own = Field(default=Own.NONE, description="what of the model is each silo's own in every round")
     closing: Closing = Field(default=Closing.NONE, description="what follows the last round")
 
 

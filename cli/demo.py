@@ -236,14 +236,25 @@ def _conclude(plan: DemoPlan, out: Path, report: dict[str, Any]) -> None:
     accuracy, noise = report["final_accuracy"], report["accuracy_noise"]
     told = f"final accuracy {accuracy:.4f}" if isinstance(accuracy, float) else "final accuracy unknown"
     click.echo(told if noise is None else f"{told} (measured under noise of standard deviation {noise:.3f})")
+    if report["personal_accuracy"] is not None:
+        click.echo(_personal_line(report))
     for line in _privacy_lines(report):
         click.echo(line)
     click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}")
     click.echo("try next:")
     click.echo(f"  {command} audit verify {silo / 'state' / 'audit.jsonl'}")
     shown = "policy" if plan.dp is None else "ledger"
+    if report["personal_accuracy"] is not None:
+        shown = "personal"
     click.echo(f"  {command} silo {shown} --config {silo / 'silo.yaml'}")
     click.echo(f"  {command} demo --silos 7 --drop 2 --out {out.parent / 'demo-drop'}")
+
+
+def _personal_line(report: dict[str, Any]) -> str:
+    return (
+        f"personal accuracy {report['personal_accuracy']:.4f} +- {report['personal_accuracy_deviation']:.4f} "
+        f"over {report['personal_silos']} silos, each its own model on its own hold-out"
+    )
 
 
 def _privacy_lines(report: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from cli.errors import CommandFailed, with_hint
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from chorale.job_spec import JobSpec
     from chorale.state import GlobalState
@@ -79,7 +79,7 @@ def submit(
     from cli.operations import connect
 
     spec = read_spec(file)
-    state = _initial_state(spec, init)
+    state = initial_bytes(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=state_digest(state))
     spec, promised = solved(spec, state)
     spec.check_submittable(now=datetime.now(UTC))
@@ -205,15 +205,17 @@ def fetch(settings: OperatorSettings, job_id: str, out: Path) -> None:
     click.echo(f"{out}: {summary.name} after {summary.rounds_completed} of {summary.rounds} rounds")
 
 
-def read_spec(file: Path) -> JobSpec:
-    """The job file; not_after is filled in where it is left out. Raises ConfigError."""
+def read_spec(file: Path, *, not_after: datetime | None = None, silos: Sequence[str] = ()) -> JobSpec:
+    """The job file; not_after is filled in where it is left out, by default in 30 days. silos: in place of
+    the file's, if there are any. Raises ConfigError."""
     from chorale.files import read_limited
     from chorale.job_spec import JobSpec
     from chorale.settings_file import MAX_BYTES, check_values, parse_mapping
 
     values = parse_mapping(read_limited(file, MAX_BYTES), source=str(file))
-    not_after = datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE
-    return check_values(JobSpec, {"not_after": not_after, **values}, source=str(file))
+    filled = {"not_after": not_after or datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE}
+    given = {"silos": list(silos)} if silos else {}
+    return check_values(JobSpec, {**filled, **values, **given}, source=str(file))
 
 
 def follow(operations: Operations, job_digest: bytes) -> JobHistory:
@@ -227,12 +229,13 @@ def follow(operations: Operations, job_digest: bytes) -> JobHistory:
 
 def end_of(history: JobHistory) -> None:
     """Print how the job ended. Raises what the exit code is made of if it is not done."""
-    from cli.progress import final_accuracy
+    from cli.progress import final_accuracy, personal_figures
 
     summary = history.summary
     check_done(history)
-    accuracy = final_accuracy(history)
+    accuracy, personal = final_accuracy(history), personal_figures(history)
     measured = "" if accuracy is None else f"  final accuracy {accuracy:.4f}"
+    measured += "" if personal is None else f"  personal accuracy {personal}"
     click.echo(f"{summary.job_digest.hex()[:12]}  done  {summary.rounds_completed} rounds{measured}")
 
 
@@ -267,7 +270,7 @@ def _control(settings: OperatorSettings, job_id: str, action: str) -> None:
     click.echo(f"{summary.job_digest.hex()[:12]}  {summary.status}")
 
 
-def _initial_state(spec: JobSpec, init: Path | None) -> bytes:
+def initial_bytes(spec: JobSpec, init: Path | None) -> bytes:
     """The initial global state as file bytes: the operator's file, or built from model and seed."""
     from chorale.files import read_limited
     from chorale.state import state_from_bytes, state_to_bytes

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ENDED = frozenset({"done", "cancelled", "stopped", "failed"})
 SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited for
 AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
-ROLL_CALL, TRAIN, EVALUATE = "roll-call", "train", "evaluate"
+ROLL_CALL, TRAIN, EVALUATE, PERSONAL = "roll-call", "train", "evaluate", "personal"
 
 
 @dataclass(slots=True)
@@ -77,6 +77,26 @@ def final_tested(history: JobHistory) -> float | None:
     return _figure(closing[-1], "tested") if closing else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonalFigures:
+    """Of the silos' own models on their own hold-outs: mean and standard deviation over those silos that have
+    one, and how many these are. Every silo weighs the same."""
+
+    accuracy: float
+    deviation: float
+    silos: int
+
+    def __str__(self) -> str:
+        return f"{self.accuracy:.4f} +- {self.deviation:.4f} over {self.silos} silos"
+
+
+def personal_figures(history: JobHistory) -> PersonalFigures | None:
+    """None where the method has no personal models, or no silo a hold-out to test its own on."""
+    closing = [record for record in history.records if kind_of(record) in (EVALUATE, PERSONAL)]
+    found = [_personal(record) for record in closing if record.result == "applied"]
+    return next((figures for figures in reversed(found) if figures is not None), None)
+
+
 def plain_line(record: PhaseRecord, *, rounds: int) -> str:
     """One line for one phase, for logs and pipes."""
     parts = [_title(record, rounds), _outcome(record), _measured(record), _missing(record)]
@@ -124,14 +144,25 @@ def _outcome(record: PhaseRecord) -> str:
 
 def _measured(record: PhaseRecord) -> str:
     accuracy, loss = _figure(record, "accuracy"), _figure(record, "loss")
+    personal = _personal(record)
+    of_own = "" if personal is None else f"personal models: accuracy {personal}"
     if accuracy is None:
-        return ""
+        return of_own
     of_model = "final model" if kind_of(record) == EVALUATE else f"model after round {record.round - 1}"
-    return f"{of_model}: accuracy {accuracy:.3f}" + ("" if loss is None else f", loss {loss:.3f}")
+    told = f"{of_model}: accuracy {accuracy:.3f}" + ("" if loss is None else f", loss {loss:.3f}")
+    return ", ".join(filter(None, [told, of_own]))
 
 
 def _missing(record: PhaseRecord) -> str:
     return "; ".join(f"without {left.silo} ({left.stage}: {left.reason})" for left in record.left_out)
+
+
+def _personal(record: PhaseRecord) -> PersonalFigures | None:
+    accuracy, deviation = _figure(record, "personal_accuracy"), _figure(record, "personal_accuracy_deviation")
+    silos = _figure(record, "personal_silos")
+    if accuracy is None or deviation is None or silos is None:
+        return None
+    return PersonalFigures(accuracy=accuracy, deviation=deviation, silos=round(silos))
 
 
 def _figure(record: PhaseRecord, name: str) -> float | None:

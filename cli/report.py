@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chorale.v1.records_pb2 import PhaseRecord
-from cli.progress import TRAIN, JobHistory, accuracy_by_round, final_accuracy, final_tested
+from cli.progress import (
+    TRAIN,
+    JobHistory,
+    accuracy_by_round,
+    final_accuracy,
+    final_tested,
+    personal_figures,
+)
 
 if TYPE_CHECKING:
     from cli.promise import Promise
@@ -55,6 +62,7 @@ def document(
         "rounds_completed": summary.rounds_completed,
         "final_accuracy": final_accuracy(history),
         "accuracy_by_round": accuracy_by_round(history),
+        **_personal(history),
         "secure_aggregation": True,  # there is no other way a silo's numbers travel
         "quantities": _ordered(name for record in history.records for name in record.quantities),
         "dropped": _dropped(history.records),
@@ -81,6 +89,7 @@ def page(report: Document) -> str:
             f"<p>{_headline(report)}</p>",
             "<h2>Accuracy</h2>",
             _curve(report["accuracy_by_round"]),
+            *_personal_line(report),
             "<h2>Rounds</h2>",
             _rounds_table(report["phases"]),
             "<h2>Who was left out</h2>",
@@ -120,6 +129,26 @@ def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, f
         "epsilon_spent_by_silo": dict(spent),
         "accuracy_noise": noise,
     }
+
+
+def _personal(history: JobHistory) -> Document:
+    """Of the silos' own models, which stay with them; null in a job that makes none."""
+    found = personal_figures(history)
+    return {
+        "personal_accuracy": found and found.accuracy,
+        "personal_accuracy_deviation": found and found.deviation,
+        "personal_silos": found and found.silos,
+    }
+
+
+def _personal_line(report: Document) -> list[str]:
+    if report["personal_accuracy"] is None:
+        return []
+    return [
+        f"<p>Each silo's own model, on its own hold-out: accuracy {report['personal_accuracy']:.4f}, "
+        f"standard deviation {report['personal_accuracy_deviation']:.4f} over {report['personal_silos']} "
+        "silos. Nobody but the silo has its model or its accuracy.</p>"
+    ]
 
 
 def _exactness(report: Document) -> str:

@@ -14,6 +14,7 @@ from crypto.errors import ConfigError
 if TYPE_CHECKING:
     from silo_agent.budget import Standing
     from silo_agent.ledger import Ledger
+    from silo_agent.personal_models import KeptModel, PersonalModels
     from silo_agent.settings import SiloSettings
 
 CONFIG = click.option(
@@ -83,6 +84,64 @@ def show_ledger(config: Path, check: bool) -> None:
             _show_budget(ledger.budget(policy=policy, data_set=data_set).standing(), ledger)
     finally:
         ledger.close()
+
+
+@silo.command("personal")
+@CONFIG
+@click.argument("job", required=False)
+@click.option("--out", type=click.Path(path_type=Path), help="File for a copy of JOB's model, safetensors.")
+def show_personal(config: Path, job: str | None, out: Path | None) -> None:
+    """Show or copy the models that jobs fine-tuned on this silo's own data.
+
+    Without JOB all of them. They were made without noise and belong to this institution: whoever gives one
+    away tells of its data.
+    """
+    from chorale.files import write_atomic
+
+    if out is not None and job is None:
+        raise ConfigError("--out: expected JOB beside it; without --out all jobs are listed")
+    settings = _settings(config)
+    ledger = _ledger(settings)
+    try:
+        models = _personal_models(ledger, settings)
+        found = models.kept() if job is None else [models.find(job)]
+        for kept in found:
+            click.echo(_personal_line(kept, is_confirmed=models.is_confirmed(kept)))
+        if not found:
+            click.echo("no job has fine-tuned a model here")
+        if out is not None:
+            write_atomic(out, found[0].path.read_bytes())
+            click.echo(f"{out}: the personal model of job {found[0].id}")
+    finally:
+        ledger.close()
+
+
+def _personal_models(ledger: Ledger, settings: SiloSettings) -> PersonalModels:
+    from silo_agent.personal_models import PersonalModels
+    from silo_agent.policy import load_policy
+
+    reveals = ledger.reveals(policy=load_policy(settings.policy), data_set=settings.data.name)
+    return PersonalModels(
+        settings.personal_directory,
+        is_revealed=lambda key: reveals.is_revealed(key.job_digest, key.round, key.phase, silo=settings.name),
+    )
+
+
+def _personal_line(kept: KeptModel, *, is_confirmed: bool) -> str:
+    """Which job's, how good on this silo's hold-out, from which global model, where."""
+    facts = kept.facts
+    measured = "no hold-out to test it on"
+    if "accuracy" in facts:
+        measured = (
+            f"accuracy {facts['accuracy']}, the global model {facts['accuracy_of_global_model']}, "
+            f"on {facts['tested']} samples"
+        )
+    origin = "the one that the other silos had" if is_confirmed else "not confirmed by a sum with this silo"
+    return (
+        f"{kept.id}  {facts['name']}  {facts['method']}  {measured}\n"
+        f"  from global model {facts['global_model'][:12]}, {origin}\n"
+        f"  {kept.path}"
+    )
 
 
 def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:

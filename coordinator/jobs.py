@@ -107,7 +107,7 @@ class JobDriver:
             return
         self._presence.on_connected(silo)
         self._offer([silo])
-        self._tell_last_outcome(silo)
+        self._tell_outcomes(silo)
         if self._attempt is not None:
             self._attempt.on_connected(silo)
 
@@ -249,11 +249,13 @@ class JobDriver:
         offer = pb.CoordinatorMessage(job=pb.JobOffer(job=self.job.signed.to_wire()))
         self._desk.attendance.send_all(silos, offer)
 
-    def _tell_last_outcome(self, silo: str) -> None:
-        """A silo that was away, or the coordinator, may have missed how the last phase ended."""
-        rows = self._desk.store.phases(self.job.digest)
-        record = next((row.record for row in reversed(rows) if row.is_ended), None)
-        if record is not None:
+    def _tell_outcomes(self, silo: str) -> None:
+        """A silo that was away, or the coordinator, may have missed how the last phase ended, and the last
+        one that holds the silo's own input: its local state follows from that."""
+        ended = [row.record for row in self._desk.store.phases(self.job.digest) if row.record is not None]
+        summed = [record for record in ended if silo in record.cohort]
+        told = [*summed[-1:], *(record for record in ended[-1:] if record not in summed[-1:])]
+        for record in told:
             message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
             self._desk.attendance.send(silo, message)
 

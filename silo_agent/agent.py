@@ -31,10 +31,12 @@ from silo_agent.data.base import SiloData
 from silo_agent.inputs import Inputs
 from silo_agent.job_book import JobBook
 from silo_agent.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
+from silo_agent.local_state import LocalStates
 from silo_agent.memory import keep_chunks
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.participate import Participant
+from silo_agent.personal_models import PersonalModels
 from silo_agent.phase_check import PhaseCheck
 from silo_agent.policy import Policy, load_policy
 from silo_agent.rosters import Rosters
@@ -42,6 +44,7 @@ from silo_agent.settings import SiloSettings
 
 if TYPE_CHECKING:
     from chorale.job import Job
+    from chorale.wire import PhaseKey
     from silo_agent.connection import ControlStream, Outbox
     from silo_agent.transfer import Transfer
 
@@ -202,11 +205,14 @@ class _Agent:
             budget=self._budget,
             clock=_now,
         )
+        local = LocalStates(self._settings.local_directory, is_revealed=self._is_revealed)
         inputs = Inputs(
             silo=self._settings.name,
             policy=self._policy,
             budget=self._budget,
             metrics=self._metrics,
+            local=local,
+            personal=PersonalModels(self._settings.personal_directory, is_revealed=self._is_revealed),
             load_data=partial(_load_data, self._settings),
             load_objective=partial(load_objective, self._settings),
         )
@@ -217,11 +223,15 @@ class _Agent:
             check=check,
             reveals=self._reveals,
             inputs=inputs,
+            local=local,
             carrier=carrier,
             audit=self._audit,
             metrics=self._metrics,
             send=outbox.send,
         )
+
+    def _is_revealed(self, key: PhaseKey) -> bool:
+        return self._reveals.is_revealed(key.job_digest, key.round, key.phase, silo=self._settings.name)
 
 
 async def _until_stopped(stream: ControlStream, stopping: asyncio.Event) -> None:

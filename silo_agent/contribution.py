@@ -14,8 +14,10 @@ import numpy as np
 from silo_agent.models.base import CutModel
 from silo_agent.models.state import FloatArray, flat_arrays, flat_values
 from silo_agent.objective import Work
+from silo_agent.objectives.scaffold import OWN_CONTROL, next_control, own_control
 from strategies.base import MODEL, Array
 from strategies.recipe import ServerUpdate
+from strategies.scaffold import CONTROL_DELTA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +57,23 @@ def _direction(trained: Trained) -> dict[str, Array]:
     return {"delta": scale * trained.delta_P, "normaliser": np.asarray(work.weight * a)}
 
 
+def _control(trained: Trained) -> dict[str, Array]:
+    """SCAFFOLD: p times what the silo's control variate changes by, and that variate for the next round."""
+    work = trained.work
+    steps = normaliser(steps=trained.steps, momentum=work.spec.training.momentum)
+    before_P = own_control(work, trained.delta_P.size)
+    after_P = next_control(work, trained.delta_P, steps=steps)
+    work.local.propose({OWN_CONTROL: after_P})
+    return {CONTROL_DELTA: np.float32(work.weight) * (after_P - before_P)}
+
+
 # by server update: quantities that replace or join delta and weight
 EXTRAS: Mapping[ServerUpdate, Extra] = MappingProxyType(
-    {ServerUpdate.FEDEXP: _squared_length, ServerUpdate.FEDNOVA: _direction}
+    {
+        ServerUpdate.FEDEXP: _squared_length,
+        ServerUpdate.FEDNOVA: _direction,
+        ServerUpdate.SCAFFOLD: _control,
+    }
 )
 
 

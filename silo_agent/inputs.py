@@ -1,7 +1,7 @@
 """x(u): what this silo contributes to a phase, computed once and reused by every attempt at it.
 
-It depends on the silo's data, its policy, the job and the global state alone; no message of a
-session reaches this module. Source: docs/protocol.md 4, 7.
+It depends on the silo's data, its policy, its local state, the job and the global state alone; no
+message of a session reaches this module. Source: docs/protocol.md 4, 7.
 """
 
 from __future__ import annotations
@@ -12,39 +12,29 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from chorale.job import Job
 from chorale.logs import get_logger
-from chorale.privacy import declared_weight
 from chorale.wire import PhaseKey
 from crypto.encoder import Encoder
-from crypto.errors import ConfigError, PolicyRefusal, QuantisationError, Refusal
+from crypto.errors import Refusal
 from crypto.messages import SessionTerms
 from silo_agent.budget import Budget, Charge
 from silo_agent.data.base import SiloData
+from silo_agent.local_state import LocalState, LocalStates
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Cancelled, Objective, Work
+from silo_agent.personal_models import PersonalModel, PersonalModels
+from silo_agent.phase_input import Asked, cut_holdout, phase_input
 from silo_agent.policy import Policy
-from strategies.base import PRESENCE, TOTAL, Array, Arrays
-from strategies.update_scale import with_mean_square
+from strategies.base import Array, Arrays
 
 log = get_logger("silo_agent.inputs")
 
-WEIGHT = "weight"  # the quantity that carries p
 PhaseName = tuple[bytes, int, str]  # job digest, round, phase: what one input belongs to
-
-
-class DataRefusal(PolicyRefusal):
-    """Refused because of what this silo's data make of the received state.
-
-    Security: the coordinator chooses the state, so the refusal answers a question of its choice
-    about one silo's data. It must be the last one. Source: docs/protocol.md 6.7.
-    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +73,8 @@ class Inputs:
         policy: Policy,
         budget: Budget,
         metrics: SiloMetrics,
+        local: LocalStates,
+        personal: PersonalModels,
         load_data: Callable[[Job], SiloData],
         load_objective: Callable[[], Objective],
     ) -> None:
@@ -90,6 +82,8 @@ class Inputs:
         self._policy = policy
         self._budget = budget
         self._metrics = metrics
+        self._local = local
+        self._personal = personal
         self._load_data = load_data
         self._load_objective = load_objective
         self._objective: Objective | None = None
@@ -112,7 +106,7 @@ class Inputs:
             entry = self._entries[name] = self._start(request)
         digests = request.terms.state_digest, request.terms.layout.digest
         if digests != (entry.state_digest, entry.layout_digest):
-            raise _refusal(request, "another global state or layout than before", Refusal.STATE)
+            raise _asked(request).refusal("another global state or layout than before", Refusal.STATE)
         try:
             return await asyncio.shield(entry.prepared)
         except asyncio.CancelledError:
@@ -185,23 +179,27 @@ class Inputs:
             request.job, request.key, request.state, members=request.terms.rule.members
         )
         try:
-            encoder = self._encoder(request, is_cancelled)
+            local = self._local.begin(request.key.job_digest)
+            encoder = self._encoder(request, local, is_cancelled)
             if is_cancelled():
                 raise Cancelled("the input is no longer wanted")
+            self._local.hold(request.key, local)
             return Prepared(encoder=encoder, charge=charge)
         except BaseException:
             charge.release()  # nothing left
             raise
 
-    def _encoder(self, request: Request, is_cancelled: Callable[[], bool]) -> Encoder:
+    def _encoder(self, request: Request, local: LocalState, is_cancelled: Callable[[], bool]) -> Encoder:
         started = time.monotonic()
-        try:
-            values = _taken_over(self._values(request, is_cancelled))
-            encoder = Encoder(values, layout=request.terms.layout)
-        except ConfigError as error:
-            raise _refusal(request, str(error), Refusal.DATA) from error
-        except QuantisationError as error:
-            raise DataRefusal(_said(request, str(error)), code=Refusal.DATA) from error
+        encoder = phase_input(
+            _asked(request),
+            silo=self._silo,
+            policy=self._policy,
+            load_data=lambda: self._own_data(request.job),
+            compute=partial(self._computed, request),
+            is_cancelled=is_cancelled,
+            local=local,
+        ).encoder
         seconds = time.monotonic() - started
         self._metrics.training_seconds.inc(seconds)
         self._metrics.clipped.inc(encoder.clipped_total)
@@ -215,89 +213,35 @@ class Inputs:
         )
         return encoder
 
-    def _values(self, request: Request, is_cancelled: Callable[[], bool]) -> Mapping[str, Array]:
-        data = self._own_data(request.job)
-        samples = self._summed(request.job, len(data.train))
-        is_private = request.job.spec.privacy is not None
-        if samples == 0 and not is_private:  # in a private job a refusal would tell the last record
-            least = self._policy.count_granularity
-            raise _refusal(request, f"fewer than {least} samples (count_granularity)", Refusal.DATA)
-        if request.key.kind == "roll-call":
-            return {"silos": np.array(1), "samples": np.array(samples)}
-        work = Work(
-            spec=request.job.spec,
-            phase_kind=request.key.kind,
-            round=request.key.round,
-            silo=self._silo,
-            state=request.state,
-            context=request.job.context(request.key, request.state, request.terms.rule.members),
-            data=data,
-            weight=_weight(request, samples),
-            is_cancelled=is_cancelled,
-            class_rows=self._class_rows(request),
-        )
-        return self._trained(work, samples=len(data.train))
-
-    def _trained(self, work: Work, *, samples: int) -> Mapping[str, Array]:
+    def _computed(self, request: Request, work: Work) -> Mapping[str, Array]:
         if self._objective is None:
             self._objective = self._load_objective()
         started = time.monotonic()
-        values = self._objective.compute(work)
+        values = self._objective.compute(replace(work, keep_personal=partial(self._keep_personal, request)))
         if work.phase_kind == "train":
-            seen = samples * work.spec.training.local_epochs
+            seen = len(work.data.train) * work.spec.training.local_epochs
             self._metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
-        return with_mean_square(work.context, values)
+        return values
 
-    def _class_rows(self, request: Request) -> NDArray[np.bool_] | None:
-        """Classes that enough silos hold, by the sum of presence; rows of the others stay here."""
-        holders_C = request.state.get(PRESENCE)
-        if holders_C is None:
-            return None
-        least = self._policy.min_class_holders or request.job.spec.min_class_holders(request.terms.rule)
-        return np.asarray(holders_C >= least)
+    def _keep_personal(self, request: Request, model: PersonalModel) -> None:
+        self._personal.keep(model, job=request.job, key=request.key, global_model=request.terms.state_digest)
 
     def _own_data(self, job: Job) -> SiloData:
         """Loaded once per job, the hold-out cut as its size is summed."""
         if job.digest not in self._data:
-            data = self._load_data(job)
-            tested = self._summed(job, len(data.holdout))
-            self._data[job.digest] = SiloData(
-                train=data.train, holdout=data.holdout.first(tested), name=data.name
-            )
+            self._data[job.digest] = cut_holdout(self._load_data(job), job=job, policy=self._policy)
         return self._data[job.digest]
 
-    def _summed(self, job: Job, samples: int) -> int:
-        """A count as it enters a sum: rounded, so that it tells no exact one; exact where noise covers it,
-        because one record would move a rounded one by the whole granularity."""
-        return samples if job.spec.privacy is not None else self._policy.rounded(samples)
 
-
-def _weight(request: Request, samples: int) -> float:
-    """p = n / total, with the total that roll-call left in the global state; 0 where none is sent.
-
-    In a private job it is the declared one, which tells no count.
-    """
-    if all(quantity.name != WEIGHT for quantity in request.terms.layout.quantities):
-        return 0.0
-    if request.job.spec.privacy is not None:
-        return declared_weight(request.job.spec, request.terms.rule.members)
-    total = int(request.state[TOTAL]) if TOTAL in request.state else 0
-    if samples > total:
-        said = _said(request, "more samples than roll-call counted in all silos")
-        raise DataRefusal(said, code=Refusal.NOT_ENROLLED)
-    return samples / total
-
-
-def _taken_over(values: Mapping[str, Array]) -> dict[str, Array]:
-    """Arrays that nobody can change any more, though they become words only when they are sent.
-
-    One that owns its memory is locked, not copied: the objective gave it up. A view is copied.
-    """
-    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-    taken = {name: value if value.flags.owndata else value.copy() for name, value in arrays.items()}
-    for array in taken.values():
-        array.flags.writeable = False
-    return {**values, **taken}
+def _asked(request: Request) -> Asked:
+    terms = request.terms
+    return Asked(
+        job=request.job,
+        key=request.key,
+        rule=terms.rule,
+        layout=terms.layout,
+        context=request.job.context(request.key, request.state, terms.rule.members),
+    )
 
 
 def _name(key: PhaseKey) -> PhaseName:
@@ -311,11 +255,3 @@ def _has_result(work: asyncio.Future[Any]) -> bool:
 def _look_at(work: asyncio.Future[Prepared]) -> None:
     if not work.cancelled():
         work.exception()
-
-
-def _refusal(request: Request, why: str, code: Refusal) -> PolicyRefusal:
-    return PolicyRefusal(_said(request, why), code=code)
-
-
-def _said(request: Request, why: str) -> str:
-    return f"job {request.job.id} round {request.key.round} {request.key.phase}: {why}"

@@ -45,8 +45,8 @@ def train_locally(
             return _train_on_records(
                 model, samples, spec=spec, round=round, loss=loss, is_cancelled=is_cancelled, random=random
             )
-    optimizer = _optimizer(model, spec, round)
-    least = _least_batch(model, len(samples))
+    optimizer = optimizer_of(model, spec, round)
+    least = least_batch(model, len(samples))
     model.train()
     steps = 0
     for _ in range(spec.training.local_epochs):
@@ -81,7 +81,7 @@ def _train_on_records(
 
     records = privacy_of(spec).records
     assert records is not None
-    optimizer, steps = _optimizer(model, spec, round), dp_sgd_steps(spec)
+    optimizer, steps = optimizer_of(model, spec, round), dp_sgd_steps(spec)
     shape, device = tuple(samples.features.shape[1:]), samples.labels.device
     check_gradients(model, Probes(input_shape=shape, classes=spec.classes, device=device), loss=loss)
     model.train()
@@ -110,7 +110,7 @@ def _add_penalty_gradient(model: CutModel, loss: LocalLoss) -> None:
         torch.autograd.backward(penalty)
 
 
-def _optimizer(model: nn.Module, spec: JobSpec, round: int) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, spec: JobSpec, round: int) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     plan, rate = spec.training, spec.learning_rate_at(round)
     if plan.optimizer == "adam":
@@ -118,7 +118,7 @@ def _optimizer(model: nn.Module, spec: JobSpec, round: int) -> torch.optim.Optim
     return torch.optim.SGD(parameters, lr=rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
 
 
-def _least_batch(model: nn.Module, samples: int) -> int:
+def least_batch(model: nn.Module, samples: int) -> int:
     """Batch normalisation has no statistics of a single sample, so such a last batch is left out."""
     if not any(isinstance(layer, BATCH_NORM) for layer in model.modules()):
         return 1

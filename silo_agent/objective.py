@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import numpy as np
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from chorale.job import JobSpec
 from crypto.errors import ChoraleError, ConfigError
 from silo_agent.data.base import SiloData
+from silo_agent.local_state import LocalState
+from silo_agent.personal_models import PersonalModel, forget
 from silo_agent.settings import SiloSettings
 from strategies.base import Array, Arrays, PhaseContext
 
@@ -32,6 +34,8 @@ class Work:
     """One phase's work. weight: p = n / total; is_cancelled: asked between batches.
 
     class_rows: by class, whether enough silos hold it for its row to be sent; None before presence.
+    keep_personal: takes what a closing phase fine-tuned; it stays with the institution.
+    local: what this silo keeps of the job between rounds; a method reads it and proposes the next.
     """
 
     spec: JobSpec
@@ -44,6 +48,8 @@ class Work:
     weight: float
     is_cancelled: Callable[[], bool]
     class_rows: NDArray[np.bool_] | None = None
+    keep_personal: Callable[[PersonalModel], None] = forget
+    local: LocalState = field(default_factory=LocalState, repr=False)
 
 
 class Objective(Protocol):

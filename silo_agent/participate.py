@@ -29,11 +29,13 @@ from crypto.silo_checks import LeftOut
 from crypto.silo_session import SiloSession
 from silo_agent.attempt import SESSION_MESSAGES, Attempt, Upload
 from silo_agent.budget import Charge
-from silo_agent.inputs import DataRefusal, Inputs, PhaseName
+from silo_agent.inputs import Inputs, PhaseName
 from silo_agent.job_book import JobBook
+from silo_agent.local_state import LocalStates
 from silo_agent.metrics import PhaseResult, SiloMetrics, phase_label
 from silo_agent.objective import Cancelled
 from silo_agent.phase_check import PhaseCheck
+from silo_agent.phase_input import DataRefusal
 from silo_agent.reveals import Reveals
 from silo_agent.rosters import Rosters
 
@@ -100,6 +102,7 @@ class Participant:
         check: PhaseCheck,
         reveals: Reveals,
         inputs: Inputs,
+        local: LocalStates,
         carrier: Carrier,
         audit: AuditLog,
         metrics: SiloMetrics,
@@ -111,6 +114,7 @@ class Participant:
         self._check = check
         self._reveals = reveals
         self._inputs = inputs
+        self._local = local
         self._carrier = carrier
         self._audit = audit
         self._metrics = metrics
@@ -187,6 +191,7 @@ class Participant:
         self._reveals.blank_old_shares()
         ended = message.job_ended
         log.info("job ended", job=digest.hex()[:12], status=ended.status[:64], reason=ended.reason[:200])
+        self._local.end(digest)
 
     # phases
 
@@ -362,13 +367,17 @@ class Participant:
         record = message.outcome.record
         ended = SessionKey(job_digest=record.job_digest, round=record.round, phase=record.phase)
         key = wire.key_from_wire(ended)
-        if not self._jobs.has(key.job_digest) or self._last_outcome.get(key.job_digest) == key:
-            return  # of no concern here, or told again because this silo was away
+        if not self._jobs.has(key.job_digest):
+            return  # of no concern here
+        result = self._result(record.result, tuple(record.cohort))
+        self._local.settle(key, is_applied=result is PhaseResult.APPLIED)
+        last = self._last_outcome.get(key.job_digest)
+        if last is not None and (key == last or key.round < last.round):
+            return  # told again because this silo was away
         self._last_outcome[key.job_digest] = key
         work = self._works.pop(_name(key), None)
         if work is not None:
             work.end()
-        result = self._result(record.result, tuple(record.cohort))
         self._check.note_outcome(key, result)
         left_out = [f"{out.silo} ({out.stage}: {out.reason})" for out in record.left_out[:MAX_LOGGED_SILOS]]
         log.info(

@@ -29,8 +29,9 @@ ENV_PREFIX = "CHORALE_POLICY_"
 PLAIN_QUANTITIES = frozenset(
     {
         *("silos", "samples", "correct", "tested", "loss_sum", "clipped"),
-        *("delta", "buffers", "weight", "update_sq_norm", "normaliser", "delta_mean_square"),
+        *("delta", "buffers", "weight", "update_sq_norm", "normaliser", "delta_mean_square", "control_delta"),
         "gram",  # of features, over all classes together
+        *("personal_accuracy", "personal_accuracy_square", "personal_silos"),
     }
 )
 

@@ -35,7 +35,7 @@ from silo_agent.ledger_tables import cohort_changes, jobs, phases, reveals, sign
 from silo_agent.policy import Policy
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
-DIFFERENCED_KINDS = frozenset({"presence", "calibrate"})
+DIFFERENCED_KINDS = frozenset({"presence", "calibrate", "personal"})
 SHARES_KEPT = timedelta(days=30)
 
 
@@ -189,6 +189,15 @@ class Reveals:
         if found is None or found.answer is None:
             return None
         return PendingReveal.from_bytes(found.answer), found.status == RevealStatus.REVEALED
+
+    def is_revealed(self, job_digest: bytes, round: int, phase: str, *, silo: str) -> bool:
+        """Whether this silo's answer for the phase may have left, with the silo itself in U3."""
+        of = {"of_job": job_digest, "of_round": round, "of_phase": phase}
+        with self._engine.connect() as connection:
+            found = connection.execute(_REVEAL, of).one_or_none()
+        if found is None or found.status != RevealStatus.REVEALED:
+            return False
+        return silo in found.survivors.split("\n")
 
     def blank_old_shares(self) -> int:
         """Forget the shares of answers revealed long ago; their keys and cohorts stay."""

@@ -42,5 +42,8 @@ def seeded(seed: int) -> Iterator[None]:
     import torch
 
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
+        # not torch.manual_seed, which keeps every call and its stack for a GPU that may yet come
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(seed)
         yield

@@ -78,6 +78,14 @@ class SiloSettings(BaseModel):
         return self.directory / "audit.jsonl"
 
     @property
+    def local_directory(self) -> Path:
+        return self.directory / "local"
+
+    @property
+    def personal_directory(self) -> Path:
+        return self.directory / "personal"
+
+    @property
     def cache_directory(self) -> Path:
         return self.directory / "cache"
 

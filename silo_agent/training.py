@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -27,11 +28,14 @@ from silo_agent.objectives import evaluation_loss_for
 from silo_agent.objectives.base import Setting
 from silo_agent.objectives.kept_pass import KeptPass
 from silo_agent.objectives.local_loss import local_loss
-from silo_agent.objectives.statistics import PHASES, TEACHERS, TRAIN_STATISTICS
+from silo_agent.objectives.own import OWNS, tested_own
+from silo_agent.objectives.personal import personal
+from silo_agent.objectives.statistics import CORRECTIONS, KEEPS, PHASES, TEACHERS, TRAIN_STATISTICS
 from silo_agent.privacy.model_check import check_keeps_samples_apart
 from silo_agent.privacy.place_check import Probes, check_answers, one_thread
 from silo_agent.seeding import seeded, shuffler, training_seed
 from strategies.base import Array
+from strategies.personal import PERSONAL_KIND
 
 log = get_logger("silo_agent.training")
 
@@ -71,7 +75,7 @@ class TorchObjective:
             return values
 
     def _phases(self) -> Mapping[str, Callable[[Setting], Mapping[str, Array]]]:
-        return {"train": self._train, "evaluate": self._evaluate, **PHASES}
+        return {"train": self._train, "evaluate": self._evaluate, PERSONAL_KIND: personal, **PHASES}
 
     def _received_model(self, work: Work) -> CutModel:
         spec = work.spec
@@ -91,7 +95,7 @@ class TorchObjective:
             is_cancelled=setting.work.is_cancelled,
             loss_clip=loss_clip(setting.work.spec),
         )
-        return figures.quantities()
+        return {**figures.quantities(), **tested_own(setting, figures)}
 
     def _train(self, setting: Setting) -> Mapping[str, Array]:
         """Test the received model, train it, then compute what the method sums beside."""
@@ -99,16 +103,12 @@ class TorchObjective:
         tested = self._evaluate(setting)
         samples = Tensors.of(work.data.train, self._device)
         started = time.monotonic()
-        teacher = TEACHERS.get(work.spec.method.recipe.regulariser)
-        steps = train_locally(
-            model,
-            samples,
-            spec=work.spec,
-            round=work.round,
-            loss=local_loss(setting, samples, teacher=None if teacher is None else teacher(setting, samples)),
-            generator=shuffler(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round)),
-            is_cancelled=work.is_cancelled,
-        )
+        generator = shuffler(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round))
+        own = OWNS.get(work.spec.method.recipe.own)
+        steps = (own.train if own else _train_shared)(setting, samples, generator)
+        keeps = KEEPS.get(work.spec.method.recipe.regulariser)
+        if keeps is not None:
+            keeps(setting)
         trained = time.monotonic()
         statistics = self._statistics(setting, samples)
         if work.spec.method.recipe.statistic is not None:
@@ -120,6 +120,22 @@ class TorchObjective:
         statistic = setting.work.spec.method.recipe.statistic
         compute = None if statistic is None else TRAIN_STATISTICS.get(statistic)
         return {} if compute is None else compute(setting, samples)
+
+
+def _train_shared(setting: Setting, samples: Tensors, generator: torch.Generator) -> int:
+    """The received model, in place, where no part of it is the silo's own."""
+    work, recipe = setting.work, setting.work.spec.method.recipe
+    teacher, correction = TEACHERS.get(recipe.regulariser), CORRECTIONS.get(recipe.server_update)
+    loss = local_loss(setting, samples, teacher=None if teacher is None else teacher(setting, samples))
+    return train_locally(
+        setting.received,
+        samples,
+        spec=work.spec,
+        round=work.round,
+        loss=replace(loss, correction=None if correction is None else correction(work)),
+        generator=generator,
+        is_cancelled=work.is_cancelled,
+    )
 
 
 def _check_samples_apart(setting: Setting) -> None:

@@ -25,7 +25,7 @@ PRESENCE = "method/presence"  # (C,) int64: how many silos hold each class, writ
 TOTAL = "method/total"  # sum of the rounded sample counts, written by roll-call
 
 # every kind of phase that a method may have: metrics count by it
-PHASE_KINDS = ("roll-call", "presence", "prototypes", "train", "calibrate", "evaluate")
+PHASE_KINDS = ("roll-call", "presence", "prototypes", "train", "calibrate", "evaluate", "personal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

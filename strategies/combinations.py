@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from crypto.errors import ConfigError
@@ -12,13 +12,19 @@ from strategies.recipe import (
     Head,
     Loss,
     Mix,
+    OptionValue,
+    Own,
     Recipe,
     Regulariser,
     ServerUpdate,
     StatisticName,
+    options_of,
 )
+from strategies.soft_labels import InitialSoftLabels, SoftLabelOptions
 
 UNIT_HEADS = (Head.FROZEN_ETF, Head.FROZEN_ORTHONORMAL)  # one vector of unit length for each class
+
+BY_STEPS = (ServerUpdate.FEDNOVA, ServerUpdate.SCAFFOLD)  # read the local steps out of a delta
 
 SOFTMAX_LOSSES = (Loss.CROSS_ENTROPY, Loss.BALANCED_SOFTMAX)
 
@@ -29,6 +35,12 @@ class Rule:
 
     refuses: Callable[[Recipe], bool]
     reason: str
+
+
+def _is_plain(recipe: Recipe) -> bool:
+    """Beside an own part: nothing else that reads or tunes the model that a silo trains."""
+    has_reader = recipe.regulariser is not Regulariser.NONE or recipe.statistic is not None
+    return not has_reader and recipe.closing is Closing.NONE and recipe.server_update not in BY_STEPS
 
 
 def _has_unit_head(recipe: Recipe) -> bool:
@@ -72,12 +84,12 @@ RULES = (
         "it needs features raw or projected-unit, or a head of another kind",
     ),
     Rule(
-        refuses=lambda recipe: recipe.closing is Closing.FFC and recipe.features is not Features.UNIT,
+        refuses=lambda recipe: recipe.closing.has_ffc and recipe.features is not Features.UNIT,
         reason="ffc sums products of features, which have a bound only at unit length and fit a head that "
         "nothing scales: it needs features unit",
     ),
     Rule(
-        refuses=lambda recipe: recipe.closing is Closing.FFC and recipe.head is Head.TRAINED,
+        refuses=lambda recipe: recipe.closing.has_ffc and recipe.head is Head.TRAINED,
         reason="ffc fits a head without a bias, which head trained has: it needs head trained-unbiased or a "
         "frozen one",
     ),
@@ -87,10 +99,11 @@ RULES = (
     ),
     Rule(
         refuses=lambda recipe: (
-            (recipe.regulariser is Regulariser.SOFT_LABELS) != (recipe.statistic is StatisticName.SOFT_LABELS)
+            recipe.statistic is StatisticName.SOFT_LABELS
+            and recipe.regulariser is not Regulariser.SOFT_LABELS
         ),
-        reason="the regulariser soft-labels pulls towards the statistic soft-labels, which nothing else "
-        "uses: a method has both or neither",
+        reason="the statistic soft-labels is what the regulariser soft-labels pulls towards, and nothing "
+        "else uses it: it needs that regulariser",
     ),
     Rule(
         refuses=lambda recipe: (
@@ -100,10 +113,19 @@ RULES = (
     ),
     Rule(
         refuses=lambda recipe: (
-            (recipe.regulariser is Regulariser.CSD) != (recipe.statistic is StatisticName.LOGIT_PROTOTYPES)
+            recipe.statistic is StatisticName.LOGIT_PROTOTYPES and recipe.regulariser is not Regulariser.CSD
         ),
-        reason="the regulariser csd compares with the statistic logit-prototypes, which nothing else "
-        "uses: a method has both or neither",
+        reason="the statistic logit-prototypes is what the regulariser csd compares with, and nothing "
+        "else uses it: it needs that regulariser",
+    ),
+    Rule(
+        refuses=lambda recipe: recipe.own.has_head and recipe.head.is_frozen,
+        reason="an own head is one that each silo trains: it needs head trained or trained-unbiased",
+    ),
+    Rule(
+        refuses=lambda recipe: recipe.own is not Own.NONE and not _is_plain(recipe),
+        reason="an own part trains in its own way: it needs regulariser, statistic and closing none, and a "
+        "server update that does not count local steps",
     ),
 )
 
@@ -113,6 +135,16 @@ def check_recipe(recipe: Recipe) -> None:
     for rule in RULES:
         if rule.refuses(recipe):
             raise ConfigError(f"strategy: {rule.reason}; got {_named(recipe)}")
+
+
+def check_options(recipe: Recipe, options: Mapping[str, OptionValue]) -> None:
+    """Raises ConfigError for options with which a part would do nothing."""
+    is_fixed = recipe.regulariser is Regulariser.SOFT_LABELS and recipe.statistic is None
+    if is_fixed and options_of(SoftLabelOptions, options).init_slm is InitialSoftLabels.SKIP:
+        raise ConfigError(
+            "strategy.options.init_slm: without the statistic soft-labels its matrix is the target of every "
+            "round: expected identity or uniform, got skip"
+        )
 
 
 def check_classes(recipe: Recipe, classes: int) -> None:
@@ -125,9 +157,10 @@ def check_classes(recipe: Recipe, classes: int) -> None:
 
 def check_optimizer(recipe: Recipe, optimizer: str) -> None:
     """Raises ConfigError where the server update needs another local optimiser than the job's."""
-    if recipe.server_update is ServerUpdate.FEDNOVA and optimizer != "sgd":
+    if recipe.server_update in BY_STEPS and optimizer != "sgd":
         raise ConfigError(
-            f"training.optimizer: fednova knows the weights of gradients under sgd alone, got {optimizer}"
+            f"training.optimizer: {recipe.server_update} knows the weights of gradients under sgd alone, "
+            f"got {optimizer}"
         )
 
 
@@ -138,7 +171,9 @@ def _named(recipe: Recipe) -> str:
         "loss": recipe.loss,
         "regulariser": recipe.regulariser,
         "mix": recipe.mix,
+        "server_update": recipe.server_update,
         "statistic": recipe.statistic or "none",
+        "own": recipe.own,
         "closing": recipe.closing,
     }
     return ", ".join(f"{part} {value}" for part, value in parts.items())

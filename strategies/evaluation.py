@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crypto.layout import Quantity
-from strategies.base import Array, PhaseContext, PhaseResult
+from strategies.base import Array, PhaseContext, PhaseResult, Statistic
 
 MAX_COUNT = float(1 << 40)  # samples at one silo; 2^22 such silos fit a 64-bit word
 MAX_LOSS_SUM = float(1 << 30)  # of one silo's hold-out
@@ -50,14 +50,17 @@ class Evaluation:
 class EvaluatePhase:
     """Closing phase: the final model's figures; the state stays as it is."""
 
-    evaluation: Evaluation = Evaluation()
+    statistics: tuple[Statistic, ...] = (Evaluation(),)
 
     @property
     def kind(self) -> str:
         return "evaluate"
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        return self.evaluation.quantities(context)
+        return tuple(quantity for part in self.statistics for quantity in part.quantities(context))
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        return PhaseResult(state=context.state, figures=self.evaluation.figures(context, sums))
+        figures = {
+            name: figure for part in self.statistics for name, figure in part.figures(context, sums).items()
+        }
+        return PhaseResult(state=context.state, figures=figures)

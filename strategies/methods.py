@@ -10,18 +10,20 @@ import numpy as np
 
 from crypto.errors import ConfigError
 from strategies.base import MODEL, TOTAL, Keeper, Phase, PhaseContext, Statistic
-from strategies.combinations import check_recipe
+from strategies.combinations import check_options, check_recipe
 from strategies.ema_teacher import EmaTeacher
 from strategies.evaluation import EvaluatePhase, Evaluation
 from strategies.ffc import CalibratePhase, FfcOptions
 from strategies.heads import HEAD
 from strategies.logit_prototypes import PrototypeOptions, PrototypesPhase
 from strategies.losses import LOSS_OPTIONS
+from strategies.own import OWN_OPTIONS, OwnAccuracy
+from strategies.personal import PersonalOptions, PersonalPhase, check_personal
 from strategies.presence import PRESENCE_KIND, PresencePhase
 from strategies.presets import PRESETS
 from strategies.recipe import (
-    Closing,
     OptionValue,
+    Own,
     PartOptions,
     Recipe,
     Regulariser,
@@ -77,8 +79,9 @@ class Strategy:
             raise ConfigError(f"phase: expected one of {known} for {self.name}, got {kind}") from None
 
     def trains(self, parameter: str) -> bool:
-        """Whether silos train a model parameter: all but those of a frozen head."""
-        return not (self.recipe.head.is_frozen and parameter.startswith("head."))
+        """Whether silos train a parameter together: all but those of a frozen head or one of their own."""
+        has_no_sum = self.recipe.head.is_frozen or self.recipe.own.has_head
+        return not (has_no_sum and parameter.startswith("head."))
 
     def under_noise(self) -> Strategy:
         """The method in a private job: without the phase of presence (strategies/presence.py)."""
@@ -119,6 +122,8 @@ def strategy_of(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -
     for part in parts:
         options_of(part, resolved)
     check_recipe(recipe)
+    check_personal(recipe, resolved)
+    check_options(recipe, resolved)
     return _compose(name, recipe, resolved)
 
 
@@ -132,8 +137,11 @@ def option_parts(recipe: Recipe) -> list[type[PartOptions]]:
     if recipe.regulariser is not Regulariser.NONE:
         parts.append(MIX_OPTIONS[recipe.mix])
     parts.append(_statistic(recipe).options)
-    if recipe.closing is Closing.FFC:
+    parts.append(OWN_OPTIONS[recipe.own])
+    if recipe.closing.has_ffc:
         parts.append(FfcOptions)
+    if recipe.closing.has_personal:
+        parts.append(PersonalOptions)
     return parts
 
 
@@ -168,7 +176,7 @@ def _compose(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> S
     has_class_rows = recipe.statistic is not None
     opening: list[Phase] = [RollCallPhase(), *([PresencePhase()] if has_class_rows else [])]
     rounds: list[Phase] = [*_statistic(recipe).before_training, _train_phase(recipe)]
-    closing: list[Phase] = [*_calibration(recipe, options), EvaluatePhase()]
+    closing: list[Phase] = [*_calibration(recipe, options), _evaluate_phase(recipe), *_personal(recipe)]
     return Strategy(
         name=name,
         recipe=recipe,
@@ -184,9 +192,17 @@ def _train_phase(recipe: Recipe) -> TrainPhase:
     keepers: list[Keeper] = [EmaTeacher()] if recipe.regulariser is Regulariser.CSD else []
     return TrainPhase(
         update=SERVER_UPDATES[recipe.server_update],
-        statistics=(UpdateScale(), Evaluation(), *_statistic(recipe).beside_training),
+        statistics=(UpdateScale(), *_tested(recipe), *_statistic(recipe).beside_training),
         keepers=tuple(keepers),
     )
+
+
+def _evaluate_phase(recipe: Recipe) -> EvaluatePhase:
+    return EvaluatePhase(statistics=_tested(recipe))
+
+
+def _tested(recipe: Recipe) -> tuple[Statistic, ...]:
+    return (Evaluation(),) if recipe.own is Own.NONE else (Evaluation(), OwnAccuracy())
 
 
 def _statistic(recipe: Recipe) -> StatisticParts:
@@ -194,6 +210,11 @@ def _statistic(recipe: Recipe) -> StatisticParts:
 
 
 def _calibration(recipe: Recipe, options: Mapping[str, OptionValue]) -> list[Phase]:
-    if recipe.closing is Closing.NONE:
+    if not recipe.closing.has_ffc:
         return []
     return [CalibratePhase(ridge=options_of(FfcOptions, options).ridge)]
+
+
+def _personal(recipe: Recipe) -> list[Phase]:
+    """After the evaluation, so that a job whose silos cannot fine-tune has its final figures."""
+    return [PersonalPhase()] if recipe.closing.has_personal else []

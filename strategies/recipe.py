@@ -52,6 +52,7 @@ class Loss(StrEnum):
 class Regulariser(StrEnum):
     NONE = "none"
     PROX = "prox"
+    MOON = "moon"
     KD = "kd"
     NTD = "ntd"
     LD = "ld"
@@ -72,6 +73,22 @@ class ServerUpdate(StrEnum):
     FEDEXP = "fedexp"
     FEDOPT = "fedopt"
     FEDNOVA = "fednova"
+    SCAFFOLD = "scaffold"
+
+
+class Own(StrEnum):
+    """What of the model is each silo's own in every round: nothing, the head, trained together with the body
+    or before it, a whole model beside the global one, or the global one after a step at the silo."""
+
+    NONE = "none"
+    HEAD = "head"
+    HEAD_FIRST = "head-first"
+    MODEL = "model"
+    ADAPTED = "adapted"
+
+    @property
+    def has_head(self) -> bool:
+        return self in (Own.HEAD, Own.HEAD_FIRST)
 
 
 class StatisticName(StrEnum):
@@ -80,8 +97,20 @@ class StatisticName(StrEnum):
 
 
 class Closing(StrEnum):
+    """What follows the last round: a calibrated head, personal models, or the one and then the other."""
+
     NONE = "none"
     FFC = "ffc"
+    PERSONAL = "personal"
+    FFC_PERSONAL = "ffc-personal"
+
+    @property
+    def has_ffc(self) -> bool:
+        return self in (Closing.FFC, Closing.FFC_PERSONAL)
+
+    @property
+    def has_personal(self) -> bool:
+        return self in (Closing.PERSONAL, Closing.FFC_PERSONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +124,7 @@ class Recipe:
     mix: Mix = Mix.ADDITIVE
     server_update: ServerUpdate = ServerUpdate.WEIGHTED_MEAN
     statistic: StatisticName | None = None
+    own: Own = Own.NONE
     closing: Closing = Closing.NONE
     defaults: Mapping[str, OptionValue] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from pydantic import Field
 
 from strategies.ema_teacher import TeacherOptions
+from strategies.moon import MoonOptions
 from strategies.recipe import Mix, PartOptions, Regulariser
 from strategies.soft_labels import SoftLabelOptions
 
@@ -68,6 +69,7 @@ REGULARISER_OPTIONS: Mapping[Regulariser, type[PartOptions]] = MappingProxyType(
         **dict.fromkeys(Regulariser, PartOptions),
         Regulariser.KD: TemperatureOptions,
         Regulariser.NTD: TemperatureOptions,
+        Regulariser.MOON: MoonOptions,
         Regulariser.CSD: CsdOptions,
         Regulariser.SOFT_LABELS: SoftLabelOptions,
     }

@@ -11,6 +11,7 @@ from strategies.fednova import FedNova
 from strategies.fedopt import FedOpt, FedOptOptions
 from strategies.recipe import PartOptions
 from strategies.recipe import ServerUpdate as Name
+from strategies.scaffold import Scaffold
 from strategies.weighted_mean import WeightedMean
 
 SERVER_UPDATES: Mapping[Name, ServerUpdate] = MappingProxyType(
@@ -19,6 +20,7 @@ SERVER_UPDATES: Mapping[Name, ServerUpdate] = MappingProxyType(
         Name.FEDEXP: FedExP(),
         Name.FEDOPT: FedOpt(),
         Name.FEDNOVA: FedNova(),
+        Name.SCAFFOLD: Scaffold(),
     }
 )
 SERVER_UPDATE_OPTIONS: Mapping[Name, type[PartOptions]] = MappingProxyType(
@@ -27,5 +29,6 @@ SERVER_UPDATE_OPTIONS: Mapping[Name, type[PartOptions]] = MappingProxyType(
         Name.FEDEXP: FedExPOptions,
         Name.FEDOPT: FedOptOptions,
         Name.FEDNOVA: PartOptions,
+        Name.SCAFFOLD: PartOptions,
     }
 )

@@ -20,6 +20,7 @@ from strategies.recipe import (
     Loss,
     Mix,
     OptionValue,
+    Own,
     Recipe,
     Regulariser,
     ServerUpdate,
@@ -52,6 +53,19 @@ _COUNTS = (
 )
 _BY_COUNTS = Standing(why="under sums the whole update is clipped", records=_COUNTS)
 _SERVER = Standing(why="post-processing of the summed delta")
+_FINE_TUNED = (
+    "fine-tunes a model for each silo without any noise, so one record may change all of its answers and the "
+    "silo's accuracy from 0 to 1"
+)
+_NOT_NOISED = (
+    "trains parameters of each silo's own without any noise and sums how good they are, so one record may "
+    "change the silo's accuracy from 0 to 1"
+)
+_OWN = Standing(records=_NOT_NOISED, sums=_NOT_NOISED)
+_CONTROLS = (
+    "keeps a silo's gradients without noise between rounds and sums how they change, which no clip bounds"
+)
+_PERSONAL = Standing(records=_FINE_TUNED, sums=_FINE_TUNED)
 
 # by field of the recipe and part: two fields have parts of the same name
 STANDINGS: Mapping[tuple[str, str], Standing] = MappingProxyType(
@@ -70,6 +84,10 @@ STANDINGS: Mapping[tuple[str, str], Standing] = MappingProxyType(
         ("regulariser", Regulariser.NTD): _GLOBAL_TEACHER,
         ("regulariser", Regulariser.LD): _GLOBAL_TEACHER,
         ("regulariser", Regulariser.FD): _GLOBAL_TEACHER,
+        ("regulariser", Regulariser.MOON): Standing(
+            why="compares each sample with the received model and with the one that the silo sent last, "
+            "which came out of DP-SGD; under sums the whole update is clipped",
+        ),
         ("regulariser", Regulariser.CSD): Standing(
             why="compares each sample with a mean of global models and with noised prototypes, both "
             "post-processing of sums paid for before"
@@ -77,6 +95,7 @@ STANDINGS: Mapping[tuple[str, str], Standing] = MappingProxyType(
         ("regulariser", Regulariser.SOFT_LABELS): Standing(why=_WEIGHTS_ALONE),
         ("server_update", ServerUpdate.WEIGHTED_MEAN): _SERVER,
         ("server_update", ServerUpdate.FEDOPT): _SERVER,
+        ("server_update", ServerUpdate.SCAFFOLD): Standing(records=_CONTROLS, sums=_CONTROLS),
         ("server_update", ServerUpdate.FEDEXP): Standing(
             why="under records the update's length is post-processing of DP-SGD",
             sums="sums the length of the silo's update beside the update, which the clip of the update does "
@@ -95,8 +114,12 @@ STANDINGS: Mapping[tuple[str, str], Standing] = MappingProxyType(
         ("statistic", StatisticName.LOGIT_PROTOTYPES): Standing(
             why="sums answers of a global model, clipped to logit_clip"
         ),
+        ("own", Own.NONE): Standing(why="adds nothing"),
+        **{("own", part): _OWN for part in Own if part is not Own.NONE},
         ("closing", Closing.NONE): Standing(why="adds nothing"),
         ("closing", Closing.FFC): Standing(why="sums products of unit features of the global model"),
+        ("closing", Closing.PERSONAL): _PERSONAL,
+        ("closing", Closing.FFC_PERSONAL): _PERSONAL,
     }
 )
 
@@ -133,4 +156,5 @@ def parts_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "server_update", recipe.server_update
     if recipe.statistic is not None:
         yield "statistic", recipe.statistic
+    yield "own", recipe.own
     yield "closing", recipe.closing

@@ -6,6 +6,7 @@ One file a format; what a loader returns is checked here and nowhere else.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -46,31 +47,42 @@ def load_data(settings: DataSettings, job: JobSpec) -> SiloData:
     record is held out by itself, and none can have the job refused (`private`).
     Raises ConfigError that names the setting or file and what is allowed.
     """
-    if job.privacy is not None:
-        return _load_private(settings, job)
     if settings.format is DataFormat.MODULE:
-        return _checked(module.load(settings), job=job)
+        own = module.load(settings)
+        return _checked(own, job=job) if job.privacy is None else _put_right_all(own, job=job)
+    partition = settings.partition
+    return next(_parts(settings, job, partition, [0 if partition is None else partition.index]))
+
+
+def load_partition(settings: DataSettings, job: JobSpec) -> tuple[SiloData, ...]:
+    """Every silo's part of one data set on this machine, as `load_data` gives it to each, read and cut once.
+
+    Raises ConfigError as `load_data`, and without `partition`.
+    """
+    if settings.partition is None or settings.format is DataFormat.MODULE:
+        raise ConfigError("data.partition: expected how a file is cut into silos")
+    return tuple(_parts(settings, job, settings.partition, range(settings.partition.silos)))
+
+
+def _parts(
+    settings: DataSettings, job: JobSpec, partition: PartitionSettings | None, indices: Sequence[int]
+) -> Iterator[SiloData]:
+    """The parts of those silos; all of it where there is no partition."""
     source = LOADERS[settings.format](settings, job)
-    for samples in (source.train, source.test):
-        if samples is not None:
-            _check_labels(samples, classes=job.classes)
-    train, holdout = _own_part(source, settings=settings, classes=job.classes)
-    return _checked(SiloData(train=train, holdout=holdout, name=settings.name), job=job)
+    cut = _private_parts if job.privacy is not None else _plain_parts
+    for train, holdout in cut(source, settings, partition, indices, classes=job.classes):
+        part = SiloData(train=train, holdout=holdout, name=settings.name)
+        if job.privacy is None:
+            yield _checked(part, job=job)
+        else:
+            yield _put_right_all(part, job=job, unreadable=source.unreadable)
 
 
-def _load_private(settings: DataSettings, job: JobSpec) -> SiloData:
+def _put_right_all(data: SiloData, *, job: JobSpec, unreadable: int = 0) -> SiloData:
     """Every record by itself; the log of this silo alone says how many did not fit."""
-    unreadable = 0
-    if settings.format is DataFormat.MODULE:
-        loaded = module.load(settings)
-        train, holdout = loaded.train, loaded.holdout
-        name = loaded.name
-    else:
-        source = LOADERS[settings.format](settings, job)
-        train, holdout = _own_records(source, settings=settings, classes=job.classes)
-        name, unreadable = settings.name, source.unreadable
-    train, misfits, outside = _put_right(train, name=name, job=job)
-    holdout, held_misfits, held_outside = _put_right(holdout, name=name, job=job)
+    name = data.name
+    train, misfits, outside = _put_right(data.train, name=name, job=job)
+    holdout, held_misfits, held_outside = _put_right(data.holdout, name=name, job=job)
     counts = {
         "unreadable": unreadable,
         "left_out": misfits + held_misfits,
@@ -81,21 +93,30 @@ def _load_private(settings: DataSettings, job: JobSpec) -> SiloData:
     return SiloData(train=train, holdout=holdout, name=name)
 
 
-def _own_records(source: Source, *, settings: DataSettings, classes: int) -> tuple[Samples, Samples]:
-    """This silo's part, of a pool that is cut before the hold-out where there is a partition."""
+def _private_parts(
+    source: Source,
+    settings: DataSettings,
+    partition: PartitionSettings | None,
+    indices: Sequence[int],
+    *,
+    classes: int,
+) -> Iterator[tuple[Samples, Samples]]:
+    """Train and hold-out of those silos, of a pool that is cut before the hold-out where there is a
+    partition."""
     pool, test = source.train, source.test
-    mine, tested = np.arange(len(pool)), np.arange(len(test) if test is not None else 0)
-    if settings.partition is not None:
+    parts = [(np.arange(len(pool)), np.arange(len(test) if test is not None else 0))]
+    if partition is not None:
         fits = np.flatnonzero(private.fitting(pool.labels, classes=classes))
         rest = pool.take(fits[:0]) if test is None else test
         fits_test = np.flatnonzero(private.fitting(rest.labels, classes=classes))
-        cut = _cut(pool.take(fits), rest.take(fits_test), settings.partition, classes=classes)
-        index = settings.partition.index
-        mine, tested = fits[cut.train[index]], fits_test[cut.test[index]]
+        cut = _cut(pool.take(fits), rest.take(fits_test), partition, classes=classes)
+        parts = [(fits[cut.train[index]], fits_test[cut.test[index]]) for index in indices]
     if test is not None:
-        return pool.take(mine), test.take(tested)
+        yield from ((pool.take(mine), test.take(tested)) for mine, tested in parts)
+        return
     is_held = private.held_out(pool, source.identities, name=settings.name, fraction=settings.holdout)
-    return pool.take(mine[~is_held[mine]]), pool.take(mine[is_held[mine]])
+    for mine, _ in parts:
+        yield pool.take(mine[~is_held[mine]]), pool.take(mine[is_held[mine]])
 
 
 def _put_right(samples: Samples, *, name: str, job: JobSpec) -> tuple[Samples, int, int]:
@@ -109,13 +130,25 @@ def _put_right(samples: Samples, *, name: str, job: JobSpec) -> tuple[Samples, i
     return Samples(features=features, labels=kept.labels), len(samples) - len(kept), outside
 
 
-def _own_part(source: Source, *, settings: DataSettings, classes: int) -> tuple[Samples, Samples]:
+def _plain_parts(
+    source: Source,
+    settings: DataSettings,
+    partition: PartitionSettings | None,
+    indices: Sequence[int],
+    *,
+    classes: int,
+) -> Iterator[tuple[Samples, Samples]]:
+    """Train and hold-out of those silos, each of which is cut from the whole set's."""
+    for samples in (source.train, source.test):
+        if samples is not None:
+            _check_labels(samples, classes=classes)
     train, holdout = _with_holdout(source, settings)
-    if settings.partition is None:
-        return train, holdout
-    cut = _cut(train, holdout, settings.partition, classes=classes)
-    index = settings.partition.index
-    return train.take(cut.train[index]), holdout.take(cut.test[index])
+    if partition is None:
+        yield train, holdout
+        return
+    cut = _cut(train, holdout, partition, classes=classes)
+    for index in indices:
+        yield train.take(cut.train[index]), holdout.take(cut.test[index])
 
 
 def _with_holdout(source: Source, settings: DataSettings) -> tuple[Samples, Samples]:

@@ -3,7 +3,7 @@
 The job declares the columns in their order, with mean, scale and fill value of each; the silo
 applies and checks them and infers nothing, so that column 3 is the same measurement everywhere.
 The silo's own settings say how its file is written: names of the columns where the file has no
-header line, texts that mean "missing", and the class that each text in the label column stands for.
+header line, what means "missing", and the class that each text in the label column stands for.
 
 N = rows, D = the job's columns.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,9 +127,18 @@ def _column(table: _Table, column: ColumnSpec, missing: Collection[str]) -> tupl
     ]
     values_N = np.asarray(values, dtype=np.float64)
     is_unreadable = np.isnan(values_N)
-    values_N[is_unreadable] = column.fill
+    values_N[is_unreadable | np.isin(values_N, _numbers(missing))] = column.fill
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is seen to by the caller
         return (values_N - column.mean) / column.scale, int(np.count_nonzero(is_unreadable))
+
+
+def _numbers(texts: Collection[str]) -> list[float]:
+    """Those of the texts that are numbers: a `0` that means 'missing' does so where a file writes `0.0`."""
+    found = []
+    for text in texts:
+        with suppress(ValueError):
+            found.append(float(text))
+    return found
 
 
 def _value(text: str, table: _Table, line: int, column: str) -> float:

@@ -24,10 +24,12 @@ from silo_agent.objectives.dot_regression import dot_regression
 from silo_agent.objectives.fd import FeatureDistillation
 from silo_agent.objectives.kd import KnowledgeDistillation
 from silo_agent.objectives.ld import LogitDistillation
+from silo_agent.objectives.moon import ModelContrast
 from silo_agent.objectives.ntd import NotTrueDistillation
 from silo_agent.objectives.prox import prox
 from silo_agent.objectives.sphere_mse import SphereMse
 from strategies.losses import BalancedSoftmaxOptions
+from strategies.moon import MoonOptions
 from strategies.recipe import Loss, Regulariser
 from strategies.regularisers import TemperatureOptions
 
@@ -64,6 +66,7 @@ LOSSES: Mapping[Loss, LossKind] = MappingProxyType(
 REGULARISERS: Mapping[Regulariser, RegulariserFactory] = MappingProxyType(
     {
         Regulariser.PROX: prox,
+        Regulariser.MOON: lambda setting: ModelContrast(tau=setting.options(MoonOptions).contrast_tau),
         Regulariser.KD: lambda setting: KnowledgeDistillation(tau=setting.options(TemperatureOptions).tau),
         Regulariser.NTD: lambda setting: NotTrueDistillation(tau=setting.options(TemperatureOptions).tau),
         Regulariser.LD: lambda _: LogitDistillation(),

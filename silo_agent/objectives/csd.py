@@ -10,6 +10,7 @@ ema_teacher.py) and P the global logit prototypes of the round:
 
 The mean, which training takes, runs over all samples, those with M = 0 included. The paper does not say
 whether the gradient also flows through delta-hat; it is stopped there unless `grad_through_delta`.
+A method without the statistic logit-prototypes takes 1/C for every delta-hat, which is their mean.
 Adds nothing to what leaves the silo.
 
 N = samples, C = classes.
@@ -29,9 +30,9 @@ from strategies.regularisers import CsdOptions, Distance, Mask
 
 
 class ClassSimilarityDistillation:
-    """Shapes: prototypes (C, C), row = class; a class that no silo sent has a zero row."""
+    """Shapes: prototypes (C, C), row = class; a class that no silo sent has a zero row. None: weights 1/C."""
 
-    def __init__(self, prototypes_CC: Tensor, options: CsdOptions) -> None:
+    def __init__(self, prototypes_CC: Tensor | None, options: CsdOptions) -> None:
         self._prototypes_CC = prototypes_CC
         self._options = options
 
@@ -47,12 +48,16 @@ class ClassSimilarityDistillation:
     def _weights(self, z_NC: Tensor) -> Tensor:
         if not self._options.similarity:
             return torch.ones_like(z_NC)
+        if self._prototypes_CC is None:
+            return torch.full_like(z_NC, 1.0 / z_NC.shape[1])
         weights_NC = softmax(similarities(z_NC, self._prototypes_CC), dim=1)
         return weights_NC if self._options.grad_through_delta else weights_NC.detach()
 
 
 def class_similarity_distillation(setting: Setting) -> ClassSimilarityDistillation:
     """The regulariser of this round. Raises RemoteProtocolError for a state without its prototypes."""
+    if setting.work.spec.method.recipe.statistic is None:
+        return ClassSimilarityDistillation(None, setting.options(CsdOptions))
     prototypes_CC, classes = setting.tensor(PROTOTYPES), setting.work.spec.classes
     if prototypes_CC is None or prototypes_CC.shape != (classes, classes):
         got = "none" if prototypes_CC is None else tuple(prototypes_CC.shape)

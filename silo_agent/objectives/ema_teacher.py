@@ -44,7 +44,7 @@ def _run(setting: Setting, arrays: Arrays, samples: Tensors) -> Tensor:
 
 def _key(setting: Setting, arrays: Arrays) -> bytes:
     """Job, silo and every byte of the teacher: the digest of the whole state changes within a round."""
-    hashed = hashlib.sha256(setting.work.spec.to_yaml() + setting.work.silo.encode())
+    hashed = hashlib.sha256((setting.work.spec.model_dump_json() + setting.work.silo).encode())
     for name in sorted(arrays):
         hashed.update(name.encode())
         hashed.update(np.ascontiguousarray(arrays[name]).data)

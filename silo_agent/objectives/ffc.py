@@ -20,13 +20,19 @@ from silo_agent.batches import Tensors
 from silo_agent.objective import Cancelled
 from silo_agent.objectives.base import Setting
 from silo_agent.objectives.teacher import finite_rows
-from strategies.base import Array
+from strategies.base import Array, FloatArray
 from strategies.ffc import packed
 
 
-@torch.inference_mode()
 def calibrate(setting: Setting) -> Mapping[str, Array]:
-    """Shapes: gram (T,), moment (D, C), float64. Raises Cancelled.
+    """Shapes: gram (T,), moment (D, C), float64. Raises Cancelled."""
+    gram_DD, moment_DC = feature_sums(setting)
+    return {"gram": packed(gram_DD), "moment": moment_DC}
+
+
+@torch.inference_mode()
+def feature_sums(setting: Setting) -> tuple[FloatArray, FloatArray]:
+    """V_k and U_k over the silo's training samples. Shapes: (D, D), (D, C). Raises Cancelled.
 
     No feature outlives its batch.
     """
@@ -44,7 +50,7 @@ def calibrate(setting: Setting) -> Mapping[str, Array]:
             unit_ND = finite_rows(_unit(unit_ND))
         gram_DD += unit_ND.T @ unit_ND
         moment_DC += unit_ND.T @ one_hot(batch.labels_N[: batch.count], classes).double()
-    return {"gram": packed(gram_DD.cpu().numpy()), "moment": moment_DC.cpu().numpy()}
+    return gram_DD.cpu().numpy(), moment_DC.cpu().numpy()
 
 
 def _unit(wide_ND: Tensor) -> Tensor:

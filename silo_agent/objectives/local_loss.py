@@ -21,6 +21,7 @@ class LocalLoss:
     """What one round of local training minimises.
 
     per_sample needs the samples' outputs and places in the training set; penalty the weights alone.
+    correction: of every step, by the server update; no mix weighs it.
     """
 
     loss: SampleLoss
@@ -29,6 +30,7 @@ class LocalLoss:
     weight_penalty: WeightPenalty | None = None
     regulariser_weight: float = 0.0
     teacher: Outputs | None = None
+    correction: WeightPenalty | None = None
 
     def per_sample(self, student: Outputs, labels_N: Tensor, places_N: Tensor) -> Tensor:
         """Shapes: -> (N,). places: of the samples in the training set, for the teacher's outputs."""
@@ -40,9 +42,13 @@ class LocalLoss:
 
     def penalty(self, model: CutModel) -> Tensor | None:
         """Shapes: -> (); None where there is none."""
-        if self.weight_penalty is None:
-            return None
-        return self.regulariser_weight * self.weight_penalty.penalty(model)
+        regularised = None
+        if self.weight_penalty is not None:
+            regularised = self.regulariser_weight * self.weight_penalty.penalty(model)
+        if self.correction is None:
+            return regularised
+        corrected = self.correction.penalty(model)
+        return corrected if regularised is None else regularised + corrected
 
 
 def local_loss(setting: Setting, samples: Tensors, *, teacher: Outputs | None = None) -> LocalLoss:

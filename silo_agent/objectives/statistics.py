@@ -7,17 +7,22 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from silo_agent.batches import Tensors
-from silo_agent.objectives.base import Outputs, Setting
+from silo_agent.objective import Work
+from silo_agent.objectives.base import Outputs, Setting, WeightPenalty
 from silo_agent.objectives.ema_teacher import ema_teacher
 from silo_agent.objectives.ffc import calibrate
 from silo_agent.objectives.logit_prototypes import logit_prototypes
+from silo_agent.objectives.moon import both_models, keep_trained
 from silo_agent.objectives.presence import presence
+from silo_agent.objectives.scaffold import drift_correction
 from silo_agent.objectives.soft_labels import soft_labels
 from strategies.base import Array
-from strategies.recipe import Regulariser, StatisticName
+from strategies.recipe import Regulariser, ServerUpdate, StatisticName
 
 Computes: TypeAlias = Callable[[Setting], Mapping[str, Array]]
 ComputesBeside: TypeAlias = Callable[[Setting, Tensors], Mapping[str, Array]]
+Corrects: TypeAlias = Callable[[Work], WeightPenalty]
+Keeps: TypeAlias = Callable[[Setting], None]
 MakesTeacher: TypeAlias = Callable[[Setting, Tensors], Outputs]
 
 # phases beside train and evaluate, by kind
@@ -29,4 +34,10 @@ TRAIN_STATISTICS: Mapping[StatisticName, ComputesBeside] = MappingProxyType(
     {StatisticName.SOFT_LABELS: soft_labels}
 )
 # outputs of a teacher that is not the model received in this round
-TEACHERS: Mapping[Regulariser, MakesTeacher] = MappingProxyType({Regulariser.CSD: ema_teacher})
+TEACHERS: Mapping[Regulariser, MakesTeacher] = MappingProxyType(
+    {Regulariser.CSD: ema_teacher, Regulariser.MOON: both_models}
+)
+# what a regulariser keeps of the trained model for the next round
+KEEPS: Mapping[Regulariser, Keeps] = MappingProxyType({Regulariser.MOON: keep_trained})
+# what a server update adds to the gradient of every local step
+CORRECTIONS: Mapping[ServerUpdate, Corrects] = MappingProxyType({ServerUpdate.SCAFFOLD: drift_correction})

@@ -35,9 +35,11 @@ from silo_agent.data.base import Samples, SiloData
 from silo_agent.inputs import Inputs
 from silo_agent.job_book import JobBook
 from silo_agent.ledger import SPENT_EVENT, Ledger, spend_fields
+from silo_agent.local_state import LocalStates
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Work
 from silo_agent.participate import Participant
+from silo_agent.personal_models import PersonalModels
 from silo_agent.phase_check import PhaseCheck
 from silo_agent.policy import Policy
 from silo_agent.rosters import Rosters
@@ -209,6 +211,18 @@ class Agent:
         jobs = JobBook(
             silo=self.name, ledger=self.ledger, policy=self.policy, authority=authority, clock=clock
         )
+        self.local = LocalStates(
+            self.folder / "local",
+            is_revealed=lambda key: self.reveals.is_revealed(
+                key.job_digest, key.round, key.phase, silo=self.name
+            ),
+        )
+        self.personal = PersonalModels(
+            self.folder / "personal",
+            is_revealed=lambda key: self.reveals.is_revealed(
+                key.job_digest, key.round, key.phase, silo=self.name
+            ),
+        )
         self.participant = Participant(
             identity=own,
             rosters=rosters,
@@ -229,9 +243,12 @@ class Agent:
                 policy=self.policy,
                 budget=self.budget,
                 metrics=self.metrics,
+                local=self.local,
+                personal=self.personal,
                 load_data=self._data,
                 load_objective=lambda: self.objective,
             ),
+            local=self.local,
             carrier=self.carrier,
             audit=self.audit,
             metrics=self.metrics,

@@ -23,6 +23,7 @@ from strategies.recipe import (
     Head,
     Loss,
     Mix,
+    Own,
     Recipe,
     Regulariser,
     ServerUpdate,
@@ -37,12 +38,13 @@ PARTS: Mapping[str, type[StrEnum]] = {
     "mix": Mix,
     "server_update": ServerUpdate,
     "statistic": StatisticName,
+    "own": Own,
     "closing": Closing,
 }
 # what every method sums: the update and its weight, evaluation, roll-call
 COMMON = {"silos", "samples", "delta", "buffers", "weight", "correct", "tested", "loss_sum", "clipped"}
 CLASSES, WIDTH = 3, 4
-SIDES = {CLASSES: "C", WIDTH: "D", WIDTH * (WIDTH + 1) // 2: "D(D+1)/2"}
+SIDES = {CLASSES: "C", WIDTH: "D", CLASSES * WIDTH: "P", WIDTH * (WIDTH + 1) // 2: "D(D+1)/2"}
 
 Row = tuple[str, ...]
 
@@ -55,7 +57,7 @@ def method_rows() -> Iterator[Row]:
             f"`{name}`",
             _joined(_parts(recipe)),
             "; ".join(", ".join(kinds) for kinds in (method.opening, method.round_phases, method.closing)),
-            _joined(_beside(method)),
+            _joined(dict.fromkeys(_beside(method))),
             _joined(_options(method)),
         )
 
@@ -105,7 +107,7 @@ def _options(method: Strategy) -> Iterator[str]:
 
 
 def _beside(method: Strategy) -> Iterator[str]:
-    """Of all phases. Shapes in C classes and D features."""
+    """Of all phases, each once. Shapes in C classes, D features and P trained parameters."""
     state = {HEAD: np.zeros((CLASSES, WIDTH), np.float32), TOTAL: np.array(100)}
     context = PhaseContext(
         round=1, members=4, classes=CLASSES, state=state, trained=("head.weight",), options=method.options

@@ -21,6 +21,7 @@ from strategies.base import Array
 SAMPLES = 100
 HOLDOUT = 20
 GATE = "CHORALE_TEST_GATE"  # while this file exists, training waits
+KEPT = "method/kept"
 RECORD = "CHORALE_TEST_RECORD"  # folder where inputs are written as they go into the ring
 
 
@@ -30,6 +31,10 @@ def data(settings: DataSettings) -> SiloData:
 
 def objective() -> Objective:
     return OneHot()
+
+
+def counting_objective() -> Objective:
+    return Counting()
 
 
 def poisoned_objective() -> Objective:
@@ -61,6 +66,20 @@ class OneHot:
         delta_P = np.zeros(size, np.float32)
         delta_P[place] = work.weight if self._spoil is None else self._spoil
         return delta_P
+
+
+class Counting(OneHot):
+    """Keeps how many of its trainings were applied, and writes down what each started from, one line each:
+    `<silo>.kept` in the folder of RECORD."""
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        values = super().compute(work)
+        if work.phase_kind == "train":
+            kept = int(work.local.arrays.get(KEPT, np.array(0)))
+            work.local.propose({KEPT: np.array(kept + 1)})
+            with (Path(os.environ[RECORD]) / f"{work.silo}.kept").open("a") as file:
+                file.write(f"{work.round} {kept}\n")
+        return values
 
 
 def _zeros(count: int) -> Samples:

@@ -18,6 +18,7 @@ from crypto import encoding, ring
 from crypto.layout import CLIPPED, Layout, Quantity
 from silo_agent.data.base import SiloData
 from silo_agent.initial_state import initial_state
+from silo_agent.local_state import LocalState
 from silo_agent.objective import Work
 from silo_agent.training import TorchObjective
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext
@@ -35,6 +36,7 @@ class Simulated:
     values: Sequence[Mapping[str, Array]]
     state: Arrays
     figures: Mapping[str, float]
+    local: Sequence[Arrays] = ()  # by place, what each silo of the job keeps after the phase
 
 
 def simulate(
@@ -53,20 +55,34 @@ def simulate(
     silos = [TorchObjective(device="cpu") for _ in data]
     state = dict(initial_state(spec) if state is None else state)
     everyone = range(len(data))
+    local: list[Arrays] = [{} for _ in data]
     for round, phase in phases(spec):
         is_round = phase in spec.method.round_phases
         places = list(takes_part(round) if takes_part and is_round else everyone)
         context = _context(spec, round, phase, state, members=max(len(places), 3))
+        kept = [LocalState(local[place]) for place in places]
         values = [
-            _values(spec, silos[place], data[place], place, phase_kind(phase), context, min_class_holders)
-            for place in places
+            _values(
+                spec, silos[place], data[place], place, phase_kind(phase), context, min_class_holders, own
+            )
+            for place, own in zip(places, kept, strict=True)
         ]
         strategy_phase = spec.method.phase(phase_kind(phase))
         quantities = strategy_phase.quantities(context)
         add = _ring_sums if in_ring else _plain_sums
         result = strategy_phase.apply(context, add(quantities, context.members, values))
-        state = state if result.state is None else dict(result.state)
-        yield Simulated(round=round, phase=phase, values=values, state=state, figures=result.figures)
+        if result.state is not None:
+            state = dict(result.state)
+            for place, own in zip(places, kept, strict=True):
+                local[place] = own.arrays if own.proposed is None else own.proposed
+        yield Simulated(
+            round=round,
+            phase=phase,
+            values=values,
+            state=state,
+            figures=result.figures,
+            local=tuple(local),
+        )
 
 
 def phases(spec: JobSpec) -> Iterator[tuple[int, str]]:
@@ -123,6 +139,7 @@ def _values(
     kind: str,
     context: PhaseContext,
     min_class_holders: int,
+    local: LocalState,
 ) -> Mapping[str, Array]:
     samples = len(data.train)
     if kind == "roll-call":
@@ -139,5 +156,6 @@ def _values(
         weight=samples / int(context.state[TOTAL]) if TOTAL in context.state else 0.0,
         is_cancelled=lambda: False,
         class_rows=None if holders_C is None else np.asarray(holders_C >= min_class_holders),
+        local=local,
     )
     return with_mean_square(context, objective.compute(work))

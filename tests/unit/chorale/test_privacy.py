@@ -36,6 +36,7 @@ from strategies.recipe import (
     Head,
     Loss,
     Mix,
+    Own,
     Recipe,
     Regulariser,
     ServerUpdate,
@@ -413,6 +414,7 @@ class TestMethods:
             "mix": Mix,
             "server_update": ServerUpdate,
             "statistic": StatisticName,
+            "own": Own,
             "closing": Closing,
         }
         assert set(STANDINGS) == {(field, part) for field, parts in fields.items() for part in parts}

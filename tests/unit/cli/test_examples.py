@@ -26,20 +26,39 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("coordinator.yaml", CoordinatorSettings),
     ("operator.yaml", OperatorSettings),
 ]
+HOSPITALS: list[tuple[str, type[BaseModel]]] = [
+    ("heart-disease/job.yaml", JobSpec),
+    ("heart-disease/policy.yaml", Policy),
+    ("heart-disease/coordinator.yaml", CoordinatorSettings),
+    ("heart-disease/operator.yaml", OperatorSettings),
+    ("heart-disease/cleveland.yaml", SiloSettings),
+    ("heart-disease/hungarian.yaml", SiloSettings),
+    ("heart-disease/switzerland.yaml", SiloSettings),
+    ("heart-disease/va.yaml", SiloSettings),
+]
 
-SHORT = ("job-csv.yaml", "job-private.yaml")  # they explain only what differs from job.yaml
+SHORT = (
+    "job-csv.yaml",
+    "job-private.yaml",
+    "heart-disease/job.yaml",
+)  # they explain only what differs from job.yaml
 
 
 def _values(name: str) -> dict[str, Any]:
     return parse_mapping((EXAMPLES / name).read_bytes(), source=name)
 
 
-@pytest.mark.parametrize(("name", "model"), FILES)
+@pytest.mark.parametrize(("name", "model"), [*FILES, *HOSPITALS])
 def test_example_loads(name: str, model: type[BaseModel]) -> None:
     values = _values(name)
-    if name in SHORT:  # they leave out what `job submit` fills in
+    if model is JobSpec and "not_after" not in values:  # they leave out what `job submit` fills in
         values["not_after"] = "2099-12-31T00:00:00Z"
     check_values(model, values, source=name)
+
+
+def test_no_file_of_the_folder_goes_unread() -> None:
+    found = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.*")}
+    assert found == {name for name, _ in [*FILES, *HOSPITALS]}
 
 
 @pytest.mark.parametrize(

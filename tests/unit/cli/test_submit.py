@@ -12,7 +12,7 @@ import pytest
 from chorale.job_spec import JobSpec
 from chorale.privacy_plan import planned_epsilon
 from chorale.state import state_to_bytes
-from cli.job import _initial_state, read_spec, solved, tell_absent
+from cli.job import initial_bytes, read_spec, solved, tell_absent
 from cli.promise import promise_of
 from crypto.errors import ConfigError
 from tests.unit.cli.conftest import Desk
@@ -97,7 +97,7 @@ def test_weights_of_another_model_are_refused_before_submission(desk: Desk, tmp_
         read_spec(desk.job(model={"name": "mlp", "hidden": [width]}, input_shape=[2])) for width in (8, 16)
     )
     init = tmp_path / "init.safetensors"
-    init.write_bytes(_initial_state(spec, None))
-    assert _initial_state(spec, init) == init.read_bytes()
+    init.write_bytes(initial_bytes(spec, None))
+    assert initial_bytes(spec, init) == init.read_bytes()
     with pytest.raises(ConfigError, match=r"init\.safetensors: model/body\..*expects \(16.*got \(8"):
-        _initial_state(wider, init)
+        initial_bytes(wider, init)

@@ -280,6 +280,29 @@ async def test_new_roster_takes_effect_with_the_next_round(make_hub):
     assert not next(record for record in records if record.phase == "train").left_out
 
 
+async def test_silo_that_was_away_hears_of_the_last_sum_that_it_is_in_and_of_the_last_phase(make_hub):
+    """Its local state follows from the first of them."""
+    hub = make_hub(silos=4)
+    await hub.start()
+    digest = await hub.submit(rounds=1)
+    await control(hub, digest, "PAUSE")
+    hub.start_silos()
+    await hub.fakes["silo-3"].wait_for("outcome")
+    await hub.fakes["silo-3"].stop()
+    await control(hub, digest, "RESUME")
+    await control(hub, digest, "PAUSE")  # before what follows the training
+    await hub.fakes["silo-0"].wait_for("outcome", 2)
+    back = hub.silo("silo-3", ledger=hub.fakes["silo-3"].ledger)
+    await back.wait_for("outcome", 2)
+    await control(hub, digest, "RESUME")
+
+    _, records = await hub.finish(digest)
+
+    assert list(records[1].cohort) == hub.names[:3]
+    told = [(outcome.record.round, outcome.record.phase) for outcome in back.told["outcome"][:2]]
+    assert told == [(0, "roll-call.0"), (1, "train")]
+
+
 async def test_job_whose_operator_left_the_roster_starts_no_further_phase(make_hub):
     hub = make_hub(silos=3)
     await hub.start()

@@ -22,8 +22,7 @@ from crypto.errors import ConfigError
 from silo_agent.data import load_data
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.settings import DataSettings
-
-SHARED = Path(__file__).parents[3] / "../shared/data"
+from tests.support.shared_data import shared_folder
 
 
 def make_job(classes: int = 10, shape: tuple[int, ...] = (1, 8, 8), **fields: Any) -> JobSpec:
@@ -43,13 +42,6 @@ def make_job(classes: int = 10, shape: tuple[int, ...] = (1, 8, 8), **fields: An
 
 def load(job: JobSpec, **fields: Any) -> SiloData:
     return load_data(DataSettings(**fields), job)
-
-
-def shared_folder(name: str) -> Path:
-    folder = SHARED / name
-    if not folder.is_dir():
-        pytest.skip(f"{name} is not beside this checkout")
-    return folder
 
 
 # digits, holdout and partition
@@ -430,6 +422,13 @@ def test_csv_settings_say_what_else_is_missing_and_what_labels_mean(tmp_path: Pa
     )
     np.testing.assert_allclose(data.train.features, [[1.0, 2.0], [-5.0, 1.0]])
     assert data.train.labels.tolist() == [1, 0]
+
+
+def test_csv_number_that_means_missing_does_so_however_it_is_written(tmp_path: Path) -> None:
+    written = ["0", "0.0", ".0", "-0", "0e5"]
+    text = "age,chol,sick\n" + "".join(f"60,{cell},0\n" for cell in [*written, "0.1"])
+    data = load_csv(tmp_path, text, missing={"chol": ["none", "0"]})
+    np.testing.assert_allclose(data.train.features[:, 1], [2.0] * len(written) + [0.001])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs" / "adding-a-method.md").read_text()
 COPIED = (
     *("bench", "chorale", "cli", "coordinator", "crypto", "docs", "helm", "reference", "silo_agent"),
-    *("strategies", "tests"),
+    *("simulation", "strategies", "tests"),
 )
 FILES = ("pyproject.toml", "README.md")
 NAMED = re.compile(r"`([\w/-]+\.\w+)`:$")

@@ -262,8 +262,11 @@ def test_feddw_finds_its_regulariser_by_name() -> None:
 @pytest.mark.parametrize(
     "recipe, reason",
     [
-        (Recipe(head=Head.TRAINED_UNBIASED, regulariser=Regulariser.SOFT_LABELS), "both or neither"),
-        (Recipe(statistic=StatisticName.SOFT_LABELS), "both or neither"),
+        (
+            Recipe(head=Head.TRAINED_UNBIASED, regulariser=Regulariser.SOFT_LABELS),
+            "init_slm: .* expected identity or uniform, got skip",
+        ),
+        (Recipe(statistic=StatisticName.SOFT_LABELS), "needs that regulariser"),
         (
             Recipe(regulariser=Regulariser.SOFT_LABELS, statistic=StatisticName.SOFT_LABELS),
             "needs head trained-unbiased",
@@ -273,6 +276,18 @@ def test_feddw_finds_its_regulariser_by_name() -> None:
 def test_parts_that_do_not_go_together_are_refused(recipe: Recipe, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         strategy_of("custom", recipe, {})
+
+
+def test_without_the_statistic_the_target_of_every_round_is_the_first() -> None:
+    """And no class statistic leaves a silo, presence included."""
+    strategy = {"parts": {"head": "trained-unbiased", "regulariser": "soft-labels"}}
+    job = make_job({**strategy, "options": {"init_slm": "identity"}}, classes=3, input_shape=(4,), rounds=2)
+    assert set(job.quantity_names).isdisjoint({"presence", "soft_labels", "class_counts"})
+    last = list(simulate(job, three_silos()))[-1].state
+    assert SOFT_LABELS not in last
+    work = make_work(job, make_data(np.zeros((3, 4)), [0, 1, 2]), state=last)
+    target = class_relations(Setting(work=work, received=linear(), device=CPU)).soft_labels_CC
+    torch.testing.assert_close(target, torch.eye(3))
 
 
 def test_weight_below_zero_is_refused() -> None:

@@ -10,7 +10,18 @@ from crypto.errors import ConfigError
 from strategies.combinations import RULES, check_recipe
 from strategies.methods import strategy_for, strategy_of
 from strategies.presets import PRESETS
-from strategies.recipe import Closing, Features, Head, Loss, Mix, Recipe, Regulariser, StatisticName
+from strategies.recipe import (
+    Closing,
+    Features,
+    Head,
+    Loss,
+    Mix,
+    Own,
+    Recipe,
+    Regulariser,
+    ServerUpdate,
+    StatisticName,
+)
 from tests.support.objectives import make_job
 
 ETF = {"head": Head.FROZEN_ETF, "features": Features.UNIT}
@@ -33,14 +44,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"closing": Closing.FFC, "head": Head.FROZEN_RANDOM}, "ffc sums products of features"),
     ({"closing": Closing.FFC, "features": Features.UNIT}, "ffc fits a head without a bias"),
     ({"mix": Mix.CONVEX}, "a convex mix shares weight .* there is no regulariser"),
-    ({"regulariser": Regulariser.SOFT_LABELS, "head": Head.TRAINED_UNBIASED}, "both or neither"),
-    ({"statistic": StatisticName.SOFT_LABELS}, "both or neither"),
+    ({"statistic": StatisticName.SOFT_LABELS}, "the statistic soft-labels .* needs that regulariser"),
     (
         {"regulariser": Regulariser.SOFT_LABELS, "statistic": StatisticName.SOFT_LABELS},
         "needs head trained-unbiased",
     ),
-    ({"regulariser": Regulariser.CSD}, "both or neither"),
-    ({"statistic": StatisticName.LOGIT_PROTOTYPES}, "both or neither"),
+    (
+        {"statistic": StatisticName.LOGIT_PROTOTYPES},
+        "the statistic logit-prototypes .* needs that regulariser",
+    ),
+    ({"own": Own.HEAD, "head": Head.FROZEN_RANDOM}, "an own head is one that each silo trains"),
+    ({"own": Own.MODEL, "regulariser": Regulariser.PROX}, "an own part trains in its own way"),
+    ({"own": Own.HEAD, "server_update": ServerUpdate.SCAFFOLD}, "an own part trains in its own way"),
+    ({"own": Own.ADAPTED, "closing": Closing.PERSONAL}, "an own part trains in its own way"),
 ]
 
 

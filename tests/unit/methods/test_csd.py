@@ -19,7 +19,7 @@ from silo_agent.objectives.base import Outputs, Setting
 from silo_agent.objectives.cross_entropy import CrossEntropy
 from silo_agent.objectives.csd import ClassSimilarityDistillation, mask_of, similarities
 from strategies.methods import strategy_for, strategy_of
-from strategies.recipe import Recipe, Regulariser, StatisticName
+from strategies.recipe import Recipe, StatisticName
 from strategies.regularisers import CsdOptions, Mask
 from tests.support.objectives import (
     CPU,
@@ -336,11 +336,19 @@ def test_without_similarity_the_teachers_logits_stay_as_they_are() -> None:
     close(gradient(part), taught / 3 * 4.0 * (torch.softmax(STUDENT / 4.0, dim=1) - target), within=1e-14)
 
 
+def test_without_prototypes_every_weight_is_one_of_c() -> None:
+    """The mean of delta-hat, so that target and student stay on the method's own scale."""
+    part = ClassSimilarityDistillation(None, CsdOptions.model_validate({"tau": 4.0}))
+    target = torch.softmax(TEACHER / 3.0 / 4.0, dim=1)
+    taught = mask_of(Mask.ADAPTIVE, TEACHER, LABELS)[:, None]
+    close(gradient(part), taught / 3 * 4.0 * (torch.softmax(STUDENT / 4.0, dim=1) - target), within=1e-14)
+
+
 # as a part of a method
 
 
-def setting_of(state: dict[str, Any]) -> Setting:
-    job = make_job({"preset": "fedcsd"}, classes=3, input_shape=(3,))
+def setting_of(state: dict[str, Any], strategy: dict[str, Any] | None = None) -> Setting:
+    job = make_job(strategy or {"preset": "fedcsd"}, classes=3, input_shape=(3,))
     work = make_work(job, make_data(np.zeros((3, 3)), [0, 1, 2]), state=state)
     return Setting(work=work, received=make_model(job, torch.nn.Identity(), width=3), device=CPU)
 
@@ -357,6 +365,15 @@ def test_prototypes_come_from_the_global_state() -> None:
 def test_a_state_without_its_prototypes_is_refused(state: dict[str, Any], got: str) -> None:
     with pytest.raises(RemoteProtocolError, match=rf"method/prototypes is {got}, expected \(3, 3\)"):
         regulariser_for(setting_of(state))
+
+
+def test_a_method_without_the_statistic_needs_no_prototypes_and_sums_none() -> None:
+    setting = setting_of({}, {"parts": {"regulariser": "csd"}, "options": {"tau": 10.0}})
+    part = regulariser_for(setting)
+    assert isinstance(part, ClassSimilarityDistillation)
+    close(losses(part), losses(ClassSimilarityDistillation(None, CsdOptions.model_validate({"tau": 10.0}))))
+    method = setting.work.spec.method
+    assert (method.opening, method.round_phases) == (("roll-call",), ("train",))
 
 
 def test_fedcsd_has_the_papers_numbers_and_prototypes_before_training() -> None:
@@ -384,11 +401,6 @@ def test_values_outside_an_options_range_are_refused_by_name(option: str, value:
         strategy_for("fedcsd", {option: value})
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [Recipe(regulariser=Regulariser.CSD), Recipe(statistic=StatisticName.LOGIT_PROTOTYPES)],
-    ids=["without its statistic", "statistic for nothing"],
-)
-def test_prototypes_and_the_regulariser_that_reads_them_go_together(recipe: Recipe) -> None:
-    with pytest.raises(ConfigError, match="csd compares with the statistic logit-prototypes"):
-        strategy_of("custom", recipe, {})
+def test_prototypes_that_nothing_reads_are_refused() -> None:
+    with pytest.raises(ConfigError, match="csd compares with"):
+        strategy_of("custom", Recipe(statistic=StatisticName.LOGIT_PROTOTYPES), {})

@@ -12,15 +12,15 @@ import pytest_asyncio
 
 from crypto.encoder import Encoder
 from crypto.masking import Masker
-from silo_agent.inputs import _taken_over
 from silo_agent.objective import Work
+from silo_agent.phase_input import taken_over
 from strategies.base import Array
 from tests.support.agents import Hub, OneHot
 
 
 def test_arrays_that_an_objective_made_are_locked_and_not_copied() -> None:
     made = np.zeros(3)
-    taken = _taken_over({"delta": made})
+    taken = taken_over({"delta": made})
     assert taken["delta"] is made
     with pytest.raises(ValueError, match="read-only"):
         made[0] = 1.0
@@ -28,7 +28,7 @@ def test_arrays_that_an_objective_made_are_locked_and_not_copied() -> None:
 
 def test_views_of_memory_that_others_may_write_are_copied() -> None:
     memory = np.zeros(6)
-    taken = _taken_over({"delta": memory[::2], "whole": memory[:]})
+    taken = taken_over({"delta": memory[::2], "whole": memory[:]})
     memory[:] = 1.0
     assert taken["delta"].tolist() == [0.0] * 3
     assert taken["whole"].tolist() == [0.0] * 6
@@ -37,7 +37,7 @@ def test_views_of_memory_that_others_may_write_are_copied() -> None:
 
 def test_what_is_no_array_is_left_to_the_ring_to_refuse() -> None:
     odd: Any = {"delta": [1.0, [2.0]], "weight": np.float64(0.5)}
-    assert _taken_over(odd) == odd
+    assert taken_over(odd) == odd
 
 
 class Reusing(OneHot):

@@ -1,0 +1,253 @@
+"""A job from its first phase to its last, for any number of silos in one process.
+
+    simulation = Simulation(spec, {"silo-1": data, ...})      # SiloData each, e.g. of load_partition
+    for result in simulation.run():                           # one RoundResult a round
+        print(result.round, result.accuracy, result.loss, result.wall_seconds)
+    simulation.final_accuracy, simulation.final_loss          # the closing evaluation's
+    simulation.closing                                        # figures of every closing phase
+    simulation.state                                          # the global state: model/..., method/...
+
+What a silo computes (silo_agent/phase_input.py, training.py), which phase follows, whom a round names, what
+is summed and what the sum does to the model are the functions that agents and coordinator call; only the
+network, the ledger and the store are not there. The same job and data give the same bits every time on a CPU,
+however many workers compute them. Source: docs/simulation.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from chorale.job import Job, SignedJob
+from chorale.job_spec import JobSpec
+from chorale.state import GlobalState, state_digest, state_to_bytes
+from chorale.wire import PhaseKey, phase_kind
+from crypto.cohort import named_set
+from crypto.errors import ConfigError
+from silo_agent.data.base import SiloData
+from silo_agent.objective import Objective
+from silo_agent.phase_input import Asked
+from silo_agent.policy import Policy
+from simulation.members import enrol
+from simulation.pool import Pool
+from simulation.results import PhaseOutcome, RoundResult, SimulationFailed, round_result
+from simulation.secure_sum import SecureSum
+from simulation.silos import Answer, Silos, SilosHere, built_in
+from simulation.sums import needs_words, plain_sums, word_sums
+from strategies.base import Array, Arrays, PhaseResult
+
+NO_NONCE = "0" * 32  # of a job that nobody submits
+Step = tuple[int, str]  # round and phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a simulation is between two phases: all that it needs to go on.
+
+    following: None after the last phase. local: by silo, what it keeps between rounds.
+    closing: figures of the closing phases so far.
+    """
+
+    following: Step | None
+    state: GlobalState = field(repr=False)
+    local: Mapping[str, Arrays] = field(repr=False)
+    closing: Mapping[str, Mapping[str, float]]
+
+
+class Simulation:
+    """One job over these silos; `run` takes it to its end.
+
+    silos: data by name, one for each silo of the job. state: the initial one; None: by model and seed.
+    policy: of every silo; None: the defaults, which hold back class rows of few silos and round counts.
+    objective: None: the built-in training on `device` (auto, cpu or cuda).
+    is_secure: sums go through the real sessions and masks. workers: processes that compute, each one thread;
+    0: this one. roster_digest: of the draw by `fraction`; None: one of the names.
+    Raises ConfigError where job, data and state do not go together.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        silos: Mapping[str, SiloData],
+        *,
+        state: GlobalState | None = None,
+        policy: Policy | None = None,
+        objective: Objective | None = None,
+        device: str = "auto",
+        is_secure: bool = False,
+        workers: int = 0,
+        roster_digest: bytes | None = None,
+    ) -> None:
+        _check_names(spec, silos)
+        first = dict(_initial(spec) if state is None else state)
+        self.job = unsigned_job(spec, first)
+        self._roster_digest = roster_digest or hashlib.sha256("\n".join(sorted(silos)).encode()).digest()
+        self._silos = _silos(
+            self.job,
+            silos,
+            policy=policy or Policy(federation=spec.federation),
+            objective=objective,
+            device=device,
+            workers=workers,
+        )
+        self._secure = _secure_sum(spec) if is_secure else None
+        self.standing = Standing(following=(0, self.job.opening), state=first, local={}, closing={})
+
+    @property
+    def state(self) -> GlobalState:
+        """The global state of this moment."""
+        return self.standing.state
+
+    @property
+    def closing(self) -> Mapping[str, Mapping[str, float]]:
+        """Figures by closing phase: evaluate, calibrate, ..."""
+        return self.standing.closing
+
+    @property
+    def final_accuracy(self) -> float | None:
+        return self.closing.get("evaluate", {}).get("accuracy")
+
+    @property
+    def final_loss(self) -> float | None:
+        return self.closing.get("evaluate", {}).get("loss")
+
+    def run(self) -> Iterator[RoundResult]:
+        """Every round that is left, as it ends, then the closing phases.
+
+        `standing` is where the simulation is; with a standing of before it goes on from there.
+        Raises SimulationFailed where too few silos give an input outside a round, ConfigError.
+        """
+        try:
+            while self.standing.following is not None:
+                round, phase = self.standing.following
+                if self.job.names_everyone(phase):
+                    self._run_outside(round, phase)
+                else:
+                    yield self._run_round(round)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the workers. `run` does so at its end."""
+        self._silos.close()
+
+    def _run_outside(self, round: int, phase: str) -> None:
+        outcome = self._run_phase(round, phase)
+        if outcome.reason:
+            raise SimulationFailed(f"{phase_kind(phase)}: {outcome.reason}{_first_refusal(outcome)}")
+        kind, closing = phase_kind(phase), self.standing.closing
+        if kind in self.job.strategy.closing:
+            closing = {**closing, kind: outcome.figures}
+        following = self.job.next_after(round, phase)
+        self.standing = replace(self.standing, following=following, closing=closing)
+
+    def _run_round(self, round: int) -> RoundResult:
+        """All phases of the round; one that is used up uses up the round."""
+        started = time.monotonic()
+        outcomes: list[PhaseOutcome] = []
+        kinds = self.job.strategy.round_phases
+        for phase in kinds:
+            outcomes.append(self._run_phase(round, phase))
+            if outcomes[-1].reason:
+                break
+        self.standing = replace(self.standing, following=self.job.next_after(round, kinds[-1]))
+        return round_result(round, outcomes, wall_seconds=time.monotonic() - started)
+
+    def _run_phase(self, round: int, phase: str) -> PhaseOutcome:
+        names, state = self._named(round, phase), self.standing.state
+        key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=1)
+        asked = Asked.of(self.job, key, state, members=len(names))
+        as_words = self._secure is not None or needs_words(asked.layout)
+        answers = self._silos.answers(key, state, names, self.standing.local, as_words=as_words)
+        here = [answer for answer in answers if not answer.refused]
+        if len(here) < asked.rule.least_survivors:
+            result = PhaseResult(state=None, reason="too-few-silos")
+        else:
+            sums = self._sums(asked, names, here, as_words)
+            result = self.job.phase(phase).apply(asked.context, sums)
+        if result.state is not None:
+            self._take(result.state, here)
+        return PhaseOutcome(
+            phase=phase,
+            reason=result.reason if result.state is None else "",
+            data_share=result.data_share,
+            silos=tuple(answer.silo for answer in here),
+            left_out={answer.silo: answer.told for answer in answers if answer.refused},
+            figures={name: float(value) for name, value in result.figures.items()},
+        )
+
+    def _sums(
+        self, asked: Asked, names: tuple[str, ...], here: list[Answer], as_words: bool
+    ) -> Mapping[str, Array]:
+        encoded = {answer.silo: answer.encoded for answer in here if answer.encoded is not None}
+        if self._secure is not None:
+            digest = state_digest(state_to_bytes(asked.context.state))
+            return self._secure.sums(asked, names, encoded, digest)
+        if as_words:
+            return word_sums(asked.layout, encoded.values())
+        return plain_sums(asked.layout, here)
+
+    def _take(self, state: GlobalState, here: list[Answer]) -> None:
+        """The phase was applied: its state, and what the silos in its sum proposed to keep."""
+        moved = {answer.silo: answer.proposed for answer in here if answer.proposed is not None}
+        local = {**self.standing.local, **moved} if moved else self.standing.local
+        self.standing = replace(self.standing, state=dict(state), local=local)
+
+    def _named(self, round: int, phase: str) -> tuple[str, ...]:
+        """Whom the phase names: the rule of docs/protocol.md 3.2."""
+        silos = self.job.spec.silos
+        return named_set(
+            silos,
+            on_roster=silos,
+            job_digest=self.job.digest,
+            roster_digest=self._roster_digest,
+            round=round,
+            fraction=1.0 if self.job.names_everyone(phase) else self.job.spec.fraction,
+        )
+
+
+def unsigned_job(spec: JobSpec, state: GlobalState) -> Job:
+    """The job as it would be signed, with no operator behind it. Raises ConfigError."""
+    digest = state_digest(state_to_bytes(state))
+    filled = spec.filled(nonce=spec.nonce or NO_NONCE, initial_state=digest)
+    signed = SignedJob(spec_bytes=filled.to_yaml(), signature=b"", operator_certificate=b"")
+    return Job(spec=filled, signed=signed, operator="")
+
+
+def _initial(spec: JobSpec) -> GlobalState:
+    from silo_agent.initial_state import initial_state  # torch
+
+    return initial_state(spec)
+
+
+def _silos(
+    job: Job,
+    data: Mapping[str, SiloData],
+    *,
+    policy: Policy,
+    objective: Objective | None,
+    device: str,
+    workers: int,
+) -> Silos:
+    if workers:
+        return Pool(job, data, policy=policy, objective=objective, device=device, workers=workers)
+    return SilosHere(job, data, policy=policy, objective=objective or built_in(device))
+
+
+def _secure_sum(spec: JobSpec) -> SecureSum:
+    now = datetime.now(UTC)
+    return SecureSum(enrol(spec.silos, federation=spec.federation, now=now), now=now)
+
+
+def _check_names(spec: JobSpec, silos: Mapping[str, SiloData]) -> None:
+    odd = sorted(set(spec.silos) ^ set(silos))
+    if odd:
+        where = "no data" if odd[0] in spec.silos else "data, and is no silo of the job"
+        raise ConfigError(f"silos: {odd[0]} has {where}")
+
+
+def _first_refusal(outcome: PhaseOutcome) -> str:
+    return "".join(f" ({silo}: {told})" for silo, told in list(outcome.left_out.items())[:1])

@@ -1,0 +1,123 @@
+"""The silos of a simulation: what each gives a phase, computed by the code that its agent would run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from chorale.job import Job
+from chorale.state import GlobalState
+from chorale.wire import PhaseKey
+from crypto import encoding
+from crypto.errors import PolicyRefusal
+from crypto.ring import Encoded
+from silo_agent.data.base import SiloData
+from silo_agent.local_state import LocalState
+from silo_agent.objective import Objective
+from silo_agent.phase_input import Asked, cut_holdout, phase_input
+from silo_agent.policy import Policy
+from strategies.base import Array, Arrays
+
+Locals = Mapping[str, Arrays]  # by silo: what it keeps between rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one silo gave a phase: values, or words where the sum is one of words; or why it refused.
+
+    proposed: what it keeps if the phase is applied; None: what it has.
+    """
+
+    silo: str
+    values: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    encoded: Encoded | None = field(default=None, repr=False)
+    clipped: int = 0
+    proposed: Arrays | None = field(default=None, repr=False)
+    refused: str = ""
+    told: str = ""
+
+
+class Silos(Protocol):
+    """Who answers a phase: silos in this process or in others (simulation/pool.py)."""
+
+    def answers(
+        self, key: PhaseKey, state: GlobalState, names: Sequence[str], local: Locals, *, as_words: bool
+    ) -> list[Answer]:
+        """One for each name, in the order of the names."""
+
+    def close(self) -> None:
+        """Nothing is asked any more."""
+
+
+class SilosHere:
+    """Silos in this process, one after the other, all with the same policy and objective."""
+
+    def __init__(
+        self, job: Job, data: Mapping[str, SiloData], *, policy: Policy, objective: Objective
+    ) -> None:
+        self._job = job
+        self._data = {name: cut_holdout(each, job=job, policy=policy) for name, each in data.items()}
+        self._policy = policy
+        self._objective = objective
+
+    def answers(
+        self, key: PhaseKey, state: GlobalState, names: Sequence[str], local: Locals, *, as_words: bool
+    ) -> list[Answer]:
+        asked = Asked.of(self._job, key, state, members=len(names))
+        return self.answers_to(asked, names, local, as_words=as_words)
+
+    def answers_to(
+        self, asked: Asked, names: Iterable[str], local: Locals, *, as_words: bool
+    ) -> list[Answer]:
+        """Of some of the silos that the phase names."""
+        return [self._answer(asked, name, local.get(name, {}), as_words) for name in names]
+
+    def close(self) -> None:
+        pass
+
+    def _answer(self, asked: Asked, silo: str, kept: Arrays, as_words: bool) -> Answer:
+        local = LocalState(kept)
+        try:
+            made = phase_input(
+                asked,
+                silo=silo,
+                policy=self._policy,
+                load_data=lambda: self._data[silo],
+                compute=self._objective.compute,
+                is_cancelled=lambda: False,
+                local=local,
+                random=dice(asked, silo),
+            )
+        except PolicyRefusal as refusal:
+            return Answer(silo=silo, refused=refusal.code.value, told=str(refusal))
+        clipped = made.encoder.clipped_total
+        if as_words:
+            words = made.encoder.encode()
+            return Answer(silo=silo, encoded=words, clipped=clipped, proposed=local.proposed)
+        return Answer(silo=silo, values=made.values, clipped=clipped, proposed=local.proposed)
+
+
+def built_in(device: str) -> Objective:
+    """The agents' own training, in one thread. Raises ConfigError for a device that is not there."""
+    from silo_agent.training import TorchObjective  # torch
+
+    return TorchObjective(device=device)
+
+
+def dice(asked: Asked, silo: str) -> Callable[[int], bytes]:
+    """Bytes for rounding and noise that follow from the job, so that a simulation can be repeated.
+
+    Security: no agent does this; who knows the job could take this noise off again.
+    """
+    key = asked.key
+    seed = encoding.digest("simulated-dice", key.job_digest, silo, key.round, key.phase)
+    count = 0
+
+    def random(size: int) -> bytes:
+        nonlocal count
+        count += 1
+        return hashlib.shake_256(seed + count.to_bytes(8, "big")).digest(size)
+
+    return random

@@ -1,0 +1,72 @@
+"""The README's own commands, run as they stand; services among them until the test is done with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.processes import REPOSITORY, environment, wait_until
+
+Environment = Mapping[str, str]
+
+
+def commands(heading: str) -> Iterator[list[str]]:
+    """Every `$ chorale ...` line of a section, split as a shell would, without its first word."""
+    section = (REPOSITORY / "README.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    for line in re.findall(r"^\$ (chorale .*)$", section, re.MULTILINE):
+        yield shlex.split(line)[1:]
+
+
+def instead(command: list[str], shown: str, meant: str) -> list[str]:
+    """The same command for another silo than the one that it is shown for, or with a job's id."""
+    return [part.replace(shown, meant) for part in command]
+
+
+def run(arguments: list[str], folder: Path, more: Environment | None = None) -> str:
+    """One command to its end, in that folder; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments],
+        cwd=folder,
+        env=environment(more or {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{shlex.join(arguments)}\n{done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def service(arguments: list[str], folder: Path, more: Environment) -> Iterator[None]:
+    """A command that runs until it is told to end, and then ends with 0."""
+    log = os.open(folder / "services.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli.main", *arguments],
+        cwd=folder,
+        env=environment(more),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+    )
+    os.close(log)
+    try:
+        yield
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def port_of(hub: Path) -> str:
+    """The port that a coordinator took, once it has written it into its folder."""
+    endpoint = hub / "endpoint.json"
+    wait_until(endpoint.exists, "the coordinator")
+    return str(json.loads(endpoint.read_text())["grpc"].rpartition(":")[2])

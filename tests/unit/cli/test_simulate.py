@@ -1,0 +1,107 @@
+"""`chorale simulate`: lines on stdout or in a folder, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Desk, Ended
+
+pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+Calls = Callable[..., Ended]
+
+
+def test_a_line_a_round_on_stdout_and_progress_on_stderr(desk: Desk, chorale: Calls) -> None:
+    ended = chorale("simulate", desk.job(rounds=2), "--silos", "4", "--device", "cpu")
+    assert ended.code == 0, ended.err
+    first, second, closing = (json.loads(line) for line in ended.out.splitlines())
+    assert [first["round"], second["round"]] == [1, 2]
+    assert first["silos"] == ["silo-1", "silo-2", "silo-3", "silo-4"]
+    assert second["accuracy"] != first["accuracy"]
+    assert second["model_after_round"] == 1
+    assert closing["final_accuracy"] == closing["closing"]["evaluate"]["accuracy"]
+    assert "round 2/2  4 silos" in ended.err
+
+
+def test_the_folder_takes_lines_and_model_and_a_second_call_adds_nothing(
+    desk: Desk, chorale: Calls, tmp_path: Path
+) -> None:
+    out = tmp_path / "runs" / "one"
+    ended = [chorale("simulate", desk.job(), "--out", out, "--device", "cpu") for _ in range(2)]
+    assert [each.code for each in ended] == [0, 0]
+    assert ended[0].out == ended[1].out
+    assert json.loads(ended[0].out)["model"] == str(out / "model.safetensors")
+    assert len((out / "rounds.jsonl").read_text().splitlines()) == 1
+    refused = chorale("simulate", desk.job(), "--out", out, "--split-seed", "5")
+    assert refused.code == 2
+    assert "holds a simulation of another job, data or options" in refused.err
+
+
+def test_names_of_the_job_are_kept_where_there_are_as_many(desk: Desk, chorale: Calls) -> None:
+    ended = chorale("simulate", desk.job(), "--silos", "3", "--device", "cpu")
+    assert json.loads(ended.out.splitlines()[0])["silos"] == ["silo-0", "silo-1", "silo-2"]
+
+
+def test_silos_own_files_are_taken_as_they_are(desk: Desk, chorale: Calls, tmp_path: Path) -> None:
+    cut = {"kind": "iid", "silos": 3}
+    files = []
+    for place in range(3):
+        settings = {"format": "digits", "partition": {**cut, "index": place}}
+        path = desk.silo(name=f"clinic-{place}", data=settings)
+        files += ["--silo", path.rename(tmp_path / f"clinic-{place}.yaml")]
+    ended = chorale("simulate", desk.job(), *files, "--device", "cpu")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out.splitlines()[0])["silos"] == ["clinic-0", "clinic-1", "clinic-2"]
+
+
+def test_a_data_file_says_what_is_cut(desk: Desk, chorale: Calls) -> None:
+    data = desk.write("data.yaml", {"format": "digits", "partition": {"kind": "shards"}})
+    refused = chorale("simulate", desk.job(), "--data", data, "--silos", "7")
+    assert refused.code == 2
+    assert "7 silos x 2 shards cannot be shared" in refused.err
+
+
+def test_a_policy_that_would_refuse_the_job_refuses_its_simulation(desk: Desk, chorale: Calls) -> None:
+    policy = desk.write("strict.yaml", {"federation": "test"})
+    job = desk.job(strategy={"preset": "feddw"})
+    refused = chorale("simulate", job, "--policy", policy, "--device", "cpu")
+    assert refused.code == 3
+    assert "class_statistics: refuse" in refused.err
+    assert chorale("simulate", job, "--device", "cpu").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--silos", "2"], "2 is not in the range 3<=x<=200"),
+        (["--data", "numbers"], "--data: format: expected 'digits', 'mnist'"),
+        (["--data", "npz"], "--data: path: format npz needs one"),
+        (["--data", "npz", "--path", "/nowhere"], "data.path: no such file or folder: /nowhere"),
+        (["--partition", "shards", "--silos", "7"], "7 silos x 2 shards cannot be shared evenly"),
+        (["--alpha", "-1"], "partition.alpha: "),
+        (["--silos", "20", "--min-samples", "500"], "no cut in 1000 draws gives each of 20 silos 500"),
+        (["--policy", "/nowhere.yaml"], "/nowhere.yaml: no such file or directory"),
+        (["--init", "/nowhere.safetensors"], "/nowhere.safetensors: no such file or directory"),
+        (["--out", "/dev/null"], "--out: /dev/null is a file, expected a folder"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_a_mistake_is_one_sentence_and_code_2(
+    desk: Desk, chorale: Calls, options: list[str], said: str
+) -> None:
+    refused = chorale("simulate", desk.job(), *options)
+    assert (refused.code, refused.out) == (2, "")
+    (line,) = [line for line in refused.err.splitlines() if line.startswith("chorale: error: ")]
+    assert said in line
+
+
+def test_jobs_that_no_simulation_can_run_say_so(desk: Desk, chorale: Calls) -> None:
+    custom = chorale("simulate", desk.job(model={"name": "custom"}))
+    assert custom.code == 2
+    assert "a simulation has the built-in models, got custom" in custom.err
+    few = chorale("simulate", desk.job(), "--silo", desk.silo())
+    assert few.code == 2
+    assert "--silo: expected a file for each of 3 silos, got 1" in few.err

@@ -1,0 +1,150 @@
+"""Personal models through masked sessions: what the coordinator learns, what each silo keeps, and when."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest_asyncio
+import safetensors.numpy
+
+from chorale import wire
+from crypto.errors import Refusal
+from silo_agent.data.base import SiloData
+from silo_agent.initial_state import initial_state
+from silo_agent.objective import Work
+from silo_agent.personal_models import KeptModel
+from silo_agent.training import TorchObjective
+from strategies.base import Array, PhaseContext
+from strategies.personal import PersonalPhase
+from tests.support.agents import Hub, OneHot
+from tests.support.objectives import make_data
+
+SILOS, CLASSES = 4, 3
+JOB: dict[str, Any] = {
+    "rounds": 1,
+    "strategy": {"preset": "fedavg_ft", "options": {"personal_learning_rate": 0.2}},
+    "model": {"name": "mlp", "hidden": [8], "seed": 1},
+    "classes": CLASSES,
+    "input_shape": (4,),
+    "training": {"learning_rate": 0.05, "batch_size": 20},
+}
+
+
+def data_of(place: int) -> SiloData:
+    """Silo 3 has no hold-out."""
+    generator = np.random.default_rng(place)
+    labels = np.resize([place % 3, (place + 1) % 3], 100)
+    features = np.eye(CLASSES, 4)[labels] + 0.4 * generator.normal(size=(100, 4))
+    tested = 0 if place == 3 else 40
+    return make_data(features, labels, holdout=(features[:tested], labels[:tested]))
+
+
+class Trained(OneHot):
+    """The built-in training on data of the test's own."""
+
+    def __init__(self, data: SiloData) -> None:
+        super().__init__()
+        self._objective = TorchObjective(device="cpu")
+        self._own = data
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        self.works.append(work)
+        return self._objective.compute(dataclasses.replace(work, data=self._own))
+
+
+@pytest_asyncio.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
+    hub = Hub(tmp_path, silos=SILOS)
+    hub.state = initial_state(hub.sign(**JOB).spec)
+    hub.job = hub.sign(**JOB)
+    for place, name in enumerate(hub.names):
+        hub.add(name, objective=Trained(data_of(place)))
+    for round, phase in ((0, "roll-call.0"), (1, "train"), (1, "evaluate.0")):
+        await hub.run(round, phase)
+    yield hub
+    await hub.close()
+
+
+def kept(hub: Hub, name: str) -> KeptModel:
+    return hub.agents[name].personal.find(hub.job.id)
+
+
+def content(hub: Hub, name: str) -> tuple[dict[str, bytes], Mapping[str, str]]:
+    """Arrays and facts; the order of facts in a file is its writer's."""
+    file = kept(hub, name)
+    arrays = safetensors.numpy.load_file(file.path)
+    return {key: array.tobytes() for key, array in arrays.items()}, file.facts
+
+
+def own_accuracies(hub: Hub) -> list[float]:
+    """Of the silos that have a hold-out, from their own files."""
+    facts = [kept(hub, name).facts for name in hub.names]
+    return [float(each["accuracy"]) for each in facts if "accuracy" in each]
+
+
+def told(sums: Mapping[str, Array]) -> Mapping[str, float]:
+    """What the coordinator reports; the phase asks nothing of its context."""
+    context = PhaseContext(round=1, members=SILOS, classes=CLASSES, state={}, trained=())
+    assert sorted(sums) == sorted(quantity.name for quantity in PersonalPhase().quantities(context))
+    return PersonalPhase().apply(context, sums).figures
+
+
+async def test_the_coordinator_learns_mean_and_deviation_and_each_silo_keeps_its_own(hub: Hub) -> None:
+    before = hub.state
+    figures = told(await hub.run(1, "personal.0"))
+    accuracies = own_accuracies(hub)
+    assert len(accuracies) == 3  # silo-3 has no hold-out, and a model none the less
+    assert len(set(accuracies)) > 1
+    assert figures["personal_silos"] == 3.0
+    assert abs(figures["personal_accuracy"] - np.mean(accuracies)) < 1e-6
+    assert abs(figures["personal_accuracy_deviation"] - np.std(accuracies)) < 1e-6
+    assert sorted(hub.state) == sorted(before)
+    files = [kept(hub, name) for name in hub.names]
+    assert len({file.path.read_bytes() for file in files}) == SILOS
+    assert all(
+        hub.agents[name].personal.is_confirmed(file) for name, file in zip(hub.names, files, strict=True)
+    )
+    assert {file.facts["global_model"] for file in files} == {hub.put(before).hex()}
+
+
+async def test_a_silo_that_dies_after_fine_tuning_has_the_same_model_after_a_restart(hub: Hub) -> None:
+    """It dies before its vector leaves; the next attempt computes the model anew."""
+    exchange = hub.begin(1, "personal.0")
+    await hub.advertise(exchange)
+    first = content(hub, "silo-0")
+    await hub.agents["silo-0"].restart()
+    assert content(hub, "silo-0") == first
+    assert not hub.agents["silo-0"].personal.is_confirmed(kept(hub, "silo-0"))
+    figures = told(await hub.run(1, "personal.0", attempt=2))
+    assert content(hub, "silo-0") == first
+    assert hub.agents["silo-0"].personal.is_confirmed(kept(hub, "silo-0"))
+    assert abs(figures["personal_accuracy"] - np.mean(own_accuracies(hub))) < 1e-6
+
+
+async def test_a_later_phase_with_another_state_exchanges_no_confirmed_model(hub: Hub) -> None:
+    """Nothing but this keeps a coordinator from handing one silo a model of its own making."""
+    await hub.run(1, "personal.0")
+    first = kept(hub, "silo-1").path.read_bytes()
+    forged = {name: np.zeros_like(array) if "head" in name else array for name, array in hub.state.items()}
+    exchange = hub.begin(1, "personal.1", state=forged)
+    hub.agents["silo-1"].tell(task=exchange.task)
+    await hub.agents["silo-1"].answer("advert")
+    assert hub.agents["silo-1"].objective.works[-1].phase_kind == "personal"
+    assert kept(hub, "silo-1").path.read_bytes() == first
+
+
+async def test_personal_sums_of_nearly_the_same_silos_are_refused(hub: Hub) -> None:
+    """Their difference would be one silo's accuracy."""
+    await hub.run(1, "personal.0")
+    exchange = hub.begin(1, "personal.1")
+    await hub.advertise(exchange)
+    await hub.share(exchange)
+    await hub.mask(exchange, without=["silo-2"])
+    survivors = wire.survivors_to_wire(exchange.session.close_masked(), exchange.key)
+    for name in ("silo-0", "silo-1", "silo-3"):
+        hub.agents[name].tell(survivors=survivors)
+        assert await hub.agents[name].refusal() == Refusal.NEAR_REVEAL.value

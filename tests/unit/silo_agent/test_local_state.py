@@ -1,0 +1,255 @@
+"""Local state moves with applied rounds whose sum holds this silo, by its own ledger, and with nothing
+else."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from chorale.v1 import federation_pb2 as pb
+from chorale.wire import PhaseKey
+from crypto.errors import ConfigError
+from silo_agent.local_state import LocalState, LocalStates
+from silo_agent.objective import Work
+from strategies.base import Array
+from tests.support.agents import Agent, Exchange, Hub, OneHot
+
+JOB = b"j" * 32
+KEPT = "method/kept"
+
+
+class Counting(OneHot):
+    """Keeps how many of its trainings were applied; `seen` is what each training started from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        values = super().compute(work)
+        if work.phase_kind == "train":
+            self.seen.append(int(work.local.arrays.get(KEPT, np.array(0))))
+            work.local.propose({KEPT: np.array(self.seen[-1] + 1)})
+        return values
+
+
+@pytest_asyncio.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
+    made = Hub(tmp_path, silos=4)
+    for name in made.names:
+        made.add(name, objective=Counting())
+    await made.run(0, "roll-call.0")
+    yield made
+    await made.close()
+
+
+def kept(agent: Agent) -> int:
+    """What the next training would start from."""
+    return int(agent.local.begin(agent.hub.job.digest).arrays.get(KEPT, np.array(0)))
+
+
+def seen(hub: Hub) -> list[list[int]]:
+    return [agent.objective.seen for agent in hub.agents.values() if isinstance(agent.objective, Counting)]
+
+
+def all_kept(hub: Hub) -> list[int]:
+    return [kept(agent) for agent in hub.agents.values()]
+
+
+async def revealed(hub: Hub, round: int = 1, *, lost: Sequence[str] = ()) -> Exchange:
+    """A training whose outcome nobody was told."""
+    exchange = hub.begin(round, "train")
+    await hub.until_signed(exchange, lost=lost)
+    await hub.unmask(exchange)
+    return exchange
+
+
+async def test_each_applied_round_starts_from_what_the_one_before_left(hub: Hub) -> None:
+    for round in (1, 2, 3):
+        await hub.run(round, "train")
+    assert seen(hub) == [[0, 1, 2]] * 4
+    assert all_kept(hub) == [3] * 4
+
+
+async def test_phase_that_keeps_nothing_leaves_the_state_and_what_is_pending(hub: Hub) -> None:
+    exchange = await revealed(hub)
+    await hub.run(1, "roll-call.1")
+    hub.tell_outcome(exchange, cohort=hub.names)
+    assert all_kept(hub) == [1] * 4
+
+
+async def test_round_that_was_not_applied_leaves_the_state(hub: Hub) -> None:
+    exchange = await revealed(hub)
+    hub.tell_outcome(exchange, cohort=hub.names, result="used-up")
+    hub.tell_outcome(exchange, cohort=hub.names)  # whoever says the contrary afterwards is too late
+    assert all_kept(hub) == [0] * 4
+
+
+async def test_coordinator_that_says_applied_before_the_reveal_moves_nothing(hub: Hub) -> None:
+    exchange = hub.begin(1, "train")
+    await hub.until_signed(exchange)
+    hub.tell_outcome(exchange, cohort=hub.names)
+    assert all_kept(hub) == [0] * 4
+
+
+async def test_silo_outside_the_sum_keeps_its_state_whatever_the_coordinator_says(hub: Hub) -> None:
+    left_out = hub.names[0]
+    exchange = await revealed(hub, lost=[left_out])
+    hub.tell_outcome(exchange, cohort=hub.names)
+    assert all_kept(hub) == [0, 1, 1, 1]
+
+
+async def test_silo_that_is_not_told_of_its_round_stays_where_it_was(hub: Hub) -> None:
+    exchange = await revealed(hub)
+    hub.tell_outcome(exchange, cohort=hub.names[1:])
+    await hub.run(2, "train")
+    assert seen(hub) == [[0, 0], [0, 1], [0, 1], [0, 1]]
+
+
+async def test_word_on_an_earlier_round_comes_too_late_for_a_later_input(hub: Hub) -> None:
+    first = await revealed(hub, 1)
+    await revealed(hub, 2)
+    hub.tell_outcome(first, cohort=hub.names)
+    assert all_kept(hub) == [0] * 4
+
+
+async def test_restart_between_reveal_and_outcome_loses_nothing(hub: Hub) -> None:
+    exchange = await revealed(hub)
+    agent = hub.agents[hub.names[0]]
+    await agent.restart()
+    hub.tell_outcome(exchange, cohort=hub.names)
+    hub.tell_outcome(exchange, cohort=hub.names)
+    assert all_kept(hub) == [1] * 4
+    await agent.restart()
+    assert kept(agent) == 1
+
+
+async def test_training_after_a_restart_starts_from_the_same_state(hub: Hub) -> None:
+    await hub.run(1, "train")
+    await hub.advertise(hub.begin(2, "train"))
+    agent = hub.agents[hub.names[0]]
+    await agent.restart()
+    await hub.run(2, "train", attempt=2)
+    assert seen(hub) == [[0, 1, 1], [0, 1], [0, 1], [0, 1]]  # the others reuse their input
+    assert all_kept(hub) == [2] * 4
+
+
+async def test_job_that_ended_leaves_no_arrays_and_is_not_served_again(hub: Hub) -> None:
+    await hub.run(1, "train")
+    await revealed(hub, 2)
+    agent = hub.agents[hub.names[0]]
+    agent.tell(job_ended=pb.JobEnded(job_digest=hub.job.digest, status="done"))
+    assert list((agent.folder / "local").glob("*safetensors")) == []
+    await agent.restart()
+    agent.tell(task=hub.begin(3, "train").task)
+    assert await agent.refusal() == "policy"
+
+
+def test_job_that_kept_nothing_leaves_no_trace_when_it_ends(tmp_path: Path) -> None:
+    states = LocalStates(tmp_path / "local", is_revealed=lambda key: True)
+    states.end(JOB)
+    assert states.begin(JOB).arrays == {}
+    assert not (tmp_path / "local").exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x10\0\0\0\0\0\0\0{}", b"\xff" * 40])
+def test_file_that_is_no_state_is_refused_and_not_taken_for_a_fresh_start(
+    tmp_path: Path, damage: bytes
+) -> None:
+    states = LocalStates(tmp_path, is_revealed=lambda key: True)
+    keep(states, 1, 1)
+    states.settle(train(1), is_applied=True)
+    (tmp_path / f"{JOB.hex()}.safetensors").write_bytes(damage)
+    with pytest.raises(ConfigError, match="^local state: "):
+        states.begin(JOB)
+
+
+def test_state_is_for_this_user_alone(tmp_path: Path) -> None:
+    states = LocalStates(tmp_path / "local", is_revealed=lambda key: True)
+    keep(states, 1, 1)
+    assert (tmp_path / "local").stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "local").iterdir()] == [0o600]
+
+
+def test_what_was_taken_over_cannot_be_changed_by_a_phase(tmp_path: Path) -> None:
+    local = LocalState({KEPT: np.array(1)})
+    with pytest.raises(TypeError):
+        local.arrays[KEPT] = np.array(2)  # type: ignore[index]
+
+
+def test_parts_of_one_method_keep_their_arrays_side_by_side() -> None:
+    local = LocalState({"method/gone": np.array(0)})
+    local.propose({"method/a": np.array(1)})
+    local.propose({"method/b": np.array(2)})
+    assert sorted(local.proposed or {}) == ["method/a", "method/b"]
+
+
+def train(round: int, *, attempt: int = 1) -> PhaseKey:
+    return PhaseKey(job_digest=JOB, round=round, phase="train", attempt=attempt)
+
+
+def keep(states: LocalStates, round: int, value: int) -> None:
+    local = states.begin(JOB)
+    local.propose({KEPT: np.array(value)})
+    states.hold(train(round), local)
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Inputs, reveals, words of the coordinator and restarts in any order, against a model of a few lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="local-state-"))
+        self.revealed: set[int] = set()
+        self.pending: tuple[int, int] | None = None
+        self.current = 0
+        self.made = 0
+        self.restart()
+
+    @rule()
+    def restart(self) -> None:
+        self.states = LocalStates(self.folder, is_revealed=lambda key: key.round in self.revealed)
+
+    @rule(round=st.integers(1, 4))
+    def compute(self, round: int) -> None:
+        if round in self.revealed:
+            return  # the ledger refuses a phase that was revealed
+        self.made += 1
+        keep(self.states, round, self.made)
+        self.pending = round, self.made
+
+    @rule(round=st.integers(1, 4))
+    def reveal(self, round: int) -> None:
+        self.revealed.add(round)
+
+    @rule(round=st.integers(1, 4), is_applied=st.booleans())
+    def tell(self, round: int, is_applied: bool) -> None:
+        moved = self.states.settle(train(round), is_applied=is_applied)
+        assert moved == (
+            self.pending is not None and self.pending[0] == round and is_applied and round in self.revealed
+        )
+        if self.pending is not None and self.pending[0] == round:
+            self.current = self.pending[1] if moved else self.current
+            self.pending = None
+
+    @invariant()
+    def next_training_starts_from_the_model(self) -> None:
+        arrays = self.states.begin(JOB).arrays
+        assert int(arrays.get(KEPT, np.array(0))) == self.current
+
+    def teardown(self) -> None:
+        for path in self.folder.iterdir():
+            path.unlink()
+        self.folder.rmdir()
+
+
+TestInterleavings = Interleavings.TestCase
+TestInterleavings.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)

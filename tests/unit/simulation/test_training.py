@@ -1,0 +1,60 @@
+"""Real training in a simulation: in one process or several, plain or masked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chorale.job_spec import JobSpec
+from chorale.state import state_to_bytes
+from silo_agent.data import load_partition
+from silo_agent.data.settings import DataSettings
+from silo_agent.policy import Policy
+from simulation.engine import Simulation
+from tests.unit.simulation.conftest import spec_of
+
+pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+
+SILOS = 5
+CUT = {"kind": "dirichlet", "alpha": 0.5, "silos": SILOS, "index": 0, "seed": 3}
+POLICY = Policy(federation="test", min_class_holders=1)
+
+
+def digits(**fields: Any) -> JobSpec:
+    network = {"model": {"name": "mlp", "hidden": [16]}, "classes": 10, "input_shape": [1, 8, 8]}
+    return spec_of(SILOS, **{"rounds": 2, "training": {"learning_rate": 0.1}, **network, **fields})
+
+
+def simulation(spec: JobSpec, **given: Any) -> Simulation:
+    parts = load_partition(DataSettings.model_validate({"format": "digits", "partition": CUT}), spec)
+    return Simulation(spec, dict(zip(spec.silos, parts, strict=True)), policy=POLICY, device="cpu", **given)
+
+
+def end_of(made: Simulation) -> tuple[bytes, list[float | None]]:
+    accuracies = [result.accuracy for result in made.run()]
+    return state_to_bytes(made.state), [*accuracies, made.final_accuracy]
+
+
+def test_workers_change_no_bit() -> None:
+    """Two phases a round, and what one of them leaves for the other at a silo."""
+    spec = digits(strategy={"preset": "fedcsd"}, fraction=0.8)
+    assert end_of(simulation(spec, workers=2)) == end_of(simulation(spec))
+
+
+@pytest.mark.parametrize("preset", ["fedavg", "feddw", "spherefed"])
+def test_masks_change_the_model_by_no_more_than_the_fixed_point(preset: str) -> None:
+    spec = digits(strategy={"preset": preset})
+    plain, secure = simulation(spec), simulation(spec, is_secure=True)
+    (_, told), (_, masked) = end_of(plain), end_of(secure)
+    assert masked == told
+    for name, array in plain.state.items():
+        assert np.abs(secure.state[name].astype(np.float64) - array).max() <= 1e-5, name
+    start = simulation(spec).state
+    assert max(np.abs(plain.state[name] - start[name]).max() for name in start) > 1e-2  # and it did train
+
+
+def test_the_same_job_gives_the_same_bits_and_another_seed_others() -> None:
+    assert end_of(simulation(digits())) == end_of(simulation(digits()))
+    assert end_of(simulation(digits(seed=2)))[0] != end_of(simulation(digits()))[0]
