@@ -80,7 +80,13 @@ MOST_WORKERS = 256
     help="Policy of every silo, which may refuse the job.  [default: one that refuses nothing]",
 )
 @click.option("--init", type=click.Path(path_type=Path), help="Initial model, safetensors; default: by seed.")
-@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    help="Where silos train; auto: on a GPU if there is one.",
+)
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder for lines and model; goes on from there."
 )

@@ -30,6 +30,7 @@ MOST_SEEDS = 50
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is not in the book yet and print the tables."""
     options = _options(arguments)
     if not options.data.is_dir():
         print(json.dumps({"skipped": f"there is no folder {options.data}"}))

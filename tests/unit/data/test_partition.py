@@ -182,3 +182,20 @@ def test_holdout_of_nothing_keeps_everything() -> None:
     kept, held = split_holdout(balanced_labels(3, 5), fraction=0.0, rng=np.random.default_rng(0))
     assert len(kept) == 15
     assert len(held) == 0
+
+
+def test_every_silos_part_is_the_one_that_it_would_load_by_itself() -> None:
+    pytest.importorskip("sklearn", reason="digits need the extra silo")
+    from silo_agent.data import load_data, load_partition
+    from silo_agent.data.settings import DataSettings
+    from tests.unit.simulation.conftest import spec_of
+
+    spec = spec_of(4, classes=10, input_shape=[64])
+    cut = {"kind": "dirichlet", "silos": 4, "index": 0, "seed": 5}
+    settings = DataSettings.model_validate({"format": "digits", "partition": cut})
+    for index, part in enumerate(load_partition(settings, spec)):
+        alone = DataSettings.model_validate({"format": "digits", "partition": {**cut, "index": index}})
+        own = load_data(alone, spec)
+        for mine, its in ((part.train, own.train), (part.holdout, own.holdout)):
+            assert np.array_equal(mine.features, its.features)
+            assert np.array_equal(mine.labels, its.labels)
