@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from silo_agent.objective import Cancelled, Work
 from silo_agent.objectives.base import Setting
 from silo_agent.objectives.cross_entropy import CrossEntropy
 from silo_agent.objectives.local_loss import LocalLoss, local_loss
+from silo_agent.objectives.statistics import TEACHERS
 from silo_agent.objectives.teacher import outputs_of
 from silo_agent.privacy.clipping import clipped_sum
 from silo_agent.privacy.draws import Draws
@@ -54,6 +56,7 @@ from strategies.base import Array, PhaseContext
 from strategies.logit_prototypes import PROTOTYPES
 from strategies.presets import PRESETS
 from strategies.recipe import Features, Head, Loss, Mix, Regulariser, ServerUpdate, StatisticName
+from strategies.standing import STANDINGS, parts_of
 
 RARE = 1e-9
 ROOT = Path(__file__).resolve().parents[3]
@@ -510,6 +513,7 @@ ALLOWED: list[dict[str, Any]] = [
     {"head": Head.FROZEN_ETF, "features": Features.PROJECTED_UNIT},
     UNIT,
     {"regulariser": Regulariser.PROX},
+    {"regulariser": Regulariser.MOON},
     {"regulariser": Regulariser.KD},
     {"regulariser": Regulariser.NTD},
     {"regulariser": Regulariser.LD},
@@ -526,6 +530,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"head": Head.FROZEN_ETF, "loss": Loss.CLIENT_ADAPTED},
         "strategy.loss: client-adapted weighs every sample by the silo's class counts",
+    ),
+    (
+        {"server_update": ServerUpdate.SCAFFOLD},
+        "strategy.server_update: scaffold keeps a silo's gradients without noise",
     ),
 ]
 
@@ -550,7 +558,8 @@ class TestParts:
         work = make_work(job)
         setting = Setting(work=work, received=model_of(job, work), device=torch.device("cpu"))
         samples = Tensors.of(work.data.train, torch.device("cpu"))
-        loss = local_loss(setting, samples)
+        teacher = TEACHERS.get(job.method.recipe.regulariser)
+        loss = local_loss(setting, samples, teacher=None if teacher is None else teacher(setting, samples))
         student = model_of(job, work)
         with torch.no_grad():  # away from its teacher, or distances have no gradient
             for parameter in student.parameters():
@@ -589,10 +598,13 @@ class TestParts:
             assert {parts.get(field, default) for parts in tried} == set(every)
 
     @pytest.mark.parametrize("preset", PRESETS)
-    def test_every_preset_is_trained_or_refused_for_its_loss(self, preset: str) -> None:
+    def test_every_preset_is_trained_or_refused_for_the_part_that_may_not(self, preset: str) -> None:
         strategy = {"preset": preset, "options": {"logit_clip": 10.0} if preset == "fedcsd" else {}}
-        if make_job(strategy=strategy, privacy=None).method.recipe.loss in UNCLIPPABLE:
-            with pytest.raises(ValueError, match=r"weighs every sample by .* \(privacy.records\)"):
+        refusals = [STANDINGS[part].records for part in parts_of(PRESETS[preset])]
+        assert (PRESETS[preset].loss in UNCLIPPABLE) <= any(refusals)
+        if any(refusals):
+            told = re.escape(next(filter(None, refusals)))
+            with pytest.raises(ValueError, match=rf"{told} \(privacy.records\)"):
                 make_job(strategy=strategy)
         else:
             assert make_job(strategy=strategy).privacy is not None
