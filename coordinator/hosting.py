@@ -258,6 +258,7 @@ def _note_roster(desk: Desk, roster: Roster) -> None:
     desk.metrics.know_silos(roster.silo_names)
     desk.metrics.roster_version.set(roster.version)
     desk.metrics.roster_expiry.set(roster.expires.timestamp())
+    desk.metrics.roster_signed.set(roster.issued.timestamp())
     desk.audit.append("roster", version=roster.version, digest=roster.digest.hex())
 
 

@@ -107,6 +107,9 @@ class CoordinatorMetrics:
             "certificate_expiry_timestamp_seconds", "When the coordinator's own certificate expires."
         )
         self.roster_expiry = self._gauge("roster_expiry_timestamp_seconds", "When the roster in use expires.")
+        self.roster_signed = self._gauge(
+            "roster_signed_timestamp_seconds", "When the authority signed the roster in use."
+        )
         self.roster_version = self._gauge("roster_version", "Version of the roster in use.")
 
     def know_silos(self, names: Iterable[str]) -> None:

@@ -80,6 +80,8 @@ TRACES = Peer(namespace=MONITORING, pod={"app.kubernetes.io/name": "opentelemetr
 STRANGER = Peer(namespace=OTHER, pod={"app": "stranger"})
 NEIGHBOUR = Peer(namespace=HEART, pod={"app": "neighbour"})
 CONTROLLER = Peer(namespace=INGRESS, pod={"app.kubernetes.io/component": "controller"})
+OPENSHIFT_DNS = {"kubernetes.io/metadata.name": "openshift-dns"}
+OTHER_DNS = Peer(namespace=OPENSHIFT_DNS, pod={"dns.operator.openshift.io/daemonset-dns": "default"})
 COREDNS = Peer(namespace=KUBE_SYSTEM, pod={"k8s-app": "kube-dns"})
 OTHER_PROMETHEUS = Peer(namespace=OBSERVABILITY, pod={"app.kubernetes.io/name": "prometheus"})
 OBSERVER = Peer(namespace=OBSERVABILITY, pod={"app": "grafana"})
@@ -134,6 +136,11 @@ FLOWS = [
     (AGENT, "gpu", OUT, HUB, 443, "TCP", True),
     (AGENT, "gpu", OUT, Peer(address="2001:db8::10"), 443, "TCP", True),
     (AGENT, "gpu", OUT, Peer(address="2001:db8::11"), 443, "TCP", False),
+    # a DNS of other labels on another port
+    (AGENT, "gpu", OUT, OTHER_DNS, 5353, "UDP", True),
+    (AGENT, "gpu", OUT, OTHER_DNS, 5353, "TCP", True),
+    (AGENT, "gpu", OUT, COREDNS, 53, "UDP", False),
+    (AGENT, "hospital", OUT, COREDNS, 5353, "UDP", False),
     # through a proxy: the proxy and its port, not even the coordinator
     (AGENT, "proxy", OUT, PROXY, 3128, "TCP", True),
     (AGENT, "proxy", OUT, PROXY, 7443, "TCP", False),

@@ -179,18 +179,39 @@ REFUSED = [
         "data.volume.hostPath: name the node by nodeSelector",
     ),
     (S, ["coordinator.cidrs=null"], "coordinator.cidrs: give the coordinator's addresses"),
-    (S, ["coordinator.cidrs={0.0.0.0/0}"], "lets the agent reach every address"),
-    (PROXY, ["proxy.cidrs={::/0}"], "lets the agent reach every address"),
+    (S, ["coordinator.cidrs={0.0.0.0/0}"], "opens the way to far more than one service"),
+    (S, ["coordinator.cidrs={0.0.0.0/1,128.0.0.0/1}"], "opens the way to far more than one service"),
+    (S, ["networkPolicy.dns.cidrs={0.0.0.0/0}"], "opens the way to far more than one service"),
+    (PROXY, ["proxy.cidrs={::/0}"], "opens the way to far more than one service"),
+    (S, ["coordinator.cidrs={203.0.113.10}"], "is no range of addresses; a single one is written as"),
+    (S, ["coordinator.cidrs={203.0.113.300/32}"], "is no range of addresses"),
+    (S, ["coordinator.cidrs={203.0.113.10/64}"], "is no range of addresses"),
+    (S, ["coordinator.cidrs={coordinator.example.org}"], "is no range of addresses"),
+    (C, ["service.loadBalancerSourceRanges={198.51.100.0}"], "is no range of addresses"),
+    (C, ["networkPolicy.clientCidrs={198.51.100.0/33}"], "is no range of addresses"),
+    (S, ["coordinator.address=coordinator.example.org"], "is no host:port with a port from 1 to 65535"),
+    (S, ["coordinator.address=https://hub.example.org:7443"], "is no host:port with a port from 1"),
+    (S, ["coordinator.address=hub.example.org:0"], "is no host:port with a port from 1 to 65535"),
+    (S, ["coordinator.address=hub.example.org:99999"], "is no host:port with a port from 1 to 65535"),
+    (PROXY, ["proxy.address=http://proxy:3128"], "is no host:port with a port from 1 to 65535"),
+    (C, ["listenHost=127.0.0.1"], 'listenHost must be one of the following: "0.0.0.0", "[::]"'),
+    (S, ["metrics.host=127.0.0.1"], 'metrics.host must be one of the following: "0.0.0.0", "[::]"'),
+    (C, ["ingress.host=hub.example.org"], "ingress: host and className do nothing while enabled is false"),
+    (C, ["gateway.name=edge"], "gateway: hostnames and name do nothing while enabled is false"),
+    (C, [f"{ISSUER}=x"], "identity.certManager: issuerRef, dnsNames and ipAddresses do nothing"),
+    (S, [f"{ISSUER}=x"], "identity.certManager: issuerRef does nothing while enabled is false"),
+    (S, ["data.volume.csi.secretName=x"], "data.volume.csi: give driver, without it nothing is mounted"),
+    (C, ["tracing.secretName=x"], "secretName are of no use without endpoint"),
     (PROXY, ["proxy.cidrs=null"], "proxy.cidrs: give the proxy's addresses"),
     (PROXY, ["coordinator.cidrs={203.0.113.10/32}"], "through a proxy the agent reaches the proxy alone"),
     (PROXY, ["proxy.address="], "proxy.cidrs: give proxy.address, too"),
     (INGRESS, ["tracing.pods=null"], "tracing: give the collector's pods or cidrs"),
-    (INGRESS, ["tracing.endpoint="], "tracing: pods and cidrs are of no use without endpoint"),
-    (INGRESS, ["tracing.cidrs={0.0.0.0/0}"], "is every address; name those of the collector"),
+    (INGRESS, ["tracing.endpoint="], "tracing: pods, cidrs and secretName are of no use without endpoint"),
+    (INGRESS, ["tracing.cidrs={0.0.0.0/0}"], "opens the way to far more than one service"),
     (INGRESS, ["tracing.endpoint=collector:4318"], "tracing.endpoint: Does not match pattern"),
     (GPU, ["tracing.cidrs=null"], "tracing: give the collector's pods or cidrs"),
-    (GPU, ["tracing.endpoint="], "tracing: pods and cidrs are of no use without endpoint"),
-    (GPU, ["tracing.cidrs={::/0}"], "is every address; name those of the collector"),
+    (GPU, ["tracing.endpoint="], "tracing: pods, cidrs and secretName are of no use without endpoint"),
+    (GPU, ["tracing.cidrs={::/0}"], "opens the way to far more than one service"),
     (S, ["policy.privacy.epsilon=11"], "policy.privacy.epsilon: a budget above 10 hides next to nothing"),
     (S, ["policy.privacy.delta=0"], "policy.privacy.delta: Must be greater than or equal to 1e-12"),
     (GPU, ["gpu.count=0"], "settings.device: cuda needs gpu.count of at least 1"),
@@ -303,6 +324,10 @@ def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
 def test_tracing_is_given_to_both_sides(tmp_path: Path) -> None:
     files = settings_files(SILO, "gpu-values.yaml", tmp_path)
     assert load_silo_settings(files["silo.yaml"]).tracing_endpoint == TRACES_OUTSIDE
+    objects = helm.rendered(SILO, "gpu-values.yaml")
+    (container,) = helm.one(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    (headers,) = [each for each in container["env"] if each["name"] == "OTEL_EXPORTER_OTLP_HEADERS"]
+    assert headers["valueFrom"] == {"secretKeyRef": {"name": "collector-token", "key": "headers"}}
     files = settings_files(COORDINATOR, "ingress-values.yaml", tmp_path)
     assert load_coordinator_settings(files["coordinator.yaml"]).tracing_endpoint == TRACES_INSIDE
 

@@ -159,12 +159,15 @@ class Walk:
             "rollout": self._rollout,
             "exec": self._exec,
             "scale": self._scale,
+            "wait": self._wait,
             "delete": self._delete,
         }
         assert words[0] in done, shlex.join(command)
         done[words[0]](name, words[1:])
 
     def _create(self, name: str, command: list[str]) -> None:
+        if command[-1].startswith("--filename="):
+            return self._take_snapshot(name, command[-1].removeprefix("--filename="))
         plain = [part for part in command[1:] if not part.startswith(("--dry-run", "--output"))]
         made = self._run([programs.needed("kubectl"), *plain, "--dry-run=client", "--output=yaml"])
         self.clusters[name].apply([yaml.safe_load(made)])
@@ -190,15 +193,30 @@ class Walk:
             wait_until(lambda: self.job_id in self.pod(name).execute(command), "the offer of the job")
 
     def _scale(self, name: str, words: list[str]) -> None:
-        """Between the two: a snapshot, the loss of the volume, and the snapshot put back."""
         assert words[0] == f"statefulset/{stateful(name)}"
         if words[1] == "--replicas=0":
             self.clusters[name].stop(stateful(name))
-            snapshot = self.folder / "snapshot"
-            self._claim(name).rename(snapshot)
-            shutil.copytree(snapshot, self._claim(name))
         else:
             self._start(name)
+
+    def _take_snapshot(self, name: str, file: str) -> None:
+        """While nothing runs: a snapshot, the loss of the volume, and the snapshot put back."""
+        asked = yaml.safe_load((self.folder / file).read_text())
+        assert asked["kind"] == "VolumeSnapshot"
+        assert asked["spec"] == {"source": {"persistentVolumeClaimName": f"state-{stateful(name)}-0"}}
+        assert stateful(name) not in self.clusters[name].pods
+        snapshot = self.folder / asked["metadata"]["name"]
+        self._claim(name).rename(snapshot)
+        shutil.copytree(snapshot, self._claim(name))
+
+    def _wait(self, name: str, words: list[str]) -> None:
+        (kind, _, waited), condition, _ = words[0].partition("/"), words[1], words[2]
+        if kind == "pod":
+            assert (waited, condition) == (f"{stateful(name)}-0", "--for=delete")
+            assert stateful(name) not in self.clusters[name].pods
+        else:
+            assert (kind, condition) == ("volumesnapshot", "--for=jsonpath={.status.readyToUse}=true")
+            assert (self.folder / waited).is_dir()
 
     def _delete(self, name: str, words: list[str]) -> None:
         assert words == ["persistentvolumeclaim", f"state-{stateful(name)}-0"]

@@ -17,6 +17,9 @@
 {{- fail "identity.certManager: give dnsNames or ipAddresses, what silos dial must be in the certificate" -}}
 {{- end -}}
 {{- $certificate := $identity.certManager -}}
+{{- if and (or $certificate.issuerRef.name $certificate.dnsNames $certificate.ipAddresses) (not $certificate.enabled) -}}
+{{- fail "identity.certManager: issuerRef, dnsNames and ipAddresses do nothing while enabled is false" -}}
+{{- end -}}
 {{- if and $certificate.enabled (ge (trimSuffix "h" $certificate.renewBefore | int) (trimSuffix "h" $certificate.duration | int)) -}}
 {{- fail "identity.certManager.renewBefore: must be less than duration, or the certificate is renewed without end" -}}
 {{- end -}}
@@ -44,6 +47,12 @@
 {{- if and .Values.ingress.enabled (not (and .Values.ingress.host .Values.ingress.className)) -}}
 {{- fail "ingress: give host and className, TLS is passed through by host name" -}}
 {{- end -}}
+{{- if and (or .Values.ingress.host .Values.ingress.className) (not .Values.ingress.enabled) -}}
+{{- fail "ingress: host and className do nothing while enabled is false" -}}
+{{- end -}}
+{{- if and (or .Values.gateway.hostnames .Values.gateway.name) (not .Values.gateway.enabled) -}}
+{{- fail "gateway: hostnames and name do nothing while enabled is false" -}}
+{{- end -}}
 {{- range $name, $value := .Values.ingress.annotations -}}
 {{- if hasSuffix "/ssl-passthrough" $name -}}
 {{- fail "ingress.annotations: TLS is always passed through, ending it there would break mutual authentication" -}}
@@ -61,6 +70,8 @@
 {{- if and .Values.networkPolicy.clientCidrs (eq .Values.service.externalTrafficPolicy "Cluster") -}}
 {{- fail "networkPolicy.clientCidrs: with service.externalTrafficPolicy Cluster the pod sees addresses of nodes; use Local" -}}
 {{- end -}}
+{{- include "chorale.checkRanges" (list "networkPolicy.clientCidrs" .Values.networkPolicy.clientCidrs) -}}
+{{- include "chorale.checkRanges" (list "service.loadBalancerSourceRanges" .Values.service.loadBalancerSourceRanges) -}}
 {{- include "chorale.checkTracing" . -}}
 {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsPods) (or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled) -}}
 {{- fail "networkPolicy.metricsPods: name Prometheus' pods, the network policy lets no others read the metrics" -}}
@@ -78,15 +89,36 @@
 {{- define "chorale.checkTracing" -}}
 {{- $tracing := .Values.tracing -}}
 {{- $isNamed := or $tracing.pods $tracing.cidrs -}}
-{{- if and $isNamed (not $tracing.endpoint) -}}
-{{- fail "tracing: pods and cidrs are of no use without endpoint" -}}
+{{- if and (or $isNamed $tracing.secretName) (not $tracing.endpoint) -}}
+{{- fail "tracing: pods, cidrs and secretName are of no use without endpoint" -}}
 {{- end -}}
 {{- if and $tracing.endpoint .Values.networkPolicy.enabled (not $isNamed) -}}
 {{- fail "tracing: give the collector's pods or cidrs, the network policy allows no others" -}}
 {{- end -}}
-{{- range $tracing.cidrs -}}
-{{- if hasSuffix "/0" . -}}
-{{- fail (printf "tracing.cidrs: %s is every address; name those of the collector" .) -}}
+{{- include "chorale.checkReached" (list "tracing.cidrs" $tracing.cidrs) -}}
+{{- include "chorale.checkReached" (list "networkPolicy.dns.cidrs" .Values.networkPolicy.dns.cidrs) -}}
+{{- end -}}
+
+{{/* Arguments: name of the value, ranges. */}}
+{{- define "chorale.checkRanges" -}}
+{{- $name := index . 0 -}}
+{{- $octet := `(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])` -}}
+{{- $four := printf `%s(\.%s){3}/(3[0-2]|[12]?[0-9])` $octet $octet -}}
+{{- $six := `[0-9a-fA-F:]*:[0-9a-fA-F:.]*/(12[0-8]|1[01][0-9]|[1-9]?[0-9])` -}}
+{{- range index . 1 -}}
+{{- if not (regexMatch (printf "^(%s|%s)$" $four $six) .) -}}
+{{- fail (printf "%s: %s is no range of addresses; a single one is written as 203.0.113.10/32 or 2001:db8::10/128" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Ranges that the process may reach. Two halves of everything are everything. */}}
+{{- define "chorale.checkReached" -}}
+{{- include "chorale.checkRanges" . -}}
+{{- $name := index . 0 -}}
+{{- range index . 1 -}}
+{{- if regexMatch "/[0-7]$" . -}}
+{{- fail (printf "%s: %s opens the way to far more than one service; name its addresses" $name .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -47,6 +47,9 @@
 {{- if and $identity.certManager.enabled (not $identity.certManager.issuerRef.name) -}}
 {{- fail "identity.certManager.issuerRef.name: name the issuer that signs for the federation's authority" -}}
 {{- end -}}
+{{- if and $identity.certManager.issuerRef.name (not $identity.certManager.enabled) -}}
+{{- fail "identity.certManager: issuerRef does nothing while enabled is false" -}}
+{{- end -}}
 {{- $certificate := $identity.certManager -}}
 {{- if and $certificate.enabled (ge (trimSuffix "h" $certificate.renewBefore | int) (trimSuffix "h" $certificate.duration | int)) -}}
 {{- fail "identity.certManager.renewBefore: must be less than duration, or the certificate is renewed without end" -}}
@@ -58,6 +61,10 @@
 {{- $volumes := int (include "chorale.dataVolumes" .) -}}
 {{- if not $data.format -}}
 {{- fail "data.format: say how the data is stored" -}}
+{{- end -}}
+{{- $csi := $data.volume.csi -}}
+{{- if and (or $csi.fsType $csi.volumeAttributes $csi.secretName) (not $csi.driver) -}}
+{{- fail "data.volume.csi: give driver, without it nothing is mounted" -}}
 {{- end -}}
 {{- if gt $volumes 1 -}}
 {{- fail "data.volume: give one of persistentVolumeClaim, hostPath and csi, the data lies in one place" -}}
@@ -102,26 +109,55 @@
 {{- if and (not .Values.proxy.address) (not .Values.coordinator.cidrs) -}}
 {{- fail "coordinator.cidrs: give the coordinator's addresses, the network policy allows no others" -}}
 {{- end -}}
-{{- range concat (default list .Values.coordinator.cidrs) (default list .Values.proxy.cidrs) -}}
-{{- if hasSuffix "/0" . -}}
-{{- fail (printf "cidrs: %s lets the agent reach every address; name those of the coordinator or the proxy" .) -}}
 {{- end -}}
+{{- include "chorale.checkReached" (list "coordinator.cidrs" .Values.coordinator.cidrs) -}}
+{{- include "chorale.checkReached" (list "proxy.cidrs" .Values.proxy.cidrs) -}}
+{{- include "chorale.checkAddress" (list "coordinator.address" .Values.coordinator.address) -}}
+{{- include "chorale.checkAddress" (list "proxy.address" .Values.proxy.address) -}}
 {{- end -}}
+
+{{/* Arguments: name of the value, address or nothing. */}}
+{{- define "chorale.checkAddress" -}}
+{{- $address := index . 1 -}}
+{{- $isOne := regexMatch `^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[1-9][0-9]{0,4}$` $address -}}
+{{- if and $address (not (and $isOne (le (regexFind "[0-9]+$" $address | int) 65535))) -}}
+{{- fail (printf "%s: %s is no host:port with a port from 1 to 65535, such as coordinator.example.org:7443" (index . 0) $address) -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "chorale.checkTracing" -}}
 {{- $tracing := .Values.tracing -}}
 {{- $isNamed := or $tracing.pods $tracing.cidrs -}}
-{{- if and $isNamed (not $tracing.endpoint) -}}
-{{- fail "tracing: pods and cidrs are of no use without endpoint" -}}
+{{- if and (or $isNamed $tracing.secretName) (not $tracing.endpoint) -}}
+{{- fail "tracing: pods, cidrs and secretName are of no use without endpoint" -}}
 {{- end -}}
 {{- if and $tracing.endpoint .Values.networkPolicy.enabled (not $isNamed) -}}
 {{- fail "tracing: give the collector's pods or cidrs, the network policy allows no others" -}}
 {{- end -}}
-{{- range $tracing.cidrs -}}
-{{- if hasSuffix "/0" . -}}
-{{- fail (printf "tracing.cidrs: %s is every address; name those of the collector" .) -}}
+{{- include "chorale.checkReached" (list "tracing.cidrs" $tracing.cidrs) -}}
+{{- include "chorale.checkReached" (list "networkPolicy.dns.cidrs" .Values.networkPolicy.dns.cidrs) -}}
+{{- end -}}
+
+{{/* Arguments: name of the value, ranges. */}}
+{{- define "chorale.checkRanges" -}}
+{{- $name := index . 0 -}}
+{{- $octet := `(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])` -}}
+{{- $four := printf `%s(\.%s){3}/(3[0-2]|[12]?[0-9])` $octet $octet -}}
+{{- $six := `[0-9a-fA-F:]*:[0-9a-fA-F:.]*/(12[0-8]|1[01][0-9]|[1-9]?[0-9])` -}}
+{{- range index . 1 -}}
+{{- if not (regexMatch (printf "^(%s|%s)$" $four $six) .) -}}
+{{- fail (printf "%s: %s is no range of addresses; a single one is written as 203.0.113.10/32 or 2001:db8::10/128" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Ranges that the process may reach. Two halves of everything are everything. */}}
+{{- define "chorale.checkReached" -}}
+{{- include "chorale.checkRanges" . -}}
+{{- $name := index . 0 -}}
+{{- range index . 1 -}}
+{{- if regexMatch "/[0-7]$" . -}}
+{{- fail (printf "%s: %s opens the way to far more than one service; name its addresses" $name .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -30,6 +30,7 @@ FAMILIES = {
     "checkpoint_timestamp_seconds": "gauge",
     "certificate_expiry_timestamp_seconds": "gauge",
     "roster_expiry_timestamp_seconds": "gauge",
+    "roster_signed_timestamp_seconds": "gauge",
     "roster_version": "gauge",
 }
 
