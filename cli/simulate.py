@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cli.errors import with_hint
 from cli.simulate_data import FEWEST, MOST, DataOptions
 from crypto.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from chorale.job_spec import JobSpec
+    from cli.progress import PersonalFigures
     from silo_agent.policy import Policy
     from simulation.engine import Simulation, Standing
     from simulation.folder import SimulationFolder
@@ -105,7 +108,10 @@ def simulate(
 
     Prints one JSON line a round, or writes them to rounds.jsonl in the --out folder.
     """
-    options = DataOptions(**data)
+    context = click.get_current_context()
+    named = tuple(name for name in data if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
+    options = DataOptions(**data, named=named)
+    options.check_used()
     spec = _spec(file, options, silos)
     rules = _policy(spec, policy)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # every end goes through the same door
@@ -143,15 +149,19 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         kind: {name: finite(value) for name, value in figures.items()}
         for kind, figures in simulation.closing.items()
     }
+    own = _own_models({name: value for figures in closing.values() for name, value in figures.items()})
     document: dict[str, Any] = {
         "closing": closing,
         "final_accuracy": finite(simulation.final_accuracy),
         "final_loss": finite(simulation.final_loss),
+        "final_personal_accuracy": None if own is None else own.accuracy,
         "model_after_round": simulation.job.spec.rounds,
     }
     if folder is not None:
         folder.finish(simulation.standing)
         document["model"] = str(folder.model_path)
+    if own is not None:
+        _say(f"final personal models: accuracy {own}")
     _print(document)
 
 
@@ -241,9 +251,24 @@ def _line(result: RoundResult, *, rounds: int) -> str:
     if accuracy is not None:
         told = "" if loss is None else f", loss {loss:.3f}"
         parts.append(f"model after round {result.round - 1}: accuracy {accuracy:.3f}{told}")
+    own = _own_models(result.figures)
+    if own is not None:
+        parts.append(f"personal models: accuracy {own}")
     if result.left_out:
         parts.append(f"without {', '.join(result.left_out)}")
     return "  ".join(parts)
+
+
+def _own_models(figures: Mapping[str, float | None]) -> PersonalFigures | None:
+    """None where the method has no personal models, or no silo a hold-out to test its own on."""
+    from cli.progress import PersonalFigures
+
+    accuracy, deviation = figures.get("personal_accuracy"), figures.get("personal_accuracy_deviation")
+    if accuracy is None or deviation is None:
+        return None
+    return PersonalFigures(
+        accuracy=accuracy, deviation=deviation, silos=round(figures.get("personal_silos") or 0)
+    )
 
 
 def _print(document: dict[str, Any]) -> None:

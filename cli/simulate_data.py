@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 
 YAML = (".yaml", ".yml")
 FEWEST, MOST = 3, 200  # silos of a job
+CUT = ("partition", "alpha", "shards_per_silo", "min_samples", "split_seed")
+ONLY_BY = {"alpha": "dirichlet", "min_samples": "dirichlet", "shards_per_silo": "shards"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """As they were given. silo_files: settings files of real silos; then nothing is cut."""
+    """As they were given. silo_files: settings files of real silos; then nothing is cut.
+
+    named: those that the caller wrote, the others are defaults.
+    """
 
     data: str
     path: Path | None
@@ -31,6 +36,26 @@ class DataOptions:
     min_samples: int
     split_seed: int
     silo_files: tuple[Path, ...] = ()
+    named: tuple[str, ...] = ()
+
+    def check_used(self) -> None:
+        """Raises ConfigError for an option that was given and would change nothing."""
+        for option in self.named:
+            reason = self._unused(option)
+            if reason:
+                raise ConfigError(f"--{option.replace('_', '-')}: {reason}")
+
+    def _unused(self, option: str) -> str:
+        """Why an option would change nothing; empty where it does."""
+        if self.silo_files and option in ("data", "path", *CUT):
+            return "the files of --silo say which data, and nothing is cut"
+        if Path(self.data).suffix in YAML and (option == "path" or (option in CUT and self._file_cuts())):
+            return f"{self.data} says it"
+        kind = ONLY_BY.get(option, self.partition)
+        return "" if kind == self.partition else f"belongs to --partition {kind}, got {self.partition}"
+
+    def _file_cuts(self) -> bool:
+        return bool(_data_in(Path(self.data)).get("partition"))
 
     def names(self, listed: Sequence[str], wanted: int | None) -> list[str]:
         """The silos' names: those of the files, those that the job lists if there are as many, else new
@@ -92,11 +117,16 @@ def _cut_in(path: Path, *, silos: int, otherwise: Mapping[str, Any]) -> DataSett
     from chorale.settings_file import check_values
     from silo_agent.data.settings import DataSettings
 
-    values = _values_of(path)
-    values = values["data"] if isinstance(values.get("data"), dict) else values
+    values = _data_in(path)
     given = values.get("partition") or otherwise
     cut = {**given, "silos": silos, "index": 0} if isinstance(given, Mapping) else given
     return check_values(DataSettings, {**values, "partition": cut}, source=str(path))
+
+
+def _data_in(path: Path) -> dict[str, Any]:
+    """Of a file of data settings, or of a silo's settings file."""
+    values = _values_of(path)
+    return values["data"] if isinstance(values.get("data"), dict) else values
 
 
 def _settings_in(path: Path) -> DataSettings:

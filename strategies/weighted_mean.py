@@ -10,6 +10,7 @@ P = trained parameters, B = values of float buffers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -67,7 +68,8 @@ class TrainPhase:
         """Take the server's step and the mean buffers; nothing where too little data took part."""
         weight = float(sums["weight"])
         data_share = min(max(weight, 0.0), 1.0)  # the ring's resolution leaves 1.0000000001
-        figures = _clipped_figures(context, sums) if CLIPPED in sums else {}  # a private job sums none
+        # a private job sums none
+        figures = _clipped_figures(context, sums, values=self._values(context)) if CLIPPED in sums else {}
         for part in self.statistics:
             figures.update(part.figures(context, sums))
         if weight <= 0.0:
@@ -84,6 +86,11 @@ class TrainPhase:
         for keeper in self.keepers:
             state |= keeper.arrays(context, state)
         return PhaseResult(state=state, figures={**figures, **step.figures}, data_share=data_share)
+
+    def _values(self, context: PhaseContext) -> int:
+        """Of one silo: deltas, buffers, and the server update's own vectors, such as SCAFFOLD's."""
+        beside = sum(math.prod(each.shape) for each in self.update.quantities(context) if each.shape)
+        return _size(context, context.trained) + _size(context, context.buffers) + beside
 
 
 def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
@@ -139,11 +146,13 @@ def _buffer(name: str, value: FloatArray) -> Array:
     return np.maximum(value, floor).astype(np.float32)
 
 
-def _clipped_figures(context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-    """clipped_share is of the values that all m silos would send, so exact where none was left out."""
+def _clipped_figures(context: PhaseContext, sums: Mapping[str, Array], *, values: int) -> dict[str, float]:
+    """clipped_share is of the values that all m silos would send, so exact where none was left out.
+
+    values: of one silo.
+    """
     clipped = float(sums[CLIPPED])
-    values = context.members * (_size(context, context.trained) + _size(context, context.buffers))
-    share = clipped / values
+    share = clipped / (context.members * values)
     return {
         "clipped": clipped,
         "clipped_share": share,

@@ -62,6 +62,23 @@ def test_a_data_file_says_what_is_cut(desk: Desk, chorale: Calls) -> None:
     refused = chorale("simulate", desk.job(), "--data", data, "--silos", "7")
     assert refused.code == 2
     assert "7 silos x 2 shards cannot be shared" in refused.err
+    twice = chorale("simulate", desk.job(), "--data", data, "--partition", "iid")
+    assert twice.code == 2
+    assert "--partition: " in twice.err
+    assert "data.yaml says it" in twice.err
+
+
+def test_the_silos_own_models_are_told_beside_the_global_one(desk: Desk, chorale: Calls) -> None:
+    # with a head of each silo's own the global accuracy is of a head that nobody trained
+    ended = chorale("simulate", desk.job(strategy={"preset": "fedper"}), "--device", "cpu")
+    assert ended.code == 0, ended.err
+    closing = json.loads(ended.out.splitlines()[-1])
+    own = closing["closing"]["evaluate"]["personal_accuracy"]
+    assert closing["final_personal_accuracy"] == own > closing["final_accuracy"]
+    assert f"final personal models: accuracy {own:.4f} +- " in ended.err
+    assert "personal models: accuracy" in next(
+        line for line in ended.err.splitlines() if line.startswith("round 1/1")
+    )
 
 
 def test_a_policy_that_would_refuse_the_job_refuses_its_simulation(desk: Desk, chorale: Calls) -> None:
@@ -82,6 +99,13 @@ def test_a_policy_that_would_refuse_the_job_refuses_its_simulation(desk: Desk, c
         (["--data", "npz", "--path", "/nowhere"], "data.path: no such file or folder: /nowhere"),
         (["--partition", "shards", "--silos", "7"], "7 silos x 2 shards cannot be shared evenly"),
         (["--alpha", "-1"], "partition.alpha: "),
+        # these trained on another cut than was asked for, without a word
+        (
+            ["--partition", "shards", "--alpha", "0.1"],
+            "--alpha: belongs to --partition dirichlet, got shards",
+        ),
+        (["--shards-per-silo", "3"], "--shards-per-silo: belongs to --partition shards, got dirichlet"),
+        (["--silo", "a.yaml", "--partition", "iid"], "--partition: the files of --silo say which data"),
         (["--silos", "20", "--min-samples", "500"], "no cut in 1000 draws gives each of 20 silos 500"),
         (["--policy", "/nowhere.yaml"], "/nowhere.yaml: no such file or directory"),
         (["--init", "/nowhere.safetensors"], "/nowhere.safetensors: no such file or directory"),

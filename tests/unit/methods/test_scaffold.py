@@ -144,6 +144,16 @@ def test_variates_take_the_bytes_of_the_update_again() -> None:
     assert words[CONTROL_DELTA] == words["delta"] == ((43,), 32)
 
 
+def test_a_round_that_clipped_every_value_says_so_of_all_and_of_no_more() -> None:
+    # the share was of the deltas alone, and came to 2
+    job = make_job({"preset": "scaffold"}, **FIELDS)
+    context = make_work(job, data_of(0)).context
+    phase = job.method.phase("train")
+    sums = {each.name: np.zeros(each.shape) for each in phase.quantities(context)}
+    figures = phase.apply(context, {**sums, "clipped": np.array(2 * 43 * context.members)}).figures
+    assert figures["clipped_share"] == 1.0
+
+
 def test_variates_of_another_model_are_refused() -> None:
     work = make_work(make_job({"preset": "scaffold"}, **FIELDS), data_of(0))
     with pytest.raises(RemoteProtocolError, match="method/control is float32"):
