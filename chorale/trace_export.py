@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import requests
 from opentelemetry import trace
@@ -118,11 +119,20 @@ class _Ids(IdGenerator):
         return secrets.randbits(8 * SPAN_ID_BYTES) | 1 if wanted is None else wanted[1]
 
 
+class _Session(requests.Session):
+    """Reads of an answer its status and headers alone: whatever comes after would be held in memory."""
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        response = super().send(request, **{**options, "stream": True})
+        response.close()
+        return response
+
+
 class _Delivery(SpanExporter):
     """OTLP over HTTP, straight to the collector: no proxy of the environment is asked."""
 
     def __init__(self, endpoint: str) -> None:
-        session = requests.Session()
+        session = _Session()
         session.trust_env = False
         self.is_closing = False
         self._endpoint = endpoint

@@ -184,6 +184,9 @@ class Inputs:
             if is_cancelled():
                 raise Cancelled("the input is no longer wanted")
             self._local.hold(request.key, local)
+            if is_cancelled():  # while it was written: the job may have ended, and nobody would delete it
+                self._local.give_up(request.key)
+                raise Cancelled("the input is no longer wanted")
             return Prepared(encoder=encoder, charge=charge)
         except BaseException:
             charge.release()  # nothing left

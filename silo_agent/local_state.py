@@ -67,6 +67,10 @@ class LocalStates:
         except RemoteProtocolError as error:
             raise ConfigError(f"local {error}") from error
 
+    def give_up(self, key: PhaseKey) -> None:
+        """What is pending for the phase was of an input that never leaves."""
+        self._pending(key).unlink(missing_ok=True)
+
     def settle(self, key: PhaseKey, *, is_applied: bool) -> bool:
         """The coordinator says that the phase has ended; whether the pending state was taken over.
 

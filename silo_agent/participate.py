@@ -179,7 +179,7 @@ class Participant:
         self._jobs.offer(SignedJob.from_wire(message.job.job), self._rosters.current)
 
     def _on_job_ended(self, message: pb.CoordinatorMessage) -> None:
-        digest = message.job_ended.job_digest
+        digest = wire.checked_digest(message.job_ended.job_digest, what="job digest")
         for name in [name for name in self._works if name[0] == digest]:
             self._works.pop(name).end()
         self._inputs.drop_job(digest)

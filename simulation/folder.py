@@ -100,19 +100,22 @@ class SimulationFolder:
             )
         try:
             return self._restored(progress)
-        except (KeyError, TypeError, ValueError, OSError, RemoteProtocolError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OSError, RemoteProtocolError) as error:
             raise ConfigError(f"{path}: it cannot be gone on from: {error}") from None
 
     def _restored(self, progress: Mapping[str, Any]) -> Standing:
         states = self._directory / STATES
-        local = {silo: state_from_file(states / name) for silo, name in progress["local"].items()}
+        local = {silo: _state(states, name) for silo, name in progress["local"].items()}
         self._local = {silo: (local[silo], name) for silo, name in progress["local"].items()}
         if self.rounds_path.exists():
-            os.truncate(self.rounds_path, progress["rounds_bytes"])  # lines of a round that was not kept
+            kept = progress["rounds_bytes"]
+            if not 0 <= kept <= self.rounds_path.stat().st_size:
+                raise ValueError(f"{ROUNDS} does not have the {kept} bytes that were kept")
+            os.truncate(self.rounds_path, kept)  # lines of a round that was not kept
         following = progress["following"]
         return Standing(
             following=None if following is None else (int(following[0]), str(following[1])),
-            state=state_from_file(states / progress["state"]),
+            state=_state(states, progress["state"]),
             local=local,
             closing=progress["closing"],
         )
@@ -146,10 +149,17 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
+def _state(states: Path, name: str) -> Arrays:
+    """A file of this folder, and of no other."""
+    if Path(name).name != name:
+        raise ValueError(f"expected the name of a file in {states}, got {name}")
+    return state_from_file(states / name)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         progress = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: expected JSON: {error}") from None
     if not isinstance(progress, dict):
         raise ConfigError(f"{path}: expected a JSON object")

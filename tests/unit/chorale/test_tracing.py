@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import sha256
 
 import pytest
@@ -17,6 +20,7 @@ from tests.support.collector import Collector, collecting
 
 JOB = bytes(range(32))
 KEY = PhaseKey(job_digest=JOB, round=7, phase="train", attempt=2)
+ENDLESS = 1 << 29  # far beyond what two sockets hold
 NOBODY = "http://127.0.0.1:9/v1/traces"
 
 
@@ -70,6 +74,32 @@ def test_a_round_that_goes_on_in_the_next_process_is_told_once(collector: Collec
         ):
             raise error
     assert sorted(one.span.name for one in collector.spans) == ["phase", "phase", "round"]
+
+
+def test_an_answer_without_an_end_is_not_read() -> None:
+    """In control, all of a short one leaves the collector."""
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+    for size, is_taken in ((4, True), (ENDLESS, False)):
+        with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as answering:
+            sent = answering.submit(answered, server, answer % size, size)
+            with (
+                exporting(f"http://127.0.0.1:{server.getsockname()[1]}/"),
+                tracing.span(Span.TRAIN, JOB, 7, KEY),
+            ):
+                pass
+            assert (sent.result() == size) == is_taken
+
+
+def answered(server: socket.socket, start: bytes, size: int) -> int:
+    """How much of an answer of this size could be sent before the line was closed."""
+    line, _ = server.accept()
+    sent = 0
+    with line, suppress(OSError):
+        line.recv(1 << 16)
+        line.sendall(start)
+        while sent < size:
+            sent += line.send(bytes(min(size - sent, 1 << 20)))
+    return sent
 
 
 def test_a_collector_that_is_not_there_costs_one_line_of_the_log(

@@ -100,8 +100,8 @@ async def test_the_coordinator_learns_mean_and_deviation_and_each_silo_keeps_its
     assert len(accuracies) == 3  # silo-3 has no hold-out, and a model none the less
     assert len(set(accuracies)) > 1
     assert figures["personal_silos"] == 3.0
-    assert abs(figures["personal_accuracy"] - np.mean(accuracies)) < 1e-6
-    assert abs(figures["personal_accuracy_deviation"] - np.std(accuracies)) < 1e-6
+    assert abs(figures["personal_accuracy"] - np.mean(accuracies)) < 1e-3
+    assert abs(figures["personal_accuracy_deviation"] - np.std(accuracies)) < 1e-2
     assert sorted(hub.state) == sorted(before)
     files = [kept(hub, name) for name in hub.names]
     assert len({file.path.read_bytes() for file in files}) == SILOS
@@ -122,7 +122,7 @@ async def test_a_silo_that_dies_after_fine_tuning_has_the_same_model_after_a_res
     figures = told(await hub.run(1, "personal.0", attempt=2))
     assert content(hub, "silo-0") == first
     assert hub.agents["silo-0"].personal.is_confirmed(kept(hub, "silo-0"))
-    assert abs(figures["personal_accuracy"] - np.mean(own_accuracies(hub))) < 1e-6
+    assert abs(figures["personal_accuracy"] - np.mean(own_accuracies(hub))) < 1e-3
 
 
 async def test_a_later_phase_with_another_state_exchanges_no_confirmed_model(hub: Hub) -> None:

@@ -3,9 +3,12 @@ else."""
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from chorale.files import write_atomic
 from chorale.v1 import federation_pb2 as pb
 from chorale.wire import PhaseKey
 from crypto.errors import ConfigError
@@ -23,6 +27,7 @@ from strategies.base import Array
 from tests.support.agents import Agent, Exchange, Hub, OneHot
 
 JOB = b"j" * 32
+MALFORMED = "chorale_silo_refusals_total"
 KEPT = "method/kept"
 
 
@@ -151,6 +156,43 @@ async def test_job_that_ended_leaves_no_arrays_and_is_not_served_again(hub: Hub)
     await agent.restart()
     agent.tell(task=hub.begin(3, "train").task)
     assert await agent.refusal() == "policy"
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+async def test_job_that_ends_while_its_state_is_written_leaves_no_arrays(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, is_ended: bool
+) -> None:
+    agent, loop, written = hub.agents[hub.names[0]], asyncio.get_running_loop(), asyncio.Event()
+
+    def end(told: threading.Event) -> None:
+        if is_ended:
+            agent.tell(job_ended=pb.JobEnded(job_digest=hub.job.digest, status="done"))
+        told.set()
+
+    def write_while_it_ends(path: Path, *parts: Any) -> None:
+        told = threading.Event()
+        loop.call_soon_threadsafe(end, told)
+        assert told.wait(20)
+        write_atomic(path, *parts)
+        loop.call_soon_threadsafe(written.set)
+
+    monkeypatch.setattr("silo_agent.local_state.write_atomic", write_while_it_ends)
+    agent.tell(task=hub.begin(1, "train").task)
+    await written.wait()
+    if not is_ended:
+        await agent.answer("advert")
+    async with asyncio.timeout(5):
+        while len(list((agent.folder / "local").iterdir())) != (0 if is_ended else 1):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("size", [0, 31, 33, 5_000])
+async def test_digest_that_is_none_names_no_file(hub: Hub, size: int) -> None:
+    await hub.run(1, "train")
+    agent = hub.agents[hub.names[0]]
+    agent.tell(job_ended=pb.JobEnded(job_digest=hub.job.digest[:1] * size, status="done"))
+    assert agent.metrics.registry.get_sample_value(MALFORMED, {"reason": "malformed"}) == 1
+    assert kept(agent) == 1
 
 
 def test_job_that_kept_nothing_leaves_no_trace_when_it_ends(tmp_path: Path) -> None:

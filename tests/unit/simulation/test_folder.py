@@ -129,3 +129,39 @@ def test_a_spoilt_progress_file_is_said_and_not_gone_on_from(whole: Path, text: 
     (whole / "progress.json").write_text(text)
     with pytest.raises(ConfigError, match=r"progress\.json"), SimulationFolder(whole, identity="one").held():
         pass
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("state", "../../outside.safetensors"),
+        ("local", {"silo-0": "../../outside.safetensors"}),
+        ("local", ["silo-0"]),
+        ("rounds_bytes", -1),
+        ("rounds_bytes", 1 << 70),
+        ("rounds_bytes", 1 << 30),
+        ("following", 5),
+        (None, None),
+    ],
+)
+def test_a_progress_file_names_nothing_outside_and_no_line_that_is_not_there(
+    whole: Path, field: str | None, value: object
+) -> None:
+    path, lines = whole / "progress.json", (whole / "rounds.jsonl").read_bytes()
+    progress = json.loads(path.read_bytes())
+    (whole.parent / "outside.safetensors").write_bytes((whole / "states" / progress["state"]).read_bytes())
+    path.write_text(json.dumps(progress | ({} if field is None else {field: value})))
+    folder = SimulationFolder(whole, identity="one")
+    if field is None:
+        with folder.held():
+            pass
+    else:
+        with pytest.raises(ConfigError, match="cannot be gone on from"), folder.held():
+            pass
+    assert (whole / "rounds.jsonl").read_bytes() == lines
+
+
+def test_a_progress_file_that_is_nested_without_end_is_no_json(whole: Path) -> None:
+    (whole / "progress.json").write_text("[" * 200_000)
+    with pytest.raises(ConfigError, match="expected JSON"), SimulationFolder(whole, identity="one").held():
+        pass

@@ -1,0 +1,53 @@
+"""What sums of personal accuracies tell of single silos to a coordinator that knows all hold-outs' sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from crypto import ring
+from crypto.layout import Layout
+from silo_agent.evaluation import Figures
+from silo_agent.objectives.personal import accuracy_sums
+from strategies.base import PhaseContext
+from strategies.personal import ACCURACY, SQUARE, PersonalPhase
+
+TESTED = (40, 50, 70, 90)  # multiples of the default count_granularity
+CORRECT = (31, 44, 52, 81)
+CONTEXT = PhaseContext(round=3, members=4, classes=10, state={}, trained=())
+
+
+@pytest.mark.parametrize(("word", "least", "most"), [(None, 10, 1_000_000), (64, 1, 1)])
+def test_sums_of_four_silos_leave_many_sets_of_accuracies(word: int | None, least: int, most: int) -> None:
+    """In 64 bits the only fractions with such denominators and these sums are the silos' own."""
+    quantities = PersonalPhase().quantities(CONTEXT)
+    if word is not None:
+        quantities = tuple(each if each.is_count else replace(each, word=word) for each in quantities)
+    layout = Layout(quantities=quantities, members=len(TESTED))
+    total = ring.zeros(layout)
+    for correct, tested in zip(CORRECT, TESTED, strict=True):
+        sums = accuracy_sums(Figures(correct=correct, tested=tested, loss_sum=0.0))
+        ring.add_into(total, ring.encode(sums, layout=layout).vectors)
+    revealed = ring.decode(total, layout=layout)
+    unit = 1.0 / min(each.scale(len(TESTED)) for each in quantities if not each.is_count)
+    found = consistent(float(revealed[ACCURACY]), float(revealed[SQUARE]), within=len(TESTED) * unit + 1e-13)
+    assert least <= found <= most
+
+
+def consistent(accuracy_sum: float, square_sum: float, *, within: float) -> int:
+    """Sets of correct answers, one a silo, whose two sums are as revealed, but for rounding."""
+    first, *others = (np.arange(tested + 1) / tested for tested in TESTED)
+    grids = np.meshgrid(*others, indexing="ij")
+    sums = np.add.reduce(grids)
+    squares = np.add.reduce([grid**2 for grid in grids])
+    return sum(
+        int(
+            np.count_nonzero(
+                (np.abs(sums + each - accuracy_sum) <= within)
+                & (np.abs(squares + each**2 - square_sum) <= within)
+            )
+        )
+        for each in first
+    )
