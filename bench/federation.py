@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
-from cryptography import x509
-
-from crypto import identity, issuing
-from crypto.identity import Identity, MemberId, PrivateKey, Role
-from crypto.roster import Member, Roster, open_roster, roster_to_file_bytes, sign_roster
+from crypto import identity
+from crypto.identity import Identity, Role
+from crypto.roster import roster_to_file_bytes
+from simulation.members import Authority, Members
 
 NAME = "bench"
 HUB = "hub"  # the coordinator, on loopback
@@ -19,11 +18,8 @@ AUTHORITY_FILE, ROSTER_FILE = "authority.crt", "roster.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Federation:
-    authority: x509.Certificate
+class Federation(Members):
     coordinator: Identity
-    silos: dict[str, Identity]  # by name, sorted
-    roster: Roster
 
     def write_files(self, folder: Path) -> None:
         """What a federation's programs read: authority, roster, each member's `<name>.crt` and `.key`."""
@@ -36,33 +32,12 @@ class Federation:
 
 def make_federation(silos: int, *, now: datetime) -> Federation:
     """An authority, a coordinator and n silos with certificates of it, and the roster of the silos."""
-    key, authority = issuing.new_authority(NAME, now=now - timedelta(days=1), valid_days=365)
+    authority = Authority(NAME, now=now)
     names = [f"silo-{index:03}" for index in range(silos)]
-    identities = {name: _enrol(Role.SILO, name, key, authority, now=now) for name in names}
-    coordinator = _enrol(Role.COORDINATOR, HUB, key, authority, now=now)
-    signed = sign_roster(
-        authority_key=key,
-        federation=NAME,
-        version=1,
-        issued=now,
-        expires=now + timedelta(days=30),
-        members=[Member(Role.SILO, name, one.fingerprint) for name, one in identities.items()],
+    identities = {name: authority.enrol(Role.SILO, name) for name in names}
+    return Federation(
+        authority=authority.certificate,
+        coordinator=authority.enrol(Role.COORDINATOR, HUB, addresses=[LOOPBACK]),
+        silos=identities,
+        roster=authority.roster(identities),
     )
-    roster = open_roster(signed, authority=authority, federation=NAME, now=now)
-    return Federation(authority=authority, coordinator=coordinator, silos=identities, roster=roster)
-
-
-def _enrol(
-    role: Role, name: str, authority_key: PrivateKey, authority: x509.Certificate, *, now: datetime
-) -> Identity:
-    key = identity.new_key()
-    member = MemberId(federation=NAME, role=role, name=name)
-    certificate = issuing.sign_csr(
-        issuing.new_csr(key, member, [LOOPBACK] if role is Role.COORDINATOR else []),
-        authority_key=authority_key,
-        authority_certificate=authority,
-        role=role,
-        now=now,
-        valid_days=30,
-    )
-    return Identity(member=member, certificate=certificate, key=key)

@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +136,7 @@ def measure(*, silos: int, length: int, drop: int, word: int, with_noise: bool =
     run = _Run(session, length=length)
     session.share()
     run.mask(session.terms.names[: silos - drop])
-    run.unmask(session.reveal(run.clock))
+    run.unmask(session.reveal(partial(run.clock.step, "rebuild")))
     return run.report(word=word, drop=drop)
 
 

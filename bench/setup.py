@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from bench.clock import Clock
 from bench.federation import make_federation
 from bench.options import Parser, whole
 from bench.rows import Row, table
@@ -96,7 +95,7 @@ def _session(silos: int) -> Session:
     session.share()
     for name in session.terms.names:
         session.masker(name)
-    session.reveal(Clock())
+    session.reveal()
     return session
 
 

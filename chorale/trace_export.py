@@ -30,9 +30,7 @@ from chorale.wire import PhaseKey
 MAX_QUEUED = 2048
 BATCH_SPANS = 512
 DELAY_MS = 2_000.0
-PATIENCE_SECONDS = (
-    5.0  # of one delivery; also how long an end of the process waits for a collector that is gone
-)
+PATIENCE_SECONDS = 5.0  # of one delivery, and of a process that ends while the collector is gone
 
 JOB_ID_DIGITS = 12  # as in logs and commands
 

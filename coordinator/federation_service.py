@@ -13,8 +13,8 @@ from importlib import metadata
 import grpc
 
 from chorale import wire
+from chorale.beside_loop import read_at
 from chorale.logs import get_logger
-from chorale.pipeline import read_at
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
 from coordinator.access import AccessDenied, AccessGuard, Caller, caller_of

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from chorale.beside_loop import Behind
 from chorale.files import write_all
-from chorale.pipeline import Behind
 from crypto.errors import Refusal, RemoteProtocolError
 
 CHUNKS_BEHIND = 2  # waiting while as many are written: enough to keep thread and line busy at once

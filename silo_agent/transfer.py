@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from chorale.beside_loop import Ahead, Behind
 from chorale.files import write_all
 from chorale.logs import get_logger
-from chorale.pipeline import Ahead, Behind
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.federation_pb2_grpc import FederationStub
 from chorale.wire import PhaseKey, chunk_from_wire, key_to_wire

@@ -24,28 +24,44 @@ class Members:
     roster: Roster
 
 
-def enrol(names: Sequence[str], *, federation: str, now: datetime) -> Members:
-    """An authority of its own and a certificate for every silo."""
-    key, authority = issuing.new_authority(federation, now=now - timedelta(days=1), valid_days=365)
-    silos = {}
-    for name in names:
-        own_key, member = identity.new_key(), MemberId(federation=federation, role=Role.SILO, name=name)
+class Authority:
+    """A new authority with its key. now: when all that it signs becomes valid."""
+
+    def __init__(self, federation: str, *, now: datetime) -> None:
+        self._federation = federation
+        self._now = now
+        self._key, self.certificate = issuing.new_authority(
+            federation, now=now - timedelta(days=1), valid_days=365
+        )
+
+    def enrol(self, role: Role, name: str, *, addresses: Sequence[str] = ()) -> Identity:
+        """A key of its own and a certificate. addresses: where a coordinator is dialled."""
+        key, member = identity.new_key(), MemberId(federation=self._federation, role=role, name=name)
         certificate = issuing.sign_csr(
-            issuing.new_csr(own_key, member, []),
-            authority_key=key,
-            authority_certificate=authority,
-            role=Role.SILO,
-            now=now,
+            issuing.new_csr(key, member, addresses),
+            authority_key=self._key,
+            authority_certificate=self.certificate,
+            role=role,
+            now=self._now,
             valid_days=VALID_DAYS,
         )
-        silos[name] = Identity(member=member, certificate=certificate, key=own_key)
-    signed = sign_roster(
-        authority_key=key,
-        federation=federation,
-        version=1,
-        issued=now,
-        expires=now + timedelta(days=VALID_DAYS),
-        members=[Member(Role.SILO, name, silo.fingerprint) for name, silo in silos.items()],
-    )
-    roster = open_roster(signed, authority=authority, federation=federation, now=now)
-    return Members(authority=authority, silos=silos, roster=roster)
+        return Identity(member=member, certificate=certificate, key=key)
+
+    def roster(self, silos: Mapping[str, Identity]) -> Roster:
+        """The first version, signed and opened."""
+        signed = sign_roster(
+            authority_key=self._key,
+            federation=self._federation,
+            version=1,
+            issued=self._now,
+            expires=self._now + timedelta(days=VALID_DAYS),
+            members=[Member(Role.SILO, name, silo.fingerprint) for name, silo in silos.items()],
+        )
+        return open_roster(signed, authority=self.certificate, federation=self._federation, now=self._now)
+
+
+def enrol(names: Sequence[str], *, federation: str, now: datetime) -> Members:
+    """An authority of its own and a certificate for every silo."""
+    authority = Authority(federation, now=now)
+    silos = {name: authority.enrol(Role.SILO, name) for name in names}
+    return Members(authority=authority.certificate, silos=silos, roster=authority.roster(silos))

@@ -1,4 +1,4 @@
-"""The sum of a phase: of plain numbers, of words, or of masked words."""
+"""The sum of a phase without masks: of plain numbers, or of words. With masks: secure_sum.py."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from bench.clock import Clock
 from bench.federation import Federation, make_federation
 from bench.session import NOW, Session
 from crypto import masking, ring
@@ -41,7 +40,7 @@ def secure_sum(inputs: Mapping[str, Encoded], layout: Layout) -> View:
     for name in session.terms.names:
         stream = b"".join(session.masker(name).stream(inputs[name]))
         masked[name] = masking.vectors_from_stream(layout, stream)
-    plan = session.reveal(Clock())
+    plan = session.reveal()
     total = ring.zeros(layout)
     for vectors in masked.values():
         ring.add_into(total, vectors)

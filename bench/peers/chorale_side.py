@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ class _Run:
         ring.add_into(self._masked, masking.vectors_from_stream(self._layout, stream))
 
     def unmask(self) -> NDArray[np.float64]:
-        plan = self._session.reveal(self._clock)
+        plan = self._session.reveal(partial(self._clock.step, "rebuild"))
         with self._clock.step("unmask"):
             plan.unmask(self._masked, workers=1)
         with self._clock.step("decode"):

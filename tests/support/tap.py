@@ -10,83 +10,43 @@ import asyncio
 import contextlib
 import itertools
 import ssl
-import threading
 from collections import defaultdict
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from crypto.identity import Role
 from tests.support.ceremony import Ceremony
+from tests.support.relay import HERE, Relay, Stream
 
-HERE = "127.0.0.1"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113 3.4: what a client sends first
 FRAME_HEADER_BYTES = 9
 DATA, PADDED = 0x0, 0x8  # RFC 9113 6.1
 
 
-class Tap:
+class Tap(Relay):
     """Relays one member's connections; writes `<member>-<n>.up` and `.down` into a folder."""
 
     def __init__(
         self, ceremony: Ceremony, role: Role, name: str, *, coordinator: str, target: str, folder: Path
     ) -> None:
         host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        super().__init__(
+            host,
+            int(port),
+            as_server=_context(ceremony, Role.COORDINATOR, coordinator, ssl.PROTOCOL_TLS_SERVER),
+            as_client=_context(ceremony, role, name, ssl.PROTOCOL_TLS_CLIENT),
+        )
         self._folder, self._name = folder, name
-        self._as_coordinator = _context(ceremony, Role.COORDINATOR, coordinator, ssl.PROTOCOL_TLS_SERVER)
-        self._as_member = _context(ceremony, role, name, ssl.PROTOCOL_TLS_CLIENT)
         self._numbers = itertools.count()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._port = 0
-        self._loop = asyncio.new_event_loop()
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
     def address(self) -> str:
-        return f"{HERE}:{self._port}"
+        return f"{HERE}:{self.port}"
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._started.wait()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._relay, HERE, 0, ssl=self._as_coordinator)
-        self._port = server.sockets[0].getsockname()[1]
-        self._started.set()
-        await self._stop.wait()
-        server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
-
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            upstream_reader, upstream_writer = await asyncio.open_connection(
-                *self._target, ssl=self._as_member, server_hostname=self._target[0]
-            )
-        except OSError:
-            writer.transport.abort()
-            return
-        self._writers |= {writer, upstream_writer}
+    async def _relay(self, accepted: Stream, dialled: Stream) -> None:
         kept = self._folder / f"{self._name}-{next(self._numbers)}"
         await asyncio.gather(
-            _copy(reader, upstream_writer, kept.with_suffix(".up")),
-            _copy(upstream_reader, writer, kept.with_suffix(".down")),
+            _copy(accepted[0], dialled[1], kept.with_suffix(".up")),
+            _copy(dialled[0], accepted[1], kept.with_suffix(".down")),
         )
 
 

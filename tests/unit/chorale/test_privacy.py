@@ -30,19 +30,9 @@ from crypto.noise_terms import MAX_DEVIATION, MAX_WRAP_PROBABILITY, rotated_boun
 from strategies.base import TOTAL, Array
 from strategies.evaluation import LOSS_CLIP
 from strategies.presets import PRESETS
-from strategies.recipe import (
-    Closing,
-    Features,
-    Head,
-    Loss,
-    Mix,
-    Own,
-    Recipe,
-    Regulariser,
-    ServerUpdate,
-    StatisticName,
-)
+from strategies.recipe import Recipe, StatisticName
 from strategies.standing import STANDINGS, check_private, parts_of
+from tests.support.method_tables import PARTS
 from tests.unit.chorale.conftest import NOW
 
 MakeSpec = Callable[..., JobSpec]
@@ -406,18 +396,7 @@ class TestCost:
 
 class TestMethods:
     def test_every_part_stands_somewhere(self) -> None:
-        fields: dict[str, Any] = {
-            "head": Head,
-            "features": Features,
-            "loss": Loss,
-            "regulariser": Regulariser,
-            "mix": Mix,
-            "server_update": ServerUpdate,
-            "statistic": StatisticName,
-            "own": Own,
-            "closing": Closing,
-        }
-        assert set(STANDINGS) == {(field, part) for field, parts in fields.items() for part in parts}
+        assert set(STANDINGS) == {(field, part) for field, parts in PARTS.items() for part in parts}
         assert all(standing.why or standing.records or standing.sums for standing in STANDINGS.values())
 
     def test_a_part_that_stands_nowhere_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:

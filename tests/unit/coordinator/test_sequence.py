@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 from google.protobuf import json_format
 
-from chorale.job import Job, JobSpec, SignedJob
 from chorale.v1 import records_pb2
 from coordinator.round_machine import RoundState
 from coordinator.sequence import JobFailed, PhaseSequence
-from coordinator.store import PhaseRow
-
-
-def make_job(**fields):
-    spec = JobSpec.model_validate(
-        {
-            "name": "one-hot",
-            "federation": "test",
-            "not_after": datetime(2030, 1, 1, tzinfo=UTC),
-            "silos": ["a", "b", "c"],
-            "rounds": 3,
-            "model": {"name": "custom"},
-            "training": {"learning_rate": 0.1},
-            "classes": 2,
-            "input_shape": [2],
-            "max_attempts": 2,
-            "roll_call_every": 1,
-            **fields,
-        }
-    )
-    return Job(
-        spec=spec, signed=SignedJob(spec_bytes=b"", signature=b"", operator_certificate=b""), operator=""
-    )
+from tests.unit.coordinator.job_phases import make_job, make_row
 
 
 def rows(*phases):
     """(round, phase, state) of each, in order."""
-    record = records_pb2.PhaseRecord(reason="too-few-silos")
+    record_json = json_format.MessageToJson(records_pb2.PhaseRecord(reason="too-few-silos"))
     return [
-        PhaseRow(
-            sequence=place,
-            job=b"j",
-            round=round,
-            phase=phase,
-            roster_version=1,
-            state=state,
-            attempt=1,
-            started_unix_seconds=0.0,
-            upload_bytes=0,
-            cohort=None,
-            session=None,
-            state_digest=b"s",
-            record_json=json_format.MessageToJson(record),
-        )
+        make_row(place, (round, phase), state, record_json=record_json)
         for place, (round, phase, state) in enumerate(phases)
     ]
 

@@ -3,59 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
-from chorale.job import Job, SignedJob
-from chorale.job_spec import JobSpec
+from chorale.job import Job
 from coordinator.round_machine import RoundState
 from coordinator.sequence import JobFailed, PhaseSequence, Step
 from coordinator.store import PhaseRow
+from tests.unit.coordinator.job_phases import make_job, make_row
 
 OPENING = [(0, "roll-call.0"), (0, "presence.0")]
-
-
-def make_job(preset: str = "fedcsd", **fields: Any) -> Job:
-    spec = JobSpec.model_validate(
-        {
-            "name": "test",
-            "federation": "test",
-            "not_after": datetime(2100, 1, 1, tzinfo=UTC),
-            "silos": ("a", "b", "c", "d"),
-            "rounds": 3,
-            "roll_call_every": 1,
-            "max_attempts": 2,
-            "strategy": {"preset": preset},
-            "model": {"name": "mlp"},
-            "training": {"learning_rate": 0.1},
-            "classes": 10,
-            "input_shape": (4,),
-        }
-        | fields
-    )
-    signed = SignedJob(spec_bytes=spec.to_yaml(), signature=b"", operator_certificate=b"")
-    return Job(spec=spec, signed=signed, operator="ops")
-
-
-def make_row(sequence: int, step: Step, state: RoundState) -> PhaseRow:
-    round, phase = step
-    return PhaseRow(
-        sequence=sequence,
-        job=b"",
-        round=round,
-        phase=phase,
-        roster_version=1,
-        state=state,
-        attempt=1,
-        started_unix_seconds=0.0,
-        upload_bytes=0,
-        cohort=None,
-        session=None,
-        state_digest=b"",
-        record_json=None,
-    )
 
 
 def walk(
@@ -75,37 +32,37 @@ def rounds(*numbers: int) -> list[Step]:
 
 
 def test_presence_runs_once_before_the_first_round_and_prototypes_before_every_training() -> None:
-    assert walk(make_job()) == [*OPENING, *rounds(1, 2, 3), (3, "evaluate.0")]
+    assert walk(make_job("fedcsd")) == [*OPENING, *rounds(1, 2, 3), (3, "evaluate.0")]
 
 
 def test_presence_that_was_used_up_is_repeated_under_its_next_number() -> None:
-    steps = walk(make_job(), lost=[(0, "presence.0")])
+    steps = walk(make_job("fedcsd"), lost=[(0, "presence.0")])
     assert steps == [*OPENING, (0, "presence.1"), *rounds(1, 2, 3), (3, "evaluate.0")]
 
 
 def test_presence_that_is_used_up_every_time_ends_the_job() -> None:
     with pytest.raises(JobFailed, match="presence: used up 2 times"):
-        walk(make_job(), lost=[(0, "presence.0"), (0, "presence.1")])
+        walk(make_job("fedcsd"), lost=[(0, "presence.0"), (0, "presence.1")])
 
 
 def test_an_opening_roll_call_that_was_used_up_is_repeated_before_presence() -> None:
-    steps = walk(make_job(), lost=[(0, "roll-call.0")])
+    steps = walk(make_job("fedcsd"), lost=[(0, "roll-call.0")])
     assert steps[:3] == [(0, "roll-call.0"), (0, "roll-call.1"), (0, "presence.0")]
 
 
 def test_a_repeated_roll_call_between_rounds_repeats_no_presence() -> None:
-    steps = walk(make_job(), is_outdated=lambda roll_call: roll_call.round == 0)
+    steps = walk(make_job("fedcsd"), is_outdated=lambda roll_call: roll_call.round == 0)
     assert steps == [*OPENING, *rounds(1), (1, "roll-call.1"), *rounds(2, 3), (3, "evaluate.0")]
 
 
 def test_prototypes_that_were_used_up_use_up_their_round() -> None:
     """Training against the prototypes of the round before would be another method."""
-    steps = walk(make_job(), lost=[(2, "prototypes")])
+    steps = walk(make_job("fedcsd"), lost=[(2, "prototypes")])
     assert steps == [*OPENING, *rounds(1), (2, "prototypes"), *rounds(3), (3, "evaluate.0")]
 
 
 def test_a_round_whose_prototypes_were_used_up_is_no_completed_round() -> None:
-    job = make_job()
+    job = make_job("fedcsd")
     sequence = PhaseSequence(job=job, is_outdated=lambda _: False)
     rows = [
         make_row(0, (1, "prototypes"), RoundState.APPLIED),
@@ -117,7 +74,7 @@ def test_a_round_whose_prototypes_were_used_up_is_no_completed_round() -> None:
 
 
 def test_the_last_rounds_prototypes_used_up_lead_to_the_closing_phase() -> None:
-    assert walk(make_job(), lost=[(3, "prototypes")])[-2:] == [(3, "prototypes"), (3, "evaluate.0")]
+    assert walk(make_job("fedcsd"), lost=[(3, "prototypes")])[-2:] == [(3, "prototypes"), (3, "evaluate.0")]
 
 
 def test_training_that_was_used_up_leads_to_the_next_round() -> None:
@@ -126,7 +83,7 @@ def test_training_that_was_used_up_leads_to_the_next_round() -> None:
 
 
 def test_opening_and_closing_phases_name_every_silo_and_phases_of_rounds_their_share() -> None:
-    job = make_job(silos=[f"s-{place}" for place in range(8)], fraction=0.5)
+    job = make_job("fedcsd", silos=[f"s-{place}" for place in range(8)], fraction=0.5)
     assert [job.names_everyone(phase) for _, phase in walk(job)] == [
         *(True, True),
         *[False] * 6,

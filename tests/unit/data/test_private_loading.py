@@ -6,7 +6,6 @@ import logging
 import struct
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,12 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chorale.job_spec import ColumnSpec, JobSpec, ModelSpec, TrainingSpec
+from chorale.job_spec import ColumnSpec, JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data import load_data
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.private import FARTHEST
 from silo_agent.data.settings import DataSettings
+from tests.unit.data import loading
 
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 10.0, "sample_rate": 0.1}
 PRIVATE = {"records": RECORDS, "statistics_noise_multiplier": 5.0}
@@ -32,19 +32,7 @@ Records = list[tuple[list[float], int]]
 def make_job(
     shape: tuple[int, ...] = (4,), *, classes: int = 3, is_private: bool = True, **fields: Any
 ) -> JobSpec:
-    return JobSpec(
-        name="test",
-        federation="test",
-        not_after=datetime(2100, 1, 1, tzinfo=UTC),
-        silos=("a", "b", "c"),
-        rounds=1,
-        model=ModelSpec(name="mlp"),
-        training=TrainingSpec(learning_rate=0.1),
-        classes=classes,
-        input_shape=shape,
-        privacy=PRIVATE if is_private else None,
-        **fields,
-    )
+    return loading.make_job(classes, shape, privacy=PRIVATE if is_private else None, **fields)
 
 
 def table_job(*names: str, scale: float = 1.0, label: str = "ill", **fields: Any) -> JobSpec:

@@ -1,8 +1,9 @@
-"""A gRPC server in this process, whose three methods a test writes."""
+"""A gRPC server in this process, whose three methods a test writes, and hubs of silos under a coordinator."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,8 +11,10 @@ import pytest_asyncio
 
 from chorale.v1 import federation_pb2_grpc
 from chorale.v1.federation_pb2_grpc import FederationStub
+from tests.support.agents import Hub
 
 MakeStub = Callable[..., Any]
+MakeHub = Callable[..., Hub]
 
 
 @pytest_asyncio.fixture
@@ -33,3 +36,16 @@ async def make_stub() -> AsyncIterator[MakeStub]:
     for server, channel in opened:
         await channel.close()
         await server.stop(None)
+
+
+@pytest_asyncio.fixture
+async def make_hub(tmp_path: Path) -> AsyncIterator[MakeHub]:
+    hubs: list[Hub] = []
+
+    def make(**options: Any) -> Hub:
+        hubs.append(Hub(tmp_path, **options))
+        return hubs[-1]
+
+    yield make
+    for hub in hubs:
+        await hub.close()

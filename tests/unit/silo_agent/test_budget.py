@@ -2,85 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import text
 
-from chorale.accountant import ORDERS, SAMPLER_DISTANCE, Release, Skellam
 from chorale.audit import AuditLog
 from chorale.job import Job
 from chorale.privacy import releases_of
 from chorale.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from silo_agent.budget import Budget, Charge, Spend, Standing
 from silo_agent.ledger import SPENT_EVENT, Ledger, spend_fields
-from silo_agent.policy import Policy
-from strategies.base import TOTAL, Arrays
-from tests.support.agents import Hub
 from tests.support.sessions import NOW
-
-MEMBERS = 4
-STATE: Arrays = {"model/votes": np.zeros(MEMBERS, np.float32), TOTAL: np.array(400)}
-SUMS = {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0}
-RECORDS = {
-    "records": {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1},
-    "statistics_noise_multiplier": 20.0,
-}
-
-
-def private_job(folder: Path, privacy: dict[str, Any] | None, *, nonce: int = 0, rounds: int = 500) -> Job:
-    return Hub(folder, silos=MEMBERS, rounds=rounds, privacy=privacy, nonce=f"{nonce:032x}").job
-
-
-def policy(*, max_attempts: int = 5, **privacy: Any) -> Policy:
-    return Policy.model_validate({"federation": "test", "privacy": privacy, "max_attempts": max_attempts})
-
-
-class Book:
-    """One data set's ledger on disk; `crash` is what a kill leaves behind, seen by the next process."""
-
-    def __init__(self, folder: Path, **privacy: Any) -> None:
-        self.folder = folder
-        self.policy = policy(**privacy)
-        self.told: list[Spend] = []
-        self.ledger = Ledger(folder / "ledger.sqlite", clock=lambda: NOW)
-        self.budget = self.of("data")
-
-    def of(self, data_set: str, own: Policy | None = None) -> Budget:
-        return self.ledger.budget(policy=own or self.policy, data_set=data_set, tell=self.told.append)
-
-    def crash(self) -> int:
-        self.ledger.close()
-        self.ledger = Ledger(self.folder / "ledger.sqlite", clock=lambda: NOW)
-        self.budget = self.of("data")
-        return self.budget.release_dead()
-
-    def reserve(
-        self, job: Job, *, round: int = 1, phase: str = "train", budget: Budget | None = None
-    ) -> Charge:
-        key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
-        return (budget or self.budget).reserve(job, key, STATE, members=MEMBERS)
-
-    def spend(self, job: Job, **where: Any) -> Charge:
-        charge = self.reserve(job, **where)
-        charge.spend()
-        return charge
-
-    @property
-    def standing(self) -> Standing:
-        return self.budget.standing()
+from tests.unit.silo_agent.privacy_book import (
+    MEMBERS,
+    RECORDS,
+    STATE,
+    SUMS,
+    Book,
+    by_hand,
+    policy,
+    private_job,
+    refused,
+)
 
 
 @pytest.fixture
@@ -108,44 +56,6 @@ def job(tmp_path: Path) -> Job:
 def open_job(tmp_path: Path) -> Job:
     """Without privacy."""
     return private_job(tmp_path, None, nonce=7)
-
-
-def refused(words: str, act: Callable[[], object], code: Refusal = Refusal.BUDGET) -> None:
-    with pytest.raises(PolicyRefusal, match=words) as caught:
-        act()
-    assert caught.value.code is code
-
-
-def by_hand(releases: list[Release], delta: float) -> float:
-    """Epsilon of sums with Skellam noise, from the papers and nothing of the product.
-
-    Renyi divergence by Agarwal, Kairouz, Liu 2021, Corollary 4.1, added up order by order; conversion by
-    Canonne, Kamath, Steinke 2020, Proposition 12; delta less what the roundings and the sampler may fail.
-    """
-    assert all(isinstance(release, Skellam) for release in releases)
-    if not releases:
-        return 0.0
-    sums: list[Any] = releases
-
-    def at(left: float) -> float:
-        best = math.inf
-        for order in ORDERS:
-            a = math.ceil(order)
-            rdp = math.fsum(
-                a * one.l2**2 / (2 * one.variance)
-                + min(
-                    ((2 * a - 1) * one.l2**2 + 6 * one.l1) / (4 * one.variance**2),
-                    3 * one.l1 / (2 * one.variance),
-                )
-                for one in sums
-            )
-            found = rdp + math.log1p(-1 / order) - math.log(left * order) / (order - 1)
-            best = min(best, max(0.0, found))
-        return best
-
-    left = delta - math.fsum(one.failure for one in sums)
-    slack = (1 + math.exp(min(at(left / 2), 500.0))) * sum(one.draws for one in sums) * SAMPLER_DISTANCE
-    return at(left - slack)
 
 
 # one data set
@@ -452,121 +362,3 @@ def test_a_release_that_was_edited_is_not_composed(make_book: MakeBook, job: Job
     book.crash()
     with pytest.raises(ConfigError, match="a release was changed after it was written"):
         book.reserve(job, round=2)
-
-
-# any sequence
-
-
-JOBS = [
-    private_job(Path("unused"), SUMS),
-    private_job(Path("unused"), SUMS | {"sums": {"clip_norm": 0.5, "noise_multiplier": 2.0}}, nonce=1),
-    private_job(Path("unused"), None, nonce=2),
-]
-KINDS = {"roll-call.0": "roll-call", "train": "train", "evaluate.0": "evaluate"}
-MOST = 6.0
-DELTA = 1e-5
-SLACK = 1e-9  # relative: sums in another order
-
-
-class Input:
-    """As a silo has it in memory. cost: None without privacy."""
-
-    def __init__(self, charge: Charge, cost: list[Release] | None) -> None:
-        self.charge, self.cost = charge, cost
-        self.is_charged = False
-        self.has_left = False
-
-
-class LedgerMachine(RuleBasedStateMachine):
-    """Jobs, phases, attempts, uploads and kills in any order, beside a model that keeps plain lists.
-
-    `left` is the truth: what bytes of were sent. `charged` is what should be spent, kills between the two
-    included.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="chorale-budget-"))
-        self.book = Book(self.folder, epsilon=MOST, delta=DELTA)
-        self.inputs: list[Input] = []
-        self.left: list[Release] = []
-        self.charged: list[Release] = []
-        self.unnoised = 0
-        self.rounds = 0
-
-    def teardown(self) -> None:
-        self.book.ledger.close()
-        shutil.rmtree(self.folder)
-
-    @rule(job=st.sampled_from(JOBS), phase=st.sampled_from(sorted(KINDS)))
-    def begin_phase(self, job: Job, phase: str) -> None:
-        self.rounds += 1
-        private = job.spec.privacy is not None
-        cost = list(releases_of(job.spec, KINDS[phase], STATE, MEMBERS)) if private else None
-        reserved = [release for each in self.inputs if not each.is_charged for release in each.cost or []]
-        after = by_hand(self.charged + reserved + (cost or []), DELTA)
-        try:
-            charge = self.book.reserve(job, round=self.rounds, phase=phase)
-        except PolicyRefusal:
-            assert cost is not None, "a job without privacy has no budget to pass"
-            assert after > MOST * (1 - SLACK), "refused what fits"
-            return
-        assert cost is None or after <= MOST * (1 + SLACK), "let in what does not fit"
-        self.inputs.append(Input(charge, cost))
-
-    @precondition(lambda self: self.inputs)
-    @rule(data=st.data())
-    def send(self, data: st.DataObject) -> None:
-        """An attempt reaches its upload; later attempts send the same input again."""
-        chosen = data.draw(st.sampled_from(self.inputs), label="input")
-        self._spend(chosen)
-        if not chosen.has_left:
-            chosen.has_left = True
-            self.left += chosen.cost or []
-
-    @precondition(lambda self: self.inputs)
-    @rule(data=st.data())
-    def give_up(self, data: st.DataObject) -> None:
-        """The phase is over for this silo; its input leaves the memory."""
-        chosen = self.inputs.pop(data.draw(st.integers(0, len(self.inputs) - 1), label="input"))
-        chosen.charge.release()
-
-    @rule()
-    def kill(self) -> None:
-        self.book.crash()
-        self.inputs.clear()
-
-    @precondition(lambda self: self.inputs)
-    @rule(data=st.data())
-    def kill_between_spend_and_first_byte(self, data: st.DataObject) -> None:
-        self._spend(data.draw(st.sampled_from(self.inputs), label="input"))
-        self.kill()
-
-    @rule()
-    def look(self) -> None:
-        """A command of this machine beside the agent."""
-        ledger = Ledger(self.folder / "ledger.sqlite", clock=lambda: NOW)
-        seen = ledger.budget(policy=self.book.policy, data_set="data").standing()
-        assert seen == self.book.standing
-        ledger.close()
-
-    @invariant()
-    def the_ledger_is_never_below_the_truth(self) -> None:
-        spent, unnoised = self.book.budget.spent()
-        assert spent >= by_hand(self.left, DELTA) * (1 - SLACK)
-        assert spent == pytest.approx(by_hand(self.charged, DELTA), rel=SLACK)
-        assert spent <= MOST * (1 + SLACK)
-        assert unnoised == self.unnoised
-
-    def _spend(self, chosen: Input) -> None:
-        chosen.charge.spend()
-        if not chosen.is_charged:
-            chosen.is_charged = True
-            self.charged += chosen.cost or []
-            self.unnoised += chosen.cost is None
-
-
-TestAnySequence = LedgerMachine.TestCase
-TestAnySequence.settings = settings(
-    max_examples=25, stateful_step_count=25, suppress_health_check=[HealthCheck.too_slow]
-)

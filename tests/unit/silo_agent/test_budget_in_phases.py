@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from chorale import wire
 from chorale.accountant import Release, epsilon
@@ -21,24 +19,16 @@ from crypto.masking import Masker, Source
 from silo_agent.policy import Policy
 from strategies.base import TOTAL
 from tests.support.agents import Agent, Exchange, Hub, MemoryCarrier
+from tests.unit.silo_agent.conftest import MakeHub
 
-MakeHub = Callable[..., Hub]
 SUMS = {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0}
 DELTA = 1e-5
 ME = "silo-0"
 
 
-@pytest_asyncio.fixture
-async def make_hub(tmp_path: Path) -> AsyncIterator[MakeHub]:
-    hubs: list[Hub] = []
-
-    def make(**options: Any) -> Hub:
-        hubs.append(Hub(tmp_path, **{"privacy": SUMS, "rounds": 3} | options))
-        return hubs[-1]
-
-    yield make
-    for hub in hubs:
-        await hub.close()
+@pytest.fixture
+def make_hub(make_hub: MakeHub) -> MakeHub:
+    return lambda **options: make_hub(**{"privacy": SUMS, "rounds": 3} | options)
 
 
 def cost(hub: Hub, phase: str) -> list[Release]:

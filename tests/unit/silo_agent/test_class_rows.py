@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from chorale import logs
 from chorale.job_spec import JobSpec
@@ -19,10 +18,10 @@ from silo_agent.objective import Work
 from strategies.base import Array
 from tests.support.agents import Hub, OneHot
 from tests.support.sessions import NOW
+from tests.unit.silo_agent.conftest import MakeHub
 
 # silo by silo: class 0 is everybody's, class 1 three silos', class 2 one silo's, class 3 nobody's
 HOLDS = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
-MakeHub = Callable[..., Hub]
 
 
 class Rows(OneHot):
@@ -37,17 +36,9 @@ class Rows(OneHot):
         return {"prototypes": np.outer(HOLDS[place] * work.class_rows, np.eye(4)[place])}
 
 
-@pytest_asyncio.fixture
-async def make_hub(tmp_path: Path) -> AsyncIterator[MakeHub]:
-    hubs: list[Hub] = []
-
-    def make(**fields: Any) -> Hub:
-        hubs.append(Hub(tmp_path, strategy={"preset": "fedcsd"}, classes=4, **fields))
-        return hubs[-1]
-
-    yield make
-    for hub in hubs:
-        await hub.close()
+@pytest.fixture
+def make_hub(make_hub: MakeHub) -> MakeHub:
+    return partial(make_hub, strategy={"preset": "fedcsd"}, classes=4)
 
 
 async def prototypes_of(hub: Hub) -> Array:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -28,19 +26,6 @@ class Threshold(OneHot):
         if float(work.state[PLANTED][0]) < SECRET:
             values["loss_sum"] = np.array(np.nan)
         return values
-
-
-@pytest_asyncio.fixture
-async def make_hub(tmp_path: Path) -> AsyncIterator[Callable[..., Hub]]:
-    hubs: list[Hub] = []
-
-    def make(**options: Any) -> Hub:
-        hubs.append(Hub(tmp_path, **options))
-        return hubs[-1]
-
-    yield make
-    for hub in hubs:
-        await hub.close()
 
 
 @pytest_asyncio.fixture

@@ -40,7 +40,7 @@ from strategies.base import Array
 from strategies.evaluation import LOSS_CLIP
 from strategies.ffc import UNIT_ROUNDING
 from strategies.recipe import Features, Head
-from tests.unit.training.test_dp_sgd import Quiet, make_job, make_work
+from tests.unit.training.dp_sgd import Quiet, make_job, make_work
 
 CPU = torch.device("cpu")
 HUGE = 1e6

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from chorale import pipeline
-from chorale.pipeline import Ahead, Behind, read_at
+from chorale import beside_loop
+from chorale.beside_loop import Ahead, Behind, read_at
 
 MOST = 3
 LOOP = threading.main_thread()
@@ -158,7 +158,7 @@ async def test_a_file_in_memory_is_read_where_it_is_awaited(
     file: FileIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "pread", None)  # what a thread would call
-    if pipeline.READ_CACHED:
+    if beside_loop.READ_CACHED:
         assert await read_at(file, 3, 100) == DATA[3:103]
         assert await read_at(file, len(DATA) - 7, 100) == DATA[-7:]
 

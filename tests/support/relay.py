@@ -1,0 +1,78 @@
+"""A loopback TCP relay in a thread of its own: what passes through a connection is left to its kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+HERE = "127.0.0.1"
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Relay(ABC):
+    """Dials a target for every connection that it accepts, until its context is left.
+
+    as_server, as_client: where it opens the TLS of both sides.
+    """
+
+    def __init__(
+        self,
+        target_host: str,
+        target_port: int,
+        *,
+        as_server: ssl.SSLContext | None = None,
+        as_client: ssl.SSLContext | None = None,
+    ) -> None:
+        self.target = (target_host, target_port)
+        self.port = 0
+        self._as_server, self._as_client = as_server, as_client
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    @abstractmethod
+    async def _relay(self, accepted: Stream, dialled: Stream) -> None:
+        """Both directions of one connection to their ends."""
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        server = await asyncio.start_server(self._accept, HERE, 0, ssl=self._as_server)
+        self.port = server.sockets[0].getsockname()[1]
+        self._started.set()
+        await self._stop.wait()
+        server.close()
+        for writer in self._writers:
+            writer.transport.abort()  # ends both directions, each by itself
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            dialled = await asyncio.open_connection(*self.target, ssl=self._as_client)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.add(dialled[1])
+        await self._relay((reader, writer), dialled)

@@ -1,0 +1,54 @@
+"""A job without a signature and rows of its phases, as the sequence of phases reads them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from chorale.job import Job, SignedJob
+from chorale.job_spec import JobSpec
+from coordinator.round_machine import RoundState
+from coordinator.sequence import Step
+from coordinator.store import PhaseRow
+
+
+def make_job(preset: str = "fedavg", **fields: Any) -> Job:
+    """Three rounds and two attempts at a phase, unless the test says otherwise."""
+    spec = JobSpec.model_validate(
+        {
+            "name": "test",
+            "federation": "test",
+            "not_after": datetime(2100, 1, 1, tzinfo=UTC),
+            "silos": ("a", "b", "c", "d"),
+            "rounds": 3,
+            "roll_call_every": 1,
+            "max_attempts": 2,
+            "strategy": {"preset": preset},
+            "model": {"name": "mlp"},
+            "training": {"learning_rate": 0.1},
+            "classes": 10,
+            "input_shape": (4,),
+        }
+        | fields
+    )
+    signed = SignedJob(spec_bytes=spec.to_yaml(), signature=b"", operator_certificate=b"")
+    return Job(spec=spec, signed=signed, operator="ops")
+
+
+def make_row(sequence: int, step: Step, state: RoundState, *, record_json: str | None = None) -> PhaseRow:
+    round, phase = step
+    return PhaseRow(
+        sequence=sequence,
+        job=b"",
+        round=round,
+        phase=phase,
+        roster_version=1,
+        state=state,
+        attempt=1,
+        started_unix_seconds=0.0,
+        upload_bytes=0,
+        cohort=None,
+        session=None,
+        state_digest=b"",
+        record_json=record_json,
+    )

@@ -1,0 +1,23 @@
+"""A hub of four silos whose roll-call is done, and what they refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.agents import Hub
+from tests.unit.silo_agent.conftest import MakeHub
+
+
+async def enrolled(make_hub: MakeHub, **options: Any) -> Hub:
+    """Four silos whose roll-call is done."""
+    hub = make_hub(**options)
+    hub.add_all()
+    await hub.run(0, "roll-call.0")
+    return hub
+
+
+def refusals(hub: Hub, name: str, code: str) -> float:
+    return (
+        hub.agents[name].metrics.registry.get_sample_value("chorale_silo_refusals_total", {"reason": code})
+        or 0.0
+    )

@@ -1,0 +1,220 @@
+"""What tests of DP-SGD train: samples, models, jobs, and randomness that repeats itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from chorale.job_spec import JobSpec
+from chorale.privacy_spec import RecordsSpec
+from chorale.state import buffer_names, trained_names
+from silo_agent.batches import Tensors
+from silo_agent.data import load_data
+from silo_agent.data.base import SiloData
+from silo_agent.data.settings import DataSettings
+from silo_agent.initial_state import initial_state
+from silo_agent.local_training import train_locally
+from silo_agent.models import build_model
+from silo_agent.models.base import Backbone, CutModel
+from silo_agent.models.state import load_arrays
+from silo_agent.objective import Work
+from silo_agent.objectives.cross_entropy import CrossEntropy
+from silo_agent.objectives.local_loss import LocalLoss
+from silo_agent.privacy.draws import Draws
+from silo_agent.privacy.records import NoisedGradients
+from silo_agent.privacy.sample_gradients import SampleGradients
+from strategies.base import Array, PhaseContext
+from strategies.logit_prototypes import PROTOTYPES
+from strategies.recipe import Regulariser, StatisticName
+
+RARE = 1e-9
+
+
+RECORDS = {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.25}
+CROSS_ENTROPY = LocalLoss(loss=CrossEntropy())
+
+
+def fixed_random(seed: int = 0) -> Callable[[int], bytes]:
+    """In place of the system's generator: other bytes at each call, the same in every run."""
+    blocks = (hashlib.sha256(f"{seed} {count}".encode()).digest() for count in range(1 << 20))
+    return lambda size: next(blocks)[:size]
+
+
+class Quiet(Draws):
+    """Every record in every step, and no noise."""
+
+    def __init__(self) -> None:
+        super().__init__(fixed_random())
+
+    def records(self, count: int, *, rate: float) -> NDArray[np.int64]:
+        return np.arange(count)
+
+    def noise(self, count: int) -> NDArray[np.int64]:
+        return np.zeros(count, np.int64)
+
+
+def make_samples(count: int = 12, shape: tuple[int, ...] = (3,), *, seed: int = 1) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return Tensors(
+        features=torch.randn((count, *shape), generator=generator),
+        labels=torch.randint(4, (count,), generator=generator),
+    )
+
+
+def make_model(**fields: Any) -> CutModel:
+    """A linear layer and a head, small enough for numpy."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        body = nn.Sequential(nn.Linear(3, 5), nn.GroupNorm(1, 5))
+        return CutModel(Backbone(body=body, width=5), classes=4, **fields).train()
+
+
+def gradient_of(
+    model: CutModel,
+    samples: Tensors,
+    *,
+    draws: Draws | None = None,
+    loss: LocalLoss = CROSS_ENTROPY,
+    batch: int = 8,
+    **fields: Any,
+) -> Tensor:
+    """What one step writes into the parameters, laid end to end. Shapes: -> (P,)."""
+    with SampleGradients(model) as gradients:
+        step = NoisedGradients(
+            samples,
+            loss,
+            gradients,
+            records=RecordsSpec(**(RECORDS | fields)),
+            expected_batch=batch,
+            draws=draws or Quiet(),
+            is_cancelled=lambda: False,
+        )
+        step.write()
+        return torch.cat([parameter.grad.flatten().clone() for parameter in gradients.parameters])
+
+
+class Released(NoisedGradients):
+    """Keeps what is released as the whole numbers that it is."""
+
+    units_P: NDArray[np.int64]
+
+    def _put(self, gradient_P: Tensor) -> None:
+        self.units_P = (gradient_P * self._expected_batch * self._clip_units).round().long().numpy()
+
+
+def released_units(model: CutModel, samples: Tensors, draws: Draws | None = None) -> NDArray[np.int64]:
+    """At a clip of 1 and a noise multiplier of 1: DEVIATION units are the clip. Shapes: -> (P,)."""
+    with SampleGradients(model) as gradients:
+        step = Released(
+            samples,
+            CROSS_ENTROPY,
+            gradients,
+            records=RecordsSpec(**RECORDS),
+            expected_batch=64,
+            draws=draws or Quiet(),
+            is_cancelled=lambda: False,
+        )
+        step.write()
+        return step.units_P
+
+
+def gradients_one_by_one(model: CutModel, samples: Tensors) -> Tensor:
+    """By autograd, a sample at a time. Shapes: -> (N, P)."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    rows = []
+    for place in range(len(samples)):
+        x, y = samples.slice(place, place + 1)
+        loss = nn.functional.cross_entropy(model(x), y)
+        rows.append(torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)]))
+    return torch.stack(rows)
+
+
+def privacy(**records: Any) -> dict[str, Any]:
+    return {"records": RECORDS | records, "statistics_noise_multiplier": 1.0}
+
+
+def make_job(**fields: Any) -> JobSpec:
+    training = {"local_epochs": 1, "batch_size": 16, "learning_rate": 0.1, **fields.pop("training", {})}
+    values = {
+        "name": "test",
+        "federation": "test",
+        "not_after": "2100-01-01T00:00:00Z",
+        "silos": ("a", "b", "c", "d"),
+        "rounds": 10,
+        "model": {"name": "mlp", "norm": "group", "hidden": (32,), "seed": 1},
+        "training": training,
+        "classes": 10,
+        "input_shape": (1, 8, 8),
+        "seed": 7,
+        "privacy": privacy(),
+    }
+    return JobSpec.model_validate(values | fields)
+
+
+def strategy_of(parts: dict[str, Any]) -> dict[str, Any]:
+    has_logits = parts.get("statistic") is StatisticName.LOGIT_PROTOTYPES
+    return {"parts": parts, "options": {"logit_clip": 10.0} if has_logits else {}}
+
+
+def all_digits(job: JobSpec) -> SiloData:
+    return load_data(DataSettings.model_validate({"format": "digits", "name": "digits"}), job)
+
+
+def digits(count: int) -> Tensors:
+    return Tensors.of(all_digits(make_job()).train.first(count), torch.device("cpu"))
+
+
+def make_work(job: JobSpec) -> Work:
+    data = all_digits(job)
+    state: dict[str, Array] = dict(initial_state(job))
+    if job.method.recipe.regulariser is Regulariser.CSD:
+        state[PROTOTYPES] = np.random.default_rng(2).normal(size=(10, 10))
+    context = PhaseContext(
+        round=1,
+        members=4,
+        classes=10,
+        state=state,
+        trained=tuple(name for name in trained_names(state) if job.method.trains(name)),
+        buffers=buffer_names(state),
+        options=job.method.options,
+    )
+    return Work(
+        spec=job,
+        phase_kind="train",
+        round=1,
+        silo="a",
+        state=state,
+        context=context,
+        data=SiloData(train=data.train.first(60), holdout=data.holdout.first(20), name="digits"),
+        weight=0.25,
+        is_cancelled=lambda: False,
+    )
+
+
+def model_of(job: JobSpec, work: Work | None = None) -> CutModel:
+    """As the work received it, or with the job's initial weights, everything trained."""
+    model = build_model(job.model, classes=job.classes, input_shape=job.input_shape, recipe=job.method.recipe)
+    load_arrays(model, initial_state(job) if work is None else work.state)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(work is None or name in work.context.trained)
+    return model.train()
+
+
+def train_on(job: JobSpec, samples: Tensors, *, model: CutModel | None = None, **fields: Any) -> int:
+    loss: LocalLoss = fields.pop("loss", CROSS_ENTROPY)
+    return train_locally(
+        model or model_of(job),
+        samples,
+        spec=job,
+        round=1,
+        loss=loss,
+        generator=torch.Generator(),
+        is_cancelled=fields.pop("is_cancelled", lambda: False),
+        **({"random": fixed_random()} | fields),
+    )
