@@ -191,8 +191,10 @@ class ControlStream:
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
+        if reason is not None:
+            return reason  # the call is still open, and the coordinator need never end it
         code, details = await call.code(), await call.details()
-        return reason or explain(code, details, target=self._target, proxy=self._proxy, was_welcome=True)
+        return explain(code, details, target=self._target, proxy=self._proxy, was_welcome=True)
 
     async def _read(self, call: Any) -> str | None:
         """Until the stream ends. Returns why, where it is this side that ends it."""

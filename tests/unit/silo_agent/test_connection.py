@@ -13,6 +13,7 @@ import pytest
 
 from chorale import logs, wire
 from chorale.v1 import federation_pb2 as pb
+from chorale.v1.federation_pb2_grpc import FederationStub
 from chorale.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.connection import MAX_QUEUED_MESSAGES, ConnectionFailed, ControlStream, Outbox, explain
@@ -208,6 +209,31 @@ async def test_a_coordinator_without_a_welcome_is_left(make_stub: MakeStub, agen
     with pytest.raises(Enough):
         await agent.stream(stub).run()
     assert agent.received == []
+
+
+async def test_bytes_that_are_no_message_are_left_even_where_the_coordinator_keeps_the_call_open(
+    agent: Agent,
+) -> None:
+    async def Attend(requests: Any, context: Any) -> Any:
+        incoming = aiter(requests)
+        await anext(incoming)
+        yield welcome().SerializeToString()
+        await anext(incoming)  # the heartbeat: nothing of the agent's is on its way that could end the call
+        yield b"\xff" * 64
+        await asyncio.Event().wait()
+
+    handler = grpc.stream_stream_rpc_method_handler(Attend)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("chorale.v1.Federation", {"Attend": handler})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(Enough):
+            async with asyncio.timeout(20):
+                await agent.stream(FederationStub(channel)).run()
+    await server.stop(None)
 
 
 async def test_the_outbox_drops_the_oldest_while_the_line_is_down() -> None:

@@ -247,9 +247,9 @@ def test_a_kept_share_is_sent_and_its_mean_over_rounds_is_the_update(word: int) 
 
 @pytest.mark.parametrize("preset", ["fedavg", "fedexp", "fedopt"])
 def test_server_updates_take_the_same_step_in_16_bits(preset: str) -> None:
-    assert {PRESETS[preset].server_update for preset in ("fedavg", "fedexp", "fedopt")} == set(
-        ServerUpdate
-    ) - {ServerUpdate.FEDNOVA}
+    with_sums_of_their_own = {ServerUpdate.FEDNOVA, ServerUpdate.SCAFFOLD}
+    presets = ("fedavg", "fedexp", "fedopt")
+    assert {PRESETS[name].server_update for name in presets} == set(ServerUpdate) - with_sums_of_their_own
     deltas = updates(0.02)
     steps = []
     for word in (16, 64):
