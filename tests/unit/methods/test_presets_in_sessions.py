@@ -32,6 +32,8 @@ JOB: dict[str, Any] = {
     "training": {"learning_rate": 0.1, "batch_size": 20},
 }
 
+OPEN: dict[str, Any] = {"class_statistics": "allow", "local_state": "allow", "min_class_holders": 2}
+
 
 def data_of(place: int) -> SiloData:
     generator = np.random.default_rng(place)
@@ -60,7 +62,7 @@ async def hub(tmp_path: Path, preset: str) -> AsyncIterator[Hub]:
     hub.state = initial_state(hub.sign(**fields).spec)
     hub.job = hub.sign(**fields)
     for place, name in enumerate(hub.names):
-        hub.add(name, objective=Trained(data_of(place)), class_statistics="allow", min_class_holders=2)
+        hub.add(name, objective=Trained(data_of(place)), **OPEN)
     yield hub
     await hub.close()
 
