@@ -34,10 +34,8 @@ from simulation.engine import Simulation
 from strategies.base import TOTAL, Array, Arrays
 
 MEMBERS = 3  # of a context that no secure sum comes of
-# the example's policy, but for methods that sum by class or keep local state: these figures are about accuracy
-POLICY = Policy(
-    federation="cardiology", class_statistics=ClassStatistics.ALLOW, local_state=KeptState.ALLOW
-)
+# the example's policy, but for methods that sum by class or keep state: these figures are about accuracy
+POLICY = Policy(federation="cardiology", class_statistics=ClassStatistics.ALLOW, local_state=KeptState.ALLOW)
 Models = Mapping[str, Arrays]  # by hospital
 
 

@@ -55,7 +55,10 @@ async def difference(hub: Hub, *, told: list[str]) -> tuple[float, float]:
         found.append(await hub.unmask(exchange))
         hub.tell_outcome(exchange, cohort=told)
     before, after = found
-    return tuple(float(after[name] - before[name]) for name in ("personal_accuracy", "personal_accuracy_square"))  # type: ignore[return-value]
+    change, square = (
+        after[name] - before[name] for name in ("personal_accuracy", "personal_accuracy_square")
+    )
+    return float(change), float(square)
 
 
 async def test_two_sums_tell_the_change_of_the_one_silo_whose_state_went_on(tmp_path: Path) -> None:

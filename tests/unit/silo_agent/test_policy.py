@@ -69,6 +69,11 @@ def test_a_job_whose_method_keeps_local_state_needs_leave(spec: JobSpec, preset:
     refused(told, lambda: policy().check_job(keeping, operator="ops"))
 
 
+def test_a_method_whose_own_model_follows_from_the_global_one_needs_none(spec: JobSpec) -> None:
+    adapted = spec.model_copy(update={"strategy": StrategySpec(preset="per_fedavg")})
+    policy().check_job(adapted, operator="ops")
+
+
 @pytest.mark.parametrize("parts", [{"regulariser": "moon"}, {"server_update": "scaffold"}, {"own": "head"}])
 def test_a_method_of_parts_needs_the_same_leave(spec: JobSpec, parts: dict[str, str]) -> None:
     strategy = StrategySpec.model_validate({"parts": parts})
