@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator
 
+from chorale.fields import HIGHEST_PORT
 from chorale.mistakes import got
 from chorale.wire import PhaseKey
 from crypto.encoding import digest
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 
-_ENDPOINT = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/[A-Za-z0-9._~/-]*")
+_ENDPOINT = re.compile(
+    r"https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?/[A-Za-z0-9._~/-]*"
+)
 _tracer: Tracer | None = None
 
 
@@ -58,9 +61,12 @@ class Span(StrEnum):
 
 
 def _checked_endpoint(value: object) -> str:
-    if not isinstance(value, str) or not _ENDPOINT.fullmatch(value):
+    found = _ENDPOINT.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
         raise ValueError(f"expected a URL such as http://collector:4318/v1/traces, got {got(value)}")
-    return value
+    if found["port"] is not None and not 1 <= int(found["port"]) <= HIGHEST_PORT:
+        raise ValueError(f"expected a URL with a port from 1 to {HIGHEST_PORT}, got {got(value)}")
+    return found.string
 
 
 Endpoint = Annotated[str, BeforeValidator(_checked_endpoint)]

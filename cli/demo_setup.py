@@ -29,7 +29,11 @@ MARKER = ".chorale-demo"  # what says that a folder's content is ours to replace
 PARTIES = "federation"
 RESULTS = ("report.json", "report.html", "model.safetensors")
 # so that few silos can show every method; report.json says so
-OPEN_POLICY: dict[str, Any] = {"class_statistics": "allow", "min_class_holders": 2}
+OPEN_POLICY: dict[str, Any] = {
+    "class_statistics": "allow",
+    "local_state": "allow",
+    "min_class_holders": 2,
+}
 # of SGD: over cosines, and behind a random head that stays small, gradients are small (docs/methods.md);
 # every other method takes the first
 RATE = 0.05

@@ -17,7 +17,7 @@ from silo_agent.objective import Work
 from silo_agent.objectives.scaffold import OWN_CONTROL, next_control, own_control
 from strategies.base import MODEL, Array
 from strategies.recipe import ServerUpdate
-from strategies.scaffold import CONTROL_DELTA
+from strategies.scaffold import CONTROL_BOUND, CONTROL_DELTA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +58,20 @@ def _direction(trained: Trained) -> dict[str, Array]:
 
 
 def _control(trained: Trained) -> dict[str, Array]:
-    """SCAFFOLD: p times what the silo's control variate changes by, and that variate for the next round."""
+    """SCAFFOLD: p times what the silo's control variate changes by, and that variate for the next round.
+
+    Where encoding clips the change, the variate that is kept has moved by no more, so that c stays sum p c_i.
+    """
     work = trained.work
     steps = normaliser(steps=trained.steps, momentum=work.spec.training.momentum)
     before_P = own_control(work, trained.delta_P.size)
     after_P = next_control(work, trained.delta_P, steps=steps)
-    work.local.propose({OWN_CONTROL: after_P})
-    return {CONTROL_DELTA: np.float32(work.weight) * (after_P - before_P)}
+    weight = np.float32(work.weight)
+    change_P = weight * (after_P - before_P)
+    summed_P = np.clip(change_P, -CONTROL_BOUND, CONTROL_BOUND)
+    kept_P = np.where(summed_P == change_P, after_P, before_P + summed_P / weight)
+    work.local.propose({OWN_CONTROL: kept_P})
+    return {CONTROL_DELTA: change_P}  # as it is, so that what is clipped is counted
 
 
 # by server update: quantities that replace or join delta and weight

@@ -46,6 +46,11 @@ class ClassStatistics(StrEnum):
     ALLOW = "allow"
 
 
+class KeptState(StrEnum):
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
 class Policy(BaseModel):
     """What a silo allows. Every default is the cautious one."""
 
@@ -69,6 +74,10 @@ class Policy(BaseModel):
     )
     class_statistics: ClassStatistics = Field(
         default=ClassStatistics.REFUSE, description="sums by class without noise: refuse or allow"
+    )
+    local_state: KeptState = Field(
+        default=KeptState.REFUSE,
+        description="methods that keep something at this silo between rounds: refuse or allow",
     )
     min_class_holders: int | None = Field(
         default=None,
@@ -129,6 +138,7 @@ class Policy(BaseModel):
             )
         for name in spec.quantity_names:  # here and not in the phase that sums it: rounds may come before
             self._check_quantity(name, is_covered=spec.privacy is not None)
+        self._check_local_state(spec)
         self.privacy.check_job(spec)
 
     def check_terms(self, terms: SessionTerms) -> None:
@@ -161,6 +171,17 @@ class Policy(BaseModel):
         if self.class_statistics is ClassStatistics.REFUSE:
             raise _refusal(f"quantity {name}", "no class statistics (class_statistics: refuse)")
 
+    def _check_local_state(self, spec: JobSpec) -> None:
+        """Security: two sums between which one silo's state alone moved show that silo, unless the sums'
+        noise covers a whole silo. Source: docs/threat-model.md."""
+        is_covered = spec.privacy is not None and spec.privacy.sums is not None
+        if is_covered or not spec.method.recipe.keeps_local_state:
+            return
+        if self.local_state is KeptState.REFUSE:
+            raise _refusal(
+                f"strategy {spec.strategy.name}", "a method without local state (local_state: refuse)"
+            )
+
     def rounded(self, samples: int) -> int:
         """A sample count as it may be known: rounded down to `count_granularity`."""
         return samples - samples % self.count_granularity
@@ -184,6 +205,8 @@ class Policy(BaseModel):
             refused.append("every job that nobody approved here (chorale silo approve)")
         if self.class_statistics is ClassStatistics.REFUSE:
             refused.append("every statistic by class without noise")
+        if self.local_state is KeptState.REFUSE:
+            refused.append("every method with local state whose sums have no noise")
         refused += self.privacy.refused()
         lists = {
             "operators": self.operators,

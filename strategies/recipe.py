@@ -90,6 +90,11 @@ class Own(StrEnum):
     def has_head(self) -> bool:
         return self in (Own.HEAD, Own.HEAD_FIRST)
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether it goes on from round to round; an adapted model follows anew from the global one."""
+        return self.has_head or self is Own.MODEL
+
 
 class StatisticName(StrEnum):
     SOFT_LABELS = "soft-labels"
@@ -127,6 +132,15 @@ class Recipe:
     own: Own = Own.NONE
     closing: Closing = Closing.NONE
     defaults: Mapping[str, OptionValue] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def keeps_local_state(self) -> bool:
+        """Whether silos keep arrays of their own between rounds. Source: docs/protocol.md 7.8."""
+        return (
+            self.own.is_kept
+            or self.regulariser is Regulariser.MOON
+            or self.server_update is ServerUpdate.SCAFFOLD
+        )
 
 
 class PartOptions(BaseModel):

@@ -21,13 +21,17 @@ from silo_agent.data import load_partition
 from silo_agent.data.base import SiloData
 from silo_agent.data.partition import split_holdout
 from silo_agent.data.settings import DataSettings
-from silo_agent.policy import ClassStatistics, Policy
+from silo_agent.policy import ClassStatistics, KeptState, Policy
 from silo_agent.seeding import derive_seed
 from simulation.engine import Simulation
 
 VALIDATION_SHARE = 0.2
 OPEN_POLICY = Policy(
-    federation="bench", class_statistics=ClassStatistics.ALLOW, min_class_holders=1, count_granularity=1
+    federation="bench",
+    class_statistics=ClassStatistics.ALLOW,
+    local_state=KeptState.ALLOW,
+    min_class_holders=1,
+    count_granularity=1,
 )
 
 

@@ -28,14 +28,14 @@ from silo_agent.models.state import load_arrays
 from silo_agent.objective import Work
 from silo_agent.objectives.base import run_model
 from silo_agent.personal_models import PersonalModel
-from silo_agent.policy import ClassStatistics, Policy
+from silo_agent.policy import ClassStatistics, KeptState, Policy
 from silo_agent.training import TorchObjective
 from simulation.engine import Simulation
 from strategies.base import TOTAL, Array, Arrays
 
 MEMBERS = 3  # of a context that no secure sum comes of
-# the example's policy, but for methods that sum by class: these figures are about accuracy
-POLICY = Policy(federation="cardiology", class_statistics=ClassStatistics.ALLOW)
+# the example's policy, but for methods that sum by class or keep state: these figures are about accuracy
+POLICY = Policy(federation="cardiology", class_statistics=ClassStatistics.ALLOW, local_state=KeptState.ALLOW)
 Models = Mapping[str, Arrays]  # by hospital
 
 

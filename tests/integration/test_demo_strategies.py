@@ -68,7 +68,8 @@ def test_demo_of_a_method_ends_and_reports_what_was_summed(preset: str, silos: i
     assert (told["status"], told["strategy"], told["rounds_completed"]) == ("done", preset, 2)
     assert set(told["quantities"]) == COMMON | BESIDE[preset]
     assert told["secure_aggregation"] is True
-    assert told["policy"] == {"class_statistics": "allow", "min_class_holders": 2}
+    opened = {"class_statistics": "allow", "local_state": "allow", "min_class_holders": 2}
+    assert told["policy"] == opened
     assert {phase["result"] for phase in told["phases"]} == {"applied"}
     assert told["dropped"] == []
     figure = "personal_accuracy" if preset in OWN_HEADS else "final_accuracy"

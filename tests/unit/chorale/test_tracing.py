@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from hashlib import sha256
 
 import pytest
@@ -122,3 +122,12 @@ def test_a_collector_that_is_not_there_costs_one_line_of_the_log(
 def test_an_endpoint_is_a_whole_url(endpoint: object) -> None:
     with pytest.raises(ValueError, match="expected a URL such as http://collector:4318/v1/traces"):
         tracing._checked_endpoint(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("port", "is_one"), [("0", False), ("65536", False), ("99999", False), ("65535", True)]
+)
+def test_the_port_of_an_endpoint_exists(port: str, is_one: bool) -> None:
+    endpoint = f"http://collector:{port}/v1/traces"
+    with nullcontext() if is_one else pytest.raises(ValueError, match="port from 1 to 65535, got 'http"):
+        assert tracing._checked_endpoint(endpoint) == endpoint

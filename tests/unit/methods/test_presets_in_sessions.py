@@ -32,6 +32,8 @@ JOB: dict[str, Any] = {
     "training": {"learning_rate": 0.1, "batch_size": 20},
 }
 
+OPEN: dict[str, Any] = {"class_statistics": "allow", "local_state": "allow", "min_class_holders": 2}
+
 
 def data_of(place: int) -> SiloData:
     generator = np.random.default_rng(place)
@@ -60,7 +62,7 @@ async def hub(tmp_path: Path, preset: str) -> AsyncIterator[Hub]:
     hub.state = initial_state(hub.sign(**fields).spec)
     hub.job = hub.sign(**fields)
     for place, name in enumerate(hub.names):
-        hub.add(name, objective=Trained(data_of(place)), class_statistics="allow", min_class_holders=2)
+        hub.add(name, objective=Trained(data_of(place)), **OPEN)
     yield hub
     await hub.close()
 
@@ -74,5 +76,6 @@ async def test_masked_sums_lead_where_plain_sums_lead(hub: Hub, preset: str) -> 
         assert sorted(hub.state) == sorted(plain.state)
         for name, array in plain.state.items():
             np.testing.assert_allclose(hub.state[name], array, rtol=0, atol=1e-4, err_msg=f"{kind}: {name}")
+    assert spec.method.recipe.keeps_local_state == any(plain.local)  # what a policy is asked about
     moved = [name for name, array in start.items() if not np.array_equal(array, hub.state[name])]
     assert {name.split(".")[0] for name in moved} >= {"model/body"}

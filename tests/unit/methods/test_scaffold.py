@@ -20,7 +20,7 @@ from silo_agent.objective import Work
 from silo_agent.objectives.scaffold import OWN_CONTROL, drift_correction, next_control
 from silo_agent.training import TorchObjective
 from strategies.base import Array
-from strategies.scaffold import CONTROL, CONTROL_DELTA
+from strategies.scaffold import CONTROL, CONTROL_BOUND, CONTROL_DELTA
 from tests.support.objectives import make_data, make_job, make_work
 from tests.support.simulation import Simulated, simulate
 
@@ -54,6 +54,23 @@ def test_global_variate_is_the_weighted_mean_of_the_silos(momentum: float) -> No
         own_SP = np.array([kept[OWN_CONTROL] for kept in step.local], np.float64)
         np.testing.assert_allclose(step.state[CONTROL], weights() @ own_SP, atol=1e-6)
         assert np.abs(own_SP).max() > 1e-2
+
+
+def test_variate_whose_change_was_clipped_moves_by_what_was_summed() -> None:
+    """Else c would be another sum than that of the variates which the silos subtract, for good."""
+    job = make_job(
+        {"preset": "scaffold"}, rounds=2, training={"learning_rate": 1e-7, "momentum": 0.0}, **FIELDS
+    )
+    steps = simulate(job, [large(data_of(place)) for place in range(4)], in_ring=True)
+    for step in (step for step in steps if step.phase == "train"):
+        own_SP = np.array([kept[OWN_CONTROL] for kept in step.local], np.float64)
+        np.testing.assert_allclose(step.state[CONTROL], weights() @ own_SP, atol=1e-3)
+        assert max(np.abs(values[CONTROL_DELTA]).max() for values in step.values) > CONTROL_BOUND
+
+
+def large(data: SiloData) -> SiloData:
+    """Inputs so large that gradients are beyond the bound of what is summed."""
+    return make_data(5e3 * data.train.features, data.train.labels)
 
 
 def test_silos_that_sit_out_keep_their_variates_and_the_mean_still_holds() -> None:

@@ -61,6 +61,28 @@ def test_a_job_is_refused_for_what_its_last_phase_sums(spec: JobSpec) -> None:
     refused(told, lambda: policy().check_job(spherefed, operator="ops"))
 
 
+@pytest.mark.parametrize("preset", ["scaffold", "moon", "fedper", "fedrep", "ditto"])
+def test_a_job_whose_method_keeps_local_state_needs_leave(spec: JobSpec, preset: str) -> None:
+    keeping = spec.model_copy(update={"strategy": StrategySpec(preset=preset)})
+    policy(local_state="allow").check_job(keeping, operator="ops")
+    told = rf"a method without local state \(local_state: refuse\), got strategy {preset}$"
+    refused(told, lambda: policy().check_job(keeping, operator="ops"))
+
+
+def test_a_method_whose_own_model_follows_from_the_global_one_needs_none(spec: JobSpec) -> None:
+    adapted = spec.model_copy(update={"strategy": StrategySpec(preset="per_fedavg")})
+    policy().check_job(adapted, operator="ops")
+
+
+@pytest.mark.parametrize("parts", [{"regulariser": "moon"}, {"server_update": "scaffold"}, {"own": "head"}])
+def test_a_method_of_parts_needs_the_same_leave(spec: JobSpec, parts: dict[str, str]) -> None:
+    strategy = StrategySpec.model_validate({"parts": parts})
+    refused(
+        r"\(local_state: refuse\), got strategy custom$",
+        lambda: policy().check_job(spec.model_copy(update={"strategy": strategy}), operator="ops"),
+    )
+
+
 def test_a_job_whose_drawn_cohorts_come_too_near_is_refused(spec: JobSpec) -> None:
     drawn = spec.model_copy(update={"fraction": 0.75, "rounds": 100})  # 3 of 4: four sets, all near
     policy(max_cohort_changes=3).check_job(drawn, operator="ops")
@@ -102,11 +124,13 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
     assert "strategies: null" in text
     assert "- every job that nobody approved here (chorale silo approve)" in text
     assert "- every statistic by class" in text
+    assert "- every method with local state whose sums have no noise" in text
     assert "- operators other than alice" in text
     assert "more than 0 near repeats of a cohort" in text
-    relaxed = policy(approval="automatic", class_statistics="allow").describe()
+    relaxed = policy(approval="automatic", class_statistics="allow", local_state="allow").describe()
     assert "nobody approved" not in relaxed
-    assert "statistic by class\n" not in relaxed
+    assert "statistic by class without" not in relaxed
+    assert "with local state whose" not in relaxed
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,16 @@ def test_class_statistics_under_noise_need_no_leave(tmp_path: Path) -> None:
     )
 
 
+def test_local_state_needs_no_leave_where_noise_covers_a_whole_silo(tmp_path: Path) -> None:
+    moon = {"strategy": StrategySpec(preset="moon")}
+    of_silos, of_records = spec(tmp_path, sums=SUMS), spec(tmp_path, records=RECORDS)
+    policy(partial_jobs="allow").check_job(of_silos.model_copy(update=moon), operator="ops")
+    refused(
+        "without local state",
+        lambda: policy(partial_jobs="allow").check_job(of_records.model_copy(update=moon), operator="ops"),
+    )
+
+
 def test_the_description_tells_budget_and_floor() -> None:
     text = policy(
         epsilon=4.0,
