@@ -10,7 +10,7 @@ from collections.abc import Sequence, Sized
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from chorale.cohort_changes import expected_cohort_changes
 from chorale.fields import Name
@@ -21,6 +21,7 @@ from crypto.errors import PolicyRefusal, Refusal
 from crypto.layout import Quantity
 from crypto.messages import SessionTerms
 from silo_agent.privacy_policy import PrivacyPolicy
+from strategies.presets import PRESETS
 
 ENV_PREFIX = "CHORALE_POLICY_"
 
@@ -117,6 +118,14 @@ class Policy(BaseModel):
     privacy: PrivacyPolicy = Field(
         default=PrivacyPolicy(), description="what a data set may spend, and the floor of private jobs"
     )
+
+    @field_validator("strategies")
+    @classmethod
+    def _are_presets(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        unknown = [name for name in names or () if name not in PRESETS]
+        if unknown:
+            raise ValueError(f"no preset is called {unknown[0]}; known are {', '.join(sorted(PRESETS))}")
+        return names
 
     def check_job(self, spec: JobSpec, *, operator: str) -> None:
         """Raises PolicyRefusal where the job as such is not allowed."""

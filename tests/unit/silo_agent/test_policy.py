@@ -141,6 +141,7 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
         ("approval: sometimes", "approval"),
         ("max_roster_age_days: 0", "max_roster_age_days"),
         ("unheard_of: 1", "unheard_of"),
+        ("strategies: [fedavg, fedagv]", "no preset is called fedagv; known are ditto, .*fedavg,"),
     ],
 )
 def test_a_policy_file_out_of_range_names_file_and_field(tmp_path: Path, line: str, words: str) -> None:
