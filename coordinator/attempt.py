@@ -135,9 +135,13 @@ class Attempt:
         self._deadlines.on_lost(silo, now=self._clock.monotonic())
         self._news.set()
 
-    def on_preparing(self, silo: str) -> None:
-        """The silo's heartbeat lists this phase: its input is being computed."""
-        self._deadlines.on_alive(silo, now=self._clock.monotonic())
+    def on_heartbeat(self, silo: str, *, is_preparing: bool) -> None:
+        """is_preparing: the heartbeat lists this phase, so the silo's input is being computed. A silo that
+        neither computes nor has answered may have lost its task, and gets it again."""
+        if is_preparing:
+            self._deadlines.on_alive(silo, now=self._clock.monotonic())
+        elif self.session.state is CoordinatorState.ADVERTISE:
+            self._send_again(silo)
 
     def on_message(self, silo: str, message: pb.SiloMessage) -> None:
         """Take in what a named silo sent for this very attempt."""

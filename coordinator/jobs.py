@@ -123,8 +123,8 @@ class JobDriver:
         if self._attempt is None or silo not in self.job.spec.silos:
             return
         if kind == "heartbeat":
-            if wire.key_to_wire(self._attempt.key) in message.heartbeat.preparing:
-                self._attempt.on_preparing(silo)
+            key = wire.key_to_wire(self._attempt.key)
+            self._attempt.on_heartbeat(silo, is_preparing=key in message.heartbeat.preparing)
         elif kind in SESSION_MESSAGES and getattr(message, kind).key == wire.key_to_wire(self._attempt.key):
             self._attempt.on_message(silo, message)
 

@@ -156,7 +156,6 @@ class Participant:
         """Take up phases that waited for an approval which has been given since."""
         for job_digest, task in list(self._unapproved.items()):
             if self._jobs.is_approved(job_digest):
-                del self._unapproved[job_digest]
                 self._on_task(task)
 
     async def close(self) -> None:
@@ -197,6 +196,7 @@ class Participant:
 
     def _on_task(self, task: pb.PhaseTask) -> None:
         key = wire.key_from_wire(task.key)
+        self._unapproved.pop(key.job_digest, None)  # asked again meanwhile, or for the next phase
         work = self._works.get(_name(key))
         if work is not None and work.key.attempt > key.attempt:
             return self._refuse(key, _stage(f"attempt {work.key.attempt} was begun already"))

@@ -37,7 +37,8 @@ def test_interrupt_ends_the_wait_for_a_silent_stream() -> None:
 
     def interrupt() -> None:
         assert is_reading.wait(20)
-        signal.raise_signal(signal.SIGINT)
+        # to the main thread, as the system gives it one that is for the process
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     # a shell starts background commands, and so perhaps this test, deaf to Ctrl-C
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

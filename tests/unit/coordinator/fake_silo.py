@@ -56,6 +56,7 @@ class FakeSilo:
     vanish_on: tuple[str, str] | None = None
     refuse_with: Refusal | None = None
     refuse_from: int = 0
+    loses: str | None = None  # the kind of phase whose first task does not get through
     accuse: tuple[int, str] | None = None  # round in which it complains, and of whom
     ledger: MemoryLedger = field(default_factory=RoundLedger)
     told: dict[str, list[Any]] = field(default_factory=dict)
@@ -144,6 +145,10 @@ class FakeSilo:
 
     async def _on_task(self, task: pb.PhaseTask) -> None:
         key = wire.key_from_wire(task.key)
+        if self.loses == key.kind:
+            self.loses = None
+            self.say(pb.SiloMessage(heartbeat=pb.Heartbeat()))  # which lists nothing
+            return
         if self.refuse_with is not None and key.round >= self.refuse_from:
             self.say(pb.SiloMessage(refused=wire.refused_to_wire(self.refuse_with, key)))
             return

@@ -63,6 +63,18 @@ async def test_silo_lost_after_its_shares_is_named_and_not_in_the_sum(make_hub):
     np.testing.assert_allclose(state["model/votes"], [1 / 3, 1 / 3, 0, 1 / 3], atol=1e-6)
 
 
+async def test_silo_that_neither_computes_nor_answers_gets_its_task_again(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    hub.start_silos(silo_2={"loses": "train"})
+    digest = await hub.submit(rounds=1)
+
+    _, records = await hub.finish(digest)
+
+    train = next(record for record in records if record.phase == "train")
+    assert (train.result, train.attempts, list(train.cohort)) == ("applied", 1, hub.names)
+
+
 async def test_attempt_with_too_few_silos_fails_and_the_next_one_has_fresh_keys(make_hub):
     hub = make_hub(silos=3)
     await hub.start()

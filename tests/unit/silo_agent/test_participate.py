@@ -144,6 +144,24 @@ async def test_a_job_waits_for_approval_and_goes_on_when_it_is_given(make_hub: M
     await agent.answer("advert")
 
 
+async def test_a_task_that_was_asked_again_does_not_come_back_when_the_approval_is_seen(
+    make_hub: MakeHub,
+) -> None:
+    """It did, after its phase had been revealed, and ended the computing of the next one's input."""
+    hub = make_hub()
+    for name in hub.names:
+        hub.add(name, approval="manual")
+    agent = hub.agents["silo-0"]
+    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    assert await agent.refusal() == "job-not-approved"
+    for each in hub.agents.values():
+        each.ledger.approve(hub.job.id)
+    await hub.run(0, "roll-call.0")
+    agent.tell(task=hub.begin(1, "train").task)
+    agent.participant.poll()
+    await agent.answer("advert")
+
+
 async def test_a_rejected_job_is_refused_even_where_approval_is_automatic(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0")
