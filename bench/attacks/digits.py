@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from chorale.job_spec import JobSpec
 from silo_agent.data.base import Samples, SiloData
-from silo_agent.data.digits import BRIGHTEST, CLASSES
+from silo_agent.data.digits import CLASSES, read_all
 
 SHAPE = (1, 8, 8)
 NAMES = tuple(f"silo-{place:03}" for place in range(100))  # as bench.federation names them
@@ -53,11 +53,7 @@ class Digits:
 @cache
 def digits() -> Digits:
     """Loaded once."""
-    from sklearn.datasets import load_digits  # one second to import
-
-    raw = load_digits()
-    features = (raw.images[:, np.newaxis] / BRIGHTEST).astype(np.float32)
-    return Digits(samples=Samples(features=features, labels=raw.target.astype(np.int64)))
+    return Digits(samples=read_all())
 
 
 def job(

@@ -11,13 +11,30 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pydantic import ValidationError
+from sklearn.datasets import load_digits
 
 from crypto.errors import ConfigError
+from silo_agent.data import digits
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.settings import DataSettings
 from tests.unit.data.loading import load, make_job
 
 # digits, holdout and partition
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    given = load_digits()
+    read = digits.read_all()
+    np.testing.assert_array_equal(read.features[:, 0], given.images / 16)
+    np.testing.assert_array_equal(read.labels, given.target)
+
+
+def test_digits_say_where_they_come_from_when_scikit_learn_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("silo_agent.data.digits.PathFinder.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="the digits come with scikit-learn"):
+        digits.read_all()
 
 
 def test_digits_are_float32_between_0_and_1_with_a_fifth_held_out() -> None:
