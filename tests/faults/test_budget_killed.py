@@ -22,6 +22,7 @@ from tests.support.federation import LocalFederation
 from tests.support.halting import Halt
 from tests.support.history import check_logs, read_history
 from tests.support.processes import run_cli
+from tests.support.soak import cases
 
 PRIVACY = {
     "sums": {"clip_norm": 0.5, "noise_multiplier": 8.0},
@@ -66,7 +67,7 @@ def from_scratch(federation: LocalFederation) -> float:
     return epsilon([release for one in texts for release in releases_from_json(one)], 1e-5)
 
 
-@pytest.mark.parametrize("halt, is_spent", MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize("halt, is_spent", cases(MOMENTS, always=["about to spend", "spent, no byte sent"]))
 def test_a_killed_silo_keeps_its_spend_and_gets_back_the_rest(
     make_federation: MakeFederation, halt: Halt, is_spent: bool
 ) -> None:

@@ -13,16 +13,20 @@ from tests.faults.conftest import MakeFederation
 from tests.support.federation import LocalFederation
 from tests.support.halting import Halt
 from tests.support.history import check_finished, check_one_answer, read_history, shares_sent
+from tests.support.soak import cases
 
 ROUND_ONE = {"round": 1, "phase": "train"}
-EARLY = [
-    RoundState.WAITING,
-    RoundState.ADVERTISE,
-    RoundState.SHARE,
-    RoundState.MASKED,
-    RoundState.CONSISTENCY,
-]
-DURABLE = [RoundState.UNMASK, RoundState.REVEALED, RoundState.APPLIED]
+EARLY = {
+    state.value: state
+    for state in (
+        RoundState.WAITING,
+        RoundState.ADVERTISE,
+        RoundState.SHARE,
+        RoundState.MASKED,
+        RoundState.CONSISTENCY,
+    )
+}
+DURABLE = {state.value: state for state in (RoundState.UNMASK, RoundState.REVEALED, RoundState.APPLIED)}
 
 
 def in_state(state: RoundState, **where: object) -> Halt:
@@ -40,7 +44,7 @@ def kill_coordinator(federation: LocalFederation, halt: Halt) -> str:
     return job_id
 
 
-@pytest.mark.parametrize("state", EARLY)
+@pytest.mark.parametrize("state", cases(EARLY, always=["masked", "consistency"]))
 def test_round_goes_on_with_fresh_keys_when_coordinator_dies_before_the_sum_is_stored(
     make_federation: MakeFederation, state: RoundState
 ) -> None:
@@ -55,7 +59,7 @@ def test_round_goes_on_with_fresh_keys_when_coordinator_dies_before_the_sum_is_s
     assert history.cohorts() == [federation.names, federation.names]
 
 
-@pytest.mark.parametrize("state", DURABLE)
+@pytest.mark.parametrize("state", cases(DURABLE, always=["unmask", "applied"]))
 def test_stored_sum_counts_once_when_coordinator_dies_after_it(
     make_federation: MakeFederation, state: RoundState
 ) -> None:
@@ -77,7 +81,10 @@ BETWEEN = {
 }
 
 
-@pytest.mark.parametrize("method, stored, attempts", BETWEEN.values(), ids=BETWEEN)
+@pytest.mark.parametrize(
+    "method, stored, attempts",
+    cases(BETWEEN, always=["masked sum on disk, session not", "checkpoint on disk, phase not ended"]),
+)
 def test_sum_counts_once_when_coordinator_dies_between_two_writes(
     make_federation: MakeFederation, method: str, stored: RoundState, attempts: int
 ) -> None:
@@ -100,7 +107,7 @@ OUTSIDE_ROUNDS = {
 }
 
 
-@pytest.mark.parametrize("where", OUTSIDE_ROUNDS.values(), ids=OUTSIDE_ROUNDS)
+@pytest.mark.parametrize("where", cases(OUTSIDE_ROUNDS, always=["closing"]))
 def test_job_ends_when_coordinator_dies_outside_rounds(
     make_federation: MakeFederation, where: dict[str, object]
 ) -> None:

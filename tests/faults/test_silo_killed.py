@@ -15,6 +15,7 @@ from tests.support import one_hot
 from tests.support.federation import LocalFederation
 from tests.support.halting import Halt
 from tests.support.history import check_finished, check_logs, check_one_answer, read_history
+from tests.support.soak import cases
 
 VICTIM = "silo-1"
 ROUND_ONE = {"round": 1, "phase": "train"}
@@ -61,7 +62,7 @@ BEFORE_THE_VECTOR = {
 }
 
 
-@pytest.mark.parametrize("halt, stage", BEFORE_THE_VECTOR.values(), ids=BEFORE_THE_VECTOR)
+@pytest.mark.parametrize("halt, stage", cases(BEFORE_THE_VECTOR, always=["after its shares"]))
 def test_round_completes_without_silo_killed_before_its_vector_left(
     make_federation: MakeFederation, halt: Halt, stage: str
 ) -> None:
@@ -83,7 +84,7 @@ AFTER_THE_VECTOR = {
 }
 
 
-@pytest.mark.parametrize("halt", AFTER_THE_VECTOR.values(), ids=AFTER_THE_VECTOR)
+@pytest.mark.parametrize("halt", cases(AFTER_THE_VECTOR, always=["after its upload", "after its share"]))
 def test_sum_holds_silo_killed_after_its_vector_left(make_federation: MakeFederation, halt: Halt) -> None:
     federation = make_federation()
     job_id = kill_and_restart(federation, halt)
@@ -102,7 +103,10 @@ LEDGER = {
 }
 
 
-@pytest.mark.parametrize("method, when, attempts", LEDGER.values(), ids=LEDGER)
+@pytest.mark.parametrize(
+    "method, when, attempts",
+    cases(LEDGER, always=["answer written, signature not sent", "signature sent, answer not marked"]),
+)
 def test_silo_killed_around_a_ledger_write_never_gives_two_answers(
     make_federation: MakeFederation, method: str, when: Literal["before", "after"], attempts: int
 ) -> None:

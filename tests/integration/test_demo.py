@@ -84,7 +84,7 @@ def test_demo_survives_the_silos_it_kills(tmp_path: Path) -> None:
     assert {entry["round"] for entry in told["dropped"]} == {2, 3}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_interrupted_demo_stops_everything(tmp_path: Path, number: signal.Signals) -> None:
     with _demo(tmp_path / "out", "--rounds", "1000") as demo:
         children = _running_children(demo, tmp_path / "out")

@@ -73,7 +73,11 @@ def test_demo_by_silo_survives_a_loss_and_says_that_few_silos_drown(tmp_path: Pa
     ("options", "told"),
     [
         (["--dp", "sums", "--epsilon", "nan"], "--epsilon: expected more than 0 and at most 10,"),
-        (["--dp", "records", "--epsilon", "1e-6"], "privacy.epsilon: 1e-06 cannot be met,"),
+        pytest.param(
+            ["--dp", "records", "--epsilon", "1e-6"],
+            "privacy.epsilon: 1e-06 cannot be met,",
+            marks=pytest.mark.soak,  # solved for once all processes run
+        ),
     ],
 )
 def test_demo_that_cannot_be_private_ends_with_a_sentence(
