@@ -76,7 +76,7 @@ def test_demo_by_silo_survives_a_loss_and_says_that_few_silos_drown(tmp_path: Pa
         pytest.param(
             ["--dp", "records", "--epsilon", "1e-6"],
             "privacy.epsilon: 1e-06 cannot be met,",
-            marks=pytest.mark.soak,  # solved for once all processes run
+            marks=pytest.mark.soak,  # known when all processes run
         ),
     ],
 )
@@ -89,6 +89,7 @@ def test_demo_that_cannot_be_private_ends_with_a_sentence(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.soak  # test_budget_exhausted.py has the stop alone
 def test_job_stops_where_others_have_spent_and_the_next_is_refused_after_a_restart(tmp_path: Path) -> None:
     with LocalFederation(folder=tmp_path, silos=3) as federation:
         enough = _cost(federation, {"roll-call": 2, "train": 3, "evaluate": 1})
