@@ -92,7 +92,7 @@ class Masker:
             for region in _regions(self._layout, chunk_start, chunk_stop):
                 words = lane.buffer(region.word, region.last - region.first)
                 lane.seek(region.word, region.first)
-                for start, words_B in _blocks(words):
+                for start, words_B in lane.blocks(words):
                     source.read(region.word, region.first + start, words_B)
                     lane.apply(words_B)
                 pieces.append(_little_endian(words)[region.cut].tobytes())
@@ -203,8 +203,8 @@ class _Lane:
         self._keys = keys
         self._adding = adding
         self._streams: dict[int, _Streams] = {}
-        rows = compiled.MASKS if any(adding.values()) else 1
-        self._mask_KB = np.empty((rows, prg.BLOCK_BYTES), np.uint8)
+        shape = (compiled.MASKS, compiled.BLOCK_BYTES) if any(adding.values()) else (1, prg.BLOCK_BYTES)
+        self._mask_KB = np.empty(shape, np.uint8)
         self._words = np.empty(0, np.uint8)
 
     def buffer(self, word: int, size: int) -> Words:
@@ -213,6 +213,12 @@ class _Lane:
         if self._words.size < size_bytes:
             self._words = np.empty(size_bytes, np.uint8)
         return self._words[:size_bytes].view(ring.word_type(word))
+
+    def blocks(self, words: Words) -> Iterator[tuple[int, Words]]:
+        """Parts to which every stream is applied before the next one's turn, and where they start."""
+        size = self._mask_KB.shape[1] // words.itemsize
+        for start in range(0, words.size, size):
+            yield start, words[start : start + size]
 
     def seek(self, word: int, first: int) -> None:
         """Go to that word of the vector of that word size."""
@@ -268,15 +274,8 @@ def _adding(word: int) -> Adding | None:
 def _unmask_part(lanes: _Lanes, words: Words, first: int) -> None:
     with lanes.lane() as lane:
         lane.seek(8 * words.itemsize, first)
-        for _, words_B in _blocks(words):
+        for _, words_B in lane.blocks(words):
             lane.apply(words_B)
-
-
-def _blocks(words: Words) -> Iterator[tuple[int, Words]]:
-    """Parts that stay in the L2 cache while every stream is applied, and where they start."""
-    size = prg.BLOCK_BYTES // words.itemsize
-    for start in range(0, words.size, size):
-        yield start, words[start : start + size]
 
 
 def _little_endian(words: Words) -> memoryview:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 KEY_BYTES = 32
-BLOCK_BYTES: Final = 1 << 18  # large enough that threads seldom wait for one another, docs/performance.md
+BLOCK_BYTES: Final = 1 << 20  # so many that threads seldom wait for one another, docs/performance.md
 _CIPHER_BLOCK_BYTES = 16
 ZEROS: Final = memoryview(bytes(BLOCK_BYTES))  # XOR a key stream they are that key stream
 
