@@ -23,7 +23,7 @@ Adding = Callable[..., None]  # of those of _add_masks_into
 
 WORTH_VALUES: Final = 1 << 19  # fewer are not worth the second that loading numba takes
 MASKS: Final = 5  # that are added at once: ten halve the passes again, and gain nothing
-BLOCK_BYTES: Final = 1 << 18  # of each of these masks: together they stay in the cache
+BLOCK_BYTES: Final = 1 << 18  # of each of these masks: docs/performance.md has the sizes that were tried
 
 
 @cache

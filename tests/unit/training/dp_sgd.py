@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from chorale.job_spec import JobSpec
 from chorale.privacy_spec import RecordsSpec
-from chorale.state import buffer_names, trained_names
 from silo_agent.batches import Tensors
 from silo_agent.data import load_data
 from silo_agent.data.base import SiloData
@@ -29,9 +28,10 @@ from silo_agent.objectives.local_loss import LocalLoss
 from silo_agent.privacy.draws import Draws
 from silo_agent.privacy.records import NoisedGradients
 from silo_agent.privacy.sample_gradients import SampleGradients
-from strategies.base import Array, PhaseContext
+from strategies.base import Array
 from strategies.logit_prototypes import PROTOTYPES
 from strategies.recipe import Regulariser, StatisticName
+from tests.support import objectives
 
 RARE = 1e-9
 
@@ -171,30 +171,13 @@ def digits(count: int) -> Tensors:
 
 
 def make_work(job: JobSpec) -> Work:
-    data = all_digits(job)
+    """Sixty digits to train on, twenty held out."""
+    whole = all_digits(job)
+    data = SiloData(train=whole.train.first(60), holdout=whole.holdout.first(20), name="digits")
     state: dict[str, Array] = dict(initial_state(job))
     if job.method.recipe.regulariser is Regulariser.CSD:
         state[PROTOTYPES] = np.random.default_rng(2).normal(size=(10, 10))
-    context = PhaseContext(
-        round=1,
-        members=4,
-        classes=10,
-        state=state,
-        trained=tuple(name for name in trained_names(state) if job.method.trains(name)),
-        buffers=buffer_names(state),
-        options=job.method.options,
-    )
-    return Work(
-        spec=job,
-        phase_kind="train",
-        round=1,
-        silo="a",
-        state=state,
-        context=context,
-        data=SiloData(train=data.train.first(60), holdout=data.holdout.first(20), name="digits"),
-        weight=0.25,
-        is_cancelled=lambda: False,
-    )
+    return objectives.make_work(job, data, state=state)
 
 
 def model_of(job: JobSpec, work: Work | None = None) -> CutModel:
