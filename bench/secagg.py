@@ -39,6 +39,7 @@ from crypto.errors import LocalProtocolError
 from crypto.layout import WORD_BITS
 from crypto.masking import Masker, UnmaskPlan, vectors_from_stream
 from crypto.noise_terms import MAX_DEVIATION, Noise
+from silo_agent.memory import keep_chunks
 
 TURNS = 3  # of every timed step at every silo
 MOST_SILOS = 200
@@ -111,6 +112,7 @@ class Report:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take the turns and print the figures."""
     options = _options(arguments)
+    keep_chunks()  # as an agent's process does
     report = measure(
         silos=options.silos,
         length=options.length,

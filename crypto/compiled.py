@@ -1,9 +1,9 @@
 """The inner loops of a silo, compiled: rounding in one pass over the values where numpy needs nine, the
-rotation in the L2 cache, and five masks added in one pass where numpy needs five.
+rotation in the L2 cache, and masks drawn and added in the L1 cache.
 
 numba comes with the extra `silo`. Without it, or where it finds no folder to keep what it compiled
 (beside this file, NUMBA_CACHE_DIR, the user's cache), the numpy loops of crypto/encoder.py, projection.py and
-masking.py serve with the same words: compiling anew in every process would cost more than it saves.
+mask_streams.py serve with the same words: compiling anew in every process would cost more than it saves.
 """
 
 # B = values of one block, or rows of a projection's block; K = a projection's blocks
@@ -17,13 +17,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.openssl import Contexts
+from crypto.prg import KEY_BYTES, Keystream
+
 Rounding = Callable[..., None]  # of the arguments of _round_into
 Transform = Callable[..., None]  # of those of _transform_into
-Adding = Callable[..., None]  # of those of _add_masks_into
+Masking = Callable[..., bool]  # of those of crypto.masking_loop.mask_into
 
 WORTH_VALUES: Final = 1 << 19  # fewer are not worth the second that loading numba takes
-MASKS: Final = 5  # that are added at once: ten halve the passes again, and gain nothing
-BLOCK_BYTES: Final = 1 << 18  # of each of these masks: docs/performance.md has the sizes that were tried
 
 
 @cache
@@ -59,16 +60,16 @@ def transform() -> Transform | None:
 
 
 @cache
-def adding(word: np.dtype[Any]) -> Adding | None:
-    """The loop of crypto/masking.py for words of this type, or None. Imports numba, too."""
+def masking(word: np.dtype[Any]) -> Masking | None:
+    """The loop of crypto/mask_streams.py for words of this type, or None. Imports numba, too."""
     try:
-        import numba
+        from crypto.masking_loop import mask_into
 
-        loop: Adding = numba.njit(nogil=True, cache=True)(_add_masks_into)
-        loop(np.zeros(1, word), np.zeros((MASKS, 1), word), np.zeros(MASKS, word))
-    except Exception:  # as above
+        loop: Masking = mask_into
+        is_right = _masks_as_in_numpy(loop, word)
+    except Exception:  # as above, and where OpenSSL cannot be reached
         return None
-    return loop
+    return loop if is_right else None
 
 
 @cache
@@ -80,6 +81,18 @@ def _loop() -> Rounding | None:
     except (ImportError, RuntimeError):  # RuntimeError: no folder to keep what is compiled
         return None
     return loop
+
+
+def _masks_as_in_numpy(loop: Masking, word: np.dtype[Any]) -> bool:
+    """Whether a word of one key stream is the one that crypto/prg.py draws; compiles the loop."""
+    key, offset_bytes = bytes(range(KEY_BYTES)), 5
+    contexts = Contexts([key])
+    contexts.seek(offset_bytes)
+    added, expected = np.zeros(1, word), np.zeros(1, word)
+    zeros, drawn, written = np.zeros(word.itemsize, np.uint8), np.zeros(1, word), np.zeros(1, np.int32)
+    is_drawn = loop(added, contexts.addresses_K, np.zeros(1, word), zeros, drawn, written)
+    Keystream(key, offset_bytes=offset_bytes).fill(expected.view(np.uint8))
+    return is_drawn and bool(added[0] == expected[0])
 
 
 def _round_into(
@@ -97,23 +110,6 @@ def _round_into(
         units = min(max(value_B[i] * factor, -most), most) * scale
         whole = np.floor(units)
         out_B[i] = whole + kind(kind(dice_B[i]) < (units - whole) * sides)
-
-
-def _add_masks_into(word_B: NDArray[Any], mask_KB: NDArray[Any], flip_K: NDArray[Any]) -> None:
-    """Add MASKS masks to words of the same type, modulo 2^w. flip: 0 adds one, all ones takes it away."""
-    size = word_B.size
-    a, b, c, d, e = (
-        mask_KB[0, :size],
-        mask_KB[1, :size],
-        mask_KB[2, :size],
-        mask_KB[3, :size],
-        mask_KB[4, :size],
-    )
-    flip_a, flip_b, flip_c, flip_d, flip_e = flip_K[0], flip_K[1], flip_K[2], flip_K[3], flip_K[4]
-    for i in range(size):
-        first = ((a[i] ^ flip_a) - flip_a) + ((b[i] ^ flip_b) - flip_b)
-        second = ((c[i] ^ flip_c) - flip_c) + ((d[i] ^ flip_d) - flip_d)
-        word_B[i] += first + second + ((e[i] ^ flip_e) - flip_e)
 
 
 def _transform_into(work_BK: NDArray[np.float32], scratch: NDArray[np.float32]) -> None:

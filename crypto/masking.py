@@ -8,7 +8,6 @@ one stream of little-endian words in ascending word size. Source: docs/protocol.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,12 +16,11 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crypto import compiled, pipeline, prg, ring
-from crypto.compiled import Adding
 from crypto.errors import LocalProtocolError, RemoteProtocolError
 from crypto.layout import Layout
+from crypto.mask_streams import MaskStreams, SignedKey, mask_streams
 from crypto.ring import Words
 
 CHUNK_BYTES = 1 << 20  # one message of an upload
@@ -67,7 +65,7 @@ class Masker:
         offset_bytes: int = 0,
         chunk_bytes: int = CHUNK_BYTES,
         workers: int | None = None,
-    ) -> Iterator[bytes]:
+    ) -> Iterator[memoryview]:
         """The masked stream from an offset on, in chunks of that size; the last may be shorter.
 
         Chunks are read and masked in as many threads as there are cores, or `workers`, each thread one
@@ -85,18 +83,17 @@ class Masker:
         tasks = (partial(self._chunk, source, lanes, start, start + chunk_bytes) for start in starts)
         return pipeline.in_order(tasks, workers=pipeline.workers_for(len(starts), workers))
 
-    def _chunk(self, source: Source, lanes: _Lanes, chunk_start: int, chunk_stop: int) -> bytes:
+    def _chunk(self, source: Source, lanes: _Lanes, chunk_start: int, chunk_stop: int) -> memoryview:
         """Masked bytes from `start` to `stop` of the stream; whole words are masked, then cut."""
         pieces = []
         with lanes.lane() as lane:
             for region in _regions(self._layout, chunk_start, chunk_stop):
-                words = lane.buffer(region.word, region.last - region.first)
-                lane.seek(region.word, region.first)
-                for start, words_B in lane.blocks(words):
-                    source.read(region.word, region.first + start, words_B)
+                words = np.empty(region.last - region.first, ring.word_type(region.word))
+                for start, words_B in lane.blocks(words, region.first):
+                    source.read(region.word, start, words_B)
                     lane.apply(words_B)
-                pieces.append(_little_endian(words)[region.cut].tobytes())
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                pieces.append(_little_endian(words)[region.cut])
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +171,16 @@ class _Lanes:
         *,
         is_compiled: bool = False,
     ) -> None:
+        self._is_compiled = is_compiled
         self._keys = {
             word: [
-                (prg.mask_key(signed.seed, cohort_digest=cohort_digest, word=word), signed.sign)
+                SignedKey(
+                    key=prg.mask_key(signed.seed, cohort_digest=cohort_digest, word=word), sign=signed.sign
+                )
                 for signed in seeds
             ]
             for word in layout.words
         }
-        self._adding = {word: _adding(word) if is_compiled else None for word in layout.words}
         self._idle: deque[_Lane] = deque()
 
     @contextmanager
@@ -189,92 +188,43 @@ class _Lanes:
         try:
             lane = self._idle.pop()
         except IndexError:
-            lane = _Lane(self._keys, self._adding)
+            lane = _Lane(self._keys, is_compiled=self._is_compiled)
         yield lane
         self._idle.append(lane)
 
 
 class _Lane:
-    """What one thread needs: the key streams of all seeds, moving on together, and buffers."""
+    """What one thread needs: the streams of every word size that it came to."""
 
-    def __init__(
-        self, keys: Mapping[int, Sequence[tuple[bytes, int]]], adding: Mapping[int, Adding | None]
-    ) -> None:
+    def __init__(self, keys: Mapping[int, Sequence[SignedKey]], *, is_compiled: bool) -> None:
         self._keys = keys
-        self._adding = adding
-        self._streams: dict[int, _Streams] = {}
-        shape = (compiled.MASKS, compiled.BLOCK_BYTES) if any(adding.values()) else (1, prg.BLOCK_BYTES)
-        self._mask_KB = np.empty(shape, np.uint8)
-        self._words = np.empty(0, np.uint8)
+        self._is_compiled = is_compiled
+        self._streams: dict[int, MaskStreams] = {}
 
-    def buffer(self, word: int, size: int) -> Words:
-        """Room for words, the same for every call."""
-        size_bytes = size * word // 8
-        if self._words.size < size_bytes:
-            self._words = np.empty(size_bytes, np.uint8)
-        return self._words[:size_bytes].view(ring.word_type(word))
+    def blocks(self, words: Words, first: int) -> Iterator[tuple[int, Words]]:
+        """Parts to apply the streams to, one after the other, and where in the vector each starts.
 
-    def blocks(self, words: Words) -> Iterator[tuple[int, Words]]:
-        """Parts to which every stream is applied before the next one's turn, and where they start."""
-        size = self._mask_KB.shape[1] // words.itemsize
+        first: where in the vector of that word size the words start.
+        """
+        streams = self._at(8 * words.itemsize, first)
+        size = streams.block_bytes // words.itemsize
         for start in range(0, words.size, size):
-            yield start, words[start : start + size]
-
-    def seek(self, word: int, first: int) -> None:
-        """Go to that word of the vector of that word size."""
-        if word not in self._streams:
-            self._streams[word] = _Streams(self._keys[word], word=word, adding=self._adding[word])
-        self._streams[word].seek(first * word // 8)
+            yield first + start, words[start : start + size]
 
     def apply(self, words_B: Words) -> None:
         """Add or take away the next words of every stream, modulo 2^w."""
-        self._streams[8 * words_B.itemsize].apply(words_B, self._mask_KB)
+        self._streams[8 * words_B.itemsize].apply(words_B)
 
-
-class _Streams:
-    """One key stream a seed, for one word size. adding: takes as many as compiled.MASKS at once."""
-
-    def __init__(self, keys: Sequence[tuple[bytes, int]], *, word: int, adding: Adding | None) -> None:
-        self._adding, self._mask_type = adding, ring.word_type(word).newbyteorder("<")
-        self._streams = [prg.Keystream(key) for key, _ in keys]
-        signs = [sign for _, sign in keys]
-        together = len(keys) - len(keys) % compiled.MASKS if adding else 0
-        flips = np.array([0 if sign > 0 else -1 for sign in signs], np.int64).astype(ring.word_type(word))
-        groups = [slice(first, first + compiled.MASKS) for first in range(0, together, compiled.MASKS)]
-        self._groups = [(self._streams[group], flips[group]) for group in groups]
-        self._alone = [
-            (stream, np.add if sign > 0 else np.subtract)
-            for stream, sign in zip(self._streams[together:], signs[together:], strict=True)
-        ]
-
-    def seek(self, offset_bytes: int) -> None:
-        for stream in self._streams:
-            stream.seek(offset_bytes)
-
-    def apply(self, words_B: Words, mask_KB: NDArray[np.uint8]) -> None:
-        """mask_KB: room for the bytes of masks, one row at least, compiled.MASKS with a compiled loop."""
-        zeros = prg.ZEROS[: words_B.nbytes]
-        rows = [mask_B[: words_B.nbytes].data for mask_B in mask_KB]
-        for streams, flip_K in self._groups:
-            for stream, row in zip(streams, rows, strict=True):
-                stream.xor_into(zeros, row)
-            assert self._adding is not None
-            self._adding(words_B, mask_KB.view(words_B.dtype), flip_K)
-        mask_B = mask_KB[0, : words_B.nbytes].view(self._mask_type)
-        for stream, add in self._alone:
-            stream.xor_into(zeros, rows[0])
-            add(words_B, mask_B, words_B)
-
-
-def _adding(word: int) -> Adding | None:
-    """Compiled loops read masks as words of this machine's own."""
-    return compiled.adding(ring.word_type(word)) if sys.byteorder == "little" else None
+    def _at(self, word: int, first: int) -> MaskStreams:
+        if word not in self._streams:
+            self._streams[word] = mask_streams(self._keys[word], word=word, is_compiled=self._is_compiled)
+        self._streams[word].seek(first * word // 8)
+        return self._streams[word]
 
 
 def _unmask_part(lanes: _Lanes, words: Words, first: int) -> None:
     with lanes.lane() as lane:
-        lane.seek(8 * words.itemsize, first)
-        for _, words_B in lane.blocks(words):
+        for _, words_B in lane.blocks(words, first):
             lane.apply(words_B)
 
 

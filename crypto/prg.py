@@ -5,7 +5,6 @@ Source: docs/protocol.md 5.4.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 KEY_BYTES = 32
 BLOCK_BYTES: Final = 1 << 20  # so many that threads seldom wait for one another, docs/performance.md
 _CIPHER_BLOCK_BYTES = 16
-ZEROS: Final = memoryview(bytes(BLOCK_BYTES))  # XOR a key stream they are that key stream
+_ZEROS: Final = memoryview(bytes(BLOCK_BYTES))  # XOR a key stream they are that key stream
 
 
 def mask_key(seed: bytes, *, cohort_digest: bytes, word: int) -> bytes:
@@ -34,8 +33,6 @@ class Keystream:
 
     def __init__(self, key: bytes, *, offset_bytes: int = 0) -> None:
         self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(_CIPHER_BLOCK_BYTES))).encryptor()
-        # (data, out): the next bytes XOR data, for inner loops where every call counts
-        self.xor_into: Callable[[memoryview, memoryview], int] = self._encryptor.update_into
         self.seek(offset_bytes)
 
     def seek(self, offset_bytes: int) -> None:
@@ -47,7 +44,7 @@ class Keystream:
     def fill(self, out: NDArray[np.uint8]) -> None:
         """Write the next bytes over `out`, which must be contiguous."""
         if out.size <= BLOCK_BYTES:
-            self.xor_into(ZEROS[: out.size], out.data)
+            self._encryptor.update_into(_ZEROS[: out.size], out.data)
             return
         for start in range(0, out.size, BLOCK_BYTES):
             self.fill(out[start : start + BLOCK_BYTES])
