@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import TypeAlias
 
 from cryptography import x509
@@ -28,6 +29,7 @@ PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it was made
+REMEMBERED = 512  # certificates: what their bytes alone decide is found out once; dates and rosters never are
 
 _HASH = ec.ECDSA(hashes.SHA256())
 ODD_CERTIFICATE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension,
@@ -176,6 +178,7 @@ def federation_of(authority: x509.Certificate) -> str:
     return federation
 
 
+@lru_cache(maxsize=REMEMBERED)
 def certificate_from_der(data: bytes) -> x509.Certificate:
     """Raises RemoteProtocolError if the bytes are no certificate with a P-256 key."""
     try:
@@ -198,11 +201,10 @@ def check_certificate(
 
     Raises RemoteProtocolError that says what was wrong. Source: docs/protocol.md 1.
     """
-    _check_issuer(certificate, authority, now=now)
+    _check_validity("authority", authority, now=now)
+    _check_issuer(certificate, authority)
     _check_validity("certificate", certificate, now=now)
-    public_key_of(certificate)
-    _check_usage(certificate, role)
-    member = member_of(certificate)
+    member = _member_with_usage(certificate, role)
     if member.role is not role:
         raise _refused(f"expected role {role}, got {member.role}")
     if member.federation != federation:
@@ -267,12 +269,20 @@ def only_uri(names: Iterable[x509.GeneralName]) -> str:
     return uris[0]
 
 
-def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate, *, now: datetime) -> None:
-    _check_validity("authority", authority, now=now)
+@lru_cache(maxsize=REMEMBERED)
+def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> None:
     try:
         certificate.verify_directly_issued_by(authority)
     except (*ODD_CERTIFICATE, InvalidSignature):
         raise _refused("it was not issued by this federation's authority") from None
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _member_with_usage(certificate: x509.Certificate, role: Role) -> MemberId:
+    """The member that it names, if its key and its usage are those of the role."""
+    public_key_of(certificate)
+    _check_usage(certificate, role)
+    return member_of(certificate)
 
 
 def _check_validity(what: str, certificate: x509.Certificate, *, now: datetime) -> None:
