@@ -185,9 +185,9 @@ class _Client:
 async def _client(folder: Path, payload: _Payload) -> AsyncIterator[_Client]:
     import grpc
 
-    from chorale.v1.federation_pb2_grpc import FederationStub
     from silo_agent.connection import CHANNEL_OPTIONS
     from silo_agent.metrics import SiloMetrics
+    from silo_agent.stub import FederationStub
     from silo_agent.transfer import Transfer
 
     files = IdentityFiles(certificate=folder / f"{SILO}.crt", key=folder / f"{SILO}.key")

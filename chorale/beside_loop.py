@@ -22,17 +22,26 @@ Item = TypeVar("Item")
 Step: TypeAlias = Callable[[], object]
 
 
-async def read_at(file: FileIO, offset: int, size: int) -> bytes:
-    """Up to so many bytes from there on, none at the end of the file.
+class Pieces:
+    """A file's pieces of up to so many bytes, each read into the memory of the one before."""
 
-    What the kernel holds in memory is taken at once; a thread waits for the disk, and only for that.
-    """
-    if READ_CACHED:
-        buffer = bytearray(size)
-        with suppress(OSError):  # not there, or a file system that cannot tell
-            if read := os.preadv(file.fileno(), [buffer], offset, READ_CACHED):
-                return bytes(memoryview(buffer)[:read])
-    return await asyncio.to_thread(os.pread, file.fileno(), size, offset)
+    def __init__(self, file: FileIO, *, size: int) -> None:
+        self._file = file
+        self._piece = memoryview(bytearray(size))
+
+    async def at(self, offset: int) -> memoryview:
+        """The piece from there on, empty at the end of the file.
+
+        What the kernel holds in memory is taken at once; a thread waits for the disk, and only for that.
+        """
+        read = 0
+        if READ_CACHED:
+            with suppress(OSError):  # not there, or a file system that cannot tell
+                read = self._read(offset, READ_CACHED)
+        return self._piece[: read or await asyncio.to_thread(self._read, offset)]
+
+    def _read(self, offset: int, flags: int = 0) -> int:
+        return os.preadv(self._file.fileno(), [self._piece], offset, flags)
 
 
 class Ahead(Generic[Item]):

@@ -43,7 +43,7 @@ def write_hashed(directory: Path, parts: Iterable[Part], *, suffix: str, mode: i
     return hashed.digest()
 
 
-def write_all(file: RawIOBase, data: bytes) -> None:
+def write_all(file: RawIOBase, data: Part) -> None:
     """All of the bytes, or an OSError: a disk that gets full takes a part before it refuses."""
     rest = memoryview(data)
     while rest:

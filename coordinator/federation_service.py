@@ -9,14 +9,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from importlib import metadata
+from typing import Any
 
 import grpc
 
 from chorale import wire
-from chorale.beside_loop import read_at
+from chorale.beside_loop import Pieces
+from chorale.chunks import Chunk, check_chunk, chunk_to_wire, upload_from_wire
 from chorale.logs import get_logger
 from chorale.v1 import federation_pb2 as pb
-from chorale.v1 import federation_pb2_grpc
 from coordinator.access import AccessDenied, AccessGuard, Caller, caller_of
 from coordinator.attempt import Attempt
 from coordinator.attendance import Connection, Farewell, Leaving
@@ -28,7 +29,8 @@ from coordinator.spool import Spool
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.roster import Roster
 
-ATTEND = "/chorale.v1.Federation/Attend"
+SERVICE = "chorale.v1.Federation"
+ATTEND = f"/{SERVICE}/Attend"
 HELLO_SECONDS = 20.0  # a stream that says nothing holds no place
 FAREWELL_CODES = {
     Leaving.REPLACED: grpc.StatusCode.ABORTED,
@@ -41,7 +43,7 @@ FAREWELL_CODES = {
 log = get_logger("coordinator.federation")
 
 
-class FederationService(federation_pb2_grpc.FederationServicer):
+class FederationService:
     """Identity is the certificate's; no field of a message says who speaks."""
 
     def __init__(self, *, desk: Desk, job_desk: JobDesk, guard: AccessGuard) -> None:
@@ -49,6 +51,21 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._job_desk = job_desk
         self._guard = guard
         desk.roster_book.on_change(self._push_roster)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a server dispatches to: as generated, but that chunks are framed by chorale.chunks."""
+        methods: dict[str, Any] = {
+            "Attend": grpc.stream_stream_rpc_method_handler(
+                self.Attend, pb.SiloMessage.FromString, pb.CoordinatorMessage.SerializeToString
+            ),
+            "Download": grpc.unary_stream_rpc_method_handler(
+                self.Download, pb.DownloadRequest.FromString, chunk_to_wire
+            ),
+            "Upload": grpc.stream_stream_rpc_method_handler(
+                self.Upload, upload_from_wire, pb.UploadReceipt.SerializeToString
+            ),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def Attend(
         self, request_iterator: AsyncIterator[pb.SiloMessage], context: Context
@@ -74,7 +91,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         if connection.farewell is not None:
             await abort(context, FAREWELL_CODES[connection.farewell.why], connection.farewell.sentence)
 
-    async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+    async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[Chunk]:
         """The bytes of a global state, from an offset on."""
         caller = caller_of(context)
         async with errors_as_codes(context):
@@ -90,13 +107,14 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             if offset > path.stat().st_size:
                 raise RemoteProtocolError("download: the offset is beyond the end of the state")
             with path.open("rb", buffering=0) as file:
-                while data := await read_at(file, offset, wire.CHUNK_BYTES):
-                    yield pb.Chunk(offset=offset, data=data)
+                pieces = Pieces(file, size=wire.CHUNK_BYTES)
+                while data := await pieces.at(offset):
+                    yield Chunk(offset, data)  # framed before the next piece is read
                     offset += len(data)
                     sent.inc(len(data))
 
     async def Upload(
-        self, request_iterator: AsyncIterator[pb.UploadMessage], context: Context
+        self, request_iterator: AsyncIterator[pb.UploadMessage | Chunk], context: Context
     ) -> AsyncIterator[pb.UploadReceipt]:
         """One masked vector: header, receipt with the offset to go on from, chunks, end, receipt."""
         caller = caller_of(context)
@@ -106,18 +124,21 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             if spool.is_complete:
                 return
             async for message in request_iterator:
-                if message.WhichOneof("kind") == "end":
-                    await spool.settle(message.end.sha256)
-                    attempt.finish_upload(caller.name, spool, message.end.sha256)
-                    yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=True)
-                    return
-                await self._take_chunk(caller.name, attempt, spool, message)
+                if isinstance(message, Chunk):
+                    await self._take_chunk(caller.name, attempt, spool, check_chunk(message))
+                    continue
+                if message.WhichOneof("kind") != "end":
+                    raise RemoteProtocolError("upload: expected a chunk or the end")
+                await spool.settle(message.end.sha256)
+                attempt.finish_upload(caller.name, spool, message.end.sha256)
+                yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=True)
+                return
 
     async def _open_upload(
-        self, silo: str, messages: AsyncIterator[pb.UploadMessage]
+        self, silo: str, messages: AsyncIterator[pb.UploadMessage | Chunk]
     ) -> tuple[Attempt, Spool]:
         first = await anext(aiter(messages), None)
-        if first is None or first.WhichOneof("kind") != "header":
+        if not isinstance(first, pb.UploadMessage) or first.WhichOneof("kind") != "header":
             raise RemoteProtocolError("upload: expected a header first")
         key = wire.key_from_wire(first.header.key)
         attempt = self._job_desk.driver(key.job_digest).attempt_for(silo, key)
@@ -126,14 +147,11 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         attempt.on_upload_progress(silo, spool, chunk_bytes=first.ByteSize())
         return attempt, spool
 
-    async def _take_chunk(self, silo: str, attempt: Attempt, spool: Spool, message: pb.UploadMessage) -> None:
-        if message.WhichOneof("kind") != "chunk":
-            raise RemoteProtocolError("upload: expected a chunk or the end")
-        offset, data = wire.chunk_from_wire(message.chunk)
-        await spool.append(offset, data)
-        # not ByteSize: it writes the whole message to learn how long it is
-        attempt.on_upload_progress(silo, spool, chunk_bytes=len(data) + wire.CHUNK_FRAME_BYTES)
-        self._desk.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value).inc(len(data))
+    async def _take_chunk(self, silo: str, attempt: Attempt, spool: Spool, chunk: Chunk) -> None:
+        size_bytes = len(chunk.data)
+        await spool.append(chunk.offset, chunk.data)
+        attempt.on_upload_progress(silo, spool, chunk_bytes=size_bytes + wire.CHUNK_FRAME_BYTES)
+        self._desk.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value).inc(size_bytes)
 
     async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:
         async with errors_as_codes(context):

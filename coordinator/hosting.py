@@ -22,7 +22,7 @@ from chorale.audit import AuditLog
 from chorale.files import write_atomic
 from chorale.logs import get_logger
 from chorale.probes import ProbeServer
-from chorale.v1 import federation_pb2, federation_pb2_grpc, operations_pb2, operations_pb2_grpc
+from chorale.v1 import federation_pb2, operations_pb2, operations_pb2_grpc
 from chorale.wire import MAX_MESSAGE_BYTES
 from coordinator.access import AccessGuard, AccessInterceptor
 from coordinator.attendance import Attendance, Farewell, Leaving
@@ -189,7 +189,7 @@ class Host:
         server = grpc.aio.server(interceptors=[AccessInterceptor(guard)], options=options)
         federation = FederationService(desk=desk, job_desk=self._job_desk, guard=guard)
         operations = OperationsService(desk=desk, job_desk=self._job_desk)
-        federation_pb2_grpc.add_FederationServicer_to_server(federation, server)
+        server.add_generic_rpc_handlers([federation.handlers()])
         operations_pb2_grpc.add_OperationsServicer_to_server(operations, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from chorale.beside_loop import Behind
-from chorale.files import write_all
+from chorale.files import Part, write_all
 from crypto.errors import Refusal, RemoteProtocolError
 
 CHUNKS_BEHIND = 2  # waiting while as many are written: enough to keep thread and line busy at once
@@ -44,7 +44,7 @@ class Spool:
         """A stream goes on after what is here."""
         self._is_resumed = self.received_bytes > 0
 
-    async def append(self, offset: int, data: bytes) -> None:
+    async def append(self, offset: int, data: Part) -> None:
         """Raises RemoteProtocolError where the chunk does not continue what is here, and OSError where
         an earlier one could not be written."""
         with self._restarting():
@@ -89,7 +89,7 @@ class Spool:
         self.path.unlink(missing_ok=True)
         self._writing.stop(self._file.close)
 
-    def _check(self, offset: int, data: bytes) -> None:
+    def _check(self, offset: int, data: Part) -> None:
         if self.is_complete:
             raise RemoteProtocolError("upload: the vector is already complete")
         if self._is_closed:  # chunks that were on the way when the session ended

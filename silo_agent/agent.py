@@ -151,8 +151,8 @@ class _Agent:
     async def serve(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set or the stream ends for good."""
         # grpc reads its environment when it is imported, so not before run() has set it
-        from chorale.v1.federation_pb2_grpc import FederationStub
         from silo_agent.connection import ControlStream, Outbox, dial
+        from silo_agent.stub import FederationStub
         from silo_agent.transfer import Transfer
 
         settings, outbox, draw = self._settings, Outbox(), random.SystemRandom().random

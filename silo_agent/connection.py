@@ -16,13 +16,13 @@ import grpc
 from chorale import line, tls, wire
 from chorale.logs import get_logger
 from chorale.v1 import federation_pb2 as pb
-from chorale.v1.federation_pb2_grpc import FederationStub
 from chorale.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from crypto.errors import ChoraleError, PolicyRefusal, RemoteProtocolError
 from silo_agent.backoff import Backoff
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rosters import Rosters
 from silo_agent.settings import SiloSettings
+from silo_agent.stub import FederationStub
 
 WELCOME_SECONDS = 30.0
 MAX_QUEUED_MESSAGES = 256  # what a lost line may hold up; the coordinator asks again for the rest
@@ -103,7 +103,7 @@ class ControlStream:
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._stub: Any = stub  # the generated stub knows the synchronous calls only
+        self._stub = stub
         self._target = target
         self._proxy = proxy
         self._software_version = software_version

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from chorale.beside_loop import Ahead, Behind
-from chorale.files import write_all
+from chorale.chunks import Chunk, check_chunk
+from chorale.files import Part, write_all
 from chorale.logs import get_logger
 from chorale.v1 import federation_pb2 as pb
-from chorale.v1.federation_pb2_grpc import FederationStub
-from chorale.wire import PhaseKey, chunk_from_wire, key_to_wire
+from chorale.wire import PhaseKey, key_to_wire
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.masking import Masker, Source
 from silo_agent.backoff import Backoff
 from silo_agent.metrics import Direction, SiloMetrics
+from silo_agent.stub import FederationStub
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
@@ -60,7 +61,7 @@ class Transfer:
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._stub: Any = stub  # the generated stub knows the synchronous calls only
+        self._stub = stub
         self._cache = cache
         self._metrics = metrics
         self._random = random
@@ -104,7 +105,7 @@ class Transfer:
                 if chunk is None:  # all that gRPC makes of bytes that do not parse
                     raise RemoteProtocolError("download: bytes that are no chunk")
                 await writing.room()
-                data = part.accept(*chunk_from_wire(chunk))
+                data = part.accept(check_chunk(chunk))
                 writing.put(partial(part.write, data))
                 transferred.inc(len(data))
             await writing.drain()
@@ -137,10 +138,10 @@ class Transfer:
         all of the masking is repeated for it."""
         hashed = hashlib.sha256() if start else None
         transferred = self._metrics.transferred.labels(direction=Direction.UP.value)
-        async with Ahead(_messages(masker, source, hashed, start=start), most=CHUNKS_AHEAD) as messages:
-            async for size, message in messages:
-                await call.write(message)
-                transferred.inc(size)
+        async with Ahead(_chunks(masker, source, hashed, start=start), most=CHUNKS_AHEAD) as chunks:
+            async for chunk in chunks:
+                await call.write(chunk)
+                transferred.inc(len(chunk.data))
         return b"" if hashed is None else hashed.digest()
 
     async def _retried(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
@@ -189,14 +190,15 @@ class _Part:
         self._hash = hashlib.file_digest(self._file, "sha256")
         self.accepted_bytes = self._file.tell()
 
-    def accept(self, offset: int, data: bytes) -> bytes:
+    def accept(self, chunk: Chunk) -> Part:
         """The bytes, if they go on where the last ones ended. Raises RemoteProtocolError."""
-        if offset != self.accepted_bytes or offset + len(data) > self._size_bytes:
+        size_bytes = len(chunk.data)
+        if chunk.offset != self.accepted_bytes or chunk.offset + size_bytes > self._size_bytes:
             raise _odd_state("chunks do not fit the announced size")
-        self.accepted_bytes += len(data)
-        return data
+        self.accepted_bytes += size_bytes
+        return chunk.data
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Part) -> None:
         write_all(self._file, data)
         self._hash.update(data)
 
@@ -212,10 +214,10 @@ class _Part:
         self._file.close()
 
 
-def _messages(
+def _chunks(
     masker: Masker, source: Source, hashed: HASH | None, *, start: int
-) -> Generator[tuple[int, pb.UploadMessage], None, None]:
-    """What follows the first `start` bytes of the masked stream, and how many bytes each message has.
+) -> Generator[Chunk, None, None]:
+    """What follows the first `start` bytes of the masked stream.
 
     All of the stream goes into `hashed`, where there is one. Blocks.
     """
@@ -226,10 +228,7 @@ def _messages(
         unsent = chunk[max(0, start - offset) :]
         offset += len(chunk)
         if unsent:
-            message = pb.UploadMessage()  # filled in place: a message given to its constructor is copied
-            message.chunk.offset = offset - len(unsent)
-            message.chunk.data = unsent
-            yield len(unsent), message
+            yield Chunk(offset - len(unsent), unsent)
 
 
 def _odd_state(message: str) -> RemoteProtocolError:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from chorale import beside_loop
-from chorale.beside_loop import Ahead, Behind, read_at
+from chorale.beside_loop import Ahead, Behind, Pieces
 
 MOST = 3
 LOOP = threading.main_thread()
@@ -157,10 +157,11 @@ def file(tmp_path: Path) -> Iterator[FileIO]:
 async def test_a_file_in_memory_is_read_where_it_is_awaited(
     file: FileIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "pread", None)  # what a thread would call
+    monkeypatch.setattr(asyncio, "to_thread", None)
     if beside_loop.READ_CACHED:
-        assert await read_at(file, 3, 100) == DATA[3:103]
-        assert await read_at(file, len(DATA) - 7, 100) == DATA[-7:]
+        pieces = Pieces(file, size=100)
+        assert await pieces.at(3) == DATA[3:103]
+        assert await pieces.at(len(DATA) - 7) == DATA[-7:]
 
 
 @pytest.mark.parametrize("cannot", [BlockingIOError(), OSError(errno.EOPNOTSUPP, "not here"), None])
@@ -168,21 +169,20 @@ async def test_a_thread_waits_for_a_file_on_the_disk(
     file: FileIO, monkeypatch: pytest.MonkeyPatch, cannot: OSError | None
 ) -> None:
     threads = []
-    pread = os.pread
+    preadv = os.preadv
 
-    def cold(*arguments: object) -> int:
+    def cold(descriptor: int, buffers: list[memoryview], offset: int, flags: int) -> int:
+        if not flags:
+            threads.append(threading.current_thread())
+            return preadv(descriptor, buffers, offset)
         if cannot is None:
             return 0
         raise cannot
 
-    def noted(descriptor: int, size: int, offset: int) -> bytes:
-        threads.append(threading.current_thread())
-        return pread(descriptor, size, offset)
-
     monkeypatch.setattr(os, "preadv", cold)
-    monkeypatch.setattr(os, "pread", noted)
-    assert await read_at(file, 3, 100) == DATA[3:103]
-    assert await read_at(file, len(DATA), 100) == b""
+    pieces = Pieces(file, size=100)
+    assert await pieces.at(3) == DATA[3:103]
+    assert await pieces.at(len(DATA)) == b""
     assert len(threads) == 2
     assert LOOP not in threads
 

@@ -10,7 +10,7 @@ import grpc
 import pytest_asyncio
 
 from chorale.v1 import federation_pb2_grpc
-from chorale.v1.federation_pb2_grpc import FederationStub
+from silo_agent.stub import FederationStub
 from tests.support.agents import Hub
 
 MakeStub = Callable[..., Any]

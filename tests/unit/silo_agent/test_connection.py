@@ -13,7 +13,6 @@ import pytest
 
 from chorale import logs, wire
 from chorale.v1 import federation_pb2 as pb
-from chorale.v1.federation_pb2_grpc import FederationStub
 from chorale.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.connection import MAX_QUEUED_MESSAGES, ConnectionFailed, ControlStream, Outbox, explain
@@ -21,6 +20,7 @@ from silo_agent.ledger import Ledger
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy import Policy
 from silo_agent.rosters import Rosters
+from silo_agent.stub import FederationStub
 from tests.support.agents import make_members
 from tests.support.sessions import NOW
 
