@@ -227,7 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Cost of a whole round.")
     parser.add_argument("--silos", type=int, default=10)
     parser.add_argument("--length", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=9, help="steady rounds, after one that warms up")
+    parser.add_argument("--rounds", type=int, default=15, help="steady rounds, after one that warms up")
     parser.add_argument("--memory-length", type=int, default=MEMORY_LENGTH)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()

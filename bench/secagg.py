@@ -41,7 +41,7 @@ from crypto.masking import Masker, UnmaskPlan, vectors_from_stream
 from crypto.noise_terms import MAX_DEVIATION, Noise
 from silo_agent.memory import keep_chunks
 
-TURNS = 3  # of every timed step at every silo
+TURNS = 7  # of every timed step at every silo
 MOST_SILOS = 200
 MOST_VALUES = 1 << 27
 

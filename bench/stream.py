@@ -240,7 +240,7 @@ class _Parser(argparse.ArgumentParser):
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(prog="python -m bench.stream", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--megabytes", type=_whole(1, 2000), default=100, help="of each stream, 10^6 bytes")
-    parser.add_argument("--repetitions", type=_whole(1, 100), default=7, help="medians of so many")
+    parser.add_argument("--repetitions", type=_whole(1, 100), default=15, help="medians of so many")
     parser.add_argument("--masks", type=_whole(1, 200), default=1, help="key streams added to the vector")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     return parser.parse_args(arguments)
