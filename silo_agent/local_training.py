@@ -21,6 +21,7 @@ from silo_agent.objectives.base import run_model
 from silo_agent.objectives.local_loss import LocalLoss
 from silo_agent.privacy.model_check import BATCH_NORM, check_keeps_samples_apart
 from silo_agent.privacy.place_check import Probes, check_gradients, one_thread
+from silo_agent.sgd import SGD, Optimizer
 
 
 def train_locally(
@@ -110,12 +111,12 @@ def _add_penalty_gradient(model: CutModel, loss: LocalLoss) -> None:
         torch.autograd.backward(penalty)
 
 
-def optimizer_of(model: nn.Module, spec: JobSpec, round: int) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, spec: JobSpec, round: int) -> Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     plan, rate = spec.training, spec.learning_rate_at(round)
     if plan.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=rate, weight_decay=plan.weight_decay)
-    return torch.optim.SGD(parameters, lr=rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
+    return SGD(parameters, lr=rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
 
 
 def least_batch(model: nn.Module, samples: int) -> int:

@@ -39,6 +39,7 @@ TORCH_PLACES = (
     "silo_agent/local_training.py",
     "silo_agent/evaluation.py",
     "silo_agent/seeding.py",
+    "silo_agent/sgd.py",
     "silo_agent/torchvision_compat.py",
     "silo_agent/batches.py",
     "silo_agent/initial_state.py",
