@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import ssl
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
@@ -64,9 +65,8 @@ def write_page(path: Path, results: Sequence[Result]) -> None:
         if result.is_measured:
             stood = _stood(result.started)
             page = replaced(page, result.benchmark.name, f"{section(result)}\n\n{stood}", path=path)
-    beside = side_by_side.table(results)
-    if beside:
-        text = f"{beside}\n\n{_stood(results[0].started)}"
+    if side_by_side.is_whole(results):  # the lines of one run stand together, or those of the run before
+        text = f"{side_by_side.table(results)}\n\n{_stood(results[0].started)}"
         page = replaced(page, side_by_side.NAME, text, path=path)
     path.write_text(page)
 
@@ -91,7 +91,11 @@ def machine() -> str:
 
 def versions() -> dict[str, str]:
     """What the figures depend on; a package that is not there is left out."""
-    found = {"Python": platform.python_version(), "OpenSSL": backend.openssl_version_text().split()[1]}
+    found = {
+        "Python": platform.python_version(),
+        "OpenSSL": backend.openssl_version_text().split()[1],
+        "OpenSSL of ssl": ssl.OPENSSL_VERSION.split()[1],  # which draws a silo's masks
+    }
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)

@@ -1,4 +1,4 @@
-"""The floor under every mask: key streams drawn in the blocks that the ring uses, and left at that."""
+"""The floor under every mask: key streams drawn block by block by crypto/prg.py, and left at that."""
 
 from __future__ import annotations
 

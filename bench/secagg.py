@@ -32,6 +32,7 @@ from bench.federation import make_federation
 from bench.options import Parser, whole
 from bench.rows import Row, table
 from bench.session import NOW, Session, update_layout
+from coordinator.memory import return_large_blocks
 from crypto import ring
 from crypto.cohort import SMALLEST_FEDERATION, CohortRule
 from crypto.encoder import Encoder
@@ -112,7 +113,6 @@ class Report:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take the turns and print the figures."""
     options = _options(arguments)
-    keep_chunks()  # as an agent's process does
     report = measure(
         silos=options.silos,
         length=options.length,
@@ -131,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(*, silos: int, length: int, drop: int, word: int, with_noise: bool = False) -> Report:
     """Run one session and take its times. Raises LocalProtocolError if its sum is not exact."""
+    keep_chunks()  # as an agent's process does
     noise = _noise(length, word=word) if with_noise else None
     federation = make_federation(silos, now=NOW)
     layout = update_layout(federation, length=length, word=word, noise=noise)
@@ -170,6 +171,7 @@ class _Run:
 
     def unmask(self, plan: UnmaskPlan) -> None:
         """Take the masks off the sum. Raises LocalProtocolError if it is not exact."""
+        return_large_blocks()  # as a coordinator's process does
         masked = {word: sum_L.copy() for word, sum_L in self._masked.items()}
         for turn in range(TURNS):
             self._draw("unmask keystream", len(plan.seeds))

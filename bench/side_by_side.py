@@ -12,7 +12,13 @@ from typing import Any
 from bench.results import Result
 
 NAME = "side-by-side"
+NEEDED = frozenset({"peers", "secagg-16", "secagg-32", "stream", "round-4", "round-10"})
 HEAD = "| | the limit | Chorale | Flower's SecAgg+ |\n|---|---|---|---|"
+
+
+def is_whole(results: Sequence[Result]) -> bool:
+    """Whether everything that has a line was measured in this run."""
+    return {result.benchmark.name for result in results if result.is_measured} >= NEEDED
 
 
 def table(results: Sequence[Result]) -> str:

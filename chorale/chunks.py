@@ -55,6 +55,11 @@ def upload_from_wire(message: bytes) -> pb.UploadMessage | Chunk:
     return _from_protobuf(parsed.chunk) if parsed.WhichOneof("kind") == "chunk" else parsed
 
 
+def chunk_of(message: pb.Chunk) -> Chunk:
+    """Raises RemoteProtocolError as `check_chunk`."""
+    return check_chunk(_from_protobuf(message))
+
+
 def check_chunk(chunk: Chunk) -> Chunk:
     """Raises RemoteProtocolError for no bytes and for too many."""
     if not 0 < len(chunk.data) <= CHUNK_BYTES:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from chorale.v1 import federation_pb2, session_pb2
+from chorale.v1 import session_pb2
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.identity import NAME_PATTERN
 from crypto.messages import (
@@ -27,7 +27,7 @@ from crypto.messages import (
 
 PROTOCOL_VERSION = 1
 CHUNK_BYTES = 1 << 20  # fastest and cheapest of 64 KiB .. 4 MiB over mutual TLS
-CHUNK_FRAME_BYTES = 16  # at most, around the bytes of one: tags, lengths, offset
+CHUNK_FRAME_BYTES = 16  # at most, around the bytes of one: tags, lengths, an offset below 2^35
 MAX_MESSAGE_BYTES = 4 << 20
 DIGEST_BYTES = 32
 SECRET_BYTES = 32
@@ -226,15 +226,7 @@ def recover_request_from_wire(wire: session_pb2.RecoverRequest) -> RecoverReques
     return RecoverRequest(names=names_from_wire(wire.names))
 
 
-# transfers
-
-
-def chunk_from_wire(wire: federation_pb2.Chunk) -> tuple[int, bytes]:
-    """Offset and bytes of one chunk."""
-    data = wire.data  # once: every access copies
-    if not 0 < len(data) <= CHUNK_BYTES:
-        raise RemoteProtocolError(f"chunk: expected 1 to {CHUNK_BYTES} bytes, got {len(data)}")
-    return wire.offset, data
+# digests
 
 
 def checked_digest(data: bytes, *, what: str) -> bytes:

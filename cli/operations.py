@@ -165,12 +165,14 @@ def _submission(job: federation_pb2.SignedJob, state: bytes) -> Iterator[operati
 
 
 def _model_bytes(stream: Iterator[operations_pb2.FetchMessage]) -> Iterator[bytes]:
-    from chorale.wire import chunk_from_wire
+    from chorale.chunks import chunk_of
 
     expected = 0
     for message in stream:
-        offset, data = chunk_from_wire(message.chunk)
-        if offset != expected:
-            raise RemoteProtocolError(f"coordinator: model chunk at offset {offset}, expected {expected}")
-        expected += len(data)
-        yield data
+        chunk = chunk_of(message.chunk)
+        if chunk.offset != expected:
+            raise RemoteProtocolError(
+                f"coordinator: model chunk at offset {chunk.offset}, expected {expected}"
+            )
+        expected += len(chunk.data)
+        yield bytes(chunk.data)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from chorale import wire
+from chorale.chunks import chunk_of
 from chorale.job import SignedJob
 from chorale.v1 import federation_pb2, operations_pb2_grpc, records_pb2
 from chorale.v1 import operations_pb2 as pb
@@ -57,12 +58,14 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
             async for message in messages:
                 if message.WhichOneof("kind") != "chunk":
                     raise RemoteProtocolError("submit: expected chunks of the initial state")
-                offset, data = wire.chunk_from_wire(message.chunk)
-                if offset != file.tell():
-                    raise RemoteProtocolError(f"submit: chunk at offset {offset}, expected {file.tell()}")
-                if offset + len(data) > limit:
+                chunk = chunk_of(message.chunk)
+                if chunk.offset != file.tell():
+                    raise RemoteProtocolError(
+                        f"submit: chunk at offset {chunk.offset}, expected {file.tell()}"
+                    )
+                if chunk.offset + len(chunk.data) > limit:
                     raise RemoteProtocolError(f"submit: the initial state exceeds {limit} bytes")
-                file.write(data)
+                file.write(chunk.data)
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:
         return pb.ListJobsReply(jobs=self._job_desk.summaries())

@@ -84,15 +84,24 @@ def _loop() -> Rounding | None:
 
 
 def _masks_as_in_numpy(loop: Masking, word: np.dtype[Any]) -> bool:
-    """Whether a word of one key stream is the one that crypto/prg.py draws; compiles the loop."""
-    key, offset_bytes = bytes(range(KEY_BYTES)), 5
-    contexts = Contexts([key])
-    contexts.seek(offset_bytes)
-    added, expected = np.zeros(1, word), np.zeros(1, word)
-    zeros, drawn, written = np.zeros(word.itemsize, np.uint8), np.zeros(1, word), np.zeros(1, np.int32)
-    is_drawn = loop(added, contexts.addresses_K, np.zeros(1, word), zeros, drawn, written)
-    Keystream(key, offset_bytes=offset_bytes).fill(expected.view(np.uint8))
-    return is_drawn and bool(added[0] == expected[0])
+    """Whether one stream added and one taken away give what crypto/prg.py does; compiles the loop.
+
+    From inside a cipher's block, in two calls that end inside another, and once more after a seek back.
+    """
+    keys, offset_bytes = [bytes([number]) * KEY_BYTES for number in (1, 2)], 5
+    contexts, flip_K = Contexts(keys), np.array([0, -1], np.int64).astype(word)
+    zeros, drawn_B = np.zeros(8 * word.itemsize, np.uint8), np.empty(8, word)
+    plus, minus = np.empty(39, word), np.empty(39, word)
+    for key, stream in zip(keys, (plus, minus), strict=True):
+        Keystream(key, offset_bytes=offset_bytes).fill(stream.view(np.uint8))
+    for _ in range(2):
+        contexts.seek(offset_bytes)
+        masked = np.zeros(39, word)
+        for part in (masked[:13], masked[13:]):
+            loop(part, contexts.addresses_K, flip_K, zeros, drawn_B, np.zeros(1, np.int32))
+        if not np.array_equal(masked, plus - minus):
+            return False
+    return True
 
 
 def _round_into(

@@ -29,7 +29,9 @@ PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it was made
-REMEMBERED = 512  # certificates: what their bytes alone decide is found out once; dates and rosters never are
+# certificates: what their bytes alone decide is found out once, dates and rosters are looked at each time.
+# A peer's has at most the bytes of an advert or a job, so that these are a few megabytes.
+REMEMBERED = 512
 
 _HASH = ec.ECDSA(hashes.SHA256())
 ODD_CERTIFICATE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension,

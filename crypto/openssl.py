@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from crypto.errors import LocalProtocolError
 
+_KEY_BYTES: Final = 32
 _CIPHER_BLOCK_BYTES: Final = 16
 
 
@@ -28,7 +29,9 @@ class Contexts:
     """One key stream a key, each at the same offset. addresses_K: an EVP_CIPHER_CTX each, for one thread."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        """Raises LocalProtocolError where OpenSSL has no such cipher."""
+        """Raises LocalProtocolError for a key of another length, and where OpenSSL has no such cipher."""
+        if any(len(key) != _KEY_BYTES for key in keys):  # OpenSSL would read beyond it
+            raise LocalProtocolError(f"key streams: expected keys of {_KEY_BYTES} bytes")
         library = _library()
         made: list[int] = []
         weakref.finalize(self, _free, library, made).atexit = False

@@ -28,9 +28,12 @@ class SGD:
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float
     ) -> None:
+        """Raises ValueError where there is nothing to train."""
         self._parameters = list(parameters)
+        if not self._parameters:
+            raise ValueError("SGD: the model has no parameter to train")
         self._lr, self._momentum, self._weight_decay = lr, momentum, weight_decay
-        self._velocities: dict[nn.Parameter, Tensor | None] = {}
+        self._velocities: dict[Tensor, Tensor | None] = {}
 
     def zero_grad(self) -> None:
         for parameter in self._parameters:
@@ -39,12 +42,14 @@ class SGD:
     @torch.no_grad()
     def step(self) -> None:
         """A parameter without a gradient stays as it is."""
-        moved = [parameter for parameter in self._parameters if parameter.grad is not None]
-        velocities = [self._velocities.get(parameter) for parameter in moved]
+        moved: list[Tensor] = [each for each in self._parameters if each.grad is not None]
+        gradients = [each.grad for each in moved if each.grad is not None]
+        velocities = [self._velocities.get(each) for each in moved]
         sgd(
-            list(moved),
-            [parameter.grad for parameter in moved if parameter.grad is not None],
+            moved,
+            gradients,
             velocities,
+            has_sparse_grad=any(gradient.is_sparse for gradient in gradients),
             lr=self._lr,
             momentum=self._momentum,
             weight_decay=self._weight_decay,

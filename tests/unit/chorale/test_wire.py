@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chorale import wire
-from chorale.v1 import federation_pb2, session_pb2
+from chorale.v1 import session_pb2
 from chorale.wire import PhaseKey
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.messages import (
@@ -150,16 +150,6 @@ def test_shares_out_of_form_are_refused(field: str, secrets: list[tuple[str, int
 def test_a_refusal_is_on_the_closed_list_or_nothing() -> None:
     with pytest.raises(RemoteProtocolError, match="the code is not on the closed list"):
         wire.refused_from_wire(session_pb2.Refused(code="we hold 17 samples"))
-
-
-@pytest.mark.parametrize("size", [0, wire.CHUNK_BYTES + 1])
-def test_a_chunk_out_of_size_is_refused(size: int) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"chunk: expected 1 to 1048576 bytes, got {size}"):
-        wire.chunk_from_wire(federation_pb2.Chunk(offset=0, data=b"x" * size))
-
-
-def test_a_chunk_tells_where_it_belongs() -> None:
-    assert wire.chunk_from_wire(federation_pb2.Chunk(offset=7, data=b"x")) == (7, b"x")
 
 
 def test_the_largest_messages_fit_the_limit_of_grpc() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from chorale import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
+from coordinator.access import FEDERATION_METHODS
+from coordinator.federation_service import SERVICE, FederationService
 
 
 async def first_answer(stub, *messages):
@@ -25,6 +28,17 @@ async def stub_of(hub, name="silo-0"):
     channel = hub.silo(name).channel()
     hub.stack.push_async_callback(channel.close)
     return federation_pb2_grpc.FederationStub(channel)
+
+
+def test_every_method_of_the_service_is_served_as_it_is_declared():
+    handlers = FederationService.handlers(FederationService.__new__(FederationService))
+    declared = pb.DESCRIPTOR.services_by_name["Federation"].methods
+    assert {f"/{SERVICE}/{method.name}" for method in declared} == FEDERATION_METHODS
+    for method in declared:
+        handler = handlers.service(SimpleNamespace(method=f"/{SERVICE}/{method.name}"))
+        assert handler is not None, method.name
+        assert handler.request_streaming is method.client_streaming
+        assert handler.response_streaming is method.server_streaming
 
 
 async def test_other_protocol_version_is_told_both_versions(make_hub):

@@ -122,6 +122,12 @@ def test_a_cipher_that_openssl_refuses_is_an_error(monkeypatch: pytest.MonkeyPat
         Contexts([bytes(32)])
 
 
+@pytest.mark.parametrize("size", [0, 16, 31, 33])
+def test_a_key_of_another_length_is_our_own_mistake(size: int) -> None:
+    with pytest.raises(LocalProtocolError, match="expected keys of 32 bytes"):
+        Contexts([bytes(32), bytes(size)])
+
+
 def test_words_that_openssl_did_not_mask_are_an_error() -> None:
     loop = compiled.masking(ring.word_type(32))
     assert loop is not None

@@ -42,6 +42,24 @@ def test_every_bit_is_that_of_torchs_own_class(momentum: float, weight_decay: fl
     assert not any(torch.equal(one, other) for one, other in zip(moved, start, strict=True))
 
 
+def test_nothing_to_train_is_refused() -> None:
+    with pytest.raises(ValueError, match="no parameter to train"):
+        SGD([], lr=0.1, momentum=0.0, weight_decay=0.0)
+
+
+def test_sparse_gradients_are_taken_as_torchs_own_class_does() -> None:
+    ours, theirs = (nn.Embedding(5, 2, sparse=True, _weight=torch.ones(5, 2)) for _ in range(2))
+    plan = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
+    for table, optimizer in (
+        (ours, SGD(ours.parameters(), **plan)),
+        (theirs, torch.optim.SGD(theirs.parameters(), **plan)),
+    ):
+        torch.autograd.backward(table(torch.tensor([1, 3])).sum())
+        optimizer.step()
+    assert torch.equal(ours.weight, theirs.weight)
+    assert not torch.equal(ours.weight, torch.ones(5, 2))
+
+
 def test_a_step_does_not_load_torchs_compiler() -> None:
     lines = (
         "import sys, torch",
