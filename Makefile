@@ -20,8 +20,9 @@ setup: $(READY) ## make .venv/ with the exact versions of constraints.txt
 demo: $(READY) ## a federation of processes on this machine; ARGS="--silos 6 --drop 1"
 	$(BIN)/chorale demo $(ARGS)
 
+# a worker in place of one that crashed is given no work by --dist loadfile, and waits for ever
 test: $(READY) ## all tests, a file a core; ARGS="tests/unit -k ring"
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0 $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, WithJsonSchema
 
 from chorale.mistakes import got
 from crypto.identity import NAME_PATTERN
@@ -46,11 +47,20 @@ def _no_truth_value(value: object) -> object:
     return value
 
 
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        # nor is pydantic's own zone kept: freed as a process ends, it reads what datetime has freed before
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"expected a time of the years 1 to 9999 in UTC, got {moment.isoformat()}") from None
+
+
 def _text(allowed: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "format": allowed})
 
 
 Number = Annotated[float, BeforeValidator(_no_truth_value)]  # a float that a person wrote as a number
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 Address = Annotated[str, BeforeValidator(_checked_address), _text(ADDRESS_FORM)]
 Name = Annotated[str, BeforeValidator(_checked_name), _text(NAME_FORM)]  # of a federation, a member or a job
 EntryPoint = Annotated[str, BeforeValidator(_checked_entry_point), _text(ENTRY_POINT_FORM)]

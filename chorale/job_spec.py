@@ -6,13 +6,13 @@ Silos check these values and never infer them. Source: docs/protocol.md 3 and 7.
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from chorale.fields import Name
+from chorale.fields import Moment, Name
 from chorale.privacy_spec import PrivacySpec
 from chorale.settings_file import check_values, parse_mapping
 from chorale.wire import MAX_SILOS
@@ -172,7 +172,7 @@ class JobSpec(_Part):
         pattern="^[0-9a-f]{32}$",
         description="32 random hex digits that keep two equal jobs apart; `job submit` fills them in",
     )
-    not_after: AwareDatetime = Field(
+    not_after: Moment = Field(
         description="no session starts after this time, such as 2027-01-31T00:00:00Z; where it is left out, "
         "`job submit` takes the 30th day from then"
     )
@@ -278,9 +278,7 @@ class JobSpec(_Part):
                 f"job {self.name}: privacy.{self.privacy.unsolved[0]} is required in a signed job"
             )
         if self.not_after <= now:
-            raise ConfigError(
-                f"job {self.name}: not_after: {self.not_after.astimezone(UTC).isoformat()} has passed"
-            )
+            raise ConfigError(f"job {self.name}: not_after: {self.not_after.isoformat()} has passed")
 
     def learning_rate_at(self, round: int) -> float:
         """Learning rate of SGD in a round, counted from 1."""

@@ -62,6 +62,10 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
         ({"nonce": "xyz"}, "nonce: expected text like .*, got 'xyz'"),
         ({"initial_state": "ab"}, "initial_state: expected text like"),
         ({"not_after": datetime(2027, 1, 1)}, "not_after: expected a time with its zone"),  # noqa: DTZ001
+        (
+            {"not_after": "9999-12-31T23:00:00-02:00"},
+            "not_after: expected a time of the years 1 to 9999",
+        ),
         ({"silos": ["a", "b"]}, "silos: .*at least 3"),
         ({"silos": [f"a{i}" for i in range(201)]}, "silos: .*at most 200"),
         ({"silos": ["a", "b", "c", "a"]}, "silos: a is named twice"),
@@ -205,5 +209,6 @@ def test_a_job_cannot_be_changed(make_spec: MakeSpec) -> None:
 
 def test_dates_are_told_in_utc(make_spec: MakeSpec) -> None:
     spec = make_spec(not_after="2026-11-21T13:00:00+02:00").filled(nonce="ab" * 16, initial_state=b"\1" * 32)
+    assert spec.not_after.tzinfo is UTC
     with pytest.raises(ConfigError, match=r"not_after: 2026-11-21T11:00:00\+00:00 has passed"):
         spec.check_submittable(now=datetime(2026, 11, 21, 12, tzinfo=UTC))
