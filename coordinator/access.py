@@ -7,7 +7,8 @@ reads the TLS session first. Identity never comes from a message. Source: docs/p
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,19 +85,28 @@ class AccessGuard:
         self._clock = clock
         self._metrics = metrics
 
-    def check(self, context: Context, method: str) -> Caller:
-        """Raises AccessDenied that says which check failed."""
+    def admit(self, context: Context, method: str) -> None:
+        """A call that begins. Raises AccessDenied that says which check failed."""
+        with self._refusals_told(method):
+            if _auth_context(context).get("ssl_tls_version") != b"TLSv1.3":
+                raise _unauthenticated("connection: expected TLS 1.3")
+            self._check_certificate(_peer_certificate(context), method)
+
+    def check(self, caller: Caller, method: str) -> None:
+        """A call that goes on: whether it would still begin. Raises AccessDenied as `admit`."""
+        with self._refusals_told(method):
+            self._check_certificate(caller.certificate, method)
+
+    @contextmanager
+    def _refusals_told(self, method: str) -> Iterator[None]:
         try:
-            return self._checked(_auth_context(context), method)
+            yield
         except AccessDenied as denied:
             self._metrics.refused_calls.labels(role=denied.role).inc()
             log.warning("call refused", method=method, reason=str(denied))
             raise
 
-    def _checked(self, auth: dict[str, bytes], method: str) -> Caller:
-        if auth.get("ssl_tls_version") != b"TLSv1.3":
-            raise _unauthenticated("connection: expected TLS 1.3")
-        certificate = _peer_certificate(auth)
+    def _check_certificate(self, certificate: x509.Certificate, method: str) -> None:
         role = _role_of(certificate)
         if method not in ALLOWED.get(role, frozenset()):
             raise _denied(f"{method}: not allowed to a {role.value}", role)
@@ -111,7 +121,6 @@ class AccessGuard:
         except ChoraleError as error:
             raise _denied(str(error), role) from None
         self._check_roster(member, certificate)
-        return Caller(member=member, certificate=certificate)
 
     def _check_roster(self, member: MemberId, certificate: x509.Certificate) -> None:
         roster = self._roster_book.current
@@ -140,7 +149,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         async def admit(request: Any, context: Context) -> Any:
             """The request, parsed after its sender was checked: gRPC would do it the other way round."""
             try:
-                self._guard.check(context, method)
+                self._guard.admit(context, method)
                 return request if handler.request_streaming else parse(request)
             except AccessDenied as denied:
                 await context.abort(denied.code, str(denied))
@@ -182,8 +191,9 @@ def _yields(behaviour: Any) -> bool:
 
 def _wrap_generator(behaviour: Any, admit: Admit) -> Any:
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-        async for reply in behaviour(await admit(request, context), context):
-            yield reply
+        async with aclosing(behaviour(await admit(request, context), context)) as replies:
+            async for reply in replies:
+                yield reply
 
     return guarded
 
@@ -196,13 +206,14 @@ def _wrap_coroutine(behaviour: Any, admit: Admit) -> Any:
 
 
 def _auth_context(context: Context) -> dict[str, bytes]:
-    """First value of each property of the TLS session."""
+    """First value of each property of the TLS session, for a call whose handler runs: gRPC frees the call
+    with its handler, and the process crashes where one that was freed is asked."""
     return {key: next(iter(values), b"") for key, values in context.auth_context().items()}
 
 
-def _peer_certificate(auth: dict[str, bytes]) -> x509.Certificate:
+def _peer_certificate(context: Context) -> x509.Certificate:
     try:
-        return load_certificate(auth.get("x509_pem_cert", b""))
+        return load_certificate(_auth_context(context).get("x509_pem_cert", b""))
     except ConfigError:
         raise _unauthenticated("connection: expected a client certificate with a P-256 key") from None
 
@@ -215,8 +226,8 @@ def _role_of(certificate: x509.Certificate) -> Role:
 
 
 def caller_of(context: Context) -> Caller:
-    """Who called, for a handler that the guard has let through."""
-    certificate = _peer_certificate(_auth_context(context))
+    """Who called, for a handler that the guard has let through and that has not ended."""
+    certificate = _peer_certificate(context)
     return Caller(member=member_of(certificate), certificate=certificate)
 
 

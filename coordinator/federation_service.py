@@ -76,8 +76,8 @@ class FederationService:
         connection = Connection(caller.name, certificate_expires=caller.certificate.not_valid_after_utc)
         yield self._welcome()
         tasks = [
-            asyncio.create_task(self._read(connection, request_iterator, caller, context)),
-            asyncio.create_task(self._beat(connection, context)),
+            asyncio.create_task(self._read(connection, request_iterator, caller)),
+            asyncio.create_task(self._beat(connection, caller)),
         ]
         self._desk.attendance.join(connection)
         try:
@@ -181,13 +181,12 @@ class FederationService:
         connection: Connection,
         messages: AsyncIterator[pb.SiloMessage],
         caller: Caller,
-        context: Context,
     ) -> None:
         """Pass the silo's messages on until it closes its side; every heartbeat is a check."""
         try:
             async for message in messages:
                 if message.WhichOneof("kind") == "heartbeat":
-                    self._guard.check(context, ATTEND)
+                    self._guard.check(caller, ATTEND)
                 self._desk.attendance.deliver(caller.name, message)
             connection.end()
         except AccessDenied as denied:
@@ -197,12 +196,12 @@ class FederationService:
         except (grpc.RpcError, grpc.aio.BaseError, grpc.aio.UsageError):
             connection.end()
 
-    async def _beat(self, connection: Connection, context: Context) -> None:
+    async def _beat(self, connection: Connection, caller: Caller) -> None:
         """Heartbeats, each after a look at certificate and roster of this moment."""
         while True:
             await asyncio.sleep(self._desk.settings.heartbeat_seconds)
             try:
-                self._guard.check(context, ATTEND)
+                self._guard.check(caller, ATTEND)
             except AccessDenied as denied:
                 connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
                 return

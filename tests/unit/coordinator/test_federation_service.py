@@ -11,6 +11,7 @@ import pytest
 from chorale import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
+from coordinator import access
 from coordinator.access import FEDERATION_METHODS
 from coordinator.federation_service import SERVICE, FederationService
 
@@ -80,6 +81,21 @@ async def test_newer_connection_replaces_the_older(make_hub):
     await newer.wait_for("heartbeat", count=2)
     assert len(hub.host.desk.attendance.connections) == 1
     await older.stop()
+
+
+async def test_grpc_is_asked_who_calls_when_a_call_begins_and_never_again(make_hub, monkeypatch):
+    """It frees a call when its handler ends, and crashes the process where that call is asked later."""
+    ask, asked = access._auth_context, []
+    monkeypatch.setattr(access, "_auth_context", lambda context: asked.append(context) or ask(context))
+    hub = make_hub()
+    await hub.start()
+    fake = hub.silo("silo-0")
+    await fake.wait_for("heartbeat")
+    asked_at_first = len(asked)
+    assert asked_at_first > 0
+    fake.say(pb.SiloMessage(heartbeat=pb.Heartbeat()))
+    await fake.wait_for("heartbeat", count=3)
+    assert len(asked) == asked_at_first
 
 
 async def test_stopping_ends_streams_with_a_reason(make_hub):
