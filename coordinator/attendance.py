@@ -66,16 +66,24 @@ class Connection:
 
     def end(self, farewell: Farewell | None = None) -> None:
         """Without a farewell: the silo itself has gone."""
-        if not self._ended.is_set():
+        if not self.is_ended:
             self.farewell = farewell
             self._ended.set()
+
+    @property
+    def is_ended(self) -> bool:
+        return self._ended.is_set()
+
+    async def ended(self) -> None:
+        """Until the connection ends: at this side, since a silo may leave what it is sent unread for ever."""
+        await self._ended.wait()
 
     async def outgoing(self) -> AsyncGenerator[pb.CoordinatorMessage, None]:
         """Messages in order, until the connection ends."""
         ended = asyncio.ensure_future(self._ended.wait())
         following: asyncio.Future[pb.CoordinatorMessage] | None = None
         try:
-            while not self._ended.is_set():
+            while not self.is_ended:
                 following = asyncio.ensure_future(self._queue.get())
                 await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
                 if not following.done():
@@ -127,7 +135,8 @@ class Attendance:
             return
         del self._connections[connection.silo]
         self._metrics.connected_silos.set(len(self._connections))
-        log.info("silo disconnected", silo=connection.silo)
+        reason = connection.farewell.sentence if connection.farewell is not None else ""
+        log.info("silo disconnected", silo=connection.silo, reason=reason)
         for listener in tuple(self._listeners):
             listener.on_lost(connection.silo)
 

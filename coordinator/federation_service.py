@@ -78,6 +78,7 @@ class FederationService:
         tasks = [
             asyncio.create_task(self._read(connection, request_iterator, caller)),
             asyncio.create_task(self._beat(connection, caller)),
+            asyncio.create_task(self._leave_at_end(connection)),
         ]
         self._desk.attendance.join(connection)
         try:
@@ -185,6 +186,8 @@ class FederationService:
         """Pass the silo's messages on until it closes its side; every heartbeat is a check."""
         try:
             async for message in messages:
+                if connection.is_ended:
+                    return
                 if message.WhichOneof("kind") == "heartbeat":
                     self._guard.check(caller, ATTEND)
                 self._desk.attendance.deliver(caller.name, message)
@@ -198,7 +201,7 @@ class FederationService:
 
     async def _beat(self, connection: Connection, caller: Caller) -> None:
         """Heartbeats, each after a look at certificate and roster of this moment."""
-        while True:
+        while not connection.is_ended:
             await asyncio.sleep(self._desk.settings.heartbeat_seconds)
             try:
                 self._guard.check(caller, ATTEND)
@@ -207,6 +210,11 @@ class FederationService:
                 return
             beat = pb.Heartbeat(unix_seconds=self._desk.clock.unix_seconds())
             connection.send(pb.CoordinatorMessage(heartbeat=beat))
+
+    async def _leave_at_end(self, connection: Connection) -> None:
+        """At once, however long the call goes on: gRPC ends it when the silo reads what it was sent."""
+        await connection.ended()
+        self._desk.attendance.leave(connection)
 
     def _push_roster(self, roster: Roster) -> None:
         update = pb.RosterUpdate(roster=wire.signed_body_to_wire(roster.signed))

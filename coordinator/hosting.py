@@ -49,6 +49,7 @@ SERVICES = (
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.server_handshake_timeout_ms", 20_000),  # a peer without a certificate holds a descriptor as long
     ("grpc.so_reuseport", 0),  # else a second coordinator would share the port in silence
     ("grpc.max_concurrent_streams", 100),  # of one connection; eight jobs take a silo about 25
     # what a silo may have under way before it is read: gRPC would widen it to 16 MB a silo; at 100 ms there

@@ -191,7 +191,9 @@ class JobDesk:
         return self._summary(self._row(digest))
 
     async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
-        """The summary, all records so far, and then each new one of both."""
+        """The summary, all records so far, and then each new one of both. Raises RemoteProtocolError for an
+        unknown job."""
+        self._row(digest)  # before a bulletin is kept for it
         told, last = 0, None
         bulletin = self._bulletin(digest)
         while True:

@@ -26,6 +26,11 @@ from coordinator.store import JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
 from crypto.roster import Roster
 
+RESUME_SECONDS = (
+    15.0  # after a fault of this machine, such as a full disk; twice as long after each that follows
+)
+MOST_RESUME_SECONDS = 960.0  # an attempt that a fault breaks off is one of the phase's few
+
 log = get_logger("coordinator.jobs")
 
 
@@ -40,6 +45,7 @@ class JobDriver:
         self._round: RoundDriver | None = None
         self._present_states: list[bytes] = []  # of this phase and the one before
         self._sequence = PhaseSequence(job=job, is_outdated=self._is_outdated)
+        self._resume_seconds = RESUME_SECONDS
         self._going = asyncio.Event()
         self._going.set()
         desk.attendance.listen(self)  # before presence is read: nobody connects in between unheard
@@ -54,6 +60,15 @@ class JobDriver:
         self._desk.metrics.know_job(self.job.id)
         self._offer(self.job.spec.silos)
         try:
+            while not await self._is_run():
+                await asyncio.sleep(self._resume_seconds)
+                self._resume_seconds = min(2 * self._resume_seconds, MOST_RESUME_SECONDS)
+        finally:
+            self._desk.attendance.unlisten(self)
+
+    async def _is_run(self) -> bool:
+        """Whether the job came to its end: what it must remember is stored, so it goes on after any fault."""
+        try:
             self._note_checkpoint()
             while (step := self._next_step()) is not None:
                 await self._run_round(step[0])
@@ -62,14 +77,12 @@ class JobDriver:
             self.end(JobStatus.STOPPED, reason=str(error))
         except JobFailed as error:
             self.end(JobStatus.FAILED, reason=str(error))
-        except Exception as error:
-            # disk or database: nothing was lost, and the next start of the coordinator goes on from there
-            log.exception("job stopped", job=self.job.id)
-            self._tell_progress(
-                f"stopped by {type(error).__name__}; it goes on when the coordinator restarts"
-            )
-        finally:
-            self._desk.attendance.unlisten(self)
+        except Exception as error:  # of the disk, the database or a used-up resource of this machine
+            log.exception("job stopped", job=self.job.id, resume_seconds=self._resume_seconds)
+            wait = f"{self._resume_seconds:g} seconds"
+            self._tell_progress(f"stopped by {type(error).__name__}; it is tried again in {wait}")
+            return False
+        return True
 
     def pause(self) -> None:
         """Takes effect before the next phase."""
@@ -211,6 +224,7 @@ class JobDriver:
         kept = list(dict.fromkeys(newest))[: self._desk.settings.keep_checkpoints]
         self._desk.checkpoints.keep_only(self.job.digest, kept)
         self._note_checkpoint()
+        self._resume_seconds = RESUME_SECONDS
         self._on_change()
 
     def _next_step(self) -> Step | None:

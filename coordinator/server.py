@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from chorale import logs, tls, tracing
+from coordinator.descriptors import allow_descriptors
 from coordinator.memory import return_large_blocks
 from coordinator.settings import CoordinatorSettings
 
@@ -20,6 +21,7 @@ def run(settings: CoordinatorSettings) -> None:
     """
     tls.restrict_to_tls13()
     logs.configure()
+    allow_descriptors()
     return_large_blocks()
     with tracing.exporting(
         settings.tracing_endpoint,

@@ -7,6 +7,7 @@ fault that waiting cannot mend ends it. Source: docs/protocol.md 8.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any, Protocol
@@ -169,6 +170,8 @@ class ControlStream:
         if message is None or message.WhichOneof("kind") != "welcome":
             return "coordinator did not begin with a welcome"
         welcome: pb.Welcome = message.welcome
+        if not math.isfinite(welcome.heartbeat_seconds):
+            return f"coordinator: heartbeat_seconds: expected a number, got {welcome.heartbeat_seconds}"
         return welcome
 
     def _take_welcome(self, welcome: pb.Welcome) -> None:
@@ -228,7 +231,7 @@ class ControlStream:
     def _check_clock(self, coordinator_unix_seconds: float) -> None:
         skew_seconds = self._clock().timestamp() - coordinator_unix_seconds
         self._metrics.clock_skew.set(skew_seconds)
-        if abs(skew_seconds) > MOST_SKEW_SECONDS:
+        if not abs(skew_seconds) <= MOST_SKEW_SECONDS:  # nor is "not a number"
             raise ConnectionFailed(
                 f"clock: this machine's differs from the coordinator's by {skew_seconds:+.0f} seconds, "
                 f"at most {MOST_SKEW_SECONDS:g} are allowed"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -93,13 +94,13 @@ class FakeSilo:
     def say(self, message: pb.SiloMessage) -> None:
         self._outgoing.put_nowait(message)
 
-    def channel(self) -> grpc.aio.Channel:
+    def channel(self, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
         files = IdentityFiles(
             certificate=self.ceremony.path_of(Role.SILO, self.name, "crt"),
             key=self.ceremony.path_of(Role.SILO, self.name, "key"),
         )
         authority = certificate_to_pem(self.ceremony.certificate)
-        return grpc.aio.secure_channel(self.address, tls.channel_credentials(files, authority))
+        return grpc.aio.secure_channel(self.address, tls.channel_credentials(files, authority), options)
 
     async def _attend(self) -> None:
         try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+
 import numpy as np
 import pytest
 
 from chorale.state import state_from_bytes
 from chorale.v1 import operations_pb2
+from coordinator.aggregate import MaskedSum
 from coordinator.metrics import CoordinatorMetrics
 from crypto.errors import Refusal
 from crypto.identity import Role
@@ -186,6 +189,27 @@ async def test_coordinator_that_stops_before_unmask_begins_a_new_attempt(make_hu
     assert summary.status == "done"
     state = state_from_bytes(await hub.fetch(digest))
     np.testing.assert_allclose(state["model/votes"], np.full(3, 1 / 3), atol=1e-6)
+
+
+async def test_job_goes_on_by_itself_after_a_fault_of_this_machine(make_hub, monkeypatch):
+    add, faults = MaskedSum.add, iter([OSError(errno.EMFILE, "too many open files")])
+
+    def add_after_a_fault(masked_sum, spooled):
+        for fault in faults:
+            raise fault
+        add(masked_sum, spooled)
+
+    monkeypatch.setattr(MaskedSum, "add", add_after_a_fault)
+    monkeypatch.setattr("coordinator.jobs.RESUME_SECONDS", 0.05)
+    hub = make_hub(silos=3)
+    await hub.start()
+    hub.start_silos()
+
+    summary, records = await hub.finish(await hub.submit(rounds=1))
+
+    assert (summary.status, summary.rounds_completed) == ("done", 1)
+    assert (records[0].phase, records[0].attempts, records[0].result) == ("roll-call.0", 2, "applied")
+    assert list(records[0].cohort) == hub.names
 
 
 async def test_accused_of_a_complaint_sits_out_the_next_round_and_comes_back(make_hub):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from contextlib import suppress
 from types import SimpleNamespace
 
 import grpc
@@ -14,6 +16,10 @@ from chorale.v1 import federation_pb2_grpc
 from coordinator import access
 from coordinator.access import FEDERATION_METHODS
 from coordinator.federation_service import SERVICE, FederationService
+from crypto.errors import Refusal
+
+KEY = wire.PhaseKey(job_digest=b"j" * 32, round=1, phase="train", attempt=1)
+REFUSED = pb.SiloMessage(refused=wire.refused_to_wire(Refusal.POLICY, KEY))
 
 
 async def first_answer(stub, *messages):
@@ -96,6 +102,45 @@ async def test_grpc_is_asked_who_calls_when_a_call_begins_and_never_again(make_h
     fake.say(pb.SiloMessage(heartbeat=pb.Heartbeat()))
     await fake.wait_for("heartbeat", count=3)
     assert len(asked) == asked_at_first
+
+
+async def test_revoked_silo_that_reads_nothing_counts_as_gone_and_is_not_heard(make_hub):
+    """gRPC cannot end its call before it reads what was sent to it."""
+    hub = make_hub()
+    await hub.start()
+    fake = hub.silo("silo-1")
+    await fake.wait_for("welcome")
+    await fake.stop()  # it would replace the call, or be replaced
+    channel = fake.channel([("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)])
+    hub.stack.push_async_callback(channel.close)
+    call = federation_pb2_grpc.FederationStub(channel).Attend()
+    await call.write(pb.SiloMessage(hello=pb.Hello(protocol_version=wire.PROTOCOL_VERSION)))
+    await call.read()
+    kept = hub.silo("silo-2")
+    await kept.wait_for("heartbeat")
+    attendance = hub.host.desk.attendance
+    unread = pb.CoordinatorMessage(job_ended=pb.JobEnded(reason="x" * (1 << 20)))
+    attendance.send("silo-1", unread)
+
+    hub.ceremony.publish(without=("silo-1",))
+    while attendance.is_connected("silo-1"):
+        await asyncio.sleep(0.01)
+    heard = SimpleNamespace(messages=[], on_connected=print, on_lost=print)
+    heard.on_message = lambda silo, message: heard.messages.append(silo)
+    attendance.listen(heard)
+    await call.write(REFUSED)
+    kept.say(REFUSED)
+    while "silo-2" not in heard.messages:
+        await asyncio.sleep(0.01)
+    await kept.wait_for("heartbeat", count=3)
+
+    assert not call.done()
+    assert "silo-1" not in heard.messages
+    assert attendance.is_connected("silo-2")
+    with suppress(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_stopping_ends_streams_with_a_reason(make_hub):

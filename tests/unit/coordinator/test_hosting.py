@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.request
+from contextlib import suppress
 
 import pytest
 
 from chorale.audit import AuditInUse
+from coordinator import hosting
 from coordinator.hosting import AddressTaken
 from crypto.errors import ConfigError
 
@@ -19,6 +22,19 @@ async def test_port_that_is_in_use_is_one_clear_line(make_hub):
     with pytest.raises(AddressTaken, match=f"cannot listen on {first.host.grpc_address}: it is in use"):
         await second.start()
     del second.host
+
+
+async def test_peer_that_never_shakes_hands_is_dropped(make_hub, monkeypatch):
+    options = {**dict(hosting.OPTIONS), "grpc.server_handshake_timeout_ms": 200}
+    assert dict(hosting.OPTIONS).keys() == options.keys()  # 20 seconds, where gRPC has two minutes
+    monkeypatch.setattr(hosting, "OPTIONS", tuple(options.items()))
+    hub = make_hub()
+    await hub.start()
+    host, _, port = hub.host.grpc_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    with suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    writer.close()
 
 
 async def test_two_coordinators_never_share_a_directory(make_hub):

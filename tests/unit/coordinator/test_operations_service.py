@@ -150,3 +150,11 @@ async def test_unknown_job_is_not_found(make_hub, name):
     with pytest.raises(grpc.aio.AioRpcError, match="not known here") as raised:
         await anext(aiter(getattr(hub.operations(), name)(request)))
     assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_nothing_is_kept_of_a_job_that_nobody_knows(make_hub):
+    hub = make_hub()
+    await hub.start()
+    with pytest.raises(grpc.aio.AioRpcError, match="not known here"):
+        await anext(aiter(hub.operations().WatchJob(pb.WatchRequest(job_digest=b"j" * (1 << 20)))))
+    assert not hub.host.job_desk._bulletins

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -209,6 +210,28 @@ async def test_a_coordinator_without_a_welcome_is_left(make_stub: MakeStub, agen
     with pytest.raises(Enough):
         await agent.stream(stub).run()
     assert agent.received == []
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf])
+async def test_a_heartbeat_that_is_no_number_is_not_kept(
+    make_stub: MakeStub, agent: Agent, seconds: float
+) -> None:
+    """asyncio.sleep of no number returns at once: the agent would send as fast as it can."""
+    heard: list[pb.SiloMessage] = []
+    message = welcome()
+    message.welcome.heartbeat_seconds = seconds
+    stub = await make_stub(Attend=attend(message, heard=heard, replies=1))
+    with pytest.raises(Enough):
+        await agent.stream(stub).run()
+    assert [each.WhichOneof("kind") for each in heard] == ["hello"]
+    assert agent.received == []
+
+
+async def test_a_clock_that_is_no_number_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
+    message = welcome()
+    message.welcome.unix_seconds = math.nan
+    with pytest.raises(ConnectionFailed, match="clock: "):
+        await agent.stream(await make_stub(Attend=attend(message))).run()
 
 
 async def test_bytes_that_are_no_message_are_left_even_where_the_coordinator_keeps_the_call_open(
