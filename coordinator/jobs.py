@@ -70,19 +70,25 @@ class JobDriver:
         """Whether the job came to its end: what it must remember is stored, so it goes on after any fault."""
         try:
             self._note_checkpoint()
-            while (step := self._next_step()) is not None:
-                await self._run_round(step[0])
-            self.end(JobStatus.DONE)
-        except BudgetSpent as error:
-            self.end(JobStatus.STOPPED, reason=str(error))
-        except JobFailed as error:
-            self.end(JobStatus.FAILED, reason=str(error))
+            status, reason = await self._outcome()
+            self.end(status, reason=reason)
         except Exception as error:  # of the disk, the database or a used-up resource of this machine
             log.exception("job stopped", job=self.job.id, resume_seconds=self._resume_seconds)
             wait = f"{self._resume_seconds:g} seconds"
             self._tell_progress(f"stopped by {type(error).__name__}; it is tried again in {wait}")
             return False
         return True
+
+    async def _outcome(self) -> tuple[JobStatus, str]:
+        """Of all phases that are left: how the job ends, and why."""
+        try:
+            while (step := self._next_step()) is not None:
+                await self._run_round(step[0])
+        except BudgetSpent as error:
+            return JobStatus.STOPPED, str(error)
+        except JobFailed as error:
+            return JobStatus.FAILED, str(error)
+        return JobStatus.DONE, ""
 
     def pause(self) -> None:
         """Takes effect before the next phase."""
