@@ -26,6 +26,7 @@ from silo_agent.settings import SiloSettings
 from silo_agent.stub import FederationStub
 
 WELCOME_SECONDS = 30.0
+SILENCE_SECONDS = 30.0  # beyond four heartbeats that did not come
 MAX_QUEUED_MESSAGES = 256  # what a lost line may hold up; the coordinator asks again for the rest
 WARNED_SKEW_SECONDS = 60.0
 MOST_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated wrongly
@@ -189,7 +190,7 @@ class ControlStream:
         every = min(max(heartbeat_seconds, line.LEAST_HEARTBEAT_SECONDS), line.MOST_HEARTBEAT_SECONDS)
         beside = [asyncio.ensure_future(self._write(call)), asyncio.ensure_future(self._beat(every))]
         try:
-            reason = await self._read(call)
+            reason = await self._read(call, silence_seconds=4 * every + SILENCE_SECONDS)
         finally:
             for task in beside:
                 task.cancel()
@@ -199,10 +200,10 @@ class ControlStream:
         code, details = await call.code(), await call.details()
         return explain(code, details, target=self._target, proxy=self._proxy, was_welcome=True)
 
-    async def _read(self, call: Any) -> str | None:
+    async def _read(self, call: Any, *, silence_seconds: float) -> str | None:
         """Until the stream ends. Returns why, where it is this side that ends it."""
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
+            while (message := await _within(silence_seconds, call.read())) is not grpc.aio.EOF:
                 if message is None:  # all that gRPC makes of bytes that do not parse
                     return "coordinator sent bytes that are no message"
                 if message.HasField("heartbeat"):
@@ -211,6 +212,8 @@ class ControlStream:
                     self._served.receive(message)
         except grpc.aio.AioRpcError:
             pass  # the status says it
+        except TimeoutError:  # the line may be well: its pings are answered beside whatever hangs
+            return f"coordinator said nothing for {silence_seconds:g} seconds"
         return None
 
     async def _write(self, call: Any) -> None:
@@ -268,3 +271,9 @@ def explain(
         or line.explain_proxy(details, proxy=proxy, target=target)
         or f"coordinator is unreachable at {target}"
     )
+
+
+async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
+    """Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        return await answer

@@ -227,6 +227,22 @@ async def test_a_heartbeat_that_is_no_number_is_not_kept(
     assert agent.received == []
 
 
+async def test_a_coordinator_that_falls_silent_is_left(
+    make_stub: MakeStub, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("silo_agent.connection.SILENCE_SECONDS", 0.1)
+    message = welcome()
+    message.welcome.heartbeat_seconds = 0.1
+
+    async def Attend(self: Any, requests: Any, context: Any) -> Any:
+        yield message
+        await asyncio.Event().wait()
+
+    with pytest.raises(Enough):
+        await agent.stream(await make_stub(Attend=Attend)).run()
+    assert agent.received == ["roster"]
+
+
 async def test_a_clock_that_is_no_number_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
     message = welcome()
     message.welcome.unix_seconds = math.nan
