@@ -75,6 +75,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # of connections at one moment: with five, the sixth waits a second to be seen
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is no news."""

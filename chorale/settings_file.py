@@ -16,6 +16,7 @@ from crypto.errors import ConfigError
 
 MAX_BYTES = 256 * 1024  # a job that names 200 silos and 1,000 columns takes about 100 KiB
 MAX_DEPTH = 16
+MAX_VALUES = 20_000  # names of fields included; as many take most of a second to read
 MAX_DIGITS = 40  # Python reads hexadecimal numbers of any length, and then cannot write them down
 INTEGER = "tag:yaml.org,2002:int"
 
@@ -43,7 +44,7 @@ def load_mapping(
 
 
 def parse_mapping(data: bytes, *, source: str) -> dict[str, Any]:
-    """The YAML mapping in the bytes: no aliases, tags, repeated keys, nor deep nesting.
+    """The YAML mapping in the bytes: no aliases, tags, repeated keys, nor too many or too deep values.
 
     Raises ConfigError. Security: the loader builds plain values only (guarantee G5).
     """
@@ -55,7 +56,7 @@ def parse_mapping(data: bytes, *, source: str) -> dict[str, Any]:
         raise ConfigError(f"{source}: expected UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{source}: {_place(error)}{_problem(error)}") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: expected fields and values, got {kind_of(values)}")
@@ -80,23 +81,33 @@ def check_values(
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader without aliases (they multiply), repeated keys (they hide) and depth (it recurses)."""
+    """SafeLoader without aliases (they multiply), tags (they build what the text is not), repeated keys
+    (they hide), depth (it recurses) and more values than a person writes."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = 0
+        self._values = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise _odd("aliases are not allowed", self.get_mark())
         self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise _odd(f"expected at most {MAX_DEPTH} levels", self.get_mark())
+        self._values += 1
+        self._check_event(self.peek_event())  # type: ignore[no-untyped-call]
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         if node is not None and node.tag == INTEGER and len(node.value) > MAX_DIGITS:
             raise _odd(f"a number has at most {MAX_DIGITS} digits", node.start_mark)
         return node
+
+    def _check_event(self, event: Any) -> None:
+        if isinstance(event, yaml.AliasEvent):
+            raise _odd("aliases are not allowed", event.start_mark)
+        if event.tag is not None:
+            raise _odd("tags are not allowed", event.start_mark)
+        if self._depth > MAX_DEPTH:
+            raise _odd(f"expected at most {MAX_DEPTH} levels", event.start_mark)
+        if self._values > MAX_VALUES:
+            raise _odd(f"expected at most {MAX_VALUES} values", event.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

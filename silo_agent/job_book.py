@@ -38,6 +38,9 @@ class JobBook:
         self._authority = authority
         self._clock = clock
         self._signed: dict[bytes, SignedJob] = {}
+        self._served: set[bytes] = (
+            set()
+        )  # opened once at least: an operator signed them, and policy allows them
 
     def offer(self, signed: SignedJob, roster: Roster) -> Job:
         """Take an offered job into the book; it is opened now and again for every phase.
@@ -45,7 +48,7 @@ class JobBook:
         Raises PolicyRefusal or RemoteProtocolError where it may not be served now.
         """
         if signed.digest not in self._signed and len(self._signed) >= MAX_JOBS:
-            raise PolicyRefusal(f"job {signed.id}: {MAX_JOBS} jobs are open already", code=Refusal.POLICY)
+            self._make_room(signed)
         self._signed[signed.digest] = signed
         return self.approved(signed.digest, roster)
 
@@ -73,12 +76,21 @@ class JobBook:
 
     def forget(self, job_digest: bytes) -> None:
         self._signed.pop(job_digest, None)
+        self._served.discard(job_digest)
+
+    def _make_room(self, signed: SignedJob) -> None:
+        """The oldest job that could never be served goes: anybody can make up such. Raises PolicyRefusal."""
+        oldest = next((digest for digest in self._signed if digest not in self._served), None)
+        if oldest is None:
+            raise PolicyRefusal(f"job {signed.id}: {MAX_JOBS} jobs are open already", code=Refusal.POLICY)
+        self.forget(oldest)
 
     def _open(self, signed: SignedJob, roster: Roster) -> Job:
         job = open_job(signed, roster=roster, authority=self._authority, now=self._clock())
         if self._silo not in job.spec.silos:
             raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
         self._policy.check_job(job.spec, operator=job.operator)
+        self._served.add(job.digest)
         return job
 
     def _check_decision(self, job: Job) -> None:

@@ -89,6 +89,8 @@ class Transfer:
         for path in self._cache.iterdir():
             if path.stem not in kept:
                 path.unlink(missing_ok=True)
+        for digest in [each for each, lock in self._locks.items() if each not in keep and not lock.locked()]:
+            del self._locks[digest]
 
     async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
         """Send the masked stream, from where the coordinator has it. Raises RemoteProtocolError."""
@@ -99,9 +101,10 @@ class Transfer:
         part = await asyncio.to_thread(_Part, path, size_bytes)
         writing = Behind(most=CHUNKS_BEHIND)
         transferred = self._metrics.transferred.labels(direction=Direction.DOWN.value)
+        request.offset = part.accepted_bytes
+        call = self._stub.Download(request)
         try:
-            request.offset = part.accepted_bytes
-            async for chunk in self._stub.Download(request):
+            async for chunk in call:
                 if chunk is None:  # all that gRPC makes of bytes that do not parse
                     raise RemoteProtocolError("download: bytes that are no chunk")
                 await writing.room()
@@ -111,6 +114,7 @@ class Transfer:
             await writing.drain()
             part.check(request.state_digest)
         finally:
+            call.cancel()  # before what waits: what was refused may come without end, and is kept until then
             await writing.end()
             part.close()
 

@@ -182,6 +182,37 @@ async def test_chunks_out_of_order_are_refused(make_stub: MakeStub, tmp_path: Pa
         await download(carrier)
 
 
+async def test_a_refused_download_that_never_ends_is_ended_here(make_stub: MakeStub, tmp_path: Path) -> None:
+    """gRPC keeps what comes on a call that nobody reads any more."""
+    ended = asyncio.Event()
+
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        try:
+            while True:
+                yield pb.Chunk(offset=5, data=bytes(1000))
+        finally:
+            ended.set()
+
+    carrier = transfer(await make_stub(Download=Download), tmp_path)
+    with pytest.raises(RemoteProtocolError, match="do not fit"):
+        await download(carrier)
+    await asyncio.wait_for(ended.wait(), 20)
+
+
+async def test_nothing_is_kept_of_states_that_nobody_wants(make_stub: MakeStub, tmp_path: Path) -> None:
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        async for chunk in chunks_of(STATE, request.offset):
+            yield chunk
+
+    carrier = transfer(await make_stub(Download=Download), tmp_path)
+    await download(carrier)
+    carrier.forget(keep=frozenset({DIGEST}))
+    assert set(carrier._locks) == {DIGEST}
+    carrier.forget(keep=frozenset())
+    assert not carrier._locks
+    assert not list((tmp_path / "cache").iterdir())
+
+
 async def test_a_refused_download_is_not_tried_again(make_stub: MakeStub, tmp_path: Path) -> None:
     async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not this silo's job")

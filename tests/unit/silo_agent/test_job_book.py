@@ -1,0 +1,49 @@
+"""A silo's book of jobs holds so many and no more, and its places are for jobs that can be served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from crypto.errors import ChoraleError, PolicyRefusal
+from silo_agent.job_book import MAX_JOBS, JobBook
+from tests.support.agents import Hub
+from tests.unit.silo_agent.enrolled import MakeHub
+
+
+def book_of(hub: Hub) -> JobBook:
+    agent = hub.add("silo-0")
+    return JobBook(
+        silo="silo-0",
+        ledger=agent.ledger,
+        policy=agent.policy,
+        authority=hub.members.authority,
+        clock=lambda: hub.now,
+    )
+
+
+def flood(book: JobBook, hub: Hub) -> None:
+    for number in range(2 * MAX_JOBS):
+        with pytest.raises(ChoraleError):
+            book.offer(replace(hub.job.signed, spec_bytes=b"name: %d" % number), hub.roster)
+
+
+async def test_jobs_that_no_operator_signed_take_no_place_of_others(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    book = book_of(hub)
+    flood(book, hub)
+    job = book.offer(hub.job.signed, hub.roster)
+    flood(book, hub)
+    assert book.approved(job.digest, hub.roster).digest == job.digest
+
+
+async def test_no_job_that_can_be_served_gives_way_to_another(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    book = book_of(hub)
+    for number in range(MAX_JOBS):
+        book.offer(hub.sign(name=f"job-{number}").signed, hub.roster)
+    with pytest.raises(PolicyRefusal, match=f"{MAX_JOBS} jobs are open already"):
+        book.offer(hub.job.signed, hub.roster)
+    book.forget(hub.sign(name="job-0").digest)
+    assert book.offer(hub.job.signed, hub.roster).digest == hub.job.digest
