@@ -48,8 +48,8 @@ def _no_truth_value(value: object) -> object:
 
 
 def _in_utc(moment: datetime) -> datetime:
+    # nor is pydantic's own zone kept: let go as a process ends, it reads what datetime has freed
     try:
-        # nor is pydantic's own zone kept: freed as a process ends, it reads what datetime has freed before
         return moment.astimezone(UTC)
     except OverflowError:
         raise ValueError(f"expected a time of the years 1 to 9999 in UTC, got {moment.isoformat()}") from None

@@ -92,16 +92,18 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth += 1
         self._values += 1
-        self._check_event(self.peek_event())  # type: ignore[no-untyped-call]
+        self._check_next()
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         if node is not None and node.tag == INTEGER and len(node.value) > MAX_DIGITS:
             raise _odd(f"a number has at most {MAX_DIGITS} digits", node.start_mark)
         return node
 
-    def _check_event(self, event: Any) -> None:
-        if isinstance(event, yaml.AliasEvent):
-            raise _odd("aliases are not allowed", event.start_mark)
+    def _check_next(self) -> None:
+        """What the next node begins with."""
+        if self.check_event(yaml.AliasEvent):
+            raise _odd("aliases are not allowed", self.get_mark())
+        event = self.current_event  # check_event has read it
         if event.tag is not None:
             raise _odd("tags are not allowed", event.start_mark)
         if self._depth > MAX_DEPTH:

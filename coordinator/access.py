@@ -88,9 +88,10 @@ class AccessGuard:
     def admit(self, context: Context, method: str) -> None:
         """A call that begins. Raises AccessDenied that says which check failed."""
         with self._refusals_told(method):
-            if _auth_context(context).get("ssl_tls_version") != b"TLSv1.3":
+            auth = _auth_context(context)
+            if auth.get("ssl_tls_version") != b"TLSv1.3":
                 raise _unauthenticated("connection: expected TLS 1.3")
-            self._check_certificate(_peer_certificate(context), method)
+            self._check_certificate(_peer_certificate(auth), method)
 
     def check(self, caller: Caller, method: str) -> None:
         """A call that goes on: whether it would still begin. Raises AccessDenied as `admit`."""
@@ -211,9 +212,9 @@ def _auth_context(context: Context) -> dict[str, bytes]:
     return {key: next(iter(values), b"") for key, values in context.auth_context().items()}
 
 
-def _peer_certificate(context: Context) -> x509.Certificate:
+def _peer_certificate(auth: dict[str, bytes]) -> x509.Certificate:
     try:
-        return load_certificate(_auth_context(context).get("x509_pem_cert", b""))
+        return load_certificate(auth.get("x509_pem_cert", b""))
     except ConfigError:
         raise _unauthenticated("connection: expected a client certificate with a P-256 key") from None
 
@@ -227,7 +228,7 @@ def _role_of(certificate: x509.Certificate) -> Role:
 
 def caller_of(context: Context) -> Caller:
     """Who called, for a handler that the guard has let through and that has not ended."""
-    certificate = _peer_certificate(context)
+    certificate = _peer_certificate(_auth_context(context))
     return Caller(member=member_of(certificate), certificate=certificate)
 
 

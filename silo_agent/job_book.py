@@ -38,9 +38,7 @@ class JobBook:
         self._authority = authority
         self._clock = clock
         self._signed: dict[bytes, SignedJob] = {}
-        self._served: set[bytes] = (
-            set()
-        )  # opened once at least: an operator signed them, and policy allows them
+        self._served: set[bytes] = set()  # once at least: an operator signed them, and policy allows them
 
     def offer(self, signed: SignedJob, roster: Roster) -> Job:
         """Take an offered job into the book; it is opened now and again for every phase.
