@@ -18,6 +18,7 @@ from chorale.v1 import records_pb2
 from coordinator.attempt import SESSION_MESSAGES, Attempt
 from coordinator.complaints import FiledComplaint
 from coordinator.desk import Desk
+from coordinator.phase_history import PhaseHistory
 from coordinator.presence import Presence
 from coordinator.reasons import FailureReason
 from coordinator.rounds import RoundDriver
@@ -44,6 +45,7 @@ class JobDriver:
         self._on_change = on_change
         self._round: RoundDriver | None = None
         self._present_states: list[bytes] = []  # of this phase and the one before
+        self._history = PhaseHistory(desk.store, job.digest)
         self._sequence = PhaseSequence(job=job, is_outdated=self._is_outdated)
         self._resume_seconds = RESUME_SECONDS
         self._going = asyncio.Event()
@@ -82,8 +84,9 @@ class JobDriver:
     async def _outcome(self) -> tuple[JobStatus, str]:
         """Of all phases that are left: how the job ends, and why."""
         try:
-            while (step := self._next_step()) is not None:
-                await self._run_round(step[0])
+            step = self._next_step()
+            while step is not None:
+                step = await self._run_round(step)
         except BudgetSpent as error:
             return JobStatus.STOPPED, str(error)
         except JobFailed as error:
@@ -153,13 +156,16 @@ class JobDriver:
 
     # phases
 
-    async def _run_round(self, round: int) -> None:
-        """Every phase that carries the round's number."""
-        with tracing.span(Span.ROUND, self.job.digest, round):
-            while (step := self._next_step()) is not None and step[0] == round:
+    async def _run_round(self, first: Step) -> Step | None:
+        """Every phase that carries the round's number. Gives the step that follows."""
+        step: Step | None = first
+        with tracing.span(Span.ROUND, self.job.digest, first[0]):
+            while step is not None and step[0] == first[0]:
                 if not self._is_begun(step):
                     await self._going.wait()
                 await self._run_phase(*step)
+                step = self._next_step()
+        return step
 
     async def _run_phase(self, round: int, phase: str) -> None:
         row = self._begin(round, phase)
@@ -185,7 +191,7 @@ class JobDriver:
         refusal = f"refused by silos: {_who(record)}"
         if record.reason != FailureReason.BUDGET:
             return JobFailed(refusal)
-        rounds = self._sequence.completed_rounds(self._desk.store.phases(self.job.digest))
+        rounds = self._sequence.completed_rounds(self._history.rows())
         if rounds == 0:
             return JobFailed(f"{FailureReason.BUDGET.value}: {refusal}")
         return BudgetSpent(
@@ -223,7 +229,7 @@ class JobDriver:
     def _after(self, record: records_pb2.PhaseRecord) -> None:
         message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
         self._desk.attendance.send_all(self.job.spec.silos, message)
-        rows = self._desk.store.phases(self.job.digest)
+        rows = self._history.rows()
         rounds_completed = self._sequence.completed_rounds(rows)
         self._desk.metrics.rounds_completed.labels(federation_job=self.job.id).set(rounds_completed)
         newest = [record.state_digest, *(row.state_digest for row in reversed(rows))]
@@ -234,7 +240,7 @@ class JobDriver:
         self._on_change()
 
     def _next_step(self) -> Step | None:
-        return self._sequence.next_step(self._desk.store.phases(self.job.digest))
+        return self._sequence.next_step(self._history.rows())
 
     def _is_outdated(self, roll_call: PhaseRow) -> bool:
         """The job's silos on the roster have changed, or a silo that missed the roll-call asks to join."""
@@ -254,13 +260,11 @@ class JobDriver:
             return self._desk.roster_book.current
 
     def _complaints_before(self, row: PhaseRow) -> list[FiledComplaint]:
-        earlier = [
-            other for other in self._desk.store.phases(self.job.digest) if other.sequence < row.sequence
-        ]
+        earlier = [other for other in self._history.rows() if other.sequence < row.sequence]
         return self._desk.store.complaints(earlier[-1].sequence) if earlier else []
 
     def _is_begun(self, step: Step) -> bool:
-        rows = self._desk.store.phases(self.job.digest)
+        rows = self._history.rows()
         return bool(rows) and (rows[-1].round, rows[-1].phase) == step
 
     # telling
@@ -272,10 +276,7 @@ class JobDriver:
     def _tell_outcomes(self, silo: str) -> None:
         """A silo that was away, or the coordinator, may have missed how the last phase ended, and the last
         one that holds the silo's own input: its local state follows from that."""
-        ended = [row.record for row in self._desk.store.phases(self.job.digest) if row.record is not None]
-        summed = [record for record in ended if silo in record.cohort]
-        told = [*summed[-1:], *(record for record in ended[-1:] if record not in summed[-1:])]
-        for record in told:
+        for record in self._history.outcomes_for(silo):
             message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
             self._desk.attendance.send(silo, message)
 

@@ -23,6 +23,43 @@ from coordinator.store_tables import complaints, jobs, left_out, metadata, phase
 from crypto.errors import ConfigError, LocalProtocolError
 from crypto.messages import SignedBody
 
+# A phase runs some thirty statements, and to build one takes longer than to run it.
+_OF_JOB: sa.BindParameter[bytes] = sa.bindparam("of_job")
+_OF_ROUND: sa.BindParameter[int] = sa.bindparam("of_round")
+_OF_PHASE: sa.BindParameter[str] = sa.bindparam("of_phase")
+_OF_SEQUENCE: sa.BindParameter[int] = sa.bindparam("of_sequence")
+_OF_REASON: sa.BindParameter[str] = sa.bindparam("of_reason")
+_MOST: sa.BindParameter[int] = sa.bindparam("most")
+_JOB = jobs.select().where(jobs.c.digest == _OF_JOB)
+_UPDATE_JOB = jobs.update().where(jobs.c.digest == _OF_JOB)
+_ROUND_ROSTER = sa.select(round_rosters.c.version).where(
+    round_rosters.c.job == _OF_JOB, round_rosters.c.round == _OF_ROUND
+)
+_PHASE = phases.select().where(phases.c.sequence == _OF_SEQUENCE)
+_PHASE_AT = phases.select().where(
+    phases.c.job == _OF_JOB, phases.c.round == _OF_ROUND, phases.c.phase == _OF_PHASE
+)
+_PHASES_AFTER = (
+    phases.select()
+    .where(phases.c.job == _OF_JOB, phases.c.sequence > _OF_SEQUENCE)
+    .order_by(phases.c.sequence)
+)
+_NEWEST_STARTS = (
+    sa.select(phases.c.state_digest)
+    .where(phases.c.job == _OF_JOB)
+    .order_by(phases.c.sequence.desc())
+    .limit(_MOST)
+)
+_UPDATE_PHASE = phases.update().where(phases.c.sequence == _OF_SEQUENCE)
+_ABSENCES = left_out.select().where(left_out.c.phase == _OF_SEQUENCE).order_by(left_out.c.sequence)
+_ABSENT_SINCE = (
+    sa.select(left_out.c.silo)
+    .join(phases, left_out.c.phase == phases.c.sequence)
+    .where(phases.c.job == _OF_JOB, phases.c.sequence > _OF_SEQUENCE, left_out.c.reason == _OF_REASON)
+    .limit(1)
+)
+_COMPLAINTS = complaints.select().where(complaints.c.phase == _OF_SEQUENCE).order_by(complaints.c.sequence)
+
 
 class JobStatus(StrEnum):
     RUNNING = "running"
@@ -139,7 +176,7 @@ class Store:
 
     def job(self, digest: bytes) -> JobRow | None:
         with self._engine.begin() as connection:
-            row = connection.execute(jobs.select().where(jobs.c.digest == digest)).first()
+            row = connection.execute(_JOB, {"of_job": digest}).first()
         return None if row is None else _job_row(row)
 
     def jobs(self) -> list[JobRow]:
@@ -155,18 +192,15 @@ class Store:
 
     def set_job_status(self, digest: bytes, status: JobStatus, *, reason: str = "") -> None:
         with self._engine.begin() as connection:
-            connection.execute(
-                jobs.update().where(jobs.c.digest == digest).values(status=status.value, reason=reason)
-            )
+            connection.execute(_UPDATE_JOB, {"of_job": digest, "status": status.value, "reason": reason})
 
     def pin_round_roster(self, job: bytes, round: int, version: int) -> int:
         """The roster version of a round is that of its first attempt (docs/protocol.md 3.2)."""
-        where = sa.and_(round_rosters.c.job == job, round_rosters.c.round == round)
         with self._engine.begin() as connection:
-            pinned = connection.execute(sa.select(round_rosters.c.version).where(where)).scalar()
+            pinned = connection.execute(_ROUND_ROSTER, {"of_job": job, "of_round": round}).scalar()
             if pinned is not None:
                 return int(pinned)
-            connection.execute(round_rosters.insert().values(job=job, round=round, version=version))
+            connection.execute(round_rosters.insert(), {"job": job, "round": round, "version": version})
             return version
 
     # phases
@@ -175,58 +209,52 @@ class Store:
         self, job: bytes, round: int, phase: str, *, roster_version: int, unix_seconds: float
     ) -> PhaseRow:
         """The row of a phase, new or as it stands; it starts from the job's present state."""
+        of = {"of_job": job, "of_round": round, "of_phase": phase}
         with self._engine.begin() as connection:
-            start = connection.execute(
-                sa.select(jobs.c.state_digest).where(jobs.c.digest == job)
-            ).scalar_one()
-            row = connection.execute(_phase_at(job, round, phase)).first()
+            row = connection.execute(_PHASE_AT, of).first()
             if row is None:
-                connection.execute(
-                    phases.insert().values(
-                        job=job,
-                        round=round,
-                        phase=phase,
-                        roster_version=roster_version,
-                        state=RoundState.WAITING.value,
-                        attempt=0,
-                        started_unix_seconds=unix_seconds,
-                        state_digest=start,
-                    )
-                )
-                row = connection.execute(_phase_at(job, round, phase)).one()
+                values = {
+                    "job": job,
+                    "round": round,
+                    "phase": phase,
+                    "roster_version": roster_version,
+                    "state": RoundState.WAITING.value,
+                    "attempt": 0,
+                    "started_unix_seconds": unix_seconds,
+                    "state_digest": connection.execute(_JOB, of).one().state_digest,
+                }
+                connection.execute(phases.insert(), values)
+                row = connection.execute(_PHASE_AT, of).one()
         return _phase_row(row)
 
-    def phases(self, job: bytes) -> list[PhaseRow]:
-        """In the order in which they began."""
-        select = phases.select().where(phases.c.job == job).order_by(phases.c.sequence)
+    def phases(self, job: bytes, *, after: int = 0) -> list[PhaseRow]:
+        """In the order in which they began. after: only those of a greater sequence number."""
+        of = {"of_job": job, "of_sequence": after}
         with self._engine.begin() as connection:
-            return [_phase_row(row) for row in connection.execute(select)]
+            return [_phase_row(row) for row in connection.execute(_PHASES_AFTER, of)]
 
     def newest_starts(self, job: bytes, count: int) -> list[bytes]:
         """Digests of the states that the newest phases start from, newest first."""
-        select = sa.select(phases.c.state_digest).where(phases.c.job == job)
         with self._engine.begin() as connection:
-            newest = select.order_by(phases.c.sequence.desc()).limit(count)
-            return list(connection.execute(newest).scalars())
+            return list(connection.execute(_NEWEST_STARTS, {"of_job": job, "most": count}).scalars())
 
     def phase(self, sequence: int) -> PhaseRow:
         with self._engine.begin() as connection:
-            row = connection.execute(sa.select(phases).where(phases.c.sequence == sequence)).one()
+            row = connection.execute(_PHASE, {"of_sequence": sequence}).one()
         return _phase_row(row)
 
     def begin_attempt(self, sequence: int, attempt: int) -> None:
         """Durable before anything is sent under that number: none comes twice."""
         values = {"attempt": attempt, "state": RoundState.WAITING.value, "session": None, "upload_bytes": 0}
-        number = sa.select(phases.c.attempt).where(phases.c.sequence == sequence)
         with self._engine.begin() as connection:
-            last = connection.execute(number).scalar_one()
+            last = connection.execute(_PHASE, {"of_sequence": sequence}).one().attempt
             if attempt <= last:
                 raise LocalProtocolError(f"store: attempt {attempt} follows attempt {last}")
-            connection.execute(_update_phase(sequence).values(**values))
+            _update(connection, sequence, values)
 
     def set_phase_state(self, sequence: int, state: RoundState) -> None:
         with self._engine.begin() as connection:
-            connection.execute(_update_phase(sequence).values(state=state.value))
+            _update(connection, sequence, {"state": state.value})
 
     def enter_unmask(
         self, sequence: int, *, session: bytes, cohort: Sequence[str], upload_bytes: int
@@ -234,31 +262,28 @@ class Store:
         """From here on this very session is resumed (docs/protocol.md 6)."""
         values = {"session": session, "cohort": list(cohort), "upload_bytes": upload_bytes}
         with self._engine.begin() as connection:
-            connection.execute(_update_phase(sequence).values(state=RoundState.UNMASK.value, **values))
+            _update(connection, sequence, {"state": RoundState.UNMASK.value, **values})
 
     def enter_revealed(self, sequence: int, *, upload_bytes: int) -> None:
         """The sum is known and stored; no share is asked for again."""
         with self._engine.begin() as connection:
-            connection.execute(
-                _update_phase(sequence).values(state=RoundState.REVEALED.value, upload_bytes=upload_bytes)
-            )
+            _update(connection, sequence, {"state": RoundState.REVEALED.value, "upload_bytes": upload_bytes})
 
     def end_phase(self, sequence: int, *, state: RoundState, record: records_pb2.PhaseRecord) -> None:
         """One transaction: the phase's result, its record and the job's new state, once."""
         if state not in ENDED:
             raise LocalProtocolError(f"store: a phase does not end in state {state.value}")
         with self._engine.begin() as connection:
-            row = connection.execute(phases.select().where(phases.c.sequence == sequence)).one()
+            row = connection.execute(_PHASE, {"of_sequence": sequence}).one()
             if RoundState(row.state) in ENDED:
                 return
-            connection.execute(
-                _update_phase(sequence).values(
-                    state=state.value, record_json=json_format.MessageToJson(record), session=None
-                )
+            record_json = json_format.MessageToJson(record)
+            _update(
+                connection,
+                sequence,
+                {"state": state.value, "record_json": record_json, "session": None},
             )
-            connection.execute(
-                jobs.update().where(jobs.c.digest == row.job).values(state_digest=record.state_digest)
-            )
+            connection.execute(_UPDATE_JOB, {"of_job": row.job, "state_digest": record.state_digest})
 
     def add_absences(self, sequence: int, attempt: int, absences: Sequence[Absence]) -> None:
         with self._engine.begin() as connection:
@@ -276,17 +301,15 @@ class Store:
 
     def absences(self, sequence: int) -> list[Absence]:
         """All of a phase, in the order in which they came."""
-        select = left_out.select().where(left_out.c.phase == sequence).order_by(left_out.c.sequence)
         with self._engine.begin() as connection:
-            rows = connection.execute(select).all()
+            rows = connection.execute(_ABSENCES, {"of_sequence": sequence}).all()
         return [Absence(silo=row.silo, stage=row.stage, reason=row.reason) for row in rows]
 
     def was_absent_since(self, job: bytes, sequence: int, reason: str) -> bool:
         """Whether a silo was left out for this reason in a phase after that one."""
-        later = sa.and_(phases.c.job == job, phases.c.sequence > sequence, left_out.c.reason == reason)
-        select = sa.select(left_out.c.silo).join(phases, left_out.c.phase == phases.c.sequence)
+        of = {"of_job": job, "of_sequence": sequence, "of_reason": reason}
         with self._engine.begin() as connection:
-            return connection.execute(select.where(later).limit(1)).first() is not None
+            return connection.execute(_ABSENT_SINCE, of).first() is not None
 
     def add_complaint(self, sequence: int, complaint: FiledComplaint) -> None:
         with self._engine.begin() as connection:
@@ -302,18 +325,13 @@ class Store:
             )
 
     def complaints(self, sequence: int) -> list[FiledComplaint]:
-        select = complaints.select().where(complaints.c.phase == sequence).order_by(complaints.c.sequence)
         with self._engine.begin() as connection:
-            rows = connection.execute(select).all()
+            rows = connection.execute(_COMPLAINTS, {"of_sequence": sequence}).all()
         return [FiledComplaint(attempt=row.attempt, sender=row.sender, accused=row.accused) for row in rows]
 
 
-def _phase_at(job: bytes, round: int, phase: str) -> sa.Select[tuple[object, ...]]:
-    return sa.select(phases).where(phases.c.job == job, phases.c.round == round, phases.c.phase == phase)
-
-
-def _update_phase(sequence: int) -> sa.Update:
-    return phases.update().where(phases.c.sequence == sequence)
+def _update(connection: sa.Connection, sequence: int, values: dict[str, object]) -> None:
+    connection.execute(_UPDATE_PHASE, {"of_sequence": sequence, **values})
 
 
 def _job_row(row: sa.Row[tuple[object, ...]]) -> JobRow:
