@@ -266,18 +266,19 @@ class CoordinatorSession:
 
     def _expected(self, event: Event) -> frozenset[str]:
         """Who may send this in its stage."""
-        complainers = {sender for sender, _ in self.complaints}
-        return frozenset(
-            {
-                Event.ADVERT: self.terms.names,
-                Event.SHARES: self.cohort,
-                Event.COMPLAINT: self.sharers,
-                Event.MASKED_VECTOR: set(self.sharers) - complainers,
-                Event.CONSISTENCY: self.survivors,
-                Event.UNMASK_SHARES: self.survivors,
-                Event.RECOVERED_SEEDS: [survivor for survivor, _ in self._rebuilt.missing],
-            }[event]
-        )
+        match event:
+            case Event.ADVERT:
+                return frozenset(self.terms.names)
+            case Event.SHARES:
+                return frozenset(self.cohort)
+            case Event.COMPLAINT:
+                return frozenset(self.sharers)
+            case Event.MASKED_VECTOR:
+                return frozenset(self.sharers) - {sender for sender, _ in self.complaints}
+            case Event.CONSISTENCY | Event.UNMASK_SHARES:
+                return frozenset(self.survivors)
+            case _:
+                return frozenset(survivor for survivor, _ in self._rebuilt.missing)
 
     def _take_advert(self, sender: str, signed: SignedBody) -> None:
         verified = bodies.open_advert(

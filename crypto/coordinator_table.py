@@ -6,12 +6,12 @@ Source: docs/protocol.md 5; the table stands there as it stands here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, StrEnum
+from enum import StrEnum
 
 from crypto.errors import ProtocolError
 
 
-class CoordinatorState(Enum):
+class CoordinatorState(StrEnum):
     ADVERTISE = "advertise"
     SHARE = "share"
     MASKED = "masked"
@@ -22,7 +22,7 @@ class CoordinatorState(Enum):
     FAILED = "failed"
 
 
-class Event(Enum):
+class Event(StrEnum):
     """A silo's message, or what the driver asks for when a stage is over."""
 
     ADVERT = "Advert"

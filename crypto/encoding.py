@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
@@ -21,6 +23,9 @@ MAX_DEPTH = 6  # lists within lists; the deepest document (a layout in a session
 MAX_FIELDS = 1 << 16  # of one document, lists and what they hold included
 MAX_NUMBER = (1 << 64) - 1
 _PURPOSE = re.compile(r"[a-z0-9]+([./-][a-z0-9]+)*")
+_COUNT = struct.Struct(">I")
+_SIZED = struct.Struct(">cI")  # the tag of bytes and of text, and their length
+_NUMBER = struct.Struct(">cQ")
 
 
 def encode(purpose: str, *fields: Field) -> bytes:
@@ -28,9 +33,9 @@ def encode(purpose: str, *fields: Field) -> bytes:
 
     Raises LocalProtocolError for what the encoding does not hold.
     """
-    writer = _Writer()
+    writer = _Writer(_prefix(purpose))
     writer.write_list(fields, depth=0)
-    return _prefix(purpose) + bytes(writer.out)
+    return bytes(writer.out)
 
 
 def decode(purpose: str, data: bytes, *, max_bytes: int = 1 << 20) -> list[Value]:
@@ -44,7 +49,10 @@ def decode(purpose: str, data: bytes, *, max_bytes: int = 1 << 20) -> list[Value
     if not data.startswith(prefix):
         raise RemoteProtocolError(f"{purpose}: the bytes are of another purpose")
     scanner = _Scanner(purpose, data, start=len(prefix))
-    values = scanner.read_list(depth=0)
+    try:
+        values = scanner.read_list(depth=0)
+    except struct.error:
+        raise scanner.early() from None
     if scanner.place != len(data):
         raise RemoteProtocolError(f"{purpose}: {len(data) - scanner.place} bytes left over")
     return values
@@ -114,6 +122,7 @@ class FieldReader:
         return RemoteProtocolError(f"{self._what}: {message}", code=self._code)
 
 
+@lru_cache(maxsize=64)  # the purposes are constants of this code
 def _prefix(purpose: str) -> bytes:
     if not _PURPOSE.fullmatch(purpose):
         raise LocalProtocolError(f"encoding: {purpose!r} is no purpose")
@@ -121,38 +130,34 @@ def _prefix(purpose: str) -> bytes:
 
 
 class _Writer:
-    def __init__(self) -> None:
-        self.out = bytearray()
+    def __init__(self, prefix: bytes) -> None:
+        self.out = bytearray(prefix)
         self._fields = 0
 
     def write_list(self, fields: Sequence[Field], *, depth: int) -> None:
         self._fields += len(fields)
         if depth > MAX_DEPTH or self._fields > MAX_FIELDS:
             raise LocalProtocolError("encoding: too many fields or lists within lists")
-        self.out += len(fields).to_bytes(4, "big")
+        self.out += _COUNT.pack(len(fields))
         for field in fields:
-            self._write(field, depth=depth)
+            if isinstance(field, bytes):
+                self.out += _SIZED.pack(b"b", len(field)) + field
+            elif isinstance(field, str):
+                text = _utf8(field)
+                self.out += _SIZED.pack(b"s", len(text)) + text
+            elif isinstance(field, int):
+                self.out += _NUMBER.pack(b"i", _checked(field))
+            elif isinstance(field, list | tuple):
+                self.out += b"l"
+                self.write_list(field, depth=depth + 1)
+            else:
+                raise LocalProtocolError(f"encoding: no field holds a {type(field).__name__}")
 
-    def _write(self, field: Field, *, depth: int) -> None:
-        if isinstance(field, bytes):
-            self._write_bytes(b"b", field)
-        elif isinstance(field, str):
-            self._write_bytes(b"s", _utf8(field))
-        elif isinstance(field, int):
-            self._write_number(field)
-        elif isinstance(field, list | tuple):
-            self.out += b"l"
-            self.write_list(field, depth=depth + 1)
-        else:
-            raise LocalProtocolError(f"encoding: no field holds a {type(field).__name__}")
 
-    def _write_bytes(self, tag: bytes, data: bytes) -> None:
-        self.out += tag + len(data).to_bytes(4, "big") + data
-
-    def _write_number(self, number: int) -> None:
-        if isinstance(number, bool) or not 0 <= number <= MAX_NUMBER:
-            raise LocalProtocolError("encoding: a number is a whole number from 0 to 2^64 - 1")
-        self.out += b"i" + number.to_bytes(8, "big")
+def _checked(number: int) -> int:
+    if isinstance(number, bool) or not 0 <= number <= MAX_NUMBER:
+        raise LocalProtocolError("encoding: a number is a whole number from 0 to 2^64 - 1")
+    return number
 
 
 def _utf8(text: str) -> bytes:
@@ -163,6 +168,8 @@ def _utf8(text: str) -> bytes:
 
 
 class _Scanner:
+    """Reads from `place` on; a number or a length that the data ends within is a struct.error."""
+
     def __init__(self, purpose: str, data: bytes, *, start: int) -> None:
         self._purpose = purpose
         self._data = data
@@ -170,21 +177,29 @@ class _Scanner:
         self._fields = 0
 
     def read_list(self, *, depth: int) -> list[Value]:
-        count = int.from_bytes(self._take(4), "big")
+        (count,) = _COUNT.unpack_from(self._data, self.place)
+        self.place += _COUNT.size
         self._fields += count
         if depth > MAX_DEPTH or self._fields > MAX_FIELDS:
             raise RemoteProtocolError(f"{self._purpose}: too many fields or lists within lists")
-        return [self._read(depth=depth) for _ in range(count)]
+        return [self._read(depth) for _ in range(count)]
 
-    def _read(self, *, depth: int) -> Value:
-        tag = self._take(1)
+    def _read(self, depth: int) -> Value:
+        tag = self._data[self.place : self.place + 1]
         if tag == b"i":
-            return int.from_bytes(self._take(8), "big")
+            number: int = _NUMBER.unpack_from(self._data, self.place)[1]
+            self.place += _NUMBER.size
+            return number
         if tag == b"l":
+            self.place += 1
             return self.read_list(depth=depth + 1)
         if tag not in (b"b", b"s"):
-            raise RemoteProtocolError(f"{self._purpose}: byte {self.place - 1} is no tag")
-        data = self._take(int.from_bytes(self._take(4), "big"))
+            raise self._no_tag() if tag else self.early()
+        start = self.place + _SIZED.size
+        self.place = start + _SIZED.unpack_from(self._data, self.place)[1]
+        if self.place > len(self._data):
+            raise self.early()
+        data = self._data[start : self.place]
         return data if tag == b"b" else self._text(data)
 
     def _text(self, data: bytes) -> str:
@@ -193,10 +208,8 @@ class _Scanner:
         except UnicodeDecodeError:
             raise RemoteProtocolError(f"{self._purpose}: text is not UTF-8") from None
 
-    def _take(self, size: int) -> bytes:
-        end = self.place + size
-        if end > len(self._data):
-            raise RemoteProtocolError(f"{self._purpose}: ends early, at byte {len(self._data)}")
-        taken = self._data[self.place : end]
-        self.place = end
-        return taken
+    def _no_tag(self) -> RemoteProtocolError:
+        return RemoteProtocolError(f"{self._purpose}: byte {self.place} is no tag")
+
+    def early(self) -> RemoteProtocolError:
+        return RemoteProtocolError(f"{self._purpose}: ends early, at byte {len(self._data)}")

@@ -160,6 +160,7 @@ def fingerprint(certificate: x509.Certificate | bytes) -> bytes:
     return hashlib.sha256(certificate).digest()
 
 
+@lru_cache(maxsize=REMEMBERED)
 def member_of(certificate: x509.Certificate) -> MemberId:
     """The member that a certificate names.
 

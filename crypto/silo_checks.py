@@ -33,6 +33,7 @@ class Setting:
     """What the silo itself brings to the session."""
 
     terms: SessionTerms
+    session_digest: bytes  # of the terms
     roster: Roster
     authority: x509.Certificate
     now: datetime
@@ -72,12 +73,11 @@ def open_adverts(message: Cohort, setting: Setting) -> dict[str, VerifiedAdvert]
     if len(message.adverts) > setting.terms.rule.members:
         raise RemoteProtocolError("cohort: more adverts than named silos", code=Refusal.ADVERT)
     adverts: dict[str, VerifiedAdvert] = {}
-    session_digest = setting.terms.digest()
     for signed in message.adverts:
         verified = bodies.open_advert(
             signed,
             terms=setting.terms,
-            session_digest=session_digest,
+            session_digest=setting.session_digest,
             roster=setting.roster,
             authority=setting.authority,
             now=setting.now,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from enum import Enum
+from enum import StrEnum
 from typing import Any, TypeAlias, overload
 
 from cryptography import x509
@@ -52,7 +52,7 @@ Message: TypeAlias = Cohort | Envelopes | Survivors | Signatures | RecoverReques
 Answer: TypeAlias = Shares | Masker | SignedBody | UnmaskShares | RecoveredSeeds
 
 
-class SiloState(Enum):
+class SiloState(StrEnum):
     READY = "ready"
     ADVERTISED = "advertised"
     SHARED = "shared"
@@ -106,7 +106,14 @@ class SiloSession:
         now: datetime,
         random: Random = os.urandom,
     ) -> None:
-        setting = Setting(terms=terms, roster=roster, authority=authority, now=now, random=random)
+        setting = Setting(
+            terms=terms,
+            session_digest=terms.digest(),
+            roster=roster,
+            authority=authority,
+            now=now,
+            random=random,
+        )
         check_terms(setting, identity)
         self._start(SiloState.READY, Ready(setting=setting), identity, ledger)
 
@@ -198,7 +205,7 @@ class SiloSession:
                 "cohort: this silo's own advert is not the one it sent", code=Refusal.ADVERT
             )
         check_size("cohort", len(adverts), setting.terms.rule)
-        cohort_digest = bodies.cohort_digest(setting.terms.digest(), adverts.values())
+        cohort_digest = bodies.cohort_digest(setting.session_digest, adverts.values())
         dealt = dealing.deal(
             setting.terms,
             held.secrets,

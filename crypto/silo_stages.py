@@ -59,7 +59,7 @@ def advertise(setting: Setting, identity: Identity) -> Advertised:
     secrets = OwnSecrets.fresh(setting.random)
     advert = Advert(
         name=name,
-        session_digest=setting.terms.digest(),
+        session_digest=setting.session_digest,
         certificate=identity.certificate_der,
         channel_key=secrets.channel_key.public,
         mask_key=secrets.mask_key.public,
