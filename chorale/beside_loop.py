@@ -8,6 +8,7 @@ shares the loop's few threads; each keeps its own order.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from collections import deque
 from collections.abc import Callable, Generator
@@ -70,7 +71,8 @@ class Ahead(Generic[Item]):
         self._is_over = True
         if self._making is not None:
             await asyncio.wait({self._making})
-        await asyncio.to_thread(self._items.close)
+        if inspect.getgeneratorstate(self._items) != inspect.GEN_CLOSED:
+            await asyncio.to_thread(self._items.close)
 
     def __aiter__(self) -> Self:
         return self

@@ -219,7 +219,7 @@ class Attempt:
             self._check_hope(candidates, now)
             self._tell_awaited(awaited or pending)
             reoffer_at = min(now + REOFFER_SECONDS, self._deadlines.hard_cap_at)
-            await self._news_until(self._next_expiry(awaited, reoffer_at))
+            await self._news_until(min(awaited.values(), default=reoffer_at))
             if not is_enough and not awaited:
                 self._offer_again()
 
@@ -339,7 +339,7 @@ class Attempt:
             if not awaited:
                 return
             self._tell_awaited(awaited)
-            await self._news_until(self._next_expiry(awaited, self._deadlines.hard_cap_at))
+            await self._news_until(min(awaited.values()))
 
     async def _news_until(self, moment: float) -> None:
         try:
@@ -347,9 +347,6 @@ class Attempt:
                 await self._news.wait()
         except TimeoutError:
             return
-
-    def _next_expiry(self, awaited: Iterable[str], otherwise: float) -> float:
-        return min((self._deadlines.expires_at(silo) for silo in awaited), default=otherwise)
 
     def _is_present(self, silo: str, now: float) -> bool:
         return self._deadlines.is_present(silo, now=now)

@@ -7,6 +7,7 @@ lost the old one even where this side has not noticed yet. Source: docs/protocol
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -55,20 +56,23 @@ class Connection:
         self.silo = silo
         self.certificate_expires = certificate_expires
         self.farewell: Farewell | None = None
-        self._queue: asyncio.Queue[pb.CoordinatorMessage] = asyncio.Queue(MAX_QUEUED_MESSAGES)
+        self._waiting: deque[pb.CoordinatorMessage] = deque()
+        self._news = asyncio.Event()  # a message waits, or the connection has ended
         self._ended = asyncio.Event()
 
     def send(self, message: pb.CoordinatorMessage) -> None:
-        try:
-            self._queue.put_nowait(message)
-        except asyncio.QueueFull:
+        if len(self._waiting) >= MAX_QUEUED_MESSAGES:
             self.end(Farewell(why=Leaving.TOO_SLOW, sentence="control stream: too many messages wait unread"))
+            return
+        self._waiting.append(message)
+        self._news.set()
 
     def end(self, farewell: Farewell | None = None) -> None:
         """Without a farewell: the silo itself has gone."""
         if not self.is_ended:
             self.farewell = farewell
             self._ended.set()
+            self._news.set()
 
     @property
     def is_ended(self) -> bool:
@@ -80,19 +84,14 @@ class Connection:
 
     async def outgoing(self) -> AsyncGenerator[pb.CoordinatorMessage, None]:
         """Messages in order, until the connection ends."""
-        ended = asyncio.ensure_future(self._ended.wait())
-        following: asyncio.Future[pb.CoordinatorMessage] | None = None
-        try:
-            while not self.is_ended:
-                following = asyncio.ensure_future(self._queue.get())
-                await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
-                if not following.done():
-                    return
-                yield following.result()
-        finally:
-            ended.cancel()
-            if following is not None:
-                following.cancel()
+        while True:
+            await self._news.wait()
+            if self.is_ended:
+                return
+            message = self._waiting.popleft()
+            if not self._waiting:
+                self._news.clear()
+            yield message
 
 
 class Attendance:
@@ -100,6 +99,8 @@ class Attendance:
 
     def __init__(self, *, metrics: CoordinatorMetrics) -> None:
         self._metrics = metrics
+        self._received_bytes = metrics.received_bytes.labels(kind=Transfer.MESSAGE.value)
+        self._sent_bytes = metrics.sent_bytes.labels(kind=Transfer.MESSAGE.value)
         self._connections: dict[str, Connection] = {}
         self._listeners: list[Listener] = []
 
@@ -141,7 +142,7 @@ class Attendance:
             listener.on_lost(connection.silo)
 
     def deliver(self, silo: str, message: pb.SiloMessage) -> None:
-        self._metrics.received_bytes.labels(kind=Transfer.MESSAGE.value).inc(message.ByteSize())
+        self._received_bytes.inc(message.ByteSize())
         for listener in tuple(self._listeners):
             listener.on_message(silo, message)
 
@@ -151,7 +152,7 @@ class Attendance:
         if connection is None:
             return False
         connection.send(message)
-        self._metrics.sent_bytes.labels(kind=Transfer.MESSAGE.value).inc(message.ByteSize())
+        self._sent_bytes.inc(message.ByteSize())
         return True
 
     def send_all(self, silos: Iterable[str], message: pb.CoordinatorMessage) -> None:

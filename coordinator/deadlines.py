@@ -8,6 +8,7 @@ heartbeat that lists the phase as being prepared. A silo whose connection is gon
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,48 +38,42 @@ class StageDeadlines:
 
     def __init__(self, limits: StageLimits, *, started: float) -> None:
         self.limits = limits
-        self.started = started
-        self._waits: dict[str, _Wait] = {}
-
-    @property
-    def hard_cap_at(self) -> float:
-        return self.started + self.limits.hard_cap
+        self.hard_cap_at = started + limits.hard_cap
+        self._waits = defaultdict[str, _Wait](lambda: _Wait(since=started))
 
     def on_alive(self, name: str, *, now: float) -> None:
         """The silo says that it is at work on its answer."""
-        wait = self._wait(name)
+        wait = self._waits[name]
         wait.since = max(wait.since, now)
 
     def on_upload(self, name: str, *, received_bytes: int, now: float) -> None:
         """So many bytes of the silo's vector are here."""
-        wait = self._wait(name)
+        wait = self._waits[name]
         wait.is_uploading = True
         if received_bytes - wait.seen_bytes >= self.limits.min_rate * (now - wait.since):
             wait.since, wait.seen_bytes = now, received_bytes
 
     def on_lost(self, name: str, *, now: float) -> None:
-        self._wait(name).lost_at = now
+        self._waits[name].lost_at = now
 
     def on_present(self, name: str) -> None:
-        self._wait(name).lost_at = None
+        self._waits[name].lost_at = None
 
     def is_present(self, name: str, *, now: float) -> bool:
         """Connected, or gone for no longer than the grace."""
-        lost_at = self._wait(name).lost_at
+        lost_at = self._waits[name].lost_at
         return lost_at is None or now < lost_at + self.limits.grace
 
     def expires_at(self, name: str) -> float:
         """When the stage stops waiting for this silo, as things stand."""
-        wait = self._wait(name)
+        wait = self._waits[name]
         patience = self.limits.deadline
         if wait.is_uploading:
             patience = max(patience, self.limits.chunk_bytes / self.limits.min_rate)
         expires = min(wait.since + patience, self.hard_cap_at)
         return expires if wait.lost_at is None else min(expires, wait.lost_at + self.limits.grace)
 
-    def awaited(self, names: Iterable[str], *, now: float) -> frozenset[str]:
-        """Those of the names that are still worth waiting for."""
-        return frozenset(name for name in names if now < self.expires_at(name))
-
-    def _wait(self, name: str) -> _Wait:
-        return self._waits.setdefault(name, _Wait(since=self.started))
+    def awaited(self, names: Iterable[str], *, now: float) -> dict[str, float]:
+        """Those of the names that are still worth waiting for, each with when it is not any more."""
+        expiries = {name: self.expires_at(name) for name in names}
+        return {name: expires for name, expires in expiries.items() if now < expires}

@@ -104,12 +104,12 @@ class FederationService:
                 )
             path = self._desk.checkpoints.path(request.job_digest, digest)
             sent = self._desk.metrics.sent_bytes.labels(kind=Transfer.DOWNLOAD.value)
-            offset = request.offset
-            if offset > path.stat().st_size:
+            offset, state_bytes = request.offset, path.stat().st_size
+            if offset > state_bytes:
                 raise RemoteProtocolError("download: the offset is beyond the end of the state")
             with path.open("rb", buffering=0) as file:
                 pieces = Pieces(file, size=wire.CHUNK_BYTES)
-                while data := await pieces.at(offset):
+                while offset < state_bytes and (data := await pieces.at(offset)):
                     yield Chunk(offset, data)  # framed before the next piece is read
                     offset += len(data)
                     sent.inc(len(data))

@@ -61,8 +61,10 @@ class RosterBook:
 
     def of_version(self, version: int) -> Roster:
         """A roster that was in use before, checked again. Raises RemoteProtocolError if it expired."""
-        signed = self._store.roster(version)
-        return self._open(signed)
+        if version != self._current.version:
+            return self._open(self._store.roster(version))
+        self._current.check_current(self._clock.now())
+        return self._current
 
     def _first(self) -> Roster:
         self._stamp = self._stamp_of_file()

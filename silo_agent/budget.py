@@ -17,7 +17,19 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, Engine, Row, and_, delete, func, insert, select, update
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Engine,
+    Row,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from chorale.accountant import Release, epsilon, releases_from_json, releases_to_json
 from chorale.job import Job
@@ -42,6 +54,34 @@ Cost: TypeAlias = tuple[Release, ...]  # all that one input releases; None where
 class ReleaseStatus(StrEnum):
     RESERVED = "reserved"  # the data may be touched; nothing has left
     SPENT = "spent"  # bytes may have left
+
+
+# built once, as those of the reveals
+_OF_INPUT: BindParameter[bytes] = bindparam("of_input")
+_OF_DATA_SET: BindParameter[str] = bindparam("of_data_set")
+_OF_JOB: BindParameter[bytes] = bindparam("of_job")
+_OF_ROUND: BindParameter[int] = bindparam("of_round")
+_OF_PHASE: BindParameter[str] = bindparam("of_phase")
+_RELEASE = select(releases).where(releases.c.input_id == _OF_INPUT)
+_MARK_SPENT = update(releases).where(releases.c.input_id == _OF_INPUT).values(status=ReleaseStatus.SPENT)
+_GIVE_BACK = delete(releases).where(
+    releases.c.input_id == _OF_INPUT, releases.c.status == ReleaseStatus.RESERVED
+)
+_INPUTS_OF_JOB = (
+    select(func.count())
+    .select_from(releases)
+    .where(releases.c.data_set == _OF_DATA_SET, releases.c.job_digest == _OF_JOB)
+)
+_LEFT_IN_PHASE = _INPUTS_OF_JOB.where(
+    releases.c.round == _OF_ROUND,
+    releases.c.phase == _OF_PHASE,
+    releases.c.status == ReleaseStatus.SPENT,
+)
+_HELD = (
+    select(releases.c.cost_digest, func.count().label("inputs"))
+    .where(releases.c.data_set == _OF_DATA_SET)
+    .group_by(releases.c.cost_digest)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +169,8 @@ class Budget:
         except ConfigError as error:
             raise PolicyRefusal(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
         with self._engine.begin() as connection:
-            if self._inputs(connection, releases.c.job_digest == job.digest):
+            of_job = {"of_data_set": self._data_set, "of_job": job.digest}
+            if connection.execute(_INPUTS_OF_JOB, of_job).scalar_one():
                 return
             held = self._held(connection)
         self._check_fits(held, planned, what=f"job {job.id}: its plan")
@@ -181,29 +222,28 @@ class Budget:
 
         Raises PolicyRefusal(code=STAGE) if the reservation was given back.
         """
-        of_input = releases.c.input_id == input_id
+        of_input = {"of_input": input_id}
         with self._engine.begin() as connection:
-            found = connection.execute(select(releases).where(of_input)).one_or_none()
+            found = connection.execute(_RELEASE, of_input).one_or_none()
             if found is None:
                 raise PolicyRefusal("budget: the input was given up, so it cannot leave", code=Refusal.STAGE)
-            connection.execute(update(releases).where(of_input).values(status=ReleaseStatus.SPENT))
+            connection.execute(_MARK_SPENT, of_input)
         self._tell(spend_of(found))
 
     def release(self, input_id: bytes) -> None:
         """Give a reservation back; what was spent stays."""
-        reserved = and_(releases.c.input_id == input_id, releases.c.status == ReleaseStatus.RESERVED)
         with self._engine.begin() as connection:
-            connection.execute(delete(releases).where(reserved))
+            connection.execute(_GIVE_BACK, {"of_input": input_id})
 
     def _check_attempts(self, connection: Connection, key: PhaseKey, what: str) -> None:
         """Each crash makes an input anew; a phase is worth so many and no more."""
-        of_phase = and_(
-            releases.c.job_digest == key.job_digest,
-            releases.c.round == key.round,
-            releases.c.phase == key.phase,
-            releases.c.status == ReleaseStatus.SPENT,
-        )
-        left = self._inputs(connection, of_phase)
+        of_phase = {
+            "of_data_set": self._data_set,
+            "of_job": key.job_digest,
+            "of_round": key.round,
+            "of_phase": key.phase,
+        }
+        left = connection.execute(_LEFT_IN_PHASE, of_phase).scalar_one()
         if left >= self._policy.max_attempts:
             raise PolicyRefusal(
                 f"{what}: expected at most {self._policy.max_attempts} different inputs (max_attempts), "
@@ -229,9 +269,7 @@ class Budget:
 
     def _held(self, connection: Connection) -> Counter[Cost | None]:
         """What was spent and what is reserved on the data set, by cost."""
-        counted = select(releases.c.cost_digest, func.count().label("inputs"))
-        of_data = counted.where(releases.c.data_set == self._data_set).group_by(releases.c.cost_digest)
-        rows = connection.execute(of_data).all()
+        rows = connection.execute(_HELD, {"of_data_set": self._data_set}).all()
         return Counter({self._cost(connection, row.cost_digest): row.inputs for row in rows})
 
     def _by_job(self, connection: Connection) -> dict[bytes, Counter[Cost | None]]:
@@ -252,10 +290,6 @@ class Budget:
             text = select(costs.c.releases).where(costs.c.digest == digest)
             self._costs[digest] = _read_cost(connection.execute(text).scalar_one(), digest)
         return self._costs[digest]
-
-    def _inputs(self, connection: Connection, where: Any) -> int:
-        of_data = and_(releases.c.data_set == self._data_set, where)
-        return connection.execute(select(func.count()).select_from(releases).where(of_data)).scalar_one()
 
     def _job_spend(self, job_digest: bytes, counts: Counter[Cost | None]) -> JobSpend:
         return JobSpend(

@@ -157,7 +157,7 @@ class Inputs:
             entry.prepared.add_done_callback(self._give_back)
 
     def _give_back(self, prepared: asyncio.Future[Prepared]) -> None:
-        if _has_result(prepared):
+        if _has_result(prepared) and not prepared.result().charge.is_spent:
             with suppress(RuntimeError):  # closed meanwhile: the next process gives it back
                 self._worker.submit(prepared.result().charge.release)
 

@@ -92,9 +92,9 @@ class JobBook:
         return job
 
     def _check_decision(self, job: Job) -> None:
-        is_known = self._ledger.decision(job.digest) is not None
-        decision = self._ledger.record_job(job, is_approved=self._policy.approval is Approval.AUTOMATIC)
-        if not is_known:
+        is_approved = self._policy.approval is Approval.AUTOMATIC
+        decision, is_new = self._ledger.record_job(job, is_approved=is_approved)
+        if is_new:
             log.info("job offered", job=job.id, name=job.spec.name, decision=decision.value)
         if decision is Decision.REJECTED:
             raise PolicyRefusal(f"job {job.id}: was rejected here", code=Refusal.JOB_NOT_APPROVED)

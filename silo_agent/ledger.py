@@ -90,18 +90,21 @@ class Ledger:
         """Every data set that an input was ever made of."""
         return data_sets(self._engine)
 
-    def record_job(self, job: Job, *, is_approved: bool) -> Decision:
-        """Remember an offered job; what was decided before stays. Returns the decision in force."""
+    def record_job(self, job: Job, *, is_approved: bool) -> tuple[Decision, bool]:
+        """Remember an offered job; what was decided before stays.
+
+        Returns the decision in force, and whether the job was never offered before.
+        """
         decision = Decision.APPROVED if is_approved else Decision.OFFERED
         with self._engine.begin() as connection:
             found = connection.execute(select(jobs).where(jobs.c.job_digest == job.digest)).one_or_none()
             if found is None:
                 connection.execute(insert(jobs), self._job_row(job, decision))
-                return decision
+                return decision, True
             if is_approved and found.decision == Decision.OFFERED:
                 _decide(connection, job.digest, decision)
-                return decision
-            return Decision(found.decision)
+                return decision, False
+            return Decision(found.decision), False
 
     def jobs(self) -> list[LedgerJob]:
         """Every job ever offered, newest first."""

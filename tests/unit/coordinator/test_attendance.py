@@ -1,31 +1,67 @@
-"""The way to one silo leaves nothing behind when it ends."""
+"""The way to one silo: in order, bounded, and over at once when it ends."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 from chorale.v1 import federation_pb2 as pb
-from coordinator.attendance import Connection
+from coordinator.attendance import MAX_QUEUED_MESSAGES, Connection, Leaving
+
+
+def connection_to_a() -> Connection:
+    return Connection("a", certificate_expires=datetime(2100, 1, 1, tzinfo=UTC))
+
+
+def beat(number: float) -> pb.CoordinatorMessage:
+    return pb.CoordinatorMessage(heartbeat=pb.Heartbeat(unix_seconds=number))
+
+
+async def numbers(messages: AsyncIterator[pb.CoordinatorMessage]) -> list[float]:
+    return [message.heartbeat.unix_seconds async for message in messages]
+
+
+async def test_messages_go_out_in_order_until_the_connection_ends() -> None:
+    connection = connection_to_a()
+    outgoing = connection.outgoing()
+    connection.send(beat(1))
+    connection.send(beat(2))
+    assert (await anext(outgoing)).heartbeat.unix_seconds == 1
+    assert (await anext(outgoing)).heartbeat.unix_seconds == 2
+    waiting = asyncio.create_task(anext(outgoing))
+    await asyncio.sleep(0)
+    connection.send(beat(3))
+    assert (await waiting).heartbeat.unix_seconds == 3
+    rest = asyncio.create_task(numbers(outgoing))
+    await asyncio.sleep(0)  # it waits for news
+    connection.end()
+    assert await rest == []
+
+
+async def test_what_waits_when_the_connection_ends_is_not_sent() -> None:
+    connection = connection_to_a()
+    connection.send(beat(1))
+    connection.end()
+    connection.send(beat(2))
+    assert await numbers(connection.outgoing()) == []
+
+
+async def test_a_silo_that_lets_too_many_messages_wait_is_gone() -> None:
+    connection = connection_to_a()
+    for number in range(MAX_QUEUED_MESSAGES):
+        connection.send(beat(number))
+    assert not connection.is_ended
+    connection.send(beat(0))
+    assert connection.is_ended
+    assert connection.farewell is not None
+    assert connection.farewell.why is Leaving.TOO_SLOW
 
 
 async def test_no_task_is_left_waiting_when_the_stream_is_broken_off() -> None:
     before = asyncio.all_tasks()
-    connection = Connection("a", certificate_expires=datetime(2100, 1, 1, tzinfo=UTC))
-    reading = asyncio.create_task(_read(connection))
-    connection.send(pb.CoordinatorMessage())
-    while not reading.done() and connection._queue.qsize():
-        await asyncio.sleep(0)
+    reading = asyncio.create_task(numbers(connection_to_a().outgoing()))
+    await asyncio.sleep(0)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    left = asyncio.all_tasks() - before
-    await asyncio.gather(*left, return_exceptions=True)
-    assert reading.cancelled()
-    assert all(task.cancelled() for task in left)
-
-
-async def _read(connection: Connection) -> None:
-    async with aclosing(connection.outgoing()) as messages:
-        async for _ in messages:
-            pass
+    assert asyncio.all_tasks() == before

@@ -352,10 +352,10 @@ def test_two_writers_cannot_both_spend_the_last_change(book: Book) -> None:
 
 def test_a_decision_stays_through_restart_and_repeated_offers(book: Book) -> None:
     third = Hub(book.folder, silos=6, nonce="2" * 32).job
-    assert book.ledger.record_job(third, is_approved=False) is Decision.OFFERED
+    assert book.ledger.record_job(third, is_approved=False) == (Decision.OFFERED, True)
     book.ledger.reject(third.id)
     book.reopen()
-    assert book.ledger.record_job(third, is_approved=True) is Decision.REJECTED
+    assert book.ledger.record_job(third, is_approved=True) == (Decision.REJECTED, False)
     assert book.ledger.approve(third.id).name == "one-hot"
     assert book.ledger.decision(third.digest) is Decision.APPROVED
     assert [job.decision for job in book.ledger.jobs()] == [Decision.APPROVED] * 3
