@@ -15,7 +15,7 @@ from chorale.wire import PhaseKey
 from coordinator.bulletin import Bulletin
 from coordinator.desk import Desk
 from coordinator.jobs import JobDriver
-from coordinator.sequence import PhaseSequence
+from coordinator.phase_history import completed_rounds
 from coordinator.store import JobRow, JobStatus
 from crypto.cohort import SMALLEST_FEDERATION
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
@@ -194,17 +194,17 @@ class JobDesk:
         """The summary, all records so far, and then each new one of both. Raises RemoteProtocolError for an
         unknown job."""
         self._row(digest)  # before a bulletin is kept for it
-        told, last = 0, None
+        told, last = 0, None  # the last phase of which a record was told, and the last summary
         bulletin = self._bulletin(digest)
         while True:
             change = bulletin.next_change()
             summary = self.summary(digest)
             if summary != last:
                 yield pb.JobEvent(summary=summary)
-            ended = [row for row in self._desk.store.phases(digest) if row.is_ended]
-            for row in ended[told:]:
-                yield pb.JobEvent(record=row.record)
-            told = len(ended)
+            for row in self._desk.store.phases(digest, after=told):
+                if row.is_ended:
+                    yield pb.JobEvent(record=row.record)
+                    told = row.sequence
             last = summary
             if JobStatus(summary.status).is_ended:
                 return
@@ -230,14 +230,13 @@ class JobDesk:
     def _summary(self, row: JobRow) -> records_pb2.JobSummary:
         job = self._stored_job(row)
         driver = self._drivers.get(row.digest)
-        sequence = PhaseSequence(job=job, is_outdated=lambda _: False)
         return records_pb2.JobSummary(
             job_digest=row.digest,
             name=job.spec.name,
             status=row.status.value,
             strategy=job.spec.strategy.name,
             rounds=job.spec.rounds,
-            rounds_completed=sequence.completed_rounds(self._desk.store.phases(row.digest)),
+            rounds_completed=completed_rounds(self._desk.store, job),
             reason=row.reason,
             submitted_unix_seconds=row.submitted_unix_seconds,
             float32_bytes=self._model_bytes(row),

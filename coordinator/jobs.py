@@ -18,7 +18,7 @@ from chorale.v1 import records_pb2
 from coordinator.attempt import SESSION_MESSAGES, Attempt
 from coordinator.complaints import FiledComplaint
 from coordinator.desk import Desk
-from coordinator.phase_history import PhaseHistory
+from coordinator.phase_history import PhaseHistory, completed_rounds
 from coordinator.presence import Presence
 from coordinator.reasons import FailureReason
 from coordinator.rounds import RoundDriver
@@ -191,7 +191,7 @@ class JobDriver:
         refusal = f"refused by silos: {_who(record)}"
         if record.reason != FailureReason.BUDGET:
             return JobFailed(refusal)
-        rounds = self._sequence.completed_rounds(self._history.rows())
+        rounds = completed_rounds(self._desk.store, self.job)
         if rounds == 0:
             return JobFailed(f"{FailureReason.BUDGET.value}: {refusal}")
         return BudgetSpent(
@@ -229,10 +229,9 @@ class JobDriver:
     def _after(self, record: records_pb2.PhaseRecord) -> None:
         message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
         self._desk.attendance.send_all(self.job.spec.silos, message)
-        rows = self._history.rows()
-        rounds_completed = self._sequence.completed_rounds(rows)
-        self._desk.metrics.rounds_completed.labels(federation_job=self.job.id).set(rounds_completed)
-        newest = [record.state_digest, *(row.state_digest for row in reversed(rows))]
+        completed = completed_rounds(self._desk.store, self.job)
+        self._desk.metrics.rounds_completed.labels(federation_job=self.job.id).set(completed)
+        newest = [record.state_digest, *(row.state_digest for row in reversed(self._history.rows()))]
         kept = list(dict.fromkeys(newest))[: self._desk.settings.keep_checkpoints]
         self._desk.checkpoints.keep_only(self.job.digest, kept)
         self._note_checkpoint()

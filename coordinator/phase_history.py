@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from chorale.job import Job
 from chorale.v1.records_pb2 import PhaseRecord
 from coordinator.store import PhaseRow, Store
+
+
+def completed_rounds(store: Store, job: Job) -> int:
+    """Rounds whose last phase was applied."""
+    return store.count_applied(job.digest, job.strategy.round_phases[-1])
 
 
 class PhaseHistory:

@@ -43,11 +43,6 @@ class PhaseSequence:
             return following
         return self._roll_call(rows) if self._needs_roll_call(rows, following[0]) else following
 
-    def completed_rounds(self, rows: Sequence[PhaseRow]) -> int:
-        """Rounds whose last phase was applied."""
-        last = self.job.strategy.round_phases[-1]
-        return sum(row.phase == last and row.state is RoundState.APPLIED for row in rows)
-
     def last_roll_call(self, rows: Sequence[PhaseRow]) -> PhaseRow | None:
         applied = (row for row in reversed(rows) if row.state is RoundState.APPLIED)
         return next((row for row in applied if self._is_opening(row)), None)

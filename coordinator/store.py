@@ -29,6 +29,7 @@ _OF_ROUND: sa.BindParameter[int] = sa.bindparam("of_round")
 _OF_PHASE: sa.BindParameter[str] = sa.bindparam("of_phase")
 _OF_SEQUENCE: sa.BindParameter[int] = sa.bindparam("of_sequence")
 _OF_REASON: sa.BindParameter[str] = sa.bindparam("of_reason")
+_OF_STATE: sa.BindParameter[str] = sa.bindparam("of_state")
 _MOST: sa.BindParameter[int] = sa.bindparam("most")
 _JOB = jobs.select().where(jobs.c.digest == _OF_JOB)
 _UPDATE_JOB = jobs.update().where(jobs.c.digest == _OF_JOB)
@@ -43,6 +44,11 @@ _PHASES_AFTER = (
     phases.select()
     .where(phases.c.job == _OF_JOB, phases.c.sequence > _OF_SEQUENCE)
     .order_by(phases.c.sequence)
+)
+_COUNT_IN_STATE = (
+    sa.select(sa.func.count())
+    .select_from(phases)
+    .where(phases.c.job == _OF_JOB, phases.c.phase == _OF_PHASE, phases.c.state == _OF_STATE)
 )
 _NEWEST_STARTS = (
     sa.select(phases.c.state_digest)
@@ -232,6 +238,12 @@ class Store:
         of = {"of_job": job, "of_sequence": after}
         with self._engine.begin() as connection:
             return [_phase_row(row) for row in connection.execute(_PHASES_AFTER, of)]
+
+    def count_applied(self, job: bytes, phase: str) -> int:
+        """In how many rounds the phase of this name was applied."""
+        of = {"of_job": job, "of_phase": phase, "of_state": RoundState.APPLIED.value}
+        with self._engine.begin() as connection:
+            return connection.execute(_COUNT_IN_STATE, of).scalar_one()
 
     def newest_starts(self, job: bytes, count: int) -> list[bytes]:
         """Digests of the states that the newest phases start from, newest first."""

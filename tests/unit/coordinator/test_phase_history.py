@@ -6,10 +6,11 @@ import pytest
 
 from chorale.job import SignedJob
 from chorale.v1.records_pb2 import PhaseRecord
-from coordinator.phase_history import PhaseHistory
+from coordinator.phase_history import PhaseHistory, completed_rounds
 from coordinator.round_machine import RoundState
 from coordinator.store import PhaseRow, Store
 from crypto.messages import SignedBody
+from tests.unit.coordinator.job_phases import make_job
 
 SIGNED = SignedJob(spec_bytes=b"spec", signature=b"signature", operator_certificate=b"der")
 OTHER = SignedJob(spec_bytes=b"other", signature=b"signature", operator_certificate=b"der")
@@ -30,13 +31,13 @@ def history(store):
     return PhaseHistory(store, SIGNED.digest)
 
 
-def begin(store: Store, round: int, signed: SignedJob = SIGNED) -> PhaseRow:
-    return store.begin_phase(signed.digest, round, "train", roster_version=1, unix_seconds=2.0)
+def begin(store: Store, round: int, signed: SignedJob = SIGNED, phase: str = "train") -> PhaseRow:
+    return store.begin_phase(signed.digest, round, phase, roster_version=1, unix_seconds=2.0)
 
 
-def end(store: Store, row: PhaseRow, *cohort: str) -> None:
+def end(store: Store, row: PhaseRow, *cohort: str, state: RoundState = RoundState.APPLIED) -> None:
     record = PhaseRecord(round=row.round, phase=row.phase, cohort=cohort, state_digest=bytes(32))
-    store.end_phase(row.sequence, state=RoundState.APPLIED, record=record)
+    store.end_phase(row.sequence, state=state, record=record)
 
 
 def test_rows_are_those_of_the_store_at_every_step(store, history):
@@ -76,3 +77,21 @@ def test_a_silo_is_told_the_last_outcome_and_the_last_that_summed_it(store, hist
     assert [record.round for record in history.outcomes_for("a")] == [2, 4]
     assert [record.round for record in history.outcomes_for("b")] == [4]
     assert [record.round for record in history.outcomes_for("c")] == [4]
+
+
+def test_a_round_is_completed_once_its_last_phase_was_applied(store):
+    job = make_job("fedcsd")
+    store.add_job(job.signed, state_digest=bytes(32), unix_seconds=1.0)
+    end(store, begin(store, 1))  # of another job
+    applied, lost = RoundState.APPLIED, RoundState.USED_UP
+    phases = [
+        (1, "prototypes", applied),
+        (1, "train", applied),
+        (2, "prototypes", lost),  # which uses up the round
+        (3, "prototypes", applied),
+        (3, "train", lost),
+        (4, "prototypes", applied),
+    ]
+    for round, phase, state in phases:
+        end(store, begin(store, round, job.signed, phase), state=state)
+    assert completed_rounds(store, job) == 1

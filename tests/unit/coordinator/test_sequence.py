@@ -68,8 +68,3 @@ def test_roll_call_is_not_repeated_before_the_first_round_or_the_closing_phase()
     assert sequence(is_outdated=True).next_step(rows((0, "roll-call.0", DONE))) == (1, "train")
     ended = rows((0, "roll-call.0", DONE), (3, "train", DONE))
     assert sequence(is_outdated=True).next_step(ended) == (3, "evaluate.0")
-
-
-def test_only_applied_rounds_are_completed():
-    ended = rows((0, "roll-call.0", DONE), (1, "train", DONE), (2, "train", LOST), (3, "train", DONE))
-    assert sequence().completed_rounds(ended) == 2

@@ -61,18 +61,6 @@ def test_prototypes_that_were_used_up_use_up_their_round() -> None:
     assert steps == [*OPENING, *rounds(1), (2, "prototypes"), *rounds(3), (3, "evaluate.0")]
 
 
-def test_a_round_whose_prototypes_were_used_up_is_no_completed_round() -> None:
-    job = make_job("fedcsd")
-    sequence = PhaseSequence(job=job, is_outdated=lambda _: False)
-    rows = [
-        make_row(0, (1, "prototypes"), RoundState.APPLIED),
-        make_row(1, (1, "train"), RoundState.APPLIED),
-        make_row(2, (2, "prototypes"), RoundState.USED_UP),
-        make_row(3, (3, "prototypes"), RoundState.APPLIED),
-    ]
-    assert sequence.completed_rounds(rows) == 1
-
-
 def test_the_last_rounds_prototypes_used_up_lead_to_the_closing_phase() -> None:
     assert walk(make_job("fedcsd"), lost=[(3, "prototypes")])[-2:] == [(3, "prototypes"), (3, "evaluate.0")]
 
