@@ -26,7 +26,7 @@ NOT_KNOWN = "job: not known here"
 
 
 class TooManyJobs(RemoteProtocolError):
-    """The coordinator runs as many jobs as its settings allow."""
+    """As many jobs run, or are being handed in, as the coordinator allows."""
 
 
 class Draining(ChoraleError):

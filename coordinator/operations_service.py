@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from chorale import wire
@@ -15,10 +17,13 @@ from chorale.chunks import chunk_of
 from chorale.job import SignedJob
 from chorale.v1 import federation_pb2, operations_pb2_grpc, records_pb2
 from chorale.v1 import operations_pb2 as pb
+from coordinator.access import caller_of
 from coordinator.desk import Desk
-from coordinator.job_desk import JobDesk
+from coordinator.job_desk import JobDesk, TooManyJobs
 from coordinator.service_errors import Context, errors_as_codes
 from crypto.errors import RemoteProtocolError
+
+MAX_SUBMISSIONS = 4  # of one operator at once
 
 
 class OperationsService(operations_pb2_grpc.OperationsServicer):
@@ -27,6 +32,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
     def __init__(self, *, desk: Desk, job_desk: JobDesk) -> None:
         self._desk = desk
         self._job_desk = job_desk
+        self._submissions: Counter[str] = Counter()  # under way, by operator
 
     async def SubmitJob(
         self, request_iterator: AsyncIterator[pb.SubmitMessage], context: Context
@@ -34,11 +40,23 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         """The signed job first, then its initial state. Handing it in twice is no error."""
         received = self._desk.settings.spool_directory / f"submit-{secrets.token_hex(8)}"
         async with errors_as_codes(context):
-            try:
-                return await self._submit(request_iterator, received)
-            finally:
-                received.unlink(missing_ok=True)
+            with self._submission_of(caller_of(context).name):
+                try:
+                    return await self._submit(request_iterator, received)
+                finally:
+                    received.unlink(missing_ok=True)
         raise AssertionError("unreachable: errors end the call")
+
+    @contextmanager
+    def _submission_of(self, operator: str) -> Iterator[None]:
+        """Raises TooManyJobs for one more than may be under way: each may take `max_state_bytes` of disk."""
+        if self._submissions[operator] >= MAX_SUBMISSIONS:
+            raise TooManyJobs(f"submit: {MAX_SUBMISSIONS} jobs of {operator} are being handed in already")
+        self._submissions[operator] += 1
+        try:
+            yield
+        finally:
+            self._submissions[operator] -= 1
 
     async def _submit(self, messages: AsyncIterator[pb.SubmitMessage], received: Path) -> pb.SubmitReceipt:
         first = await anext(aiter(messages), None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import grpc
 import pytest
 
 from chorale.v1 import operations_pb2 as pb
+from coordinator.operations_service import MAX_SUBMISSIONS
 from crypto.errors import Refusal
 from tests.unit.coordinator.conftest import submission
 
@@ -89,6 +91,26 @@ async def test_more_jobs_than_allowed_are_refused(make_hub):
     with pytest.raises(grpc.aio.AioRpcError, match="1 jobs are unfinished") as raised:
         await submit(hub, signed, state)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_an_operator_hands_in_only_so_many_jobs_at_once(make_hub):
+    # without a bound one operator could fill the coordinator's disk with states that never end
+    hub = make_hub()
+    await hub.start()
+    signed, state = hub.job()
+    stubs = [hub.operations() for _ in range(MAX_SUBMISSIONS)]
+    open_calls = [stub.SubmitJob() for stub in stubs]
+    for call in open_calls:
+        await call.write(await anext(submission(signed, state)))
+    while len(list(hub.settings.spool_directory.glob("submit-*"))) < MAX_SUBMISSIONS:
+        await asyncio.sleep(0.01)
+    with pytest.raises(grpc.aio.AioRpcError, match="4 jobs of ops are being handed in already") as raised:
+        await submit(hub, signed, state)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    open_calls[0].cancel()
+    while len(list(hub.settings.spool_directory.glob("submit-*"))) >= MAX_SUBMISSIONS:
+        await asyncio.sleep(0.01)
+    assert (await submit(hub, signed, state)).job_digest == signed.digest
 
 
 async def test_cancelled_job_ends_and_its_silos_are_told(make_hub):
