@@ -10,7 +10,9 @@ import pytest
 from chorale.state import state_from_bytes
 from chorale.v1 import operations_pb2
 from coordinator.aggregate import MaskedSum
+from coordinator.jobs import JobDriver
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.store import Store
 from crypto.errors import Refusal
 from crypto.identity import Role
 
@@ -210,6 +212,38 @@ async def test_job_goes_on_by_itself_after_a_fault_of_this_machine(make_hub, mon
     assert (summary.status, summary.rounds_completed) == ("done", 1)
     assert (records[0].phase, records[0].attempts, records[0].result) == ("roll-call.0", 2, "applied")
     assert list(records[0].cohort) == hub.names
+
+
+async def test_a_job_waits_twice_as_long_after_each_fault_and_anew_once_a_phase_has_ended(
+    make_hub, monkeypatch
+):
+    full = OSError(errno.ENOSPC, "no space left on device")
+    enter, faults = Store.enter_unmask, iter([full, full, full, None, full])
+
+    def enter_after_a_fault(store, sequence, **values):
+        if (fault := next(faults, None)) is not None:
+            raise fault
+        enter(store, sequence, **values)
+
+    tell_progress, told = JobDriver._tell_progress, []
+
+    def tell(driver, line):
+        told.append(line)
+        tell_progress(driver, line)
+
+    monkeypatch.setattr(Store, "enter_unmask", enter_after_a_fault)
+    monkeypatch.setattr(JobDriver, "_tell_progress", tell)
+    monkeypatch.setattr("coordinator.jobs.RESUME_SECONDS", 0.05)
+    monkeypatch.setattr("coordinator.jobs.MOST_RESUME_SECONDS", 0.15)
+    hub = make_hub(silos=3)
+    await hub.start()
+    hub.start_silos()
+
+    summary, _ = await hub.finish(await hub.submit(rounds=1, max_attempts=5))
+
+    waits = [line.rpartition(" in ")[2] for line in told if line.startswith("stopped by OSError")]
+    assert waits == ["0.05 seconds", "0.1 seconds", "0.15 seconds", "0.05 seconds"]
+    assert summary.status == "done"
 
 
 async def test_accused_of_a_complaint_sits_out_the_next_round_and_comes_back(make_hub):
