@@ -6,9 +6,10 @@ Source: docs/protocol.md 3, 5.1 and 7.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from cryptography import x509
 
@@ -133,11 +134,19 @@ def open_job(signed: SignedJob, *, roster: Roster, authority: x509.Certificate, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job that was verified. operator: name of who signed it."""
+    """A job that was verified. operator: name of who signed it. strategy: the spec's method, made once."""
 
     spec: JobSpec
     signed: SignedJob = field(repr=False)
     operator: str
+    strategy: Strategy = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strategy", self.spec.method)
+
+    def __reduce__(self) -> tuple[Callable[[], Job], tuple[()]]:
+        """To another process of a simulation without the strategy, whose tables are views."""
+        return partial(Job, spec=self.spec, signed=self.signed, operator=self.operator), ()
 
     @property
     def digest(self) -> bytes:
@@ -146,10 +155,6 @@ class Job:
     @property
     def id(self) -> str:
         return self.signed.id
-
-    @property
-    def strategy(self) -> Strategy:
-        return _strategy_of(self.signed.spec_bytes)
 
     @property
     def opening(self) -> str:
@@ -286,12 +291,6 @@ class Job:
 def _spec_of(spec_bytes: bytes) -> JobSpec:
     """What the bytes say, read once: they are the same at every phase, and reading takes 15 ms."""
     return JobSpec.from_yaml(spec_bytes, source=f"job {hashlib.sha256(spec_bytes).hexdigest()[:12]}")
-
-
-@lru_cache(maxsize=HELD_SPECS)
-def _strategy_of(spec_bytes: bytes) -> Strategy:
-    """Made once, too: a phase asks some ten times what its method does."""
-    return _spec_of(spec_bytes).method
 
 
 def _first(kind: str) -> str:

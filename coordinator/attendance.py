@@ -61,7 +61,10 @@ class Connection:
         self._ended = asyncio.Event()
 
     def send(self, message: pb.CoordinatorMessage) -> None:
+        if self.is_ended:
+            return
         if len(self._waiting) >= MAX_QUEUED_MESSAGES:
+            self._waiting.clear()  # it does not read them
             self.end(Farewell(why=Leaving.TOO_SLOW, sentence="control stream: too many messages wait unread"))
             return
         self._waiting.append(message)
@@ -83,13 +86,14 @@ class Connection:
         await self._ended.wait()
 
     async def outgoing(self) -> AsyncGenerator[pb.CoordinatorMessage, None]:
-        """Messages in order, until the connection ends."""
+        """Messages in order, those that were sent before the connection ended: a silo that is refused
+        reads the roster that refuses it."""
         while True:
             await self._news.wait()
-            if self.is_ended:
+            if not self._waiting:
                 return
             message = self._waiting.popleft()
-            if not self._waiting:
+            if not self._waiting and not self.is_ended:
                 self._news.clear()
             yield message
 

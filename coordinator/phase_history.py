@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from chorale.job import Job
 from chorale.v1.records_pb2 import PhaseRecord
 from coordinator.store import PhaseRow, Store
@@ -24,8 +26,9 @@ class PhaseHistory:
         """All phases, in the order in which they began."""
         last = self._ended[-1].sequence if self._ended else 0
         newer = self._store.phases(self._job_digest, after=last)
-        self._ended += [row for row in newer if row.is_ended]
-        return [*self._ended, *(row for row in newer if not row.is_ended)]
+        ended = list(takewhile(lambda row: row.is_ended, newer))
+        self._ended += ended
+        return [*self._ended, *newer[len(ended) :]]
 
     def outcomes_for(self, silo: str) -> list[PhaseRecord]:
         """How the last phase ended, and before it the last one that summed the silo's input."""

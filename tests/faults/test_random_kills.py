@@ -42,6 +42,6 @@ def wait_for_lines(federation: LocalFederation, count: int) -> None:
 
     def has_come() -> bool:
         lines = federation.hub.records()
-        return len(lines) >= last + count or lines[-1]["event"] == "job ended"
+        return len(lines) >= last + count or any(line["event"] == "job ended" for line in lines)
 
     wait_until(has_come, f"{count} lines of the coordinator", detail=federation.hub.tail)
