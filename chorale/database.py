@@ -37,6 +37,17 @@ def open_database(path: Path) -> Engine:
     return engine
 
 
+def close_database(engine: Engine) -> None:
+    """Close every connection: at once those that lie ready, and one that a thread has when it comes back."""
+    event.listen(engine.pool, "checkin", _close)
+    engine.dispose()
+
+
+def _close(connection: SqliteConnection | None, _record: object) -> None:
+    if connection is not None:
+        connection.close()
+
+
 def _prepare(connection: SqliteConnection, _record: object) -> None:
     # the driver would begin transactions by itself, and only before a write
     connection.isolation_level = None

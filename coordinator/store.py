@@ -14,7 +14,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from google.protobuf import json_format
 
-from chorale.database import open_database
+from chorale.database import close_database, open_database
 from chorale.job import SignedJob
 from chorale.v1 import records_pb2
 from coordinator.complaints import FiledComplaint
@@ -138,7 +138,7 @@ class Store:
         metadata.create_all(self._engine)
 
     def close(self) -> None:
-        self._engine.dispose()
+        close_database(self._engine)
 
     # rosters
 

@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, event, insert, select, update
 
 from chorale import audit
-from chorale.database import open_database
+from chorale.database import close_database, open_database
 from chorale.job import Job
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.reveal import PendingReveal
@@ -68,7 +68,7 @@ class Ledger:
         metadata.create_all(self._engine)
 
     def close(self) -> None:
-        self._engine.dispose()
+        close_database(self._engine)
 
     def reveals(
         self, *, policy: Policy, data_set: str, tell: Callable[[PendingReveal], None] = _nobody

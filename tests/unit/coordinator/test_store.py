@@ -35,9 +35,19 @@ def begin(store, round=1, phase="train"):
     return store.begin_phase(SIGNED.digest, round, phase, roster_version=1, unix_seconds=20.0)
 
 
+@pytest.fixture
 def reopened(store, path):
-    store.close()
-    return Store(path)
+    """The store as the next process finds it."""
+    opened = []
+
+    def reopen():
+        store.close()
+        opened.append(Store(path))
+        return opened[-1]
+
+    yield reopen
+    for each in opened:
+        each.close()
 
 
 def record(state_digest):
@@ -46,9 +56,9 @@ def record(state_digest):
     )
 
 
-def test_job_survives_and_is_taken_once(store, path):
+def test_job_survives_and_is_taken_once(store, reopened):
     assert not store.add_job(SIGNED, state_digest=SECOND, unix_seconds=11.0)
-    again = reopened(store, path)
+    again = reopened()
     (row,) = again.jobs()
     assert (row.signed, row.status, row.state_digest) == (SIGNED, JobStatus.RUNNING, FIRST)
 
@@ -61,46 +71,46 @@ def test_jobs_are_counted_by_status(store):
     assert store.count_jobs() == {JobStatus.RUNNING: 1, JobStatus.DONE: 1}
 
 
-def test_status_and_reason_survive(store, path):
+def test_status_and_reason_survive(store, reopened):
     store.set_job_status(SIGNED.digest, JobStatus.FAILED, reason="too few")
-    row = reopened(store, path).job(SIGNED.digest)
+    row = reopened().job(SIGNED.digest)
     assert (row.status, row.reason) == (JobStatus.FAILED, "too few")
 
 
-def test_attempt_number_never_comes_twice(store, path):
+def test_attempt_number_never_comes_twice(store, reopened):
     row = begin(store)
     store.begin_attempt(row.sequence, 1)
-    again = reopened(store, path)
+    again = reopened()
     with pytest.raises(LocalProtocolError, match="attempt 1 follows attempt 1"):
         again.begin_attempt(row.sequence, 1)
     again.begin_attempt(row.sequence, 2)
     assert again.phase(row.sequence).attempt == 2
 
 
-def test_unmask_is_found_again_with_its_session_and_cohort(store, path):
+def test_unmask_is_found_again_with_its_session_and_cohort(store, reopened):
     row = begin(store)
     store.begin_attempt(row.sequence, 1)
     store.enter_unmask(row.sequence, session=b"snapshot", cohort=["a", "b"], upload_bytes=77)
-    (found,) = reopened(store, path).phases(SIGNED.digest)
+    (found,) = reopened().phases(SIGNED.digest)
     assert (found.state, found.session, found.cohort) == (RoundState.UNMASK, b"snapshot", ["a", "b"])
     assert found.upload_bytes == 77
 
 
-def test_beginning_a_phase_again_gives_the_row_as_it_stands(store, path):
+def test_beginning_a_phase_again_gives_the_row_as_it_stands(store, reopened):
     row = begin(store)
     store.begin_attempt(row.sequence, 1)
     store.set_phase_state(row.sequence, RoundState.MASKED)
-    again = begin(reopened(store, path))
+    again = begin(reopened())
     assert (again.sequence, again.state, again.attempt) == (row.sequence, RoundState.MASKED, 1)
     assert again.state_digest == FIRST
 
 
-def test_phase_ends_once_and_moves_the_job_to_its_state(store, path):
+def test_phase_ends_once_and_moves_the_job_to_its_state(store, reopened):
     row = begin(store)
     store.end_phase(row.sequence, state=RoundState.APPLIED, record=record(SECOND))
     # a second application, as after a crash between the file and the answer, changes nothing
     store.end_phase(row.sequence, state=RoundState.USED_UP, record=record(FIRST))
-    again = reopened(store, path)
+    again = reopened()
     assert again.job(SIGNED.digest).state_digest == SECOND
     (found,) = again.phases(SIGNED.digest)
     assert found.state is RoundState.APPLIED
@@ -133,22 +143,22 @@ def test_an_absence_counts_from_the_phase_that_follows_and_for_its_own_job(store
     assert not store.was_absent_since(b"another job", first.sequence, "not-enrolled")
 
 
-def test_round_keeps_the_roster_of_its_first_attempt(store, path):
+def test_round_keeps_the_roster_of_its_first_attempt(store, reopened):
     assert store.pin_round_roster(SIGNED.digest, 1, 1) == 1
-    again = reopened(store, path)
+    again = reopened()
     assert again.pin_round_roster(SIGNED.digest, 1, 2) == 1
     assert again.pin_round_roster(SIGNED.digest, 2, 2) == 2
 
 
-def test_newest_roster_version_survives_and_its_content_is_fixed(store, path):
-    again = reopened(store, path)
+def test_newest_roster_version_survives_and_its_content_is_fixed(store, reopened):
+    again = reopened()
     assert again.newest_roster_version() == 2
     assert again.roster(1).body == b"roster 1"
     with pytest.raises(ConfigError, match="version 2 was in use before with other content"):
         again.add_roster(2, SignedBody(body=b"another", signature=b"s"))
 
 
-def test_absences_and_complaints_are_kept_in_order_and_once(store, path):
+def test_absences_and_complaints_are_kept_in_order_and_once(store, reopened):
     row = begin(store)
     lost = Absence(silo="a", stage="masked", reason="disconnected")
     store.add_absences(row.sequence, 1, [lost, Absence(silo="b", stage="share", reason="no-answer")])
@@ -156,7 +166,7 @@ def test_absences_and_complaints_are_kept_in_order_and_once(store, path):
     filed = FiledComplaint(attempt=1, sender="c", accused="a")
     store.add_complaint(row.sequence, filed)
     store.add_complaint(row.sequence, filed)
-    again = reopened(store, path)
+    again = reopened()
     assert [absence.silo for absence in again.absences(row.sequence)] == ["a", "b"]
     assert again.absences(row.sequence)[0] == lost
     assert again.complaints(row.sequence) == [filed]
