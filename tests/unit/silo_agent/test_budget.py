@@ -316,7 +316,7 @@ def test_check_finds_spend_that_a_backup_or_an_editor_took_away(make_book: MakeB
     book = make_book()
     path = book.folder / "audit.jsonl"
     book.spend(job)
-    book.ledger.close()
+    book.crash()
     backup = (book.folder / "ledger.sqlite").read_bytes()
     book.spend(job, round=2)
     [first, second] = book.ledger.untold_spends(path)
@@ -328,6 +328,7 @@ def test_check_finds_spend_that_a_backup_or_an_editor_took_away(make_book: MakeB
     assert second == spend_fields(book.told[-1])
     book.ledger.close()
     (book.folder / "ledger.sqlite").write_bytes(backup)
+    book.crash()
     with pytest.raises(ConfigError, match="holds 1 spends that the ledger does not.* round 2 train"):
         book.ledger.check_spends(path)
 
