@@ -39,6 +39,7 @@ from chorale.privacy_plan import planned_releases
 from chorale.state import GlobalState
 from chorale.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from silo_agent.ledger_parameters import OF_DATA_SET, OF_JOB, of_phase, same_phase
 from silo_agent.ledger_tables import costs, releases
 from silo_agent.policy import Policy
 from silo_agent.privacy_policy import PartialJobs
@@ -56,30 +57,18 @@ class ReleaseStatus(StrEnum):
     SPENT = "spent"  # bytes may have left
 
 
-# built once, as those of the reveals
 _OF_INPUT: BindParameter[bytes] = bindparam("of_input")
-_OF_DATA_SET: BindParameter[str] = bindparam("of_data_set")
-_OF_JOB: BindParameter[bytes] = bindparam("of_job")
-_OF_ROUND: BindParameter[int] = bindparam("of_round")
-_OF_PHASE: BindParameter[str] = bindparam("of_phase")
 _RELEASE = select(releases).where(releases.c.input_id == _OF_INPUT)
 _MARK_SPENT = update(releases).where(releases.c.input_id == _OF_INPUT).values(status=ReleaseStatus.SPENT)
 _GIVE_BACK = delete(releases).where(
     releases.c.input_id == _OF_INPUT, releases.c.status == ReleaseStatus.RESERVED
 )
-_INPUTS_OF_JOB = (
-    select(func.count())
-    .select_from(releases)
-    .where(releases.c.data_set == _OF_DATA_SET, releases.c.job_digest == _OF_JOB)
-)
-_LEFT_IN_PHASE = _INPUTS_OF_JOB.where(
-    releases.c.round == _OF_ROUND,
-    releases.c.phase == _OF_PHASE,
-    releases.c.status == ReleaseStatus.SPENT,
-)
+_INPUTS = select(func.count()).select_from(releases).where(releases.c.data_set == OF_DATA_SET)
+_INPUTS_OF_JOB = _INPUTS.where(releases.c.job_digest == OF_JOB)
+_LEFT_IN_PHASE = _INPUTS.where(same_phase(releases), releases.c.status == ReleaseStatus.SPENT)
 _HELD = (
     select(releases.c.cost_digest, func.count().label("inputs"))
-    .where(releases.c.data_set == _OF_DATA_SET)
+    .where(releases.c.data_set == OF_DATA_SET)
     .group_by(releases.c.cost_digest)
 )
 
@@ -237,13 +226,8 @@ class Budget:
 
     def _check_attempts(self, connection: Connection, key: PhaseKey, what: str) -> None:
         """Each crash makes an input anew; a phase is worth so many and no more."""
-        of_phase = {
-            "of_data_set": self._data_set,
-            "of_job": key.job_digest,
-            "of_round": key.round,
-            "of_phase": key.phase,
-        }
-        left = connection.execute(_LEFT_IN_PHASE, of_phase).scalar_one()
+        of = {**of_phase(key), "of_data_set": self._data_set}
+        left = connection.execute(_LEFT_IN_PHASE, of).scalar_one()
         if left >= self._policy.max_attempts:
             raise PolicyRefusal(
                 f"{what}: expected at most {self._policy.max_attempts} different inputs (max_attempts), "

@@ -26,11 +26,11 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.sql import ColumnElement
 
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.messages import SessionTerms
 from crypto.reveal import PendingReveal
+from silo_agent.ledger_parameters import OF_DATA_SET, OF_JOB, OF_ROUND, of_phase, same_phase
 from silo_agent.ledger_tables import cohort_changes, jobs, phases, reveals, signed_sets
 from silo_agent.policy import Policy
 
@@ -53,46 +53,36 @@ class Decision(StrEnum):
     SUSPENDED = "suspended"  # by the agent itself, whose data could not answer; a person approves anew
 
 
-def _same_phase(table: Any) -> ColumnElement[bool]:
-    columns = table.c
-    return and_(columns.job_digest == _OF_JOB, columns.round == _OF_ROUND, columns.phase == _OF_PHASE)
-
-
-# Every phase runs some thirty statements, and to build one takes four times as long as to run it.
-_OF_JOB: BindParameter[bytes] = bindparam("of_job")
-_OF_ROUND: BindParameter[int] = bindparam("of_round")
-_OF_PHASE: BindParameter[str] = bindparam("of_phase")
 _OF_KIND: BindParameter[str] = bindparam("of_kind")
 _OF_ATTEMPT: BindParameter[int] = bindparam("of_attempt")
-_OF_DATA_SET: BindParameter[str] = bindparam("of_data_set")
-_JOB = select(jobs).where(jobs.c.job_digest == _OF_JOB)
-_REVEAL = select(reveals).where(_same_phase(reveals))
-_LAST_ROUND = select(func.max(phases.c.round)).where(phases.c.job_digest == _OF_JOB)
-_LAST_SIGNED = select(func.max(signed_sets.c.attempt)).where(_same_phase(signed_sets))
-_BEGUN_ALONE = select(phases).where(_same_phase(phases))
+_JOB = select(jobs).where(jobs.c.job_digest == OF_JOB)
+_REVEAL = select(reveals).where(same_phase(reveals))
+_LAST_ROUND = select(func.max(phases.c.round)).where(phases.c.job_digest == OF_JOB)
+_LAST_SIGNED = select(func.max(signed_sets.c.attempt)).where(same_phase(signed_sets))
+_BEGUN_ALONE = select(phases).where(same_phase(phases))
 _BEGUN_IN_ROUND = select(phases).where(
-    phases.c.job_digest == _OF_JOB, phases.c.round == _OF_ROUND, phases.c.phase.not_like("%.%")
+    phases.c.job_digest == OF_JOB, phases.c.round == OF_ROUND, phases.c.phase.not_like("%.%")
 )
 _ANSWERED = (
     select(signed_sets.c.attempt)
-    .where(signed_sets.c.job_digest == _OF_JOB, signed_sets.c.kind == _OF_KIND)
+    .where(signed_sets.c.job_digest == OF_JOB, signed_sets.c.kind == _OF_KIND)
     .limit(1)
 )
 # Attempts at one phase exclude each other: quorums of t share an honest silo, and it
 # never adverts for a phase that it revealed (docs/protocol.md 3.1).
 _OTHER_SETS = (
     select(signed_sets.c.survivors, signed_sets.c.min_cohort)
-    .where(signed_sets.c.kind == _OF_KIND, signed_sets.c.data_set == _OF_DATA_SET, ~_same_phase(signed_sets))
+    .where(signed_sets.c.kind == _OF_KIND, signed_sets.c.data_set == OF_DATA_SET, ~same_phase(signed_sets))
     .distinct()
 )
 _CHANGES = select(cohort_changes.c.survivors).where(
-    cohort_changes.c.job_digest == _OF_JOB, cohort_changes.c.kind == _OF_KIND
+    cohort_changes.c.job_digest == OF_JOB, cohort_changes.c.kind == _OF_KIND
 )
 _BEGIN, _ADD_PENDING = insert(phases), insert(reveals)
 _ADD_SIGNED, _ADD_CHANGE = insert(signed_sets), insert(cohort_changes)
-_ERASE_PENDING = delete(reveals).where(_same_phase(reveals), reveals.c.status == RevealStatus.PENDING)
-_MARK_REVEALED = update(reveals).where(_same_phase(reveals)).values(status=RevealStatus.REVEALED)
-_FORGET_OTHERS = delete(signed_sets).where(_same_phase(signed_sets), signed_sets.c.attempt != _OF_ATTEMPT)
+_ERASE_PENDING = delete(reveals).where(same_phase(reveals), reveals.c.status == RevealStatus.PENDING)
+_MARK_REVEALED = update(reveals).where(same_phase(reveals)).values(status=RevealStatus.REVEALED)
+_FORGET_OTHERS = delete(signed_sets).where(same_phase(signed_sets), signed_sets.c.attempt != _OF_ATTEMPT)
 
 
 class Reveals:
@@ -127,7 +117,7 @@ class Reveals:
         with self._engine.begin() as connection:
             if not _check_attempt(connection, terms):
                 connection.execute(_BEGIN, _bound(terms))
-            connection.execute(_ERASE_PENDING, _of(terms))
+            connection.execute(_ERASE_PENDING, of_phase(terms))
 
     def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
         """Raises PolicyRefusal where a sum over these silos may not be revealed."""
@@ -163,10 +153,10 @@ class Reveals:
             if found.status == RevealStatus.REVEALED:
                 return
             _approved_job(connection, pending)
-            connection.execute(_MARK_REVEALED, _of(pending))
+            connection.execute(_MARK_REVEALED, of_phase(pending))
             # t silos signed this attempt, and honest ones that revealed an earlier attempt never
             # do: its cohort was not revealed and need not be compared with again.
-            connection.execute(_FORGET_OTHERS, {**_of(pending), "of_attempt": pending.attempt})
+            connection.execute(_FORGET_OTHERS, {**of_phase(pending), "of_attempt": pending.attempt})
         self._tell(pending)
 
     def bound_roster(self, job_digest: bytes, round: int, phase: str) -> int | None:
@@ -240,7 +230,7 @@ class Reveals:
         survivors: tuple[str, ...],
         min_cohort: int,
     ) -> bool:
-        of = {**_of(key), "of_kind": kind_of(key.phase), "of_data_set": self._data_set}
+        of = {**of_phase(key), "of_kind": kind_of(key.phase), "of_data_set": self._data_set}
         for row in connection.execute(_OTHER_SETS, of):
             changed = len(set(survivors) ^ set(row.survivors.split("\n")))
             if 1 <= changed <= max(min_cohort, row.min_cohort) - 1:
@@ -313,14 +303,14 @@ def _check_round(connection: Connection, terms: SessionTerms) -> None:
 
 def _check_not_signed(connection: Connection, terms: SessionTerms) -> None:
     """What was signed under an attempt's number stays its only content; the next has the next number."""
-    last = connection.execute(_LAST_SIGNED, _of(terms)).scalar_one()
+    last = connection.execute(_LAST_SIGNED, of_phase(terms)).scalar_one()
     if last is not None and terms.attempt <= last:
         raise _refusal(terms, f"attempt {last} was signed already", Refusal.STAGE)
 
 
 def _check_begun(connection: Connection, terms: SessionTerms) -> bool:
     """Whether the phase was begun, with this roster and this state."""
-    begun = connection.execute(_begun(terms.phase), _of(terms)).all()
+    begun = connection.execute(_begun(terms.phase), of_phase(terms)).all()
     for row in begun:
         if (row.roster_version, row.roster_digest) != (terms.roster_version, terms.roster_digest):
             raise _refusal(terms, f"was begun under roster version {row.roster_version}", Refusal.ROSTER)
@@ -344,7 +334,7 @@ def _begun(phase: str) -> Select[Any]:
 
 
 def _row(connection: Connection, key: SessionTerms | PendingReveal) -> Row[Any] | None:
-    return connection.execute(_REVEAL, _of(key)).one_or_none()
+    return connection.execute(_REVEAL, of_phase(key)).one_or_none()
 
 
 def _changes(connection: Connection, job_digest: bytes, kind: str) -> set[str]:
@@ -361,11 +351,6 @@ def _change(pending: PendingReveal) -> dict[str, Any]:
 
 def _key(key: SessionTerms | PendingReveal) -> dict[str, Any]:
     return {"job_digest": key.job_digest, "round": key.round, "phase": key.phase}
-
-
-def _of(key: SessionTerms | PendingReveal) -> dict[str, Any]:
-    """What the statements' `of_` parameters are bound to."""
-    return {"of_job": key.job_digest, "of_round": key.round, "of_phase": key.phase}
 
 
 def _joined(names: Iterable[str]) -> str:

@@ -167,6 +167,7 @@ def test_job_goes_on_without_the_silo_that_a_new_roster_strikes(tmp_path: Path) 
     hub = {"heartbeat_seconds": 0.2, "reconnect_grace_seconds": 0.5}
     with LocalFederation(folder=tmp_path, coordinator=hub, env={GATE: str(gate)}) as federation:
         federation.start()
+        federation.wait_connected()  # half a second of grace leaves a slow starter out of the roll-call
         job_id = federation.submit(rounds=2)
         for name in federation.names:
             federation.services[name].wait_for(lambda record: record.get("phase") == "roll-call.0")
