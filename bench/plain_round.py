@@ -1,7 +1,8 @@
 """What a round is held against: the model down to every silo, a vector up, summed in the clear.
 
 A bare grpc.aio program with mutual TLS 1.3, the chunks that Chorale moves, and nothing else: no masks,
-no checks, no file, no log. `python -m bench.plain_round serve|silo ...`, started by `bench.round`.
+no checks, no file, no log. With `--exchanges` also the small messages that a secure sum cannot do without,
+their bytes made of nothing. `python -m bench.plain_round serve|silo ...`, started by `bench.round`.
 
 P = parameters.
 """
@@ -41,20 +42,19 @@ class Server:
         self._model_P = np.zeros(length, np.float32)
         self._sum_P = np.zeros_like(self._model_P)
         self._arrived = self._round = 0
-        self._turned = asyncio.Event()
-        self._waiting = 0
+        self._all_silos = asyncio.Barrier(silos)
 
     async def download(self, request: bytes, context: Any) -> AsyncIterator[pb.Chunk]:
         """The model of the round that begins when all silos ask for it."""
-        self._waiting += 1
-        turned = self._turned
-        if self._waiting == self._silos:
-            self._waiting, self._turned = 0, asyncio.Event()
-            _tell("begun", self._round)
-            turned.set()
-        await turned.wait()
+        await self._all_silos.wait()
         for chunk in _chunks(self._model_P):
             yield chunk
+
+    async def exchange(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """An answer as long as the message, when every silo has sent its own."""
+        async for message in messages:
+            await self._all_silos.wait()
+            yield message
 
     async def upload(self, chunks: AsyncIterator[pb.Chunk], context: Any) -> bytes:
         async for chunk in chunks:
@@ -77,6 +77,7 @@ class Server:
             "Download": grpc.unary_stream_rpc_method_handler(
                 self.download, response_serializer=pb.Chunk.SerializeToString
             ),
+            "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
             "Upload": grpc.stream_unary_rpc_method_handler(
                 self.upload, request_deserializer=pb.Chunk.FromString
             ),
@@ -90,8 +91,8 @@ class Server:
         await server.wait_for_termination()
 
 
-async def take_part(party: Party, address: str, *, rounds: int) -> None:
-    """A silo: round by round the model comes and a vector of its size goes."""
+async def take_part(party: Party, address: str, *, rounds: int, exchanges: int, message_bytes: int) -> None:
+    """A silo: round by round the model comes, messages go to and fro, and a vector of its size goes."""
     credentials = tls.channel_credentials(party, read_limited(party.authority, tls.MAX_PEM_BYTES))
     async with grpc.aio.secure_channel(address, credentials, options=list(OPTIONS)) as channel:
         download: Any = channel.unary_stream(
@@ -100,9 +101,13 @@ async def take_part(party: Party, address: str, *, rounds: int) -> None:
         upload: Any = channel.stream_unary(
             f"/{SERVICE}/Upload", request_serializer=pb.Chunk.SerializeToString
         )
+        line: Any = channel.stream_stream(f"/{SERVICE}/Exchange")()
         for _ in range(rounds):
             parts = [chunk.data async for chunk in download(b"")]
             model_P = np.frombuffer(b"".join(parts), np.float32)
+            for _ in range(exchanges):
+                await line.write(bytes(message_bytes))
+                await line.read()
             await upload(_chunks(np.full_like(model_P, 1 / 1024)))
 
 
@@ -125,6 +130,8 @@ def main() -> None:
     parser.add_argument("--silos", type=int, default=0)
     parser.add_argument("--length", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--exchanges", type=int, default=0)
+    parser.add_argument("--message-bytes", type=int, default=0)
     parser.add_argument("--address", default="")
     given = parser.parse_args()
     party = Party(
@@ -136,7 +143,14 @@ def main() -> None:
         server = Server(silos=given.silos, length=given.length)
         asyncio.run(server.serve(party, given.folder / "plain.json"))
     else:
-        asyncio.run(take_part(party, given.address, rounds=given.rounds))
+        silo = take_part(
+            party,
+            given.address,
+            rounds=given.rounds,
+            exchanges=given.exchanges,
+            message_bytes=given.message_bytes,
+        )
+        asyncio.run(silo)
 
 
 if __name__ == "__main__":

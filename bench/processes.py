@@ -30,7 +30,7 @@ class Process:
     def __init__(self, arguments: Sequence[str], *, log: Path) -> None:
         self.log = log
         self._read_bytes = 0
-        with log.open("ab") as output:
+        with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 cwd=REPOSITORY,

@@ -4,7 +4,8 @@
 
 Chorale: `chorale coordinator run` and one `chorale silo run` a silo, fedavg, an objective that makes its
 delta at once. Plain: `bench.plain_round` in as many processes. Times are of steady rounds, after a first
-one; CPU is that of all processes together.
+one; CPU is that of all processes together. The limit: the plain program with the small messages of the
+stages, and the secure sum of `bench.sum_alone` in CPU.
 
 Memory is the most RssAnon of a process, looked at every 5 ms in jobs over two longer vectors: all that it
 holds, but for pages of files, which the system may take back. How far it grows from the one job to the
@@ -28,6 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from bench import sum_alone
 from bench.processes import Peaks, Process, Processes, Record, environment
 from bench.round_files import COORDINATOR, FederationFiles
 from bench.rows import Row, table
@@ -35,6 +37,7 @@ from bench.rows import Row, table
 WORD_BYTES = 4  # of float32 and of a word of 32 bits
 MEMORY_LENGTH = 8_000_000  # and twice as many: vectors beside which blocks and chunks are small
 MEMORY_ROUNDS = 2
+EXCHANGES = 4  # adverts, envelopes, signatures, shares: of each silo one message, and one for it
 STAGES = ("waiting", "advertise", "share", "masked", "consistency", "unmask", "revealed")
 
 
@@ -88,7 +91,9 @@ def measure_chorale(files: FederationFiles, *, length: int, rounds: int, memory_
     )
 
 
-def measure_plain(files: FederationFiles, *, length: int, rounds: int) -> Cost:
+def measure_plain(
+    files: FederationFiles, *, length: int, rounds: int, exchanges: int = 0, message_bytes: int = 0
+) -> Cost:
     """The bare program in as many processes, with the certificates of the same federation."""
     folder, silos = ["--folder", str(files.folder)], files.silos
     with Processes(files.folder) as processes:
@@ -100,6 +105,7 @@ def measure_plain(files: FederationFiles, *, length: int, rounds: int) -> Cost:
         _wait_for_file(server, endpoint)
         address = json.loads(endpoint.read_text())["grpc"]
         times = ["--rounds", str(rounds + 2), "--address", address]
+        times += ["--exchanges", str(exchanges), "--message-bytes", str(message_bytes)]
         for name in silos:
             processes.start(f"plain-{name}", "bench.plain_round", "silo", "--name", name, *folder, *times)
         ends, cpu_seconds = [], []
@@ -108,6 +114,16 @@ def measure_plain(files: FederationFiles, *, length: int, rounds: int) -> Cost:
             ends.append(float(record["time"]))
             cpu_seconds.append(processes.cpu_seconds())
     return Cost(wall_seconds=_median_step(ends), cpu_seconds=(cpu_seconds[-1] - cpu_seconds[0]) / rounds)
+
+
+def measure_limit(files: FederationFiles, *, length: int, rounds: int) -> float:
+    """CPU seconds of what a secure round cannot do without: all bytes moved, and the sum computed."""
+    alone = sum_alone.measure(silos=len(files.silos), length=length)
+    message_bytes = alone.message_bytes // EXCHANGES
+    moved = measure_plain(
+        files, length=length, rounds=rounds, exchanges=EXCHANGES, message_bytes=message_bytes
+    )
+    return moved.cpu_seconds + alone.cpu_seconds
 
 
 def _start_silo(processes: Processes, files: FederationFiles, name: str, address: str) -> Process:
@@ -237,15 +253,22 @@ def main() -> None:
             files, length=given.length, rounds=given.rounds, memory_length=given.memory_length
         )
         plain = measure_plain(files, length=given.length, rounds=given.rounds)
+        limit_cpu_seconds = measure_limit(files, length=given.length, rounds=given.rounds)
     held = rows(given.silos, measured, plain)
     if given.json:
-        print(json.dumps(_document(given, measured, plain, held), indent=2))
+        print(json.dumps(_document(given, measured, plain, limit_cpu_seconds, held), indent=2))
     else:
-        print(table(held))
+        print(
+            f"{table(held)}\n\nlimit, CPU: {limit_cpu_seconds / plain.cpu_seconds:.2f} times the plain round"
+        )
 
 
 def _document(
-    given: argparse.Namespace, measured: Measured, plain: Cost, held: Sequence[Row]
+    given: argparse.Namespace,
+    measured: Measured,
+    plain: Cost,
+    limit_cpu_seconds: float,
+    held: Sequence[Row],
 ) -> dict[str, Any]:
     return {
         "silos": given.silos,
@@ -258,6 +281,7 @@ def _document(
         "stage_seconds": measured.stages,
         "plain_wall_seconds": plain.wall_seconds,
         "plain_cpu_seconds": plain.cpu_seconds,
+        "limit_cpu_seconds": limit_cpu_seconds,
         "silo_vectors": measured.silo.vectors,
         "silo_fixed_bytes": measured.silo.fixed_bytes,
         "coordinator_vectors": measured.coordinator.vectors,

@@ -1,7 +1,8 @@
 """The limit, ours and the peer in one table, from what several benchmarks of one run measured.
 
 The limit of a step is the CPU of the key streams that it needs, drawn in one thread and left at that; of a
-vector, the bytes of its words; of a transfer and a round, a bare program that moves the same bytes.
+vector, the bytes of its words; of a transfer and a round's wall time, a bare program that moves the same
+bytes; of a round's CPU, such a program with the messages of the stages, and the secure sum in one process.
 """
 
 from __future__ import annotations
@@ -81,9 +82,10 @@ def _round_lines(printed: Mapping[str, Any]) -> Iterator[str]:
     for name in ("round-4", "round-10"):
         if name in printed:
             one = printed[name]
-            times = (one["plain_wall_seconds"], one["round_wall_seconds"])
-            what = f"a round of {one['silos']} silos over processes, wall"
-            yield _line(what, *(_milliseconds(seconds) for seconds in times), "-")
+            for of, limit in (("wall", one["plain_wall_seconds"]), ("CPU", one["limit_cpu_seconds"])):
+                times = (limit, one[f"round_{of.lower()}_seconds"])
+                what = f"a round of {one['silos']} silos over processes, {of}"
+                yield _line(what, *(_milliseconds(seconds) for seconds in times), "-")
 
 
 def _line(*cells: str) -> str:

@@ -7,25 +7,43 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench import sum_alone
 from bench.plain_round import Server, _chunks
 from bench.round import Cost, Held, Measured, rows
 from chorale.v1 import federation_pb2 as pb
+from crypto.errors import LocalProtocolError
 
+SILOS = 3
 LENGTH = 300_001  # two chunks, of which the second is short
 
 
 async def test_plain_round_moves_the_model_by_the_mean_of_what_came(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    server = Server(silos=3, length=LENGTH)
+    server = Server(silos=SILOS, length=LENGTH)
     for number in (1, 2):
-        models = await asyncio.gather(*(downloaded(server) for _ in range(3)))
+        models = await asyncio.gather(*(downloaded(server) for _ in range(SILOS)))
         for model_P in models:
             np.testing.assert_array_equal(model_P, np.full(LENGTH, 2.0 * (number - 1), np.float32))
         vectors = (np.full(LENGTH, value, np.float32) for value in (1.0, 2.0, 3.0))
         await asyncio.gather(*(server.upload(sent(vector_P), None) for vector_P in vectors))
     events = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
-    assert events == ['{"event": "begun"', '{"event": "ended"'] * 2
+    assert events == ['{"event": "ended"'] * 2
+
+
+async def test_messages_are_answered_when_all_silos_have_sent_theirs() -> None:
+    server = Server(silos=SILOS, length=1)
+    lines = [server.exchange(messages(bytes([silo]), bytes([9])), None) for silo in range(SILOS)]
+    early = [asyncio.ensure_future(anext(line)) for line in lines[1:]]
+    await asyncio.sleep(0.01)
+    assert not any(one.done() for one in early)
+    assert await asyncio.gather(anext(lines[0]), *early) == [bytes([silo]) for silo in range(SILOS)]
+    assert await asyncio.gather(*(anext(line) for line in lines)) == [bytes([9])] * SILOS
+
+
+async def messages(*sent: bytes) -> AsyncIterator[bytes]:
+    for message in sent:
+        yield message
 
 
 async def downloaded(server: Server) -> np.ndarray[Any, Any]:
@@ -57,3 +75,16 @@ def test_rows_hold_a_round_to_its_targets(silos: int) -> None:
     assert found[f"peak extra memory of a silo / vector, {silos} silos"].value == pytest.approx(0.5)
     assert found[f"peak extra memory of the coordinator / vector, {silos} silos"].holds
     assert ("secure round over processes, 4 silos, wall" in found) == (silos == 4)
+
+
+def test_sum_alone_costs_more_with_more_silos_and_is_what_it_should_be() -> None:
+    few, many = (sum_alone.measure(silos=silos, length=1000) for silos in (4, 12))
+    assert 0 < few.cpu_seconds < many.cpu_seconds
+    assert 0 < few.message_bytes < many.message_bytes
+
+
+def test_a_wrong_sum_is_no_limit() -> None:
+    exact_L = np.arange(4.0)
+    sum_alone.check(exact_L, exact_L + 1e-6)
+    with pytest.raises(LocalProtocolError, match="the revealed sum is not the sum of the inputs"):
+        sum_alone.check(exact_L, exact_L + np.array([0, 0, 0.01, 0]))

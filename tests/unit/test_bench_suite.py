@@ -188,6 +188,21 @@ def test_limit_ours_and_peer_stand_side_by_side() -> None:
     assert side_by_side.table(results[:1]) == side_by_side.table(results[1:]) == ""
 
 
+def test_a_round_stands_beside_both_its_limits() -> None:
+    printed = {
+        "silos": 4,
+        "plain_wall_seconds": 0.1,
+        "round_wall_seconds": 0.3,
+        "limit_cpu_seconds": 0.25,
+        "round_cpu_seconds": 1.5,
+    }
+    result = Result(Benchmark("round-4", "bench.round"), started=STARTED, printed=printed)
+    assert side_by_side.table([result]).splitlines()[2:] == [
+        "| a round of 4 silos over processes, wall | 100.0 ms | 300.0 ms | - |",
+        "| a round of 4 silos over processes, CPU | 250.0 ms | 1.50 s | - |",
+    ]
+
+
 def test_a_page_without_a_place_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("nothing\n")
