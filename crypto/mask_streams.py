@@ -20,7 +20,7 @@ from crypto.errors import LocalProtocolError
 from crypto.openssl import Contexts
 from crypto.ring import Words
 
-LOOP_BLOCK_BYTES: Final = 1 << 18  # of words that are read and masked before the next are read
+LOOP_BLOCK_BYTES: Final = 1 << 20  # of words that are read and masked before the next are read: a whole chunk
 DRAWN_BYTES: Final = 1 << 14  # of one stream at a time in the loop: the L1 cache holds them beside the words
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from ctypes import CDLL, c_char_p, c_int, c_void_p
+from ctypes import PyDLL, c_char_p, c_int, c_void_p
 from functools import cache
 from typing import Final
 
@@ -59,11 +59,14 @@ def encrypt_update_address() -> int:
 
 
 @cache
-def _library() -> CDLL:
-    """What the ssl module is linked with: names are looked up in a library and in those that it needs."""
+def _library() -> PyDLL:
+    """What the ssl module is linked with: names are looked up in a library and in those that it needs.
+
+    Calls from here keep the interpreter's lock: each takes less time than a turn of it.
+    """
     import _ssl  # only where a silo masks long vectors
 
-    library = CDLL(getattr(_ssl, "__file__", None))  # without a file it is part of the program itself
+    library = PyDLL(getattr(_ssl, "__file__", None))  # without a file it is part of the program itself
     library.EVP_aes_256_ctr.restype = c_void_p
     library.EVP_CIPHER_CTX_new.restype = c_void_p
     library.EVP_CIPHER_CTX_free.argtypes = (c_void_p,)
@@ -73,7 +76,7 @@ def _library() -> CDLL:
     return library
 
 
-def _free(library: CDLL, addresses: Sequence[int]) -> None:
+def _free(library: PyDLL, addresses: Sequence[int]) -> None:
     """OpenSSL overwrites the keys that it held."""
     for address in addresses:
         library.EVP_CIPHER_CTX_free(address)
