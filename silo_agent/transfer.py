@@ -44,7 +44,7 @@ RETRIED = frozenset(
 )
 
 CHUNKS_AHEAD = 2  # masked and hashed while one is sent
-CHUNKS_BEHIND = 2  # received while as many are written and hashed
+CHUNKS_BEHIND = 4  # received while as many are written and hashed: a turn of threads for each would cost more
 
 log = get_logger("silo_agent.transfer")
 

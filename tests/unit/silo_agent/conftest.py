@@ -10,6 +10,7 @@ import grpc
 import pytest_asyncio
 
 from chorale.v1 import federation_pb2_grpc
+from coordinator.hosting import OPTIONS
 from silo_agent.stub import FederationStub
 from tests.support.agents import Hub
 
@@ -24,7 +25,7 @@ async def make_stub() -> AsyncIterator[MakeStub]:
 
     async def make(**methods: Any) -> FederationStub:
         servicer = type("Scripted", (federation_pb2_grpc.FederationServicer,), methods)()
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=OPTIONS)
         federation_pb2_grpc.add_FederationServicer_to_server(servicer, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
