@@ -1,14 +1,18 @@
-"""The secure sum of a round and nothing else: what silos and coordinator compute, in one process.
+"""The secure sum of a round and nothing else: what silos and coordinator compute and keep, in one process.
 
 Keys, envelopes, signatures and their checks; encoding, masking, adding, unmasking and decoding of every
-vector. No wire, no file, no ledger: beside the bare program's round, what a secure round cannot do without.
+vector; the model's file at every silo, held to its digest, the vectors' at the coordinator, and the next
+model's. No wire, no ledger, no job: beside the bare program's round, what a secure round cannot do without.
 """
 
 # L = words of one vector
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -18,6 +22,7 @@ from bench import masks
 from bench.clock import Clock
 from bench.federation import Federation, make_federation
 from bench.session import NOW, Session, update_layout
+from chorale.files import write_hashed
 from crypto import ring
 from crypto.encoder import Encoder
 from crypto.errors import LocalProtocolError
@@ -43,14 +48,16 @@ def measure(*, silos: int, length: int) -> SumAlone:
     keep_chunks()  # as an agent's process does
     federation = make_federation(silos, now=NOW)
     layout = update_layout(federation, length=length, word=WORD)
-    sums = [_sum(federation, layout, length) for _ in range(1 + TURNS)]
+    with tempfile.TemporaryDirectory(prefix="chorale-bench-") as folder:
+        sums = [_sum(federation, layout, length, Path(folder)) for _ in range(1 + TURNS)]
     return SumAlone(
         cpu_seconds=median(one.cpu_seconds for one in sums[1:]), message_bytes=sums[0].message_bytes
     )
 
 
-def _sum(federation: Federation, layout: Layout, length: int) -> SumAlone:
+def _sum(federation: Federation, layout: Layout, length: int, folder: Path) -> SumAlone:
     clock = Clock()
+    model = bytes(4 * length)  # of the round before
     with clock.step("share"):
         session = Session(federation, layout=layout)
         session.share()
@@ -61,15 +68,25 @@ def _sum(federation: Federation, layout: Layout, length: int) -> SumAlone:
             encoder = Encoder({masks.QUANTITY: values_L}, layout=layout)
             chunks = list(session.masker(name).stream(encoder))
         upload = b"".join(chunks)  # which no silo does
+        with clock.step("keep"):
+            _keep(folder / name, model=model, upload=upload)
         with clock.step("add"):
             ring.add_into(masked, vectors_from_stream(layout, upload))
         exact_L += values_L
     with clock.step("reveal"):
         session.reveal().unmask(masked)
         decoded_L = ring.decode(masked, layout=layout)[masks.QUANTITY]
+        write_hashed(folder, [decoded_L.astype(np.float32).data.cast("B")], suffix=".safetensors")
     check(decoded_L, exact_L)
     cpu_seconds = sum(clock.total(step).cpu_seconds for step in clock.names)
     return SumAlone(cpu_seconds=cpu_seconds, message_bytes=session.message_bytes)
+
+
+def _keep(place: Path, *, model: bytes, upload: bytes) -> None:
+    """A silo holds what came down to its digest and maps it; what went up waits for its turn to be added."""
+    hashlib.sha256(model).digest()
+    place.with_suffix(".safetensors").write_bytes(model)
+    place.with_suffix(".part").write_bytes(upload)
 
 
 def check(decoded_L: NDArray[np.float64], exact_L: NDArray[np.float64]) -> None:
