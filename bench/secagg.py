@@ -43,6 +43,7 @@ from crypto.noise_terms import MAX_DEVIATION, Noise
 from silo_agent.memory import keep_chunks
 
 TURNS = 7  # of every timed step at every silo
+UNMASK_TURNS = 25  # there is one coordinator: seven turns are over in a fifth of a second
 MOST_SILOS = 200
 MOST_VALUES = 1 << 27
 
@@ -173,7 +174,7 @@ class _Run:
         """Take the masks off the sum. Raises LocalProtocolError if it is not exact."""
         return_large_blocks()  # as a coordinator's process does
         masked = {word: sum_L.copy() for word, sum_L in self._masked.items()}
-        for turn in range(TURNS):
+        for turn in range(UNMASK_TURNS):
             self._draw("unmask keystream", len(plan.seeds))
             with self.clock.step("unmask"):
                 plan.unmask(masked if turn else self._masked)
