@@ -150,10 +150,14 @@ class Behind:
 
     async def end(self) -> None:
         """Until every step that was put is done or dropped, whatever they raise: a transfer that broke off
-        keeps what came before."""
-        with suppress(Exception):
-            await self.drain()
-        self._is_stopped = True
+        keeps what came before. No thread is at work then, however often the caller was cancelled."""
+        try:
+            with suppress(Exception):
+                await self.drain()
+        finally:
+            self._is_stopped = True
+            if self._working is not None:
+                await _finished(self._working)
 
     def stop(self, then: Callable[[], None]) -> None:
         """Take up nothing more; `then` runs as soon as no thread is at work."""
@@ -188,3 +192,15 @@ class Behind:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+async def _finished(working: asyncio.Future[None]) -> None:
+    """Until it is done; a cancellation meanwhile is raised after that."""
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait({working})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

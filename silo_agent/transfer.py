@@ -115,8 +115,10 @@ class Transfer:
             part.check(request.state_digest)
         finally:
             call.cancel()  # before what waits: what was refused may come without end, and is kept until then
-            await writing.end()
-            part.close()
+            try:
+                await writing.end()
+            finally:
+                part.close()
 
     async def _send(self, header: pb.UploadHeader, masker: Masker, source: Source) -> None:
         call = self._stub.Upload()

@@ -283,6 +283,24 @@ async def test_the_end_takes_what_was_put_and_tells_no_error() -> None:
     assert sink.taken == [1, 2, 3]
 
 
+async def test_an_end_that_is_cancelled_again_and_again_leaves_no_thread_at_work() -> None:
+    sink = Sink()
+    behind = Behind(most=MOST)
+    await handed_in(behind, sink, range(2 * MOST))
+    ending = asyncio.create_task(behind.end())
+    for _ in range(3):
+        await settled_without_threads()
+        ending.cancel()
+    await settled_without_threads()
+    assert not ending.done()
+    sink.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert sink.taken == [0]  # what a thread had begun; what waited is dropped
+    await settled_without_threads()
+    assert sink.taken == [0]
+
+
 async def settled_without_threads() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
