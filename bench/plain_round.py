@@ -1,8 +1,11 @@
 """What a round is held against: the model down to every silo, a vector up, summed in the clear.
 
 A bare grpc.aio program with mutual TLS 1.3, the chunks that Chorale moves, and nothing else: no masks,
-no checks, no file, no log. With `--exchanges` also the small messages that a secure sum cannot do without,
-their bytes made of nothing. `python -m bench.plain_round serve|silo ...`, started by `bench.round`.
+no checks, no file, no log. `python -m bench.plain_round serve|silo ...`, started by `bench.round`.
+
+With `--exchanges` it is the floor of a secure round instead: the same vectors as Chorale frames and keeps
+them, neither joined nor summed, and the small messages that a secure sum cannot do without, their bytes
+made of nothing.
 
 P = parameters.
 """
@@ -13,9 +16,10 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import numpy as np
@@ -23,9 +27,11 @@ from numpy.typing import NDArray
 
 from bench.round_files import HOST, Party
 from chorale import tls
+from chorale.chunks import Chunk, chunk_from_wire, chunk_to_wire
 from chorale.files import read_limited
 from chorale.v1 import federation_pb2 as pb
 from chorale.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES
+from silo_agent.memory import keep_chunks
 
 SERVICE = "bench.Plain"
 OPTIONS = (
@@ -34,11 +40,33 @@ OPTIONS = (
 )
 
 
-class Server:
-    """Round by round: everybody downloads, everybody uploads, the mean is added to the model."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framing:
+    """How a chunk is made, written and read."""
 
-    def __init__(self, *, silos: int, length: int) -> None:
+    make: Callable[[int, memoryview], Any]
+    write: Callable[[Any], bytes]
+    read: Callable[[bytes], Any]
+
+
+PROTOBUF: Final = Framing(
+    make=lambda offset, data: pb.Chunk(offset=offset, data=bytes(data)),
+    write=pb.Chunk.SerializeToString,
+    read=pb.Chunk.FromString,
+)
+BY_HAND: Final = Framing(make=Chunk, write=chunk_to_wire, read=chunk_from_wire)
+
+
+class Server:
+    """Round by round: everybody downloads, everybody uploads, the mean is added to the model.
+
+    is_floor: vectors are moved and left at that.
+    """
+
+    def __init__(self, *, silos: int, length: int, is_floor: bool = False) -> None:
         self._silos = silos
+        self._is_floor = is_floor
+        self._framing = BY_HAND if is_floor else PROTOBUF
         self._model_P = np.zeros(length, np.float32)
         self._sum_P = np.zeros_like(self._model_P)
         self._arrived = self._round = 0
@@ -47,7 +75,7 @@ class Server:
     async def download(self, request: bytes, context: Any) -> AsyncIterator[pb.Chunk]:
         """The model of the round that begins when all silos ask for it."""
         await self._all_silos.wait()
-        for chunk in _chunks(self._model_P):
+        for chunk in _chunks(self._model_P, self._framing):
             yield chunk
 
     async def exchange(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -56,30 +84,35 @@ class Server:
             await self._all_silos.wait()
             yield message
 
-    async def upload(self, chunks: AsyncIterator[pb.Chunk], context: Any) -> bytes:
+    async def upload(self, chunks: AsyncIterator[Any], context: Any) -> bytes:
         async for chunk in chunks:
-            part_B = np.frombuffer(chunk.data, np.float32)
-            block_B = self._sum_P[chunk.offset // 4 :][: part_B.size]
-            np.add(block_B, part_B, out=block_B)
+            if not self._is_floor:
+                part_B = np.frombuffer(chunk.data, np.float32)
+                block_B = self._sum_P[chunk.offset // 4 :][: part_B.size]
+                np.add(block_B, part_B, out=block_B)
         self._arrived += 1
         if self._arrived == self._silos:
-            self._sum_P /= self._silos
-            self._model_P += self._sum_P
-            self._sum_P[:] = 0
+            if not self._is_floor:
+                self._step()
             self._arrived = 0
             _tell("ended", self._round)
             self._round += 1
         return b""
 
+    def _step(self) -> None:
+        self._sum_P /= self._silos
+        self._model_P += self._sum_P
+        self._sum_P[:] = 0
+
     async def serve(self, party: Party, endpoint: Path) -> None:
         server = grpc.aio.server(options=OPTIONS)
         handlers: dict[str, Any] = {
             "Download": grpc.unary_stream_rpc_method_handler(
-                self.download, response_serializer=pb.Chunk.SerializeToString
+                self.download, response_serializer=self._framing.write
             ),
             "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
             "Upload": grpc.stream_unary_rpc_method_handler(
-                self.upload, request_deserializer=pb.Chunk.FromString
+                self.upload, request_deserializer=self._framing.read
             ),
         }
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
@@ -93,28 +126,30 @@ class Server:
 
 async def take_part(party: Party, address: str, *, rounds: int, exchanges: int, message_bytes: int) -> None:
     """A silo: round by round the model comes, messages go to and fro, and a vector of its size goes."""
+    framing = BY_HAND if exchanges else PROTOBUF
+    sent_P = np.zeros(0, np.float32)
     credentials = tls.channel_credentials(party, read_limited(party.authority, tls.MAX_PEM_BYTES))
     async with grpc.aio.secure_channel(address, credentials, options=list(OPTIONS)) as channel:
-        download: Any = channel.unary_stream(
-            f"/{SERVICE}/Download", response_deserializer=pb.Chunk.FromString
-        )
-        upload: Any = channel.stream_unary(
-            f"/{SERVICE}/Upload", request_serializer=pb.Chunk.SerializeToString
-        )
+        download: Any = channel.unary_stream(f"/{SERVICE}/Download", response_deserializer=framing.read)
+        upload: Any = channel.stream_unary(f"/{SERVICE}/Upload", request_serializer=framing.write)
         line: Any = channel.stream_stream(f"/{SERVICE}/Exchange")()
         for _ in range(rounds):
-            parts = [chunk.data async for chunk in download(b"")]
-            model_P = np.frombuffer(b"".join(parts), np.float32)
+            if exchanges:
+                came = [len(chunk.data) async for chunk in download(b"")]
+                sent_P = sent_P if sent_P.size else np.full(sum(came) // 4, 1 / 1024, np.float32)
+            else:
+                parts = [chunk.data async for chunk in download(b"")]
+                sent_P = np.full_like(np.frombuffer(b"".join(parts), np.float32), 1 / 1024)
             for _ in range(exchanges):
                 await line.write(bytes(message_bytes))
                 await line.read()
-            await upload(_chunks(np.full_like(model_P, 1 / 1024)))
+            await upload(_chunks(sent_P, framing))
 
 
-def _chunks(values_P: NDArray[np.float32]) -> Iterator[pb.Chunk]:
+def _chunks(values_P: NDArray[np.float32], framing: Framing = PROTOBUF) -> Iterator[Any]:
     data = values_P.view(np.uint8).data
     for offset in range(0, len(data), CHUNK_BYTES):
-        yield pb.Chunk(offset=offset, data=bytes(data[offset : offset + CHUNK_BYTES]))
+        yield framing.make(offset, data[offset : offset + CHUNK_BYTES])
 
 
 def _tell(event: str, round: int) -> None:
@@ -134,13 +169,15 @@ def main() -> None:
     parser.add_argument("--message-bytes", type=int, default=0)
     parser.add_argument("--address", default="")
     given = parser.parse_args()
+    if given.exchanges:
+        keep_chunks()
     party = Party(
         certificate=given.folder / f"{given.name}.crt",
         key=given.folder / f"{given.name}.key",
         authority=given.folder / "authority.crt",
     )
     if given.part == "serve":
-        server = Server(silos=given.silos, length=given.length)
+        server = Server(silos=given.silos, length=given.length, is_floor=given.exchanges > 0)
         asyncio.run(server.serve(party, given.folder / "plain.json"))
     else:
         silo = take_part(

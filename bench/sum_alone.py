@@ -1,8 +1,9 @@
 """The secure sum of a round and nothing else: what silos and coordinator compute and keep, in one process.
 
 Keys, envelopes, signatures and their checks; encoding, masking, adding, unmasking and decoding of every
-vector; the model's file at every silo, held to its digest, the vectors' at the coordinator, and the next
-model's. No wire, no ledger, no job: beside the bare program's round, what a secure round cannot do without.
+vector; and what the protocol wants on the disk: the model at every silo, held to its digest, the rows of a
+silo's ledger that stand before something leaves it, the masked sum and the next model. No wire, no
+job, no other row: beside the floor of `bench.plain_round` what a secure round cannot do without.
 """
 
 # L = words of one vector
@@ -10,10 +11,12 @@ model's. No wire, no ledger, no job: beside the bare program's round, what a sec
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +35,12 @@ from silo_agent.memory import keep_chunks
 
 WORD = 32
 TURNS = 7  # after one that loads what is compiled
+LEDGER_ROWS = (
+    "reserved",
+    "spent",
+    "pending",
+    "revealed",
+)  # of a silo in a round, docs/protocol.md 6.3 and 6.8
 LARGEST_ERROR = 1e-4  # of a sum of a hundred silos; a mask left on is larger in all but one word of a million
 
 
@@ -49,15 +58,16 @@ def measure(*, silos: int, length: int) -> SumAlone:
     federation = make_federation(silos, now=NOW)
     layout = update_layout(federation, length=length, word=WORD)
     with tempfile.TemporaryDirectory(prefix="chorale-bench-") as folder:
-        sums = [_sum(federation, layout, length, Path(folder)) for _ in range(1 + TURNS)]
+        disk = _Disk(Path(folder), model=bytes(WORD // 8 * length))
+        sums = [_sum(federation, layout, length, disk) for _ in range(1 + TURNS)]
+        disk.close()
     return SumAlone(
         cpu_seconds=median(one.cpu_seconds for one in sums[1:]), message_bytes=sums[0].message_bytes
     )
 
 
-def _sum(federation: Federation, layout: Layout, length: int, folder: Path) -> SumAlone:
+def _sum(federation: Federation, layout: Layout, length: int, disk: _Disk) -> SumAlone:
     clock = Clock()
-    model = bytes(4 * length)  # of the round before
     with clock.step("share"):
         session = Session(federation, layout=layout)
         session.share()
@@ -69,24 +79,44 @@ def _sum(federation: Federation, layout: Layout, length: int, folder: Path) -> S
             chunks = list(session.masker(name).stream(encoder))
         upload = b"".join(chunks)  # which no silo does
         with clock.step("keep"):
-            _keep(folder / name, model=model, upload=upload)
+            disk.keep_of_silo(name)
         with clock.step("add"):
             ring.add_into(masked, vectors_from_stream(layout, upload))
         exact_L += values_L
+    with clock.step("keep"):
+        disk.keep(masked[WORD])
     with clock.step("reveal"):
         session.reveal().unmask(masked)
         decoded_L = ring.decode(masked, layout=layout)[masks.QUANTITY]
-        write_hashed(folder, [decoded_L.astype(np.float32).data.cast("B")], suffix=".safetensors")
+    with clock.step("keep"):
+        disk.keep(decoded_L.astype(np.float32))
     check(decoded_L, exact_L)
     cpu_seconds = sum(clock.total(step).cpu_seconds for step in clock.names)
     return SumAlone(cpu_seconds=cpu_seconds, message_bytes=session.message_bytes)
 
 
-def _keep(place: Path, *, model: bytes, upload: bytes) -> None:
-    """A silo holds what came down to its digest and maps it; what went up waits for its turn to be added."""
-    hashlib.sha256(model).digest()
-    place.with_suffix(".safetensors").write_bytes(model)
-    place.with_suffix(".part").write_bytes(upload)
+class _Disk:
+    """What has to be kept, as durable as agent and coordinator keep it. model: of the round before."""
+
+    def __init__(self, folder: Path, *, model: bytes) -> None:
+        self._folder = folder
+        self._model = model
+        self._ledger = sqlite3.connect(folder / "ledger.db", isolation_level=None)
+        for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+            self._ledger.execute(f"PRAGMA {pragma}")
+        self._ledger.execute("CREATE TABLE row (silo TEXT, state TEXT, digest BLOB)")
+
+    def keep_of_silo(self, name: str) -> None:
+        digest = hashlib.sha256(self._model).digest()
+        (self._folder / f"{name}.safetensors").write_bytes(self._model)
+        for state in LEDGER_ROWS:
+            self._ledger.execute("INSERT INTO row VALUES (?, ?, ?)", (name, state, digest))
+
+    def keep(self, vector_L: NDArray[Any]) -> None:
+        write_hashed(self._folder, [vector_L.data.cast("B")], suffix=".safetensors")
+
+    def close(self) -> None:
+        self._ledger.close()
 
 
 def check(decoded_L: NDArray[np.float64], exact_L: NDArray[np.float64]) -> None:

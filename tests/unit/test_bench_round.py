@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bench import sum_alone
-from bench.plain_round import Server, _chunks
-from bench.round import Cost, Held, Measured, rows
+from bench.plain_round import BY_HAND, PROTOBUF, Server, _chunks
+from bench.round import Cost, Held, Limit, Measured, rows
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import LocalProtocolError
 
@@ -39,6 +39,20 @@ async def test_messages_are_answered_when_all_silos_have_sent_theirs() -> None:
     assert not any(one.done() for one in early)
     assert await asyncio.gather(anext(lines[0]), *early) == [bytes([silo]) for silo in range(SILOS)]
     assert await asyncio.gather(*(anext(line) for line in lines)) == [bytes([9])] * SILOS
+
+
+async def test_the_floor_moves_the_same_bytes_and_leaves_the_model_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = Server(silos=1, length=LENGTH, is_floor=True)
+    vector_P = np.ones(LENGTH, np.float32)
+    await server.upload(sent(vector_P), None)
+    assert '"event": "ended"' in capsys.readouterr().out
+    np.testing.assert_array_equal(await downloaded(server), np.zeros(LENGTH, np.float32))
+    by_hand, plain = (
+        [framing.write(chunk) for chunk in _chunks(vector_P, framing)] for framing in (BY_HAND, PROTOBUF)
+    )
+    assert by_hand == plain
 
 
 async def messages(*sent: bytes) -> AsyncIterator[bytes]:
@@ -81,6 +95,10 @@ def test_sum_alone_costs_more_with_more_silos_and_is_what_it_should_be() -> None
     few, many = (sum_alone.measure(silos=silos, length=1000) for silos in (4, 12))
     assert 0 < few.cpu_seconds < many.cpu_seconds
     assert 0 < few.message_bytes < many.message_bytes
+
+
+def test_a_limit_is_what_is_moved_and_what_is_summed() -> None:
+    assert Limit(moved_cpu_seconds=0.5, sum_cpu_seconds=0.25).cpu_seconds == 0.75
 
 
 def test_a_wrong_sum_is_no_limit() -> None:
