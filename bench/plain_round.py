@@ -72,7 +72,7 @@ class Server:
         self._arrived = self._round = 0
         self._all_silos = asyncio.Barrier(silos)
 
-    async def download(self, request: bytes, context: Any) -> AsyncIterator[pb.Chunk]:
+    async def download(self, request: bytes, context: Any) -> AsyncIterator[Any]:
         """The model of the round that begins when all silos ask for it."""
         await self._all_silos.wait()
         for chunk in _chunks(self._model_P, self._framing):
