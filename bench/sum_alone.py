@@ -35,12 +35,7 @@ from silo_agent.memory import keep_chunks
 
 WORD = 32
 TURNS = 7  # after one that loads what is compiled
-LEDGER_ROWS = (
-    "reserved",
-    "spent",
-    "pending",
-    "revealed",
-)  # of a silo in a round, docs/protocol.md 6.3 and 6.8
+LEDGER_ROWS = ("reserved", "spent", "pending", "revealed")  # docs/protocol.md 6.3 and 6.8
 LARGEST_ERROR = 1e-4  # of a sum of a hundred silos; a mask left on is larger in all but one word of a million
 
 
