@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bench.accuracy.arms import BASELINE, CONTROLS, Control, arm
 from bench.accuracy.paired import Paired, Verdict
@@ -46,21 +46,14 @@ def verdicts(report: Report) -> list[str]:
 
 
 def verdict(report: Report, control: Control) -> str:
-    """Whether the part that the control leaves out shows in the accuracy, and what need not leave a silo."""
+    """Whether the part that the control leaves out shows in the accuracy, and what is summed for it alone.
+
+    No test here shows that two methods are equal: a difference that is not significant is undecided.
+    """
     found = {name: report.difference(name, control.method, control.control) for name in report.settings}
-    better = [name for name, one in found.items() if one.verdict is Verdict.BETTER]
-    worse = [name for name, one in found.items() if one.verdict is Verdict.WORSE]
-    method, other = arm(control.method).title, arm(control.control).title
-    if not better:
-        behind = f"and is behind it on {_listed(worse)}" if worse else "on any cut"
-        said = f"**{method} does not beat {other}** {behind}"
-        shown = f"Leaving out {control.without} costs nothing that {len(report.seeds)} seeds show."
-        return f"{said} ({_all(found)}). {shown}{_needless(control, [])}"
-    elsewhere = [name for name in found if name not in better]
-    said = f"**{method} beats {other}** on {_listed(better)}"
-    if elsewhere:
-        said += f", not on {_listed(elsewhere)}" + (f" (behind on {_listed(worse)})" if worse else "")
-    return f"{said} ({_all(found)}).{_needless(control, better) if elsewhere else _earned(control)}"
+    pair = f"**{arm(control.method).title} against {arm(control.control).title}**"
+    sums = f" For that part alone silos sum {control.sums}." if control.sums else ""
+    return f"{pair}, which leaves out {control.without}: {_sides(found)}.{sums}"
 
 
 def against_baseline(report: Report) -> list[str]:
@@ -79,30 +72,23 @@ def controls_in(report: Report) -> list[Control]:
 
 def _against(report: Report, name: str) -> str:
     found = {setting: report.difference(setting, name) for setting in report.settings}
-    better = [each for each, one in found.items() if one.verdict is Verdict.BETTER]
-    worse = [each for each, one in found.items() if one.verdict is Verdict.WORSE]
-    parts = [f"better than FedAvg on {_listed(better)}"] if better else []
-    parts += (
-        [f"worse on {_listed(worse)}" if better else f"worse than FedAvg on {_listed(worse)}"]
-        if worse
-        else []
-    )
-    said = ", ".join(parts) or "not told apart from FedAvg on any cut"
-    return f"{arm(name).title} is {said} ({_all(found)})."
+    return f"{arm(name).title} against FedAvg: {_sides(found)}."
 
 
-def _needless(control: Control, better: Sequence[str]) -> str:
-    if not control.sums:
-        return ""
-    where = f" outside {_listed(better)}" if better else ""
-    return f" What is summed for it alone, {control.sums}, need not leave a silo at all{where}."
+def _sides(found: Mapping[str, Paired]) -> str:
+    """On which cuts a method is ahead, on which behind, and which these seeds leave undecided."""
+    words = {Verdict.BETTER: "better", Verdict.WORSE: "worse", Verdict.NOT_TOLD_APART: "undecided"}
+    sides = {
+        word: [name for name, one in found.items() if one.verdict is verdict]
+        for verdict, word in words.items()
+    }
+    if len(sides["undecided"]) == len(found):
+        return f"undecided on every cut ({_all(found)})"
+    said = ", ".join(f"{word} on {_listed(names)}" for word, names in sides.items() if names)
+    return f"{said} ({_all(found)})"
 
 
-def _earned(control: Control) -> str:
-    return f" What is summed for it, {control.sums}, pays." if control.sums else ""
-
-
-def _all(found: dict[str, Paired]) -> str:
+def _all(found: Mapping[str, Paired]) -> str:
     return "; ".join(f"{name}: {_difference(one)}" for name, one in found.items())
 
 
