@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 
-from chorale.accountant import Release, epsilon
+from chorale.accountant import Release, Skellam, epsilon
 from chorale.job_spec import JobSpec
 from chorale.privacy import DELTA, named_releases, privacy_of
 from chorale.privacy_spec import LEAST_MULTIPLIER, MAX_MULTIPLIER
@@ -26,6 +27,8 @@ _CLOSE_ENOUGH = 0.995  # leaves room for rounding the multiplier up
 _DIGITS = 5  # significant ones of a solved multiplier
 _HALVINGS = 60
 
+Chosen: TypeAlias = Callable[[str, Release], bool]  # by the quantity's name and what it releases
+
 
 def planned_releases(spec: JobSpec, state: GlobalState) -> Counter[Release]:
     """All that the job's plan releases of a silo that takes part in everything, and how often.
@@ -42,6 +45,21 @@ def planned_releases(spec: JobSpec, state: GlobalState) -> Counter[Release]:
 def planned_epsilon(spec: JobSpec, state: GlobalState) -> float:
     """What the job as planned costs a silo's data set, at the job's delta."""
     return epsilon(planned_releases(spec, state), privacy_of(spec).delta)
+
+
+def planned_updates_epsilon(spec: JobSpec, state: GlobalState) -> float | None:
+    """What the planned updates by themselves cost a silo as a whole, at the job's delta.
+
+    None without `privacy.sums`: DP-SGD hides records, and no noise a silo.
+    """
+    if privacy_of(spec).sums is None:
+        return None
+    return _cost(spec, state, _is_noised_update)
+
+
+def planned_statistics_epsilon(spec: JobSpec, state: GlobalState) -> float:
+    """What the planned statistics by themselves cost a record, at the job's delta; they hide no silo."""
+    return _cost(spec, state, _is_statistic)
 
 
 def solve(spec: JobSpec, state: GlobalState) -> JobSpec:
@@ -72,7 +90,7 @@ def _solved(
     field: str,
     target: float,
     *,
-    of: Callable[[str], bool] = lambda name: True,
+    of: Chosen = lambda name, release: True,
 ) -> float:
     """The least multiplier at which what `of` names costs no more than the target; to _DIGITS, rounded up."""
 
@@ -117,10 +135,10 @@ def _rounded_up(multiplier: float) -> float:
     return float(f"{math.ceil(multiplier / unit) * unit:.{_DIGITS}g}")
 
 
-def _cost(spec: JobSpec, state: GlobalState, of: Callable[[str], bool]) -> float:
+def _cost(spec: JobSpec, state: GlobalState, of: Chosen) -> float:
     planned: Counter[Release] = Counter()
     for name, release, times in _planned(spec, state):
-        if of(name):
+        if of(name, release):
             planned[release] += times
     return epsilon(planned, privacy_of(spec).delta)
 
@@ -144,8 +162,12 @@ def _plan(spec: JobSpec) -> Iterator[tuple[str, int, int]]:
         yield kind, len(spec.silos), 1
 
 
-def _is_statistic(name: str) -> bool:
+def _is_statistic(name: str, release: Release) -> bool:
     return name != DELTA
+
+
+def _is_noised_update(name: str, release: Release) -> bool:
+    return name == DELTA and isinstance(release, Skellam)
 
 
 def _filled(spec: JobSpec, *, statistics: float | None = None, training: float | None = None) -> JobSpec:

@@ -258,13 +258,15 @@ def _personal_line(report: dict[str, Any]) -> str:
 
 
 def _privacy_lines(report: dict[str, Any]) -> list[str]:
+    from cli.report import units_told
+
     if report["epsilon"] is None:
         return []
     spent = ", ".join(f"{silo} {epsilon:.4g}" for silo, epsilon in report["epsilon_spent_by_silo"].items())
     promised = f"epsilon {report['epsilon']:.4g} at delta {report['delta']:g}"
     return [
-        f"{promised} planned for the whole job, unit {report['epsilon_unit']}",
-        f"epsilon spent, by each silo's ledger: {spent}",
+        f"{promised} planned for the whole job, {units_told(report)}",
+        f"epsilon spent for each record, by each silo's ledger: {spent}",
     ]
 
 

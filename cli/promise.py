@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from chorale.job_spec import JobSpec
 from chorale.phase_context import phase_context
 from chorale.privacy import DELTA, noise_deviations, noised, privacy_of
-from chorale.privacy_plan import planned_epsilon
+from chorale.privacy_plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
 from chorale.privacy_spec import PrivacySpec
 from chorale.state import GlobalState
 from crypto.errors import ConfigError
@@ -24,6 +24,8 @@ DROWNED = 1.0  # noise in the length of the longest update: beyond it sums say l
 class Promise:
     """epsilon: what the whole plan costs one silo's data set, at delta. unit: record or silo.
 
+    Statistics are noised by record whatever the unit is: epsilon_updates_per_silo and
+    epsilon_statistics_per_record are what either costs by itself, the first None where the unit is record.
     multipliers: by field of the job's `privacy`. count_deviation: standard deviation of the noise in a
     summed count of all silos. update_noise: length of the noise on a round's mean update in clip norms,
     the longest that a mean update can be; 0 where it carries none.
@@ -32,6 +34,8 @@ class Promise:
     epsilon: float
     delta: float
     unit: str
+    epsilon_updates_per_silo: float | None
+    epsilon_statistics_per_record: float
     multipliers: Mapping[str, float] = field(default_factory=dict)
     count_deviation: float = 0.0
     update_noise: float = 0.0
@@ -41,7 +45,8 @@ class Promise:
         noise = ", ".join(f"{name} {value:g}" for name, value in self.multipliers.items())
         return (
             f"privacy: epsilon {self.epsilon:.4g} at delta {self.delta:g} for the whole job, "
-            f"unit {self.unit}; noise multipliers: {noise}"
+            f"{units(self.epsilon_updates_per_silo, self.epsilon_statistics_per_record)}; "
+            f"noise multipliers: {noise}"
         )
 
     def warnings(self) -> list[str]:
@@ -79,9 +84,21 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
         epsilon=cost,
         delta=privacy.delta,
         unit=privacy.unit,
+        epsilon_updates_per_silo=planned_updates_epsilon(spec, state),
+        epsilon_statistics_per_record=planned_statistics_epsilon(spec, state),
         multipliers=multipliers_of(privacy),
         count_deviation=deviations["correct"],
         update_noise=deviations.get(DELTA, 0.0) * math.sqrt(size) / (clip * weight) if clip else 0.0,
+    )
+
+
+def units(updates_per_silo: float | None, statistics_per_record: float) -> str:
+    """Whom a job's epsilon is for; of two units, what each costs by itself."""
+    if updates_per_silo is None:
+        return "for each record"
+    return (
+        f"for each record; by themselves updates cost epsilon {updates_per_silo:.4g} for each silo, "
+        f"statistics epsilon {statistics_per_record:.4g} for each record"
     )
 
 

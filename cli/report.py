@@ -106,6 +106,13 @@ def page(report: Document) -> str:
     )
 
 
+def units_told(report: Document) -> str:
+    """Of a private job: what its epsilon protects."""
+    from cli.promise import units
+
+    return units(report["epsilon_updates_per_silo"], report["epsilon_statistics_per_record"])
+
+
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; color: #1b1f24 }
 table { border-collapse: collapse; width: 100% }
@@ -116,7 +123,7 @@ text { font-size: 12px; fill: #57606a }
 
 
 def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, float]) -> Document:
-    """epsilon is that of the whole plan, also where the job was stopped before its end."""
+    """What was spent is the ledgers'; any other epsilon is the whole plan's, of a stopped job too."""
     accuracy, tested = final_accuracy(history), final_tested(history)
     noise = None
     if promise is not None and accuracy is not None and tested is not None:
@@ -124,6 +131,8 @@ def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, f
     return {
         "epsilon": promise and promise.epsilon,
         "epsilon_unit": promise and promise.unit,
+        "epsilon_updates_per_silo": promise and promise.epsilon_updates_per_silo,
+        "epsilon_statistics_per_record": promise and promise.epsilon_statistics_per_record,
         "delta": promise and promise.delta,
         "noise_multipliers": dict(promise.multipliers) if promise else {},
         "epsilon_spent_by_silo": dict(spent),
@@ -161,14 +170,17 @@ def _privacy_section(report: Document) -> list[str]:
     if report["epsilon"] is None:
         return []
     told = (
-        f"All that a silo let out in this job costs its data set at most epsilon {report['epsilon']:.4g} at "
-        f"delta {report['delta']:g}, for each {report['epsilon_unit']}. Accuracies carry noise too."
+        f"All that a silo lets out in this job as planned costs its data set at most epsilon "
+        f"{report['epsilon']:.4g} at delta {report['delta']:g}, {units_told(report)}. "
     )
+    if report["epsilon_updates_per_silo"] is not None:
+        told += "No noise hides a whole silo in the statistics. "
+    told += "Accuracies carry noise too."
     spent = [(silo, f"{epsilon:.4g}") for silo, epsilon in report["epsilon_spent_by_silo"].items()]
     noise = [(name, f"{value:g}") for name, value in report["noise_multipliers"].items()]
     tables = [_table(("noise multiplier", "value"), noise)]
     if spent:
-        tables.append(_table(("silo", "epsilon spent, by its own ledger"), spent))
+        tables.append(_table(("silo", "epsilon spent for each record, by its own ledger"), spent))
     return ["<h2>Differential privacy</h2>", f"<p>{html.escape(told)}</p>", *tables]
 
 

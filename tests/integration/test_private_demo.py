@@ -43,6 +43,7 @@ def test_demo_by_record_learns_and_tells_what_it_spent(tmp_path: Path) -> None:
     assert 0.97 * 8.0 <= told["epsilon"] <= 8.0
     assert told["final_accuracy"] > 5 * BY_CHANCE
     assert "clipped" not in told["quantities"]
+    assert told["epsilon_updates_per_silo"] is None
     # every silo took part in all that was planned but a repeated roll-call, and its ledger alone knows
     spent = told["epsilon_spent_by_silo"]
     assert list(spent) == ["silo-1", "silo-2", "silo-3"]
@@ -62,6 +63,15 @@ def test_demo_by_silo_survives_a_loss_and_says_that_few_silos_drown(tmp_path: Pa
     told = _report(tmp_path / "out")
     assert (told["status"], told["rounds_completed"], told["epsilon_unit"]) == ("done", 3, "silo")
     assert 0.97 * 4.0 <= told["epsilon"] <= 4.0
+    updates, statistics = told["epsilon_updates_per_silo"], told["epsilon_statistics_per_record"]
+    assert max(updates, statistics) < told["epsilon"] < updates + statistics
+    words = (
+        f"updates cost epsilon {updates:.4g} for each silo, "
+        f"statistics epsilon {statistics:.4g} for each record"
+    )
+    assert words in done.stdout  # at the end
+    assert words in done.stderr  # before the first round
+    assert words in (tmp_path / "out" / "report.html").read_text()
     second = next(phase for phase in told["phases"] if (phase["round"], phase["phase"]) == (2, "train"))
     assert second["cohort"] == ["silo-1", "silo-2", "silo-3"]
     spent = told["epsilon_spent_by_silo"]

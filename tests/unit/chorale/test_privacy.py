@@ -22,7 +22,14 @@ from chorale.privacy import (
     noised,
     releases_of,
 )
-from chorale.privacy_plan import LEAST_USED, planned_epsilon, planned_releases, solve
+from chorale.privacy_plan import (
+    LEAST_USED,
+    planned_epsilon,
+    planned_releases,
+    planned_statistics_epsilon,
+    planned_updates_epsilon,
+    solve,
+)
 from crypto.cohort import CohortRule
 from crypto.errors import ConfigError
 from crypto.layout import Layout, Quantity
@@ -392,6 +399,25 @@ class TestCost:
         parts = [*releases_of(spec, "roll-call", STATE, 10), *releases_of(spec, "evaluate", STATE, 10)]
         parts += 3 * list(releases_of(spec, "train", STATE, 10))
         assert epsilon(parts, 1e-5) == pytest.approx(planned_epsilon(spec, STATE), rel=1e-12)
+
+    def test_updates_and_statistics_have_a_cost_of_their_own(self, make_spec: MakeSpec) -> None:
+        """A report once called all of it protected by silo, though statistics are noised by record."""
+        spec = private(make_spec, rounds=3, privacy={"sums": SUMS})
+        delta, *figures = releases_of(spec, "train", STATE, 10)
+        assert planned_updates_epsilon(spec, STATE) == pytest.approx(epsilon({delta: 3}, 1e-5), rel=1e-12)
+        statistics = [*releases_of(spec, "roll-call", STATE, 10), *releases_of(spec, "evaluate", STATE, 10)]
+        cost = epsilon(statistics + 3 * figures, 1e-5)
+        assert planned_statistics_epsilon(spec, STATE) == pytest.approx(cost, rel=1e-12)
+
+    def test_steps_of_dp_sgd_protect_no_silo(self, make_spec: MakeSpec) -> None:
+        records, both = (
+            private(make_spec, privacy={"records": RECORDS, **more}) for more in ({}, {"sums": SUMS})
+        )
+        assert planned_updates_epsilon(records, STATE) is None
+        steps, delta, *_ = releases_of(both, "train", STATE, 10)
+        assert isinstance(steps, DpSgd)
+        cost = epsilon({delta: both.rounds}, 1e-5)
+        assert planned_updates_epsilon(both, STATE) == pytest.approx(cost, rel=1e-12)
 
 
 class TestMethods:

@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import ClassVar
 
@@ -25,7 +26,7 @@ from crypto.errors import BudgetExhausted, PolicyRefusal
 REPORT_KEYS = {
     "strategy", "silos", "rounds_completed", "final_accuracy", "accuracy_by_round", "secure_aggregation",
     "quantities", "dropped", "wall_seconds", "upload_bytes_per_silo_round", "float32_bytes", "epsilon",
-    "epsilon_unit",
+    "epsilon_unit", "epsilon_updates_per_silo", "epsilon_statistics_per_record",
 }  # fmt: skip
 SILOS = ["a", "b", "c", "d"]
 
@@ -229,6 +230,8 @@ PROMISE = Promise(
     epsilon=7.98,
     delta=1e-5,
     unit="record",
+    epsilon_updates_per_silo=None,
+    epsilon_statistics_per_record=1.25,
     multipliers={"records.noise_multiplier": 1.5},
     count_deviation=6.0,
 )
@@ -246,6 +249,25 @@ def test_report_of_a_private_job_tells_what_it_cost(history: JobHistory) -> None
     for told in ("epsilon 7.98 at delta 1e-05, for each record", "<td>3.25</td>", "after noise on all"):
         assert told in text
     assert "exact in fixed point" not in text
+    assert "each silo, statistics" not in text
+    assert (document["epsilon_updates_per_silo"], document["epsilon_statistics_per_record"]) == (None, 1.25)
+
+
+def test_report_of_noised_sums_says_which_epsilon_is_for_a_silo_and_which_for_a_record(
+    history: JobHistory,
+) -> None:
+    """It once called all of it protected by silo, though statistics are noised by record."""
+    promise = replace(PROMISE, unit="silo", epsilon_updates_per_silo=6.5)
+    document = json.loads(json.dumps(report.document(history, promise=promise, spent={"a": 7.5})))
+    assert (document["epsilon"], document["epsilon_unit"]) == (7.98, "silo")
+    assert (document["epsilon_updates_per_silo"], document["epsilon_statistics_per_record"]) == (6.5, 1.25)
+    told = (
+        "epsilon 7.98 at delta 1e-05, for each record; by themselves updates cost epsilon 6.5 for each silo, "
+        "statistics epsilon 1.25 for each record. No noise hides a whole silo in the statistics."
+    )
+    text = report.page(document)
+    assert told in text
+    assert "epsilon spent for each record" in text
 
 
 def test_report_of_a_job_without_privacy_says_nothing_of_it(history: JobHistory) -> None:

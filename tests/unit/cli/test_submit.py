@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chorale.job_spec import JobSpec
-from chorale.privacy_plan import planned_epsilon
+from chorale.privacy_plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
 from chorale.state import state_to_bytes
 from cli.job import initial_bytes, read_spec, solved, tell_absent
 from cli.promise import promise_of
@@ -53,8 +53,13 @@ def test_noise_is_solved_for_and_told(desk: Desk) -> None:
     assert spec.privacy.unsolved == ()
     cost = planned_epsilon(spec, VOTES)
     assert 0.98 * 4.0 <= cost <= 4.0
+    updates, statistics = planned_updates_epsilon(spec, VOTES), planned_statistics_epsilon(spec, VOTES)
+    assert updates is not None
+    assert max(updates, statistics) < cost < updates + statistics
     assert line == (
-        f"privacy: epsilon {cost:.4g} at delta 1e-05 for the whole job, unit silo; noise multipliers: "
+        f"privacy: epsilon {cost:.4g} at delta 1e-05 for the whole job, for each record; by themselves "
+        f"updates cost epsilon {updates:.4g} for each silo, statistics epsilon {statistics:.4g} "
+        "for each record; noise multipliers: "
         f"sums.noise_multiplier {spec.privacy.sums.noise_multiplier:g}, "
         f"statistics_noise_multiplier {spec.privacy.statistics_noise_multiplier:g} "
         "(solved for: statistics_noise_multiplier, sums.noise_multiplier)"
