@@ -1,12 +1,15 @@
 """`chorale authority`: the offline party that says who is in the federation.
 
-Its folder holds authority.key (mode 0600), authority.crt and roster.json, the newest roster.
+Its folder holds authority.key (mode 0600), authority.crt, roster.json, the newest roster, and revoked.txt:
+a line for every certificate that a newer roster does not list, because its member was revoked or got another
+one. Each line is the certificate's SHA-256 in hex, the role and the name. None of them is listed again.
 Source: docs/protocol.md 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,9 +27,10 @@ if TYPE_CHECKING:
     from crypto.identity import PrivateKey
     from crypto.roster import Member, Roster
 
-KEY, CERTIFICATE, ROSTER = "authority.key", "authority.crt", "roster.json"
+KEY, CERTIFICATE, ROSTER, REVOKED = "authority.key", "authority.crt", "roster.json", "revoked.txt"
 ROLES = ("silo", "coordinator", "operator")
 MAX_FILE_BYTES = 2 << 20  # a roster of the largest federation
+MAX_REVOKED_BYTES = 64 << 20  # 400,000 certificates
 DIRECTORY = click.option(
     "--directory", required=True, type=click.Path(path_type=Path), help="The authority's own folder."
 )
@@ -111,10 +115,11 @@ def roster(certificates: tuple[Path, ...], directory: Path, out: Path | None, va
     """Add members and sign the next version of the roster.
 
     CERT is a certificate file or a folder of .crt files. A member that is already on the roster
-    gets the certificate given here.
+    gets the certificate given here. A certificate that was revoked or replaced is refused.
     """
     folder = Folder.open(directory)
-    added = [folder.member(path) for path in _certificate_files(certificates)]
+    revoked = folder.revoked()
+    added = [folder.member(path, revoked=revoked) for path in _certificate_files(certificates)]
     members = {(entry.role, entry.name): entry for entry in (*folder.members(), *added)}
     folder.publish(members.values(), valid_days=valid_days, out=out)
 
@@ -179,6 +184,22 @@ class Folder:
         newest = self.newest()
         return () if newest is None else newest.members
 
+    def revoked(self) -> dict[bytes, str]:
+        """The role and name of every certificate that has left the roster, by its fingerprint.
+
+        Raises ConfigError for a line of another kind.
+        """
+        path = self.directory / REVOKED
+        if not path.exists():
+            return {}
+        found = {}
+        for number, line in enumerate(read(path, MAX_REVOKED_BYTES).decode(errors="replace").splitlines(), 1):
+            fingerprint, _, who = line.partition(" ")
+            if not re.fullmatch("[0-9a-f]{64}", fingerprint) or not who:
+                raise ConfigError(f"{path}: line {number}: expected a SHA-256 in hex, a role and a name")
+            found[bytes.fromhex(fingerprint)] = who
+        return found
+
     def sign(self, path: Path, *, hosts: tuple[str, ...], valid_days: int) -> x509.Certificate:
         """The certificate for the request in a file. Raises ConfigError that names the file."""
         from crypto.issuing import requested_member, sign_csr
@@ -197,8 +218,11 @@ class Folder:
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
-    def member(self, path: Path) -> Member:
-        """The roster entry for a certificate that this authority signed. Raises ConfigError."""
+    def member(self, path: Path, *, revoked: Container[bytes]) -> Member:
+        """The roster entry for a certificate that this authority signed and has not revoked.
+
+        Raises ConfigError.
+        """
         from crypto.identity import check_certificate, fingerprint, load_certificate, member_of
         from crypto.roster import Member
 
@@ -215,15 +239,29 @@ class Folder:
             )
         except (ConfigError, RemoteProtocolError) as error:
             raise ConfigError(f"{path}: {error}") from None
-        return Member(member.role, member.name, fingerprint(certificate))
+        entry = Member(member.role, member.name, fingerprint(certificate))
+        if entry.fingerprint in revoked:
+            raise ConfigError(f"{path}: {self._why_revoked(entry)}")
+        return entry
+
+    def _why_revoked(self, entry: Member) -> str:
+        who = f"{entry.role} {entry.name}"
+        others = [member for member in self.members() if member != entry]
+        if any((other.role, other.name) == (entry.role, entry.name) for other in others):
+            return f"another certificate of {who} has replaced this one; name the file of the newer"
+        return f"this certificate of {who} was revoked; sign a new request for it"
 
     def publish(self, members: Iterable[Member], *, valid_days: int, out: Path | None) -> None:
-        """Sign and write the next version."""
+        """Sign and write the next version. What it no longer lists is revoked first, for good."""
         from chorale.files import write_atomic
         from crypto.roster import roster_to_file_bytes, sign_roster
 
         newest, now = self.newest(), datetime.now(UTC)
-        listed = tuple(members)
+        asked = set(members)
+        left = [member for member in self.members() if member not in asked]
+        revoked = self.revoked() | {member.fingerprint: f"{member.role} {member.name}" for member in left}
+        # a crash between the two writes leaves a revoked member in the newest roster, and it ends there
+        listed = tuple(member for member in asked if member.fingerprint not in revoked)
         version = 1 if newest is None else newest.version + 1
         signed = sign_roster(
             authority_key=self.key,
@@ -233,16 +271,19 @@ class Folder:
             expires=now + timedelta(days=valid_days),
             members=listed,
         )
+        if left:
+            lines = [f"{fingerprint.hex()} {who}\n" for fingerprint, who in revoked.items()]
+            write_atomic(self.directory / REVOKED, "".join(lines).encode(), mode=0o644)
         for path in dict.fromkeys([self.directory / ROSTER, out or self.directory / ROSTER]):
             write_atomic(path, roster_to_file_bytes(signed), mode=0o644)
             click.echo(f"{path}: roster version {version}, {len(listed)} members")
 
 
-def read(path: Path) -> bytes:
+def read(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """A small file that a person named. Raises ConfigError if it is missing or too large."""
     from chorale.files import read_limited
 
-    return read_limited(path, MAX_FILE_BYTES)
+    return read_limited(path, max_bytes)
 
 
 def _certificate_files(paths: Iterable[Path]) -> list[Path]:

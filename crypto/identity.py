@@ -34,7 +34,8 @@ CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it w
 REMEMBERED = 512
 
 _HASH = ec.ECDSA(hashes.SHA256())
-ODD_CERTIFICATE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension,
+# what cryptography raises for a certificate that it cannot read; the last three are no ValueError
+ODD_CERTIFICATE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
                     x509.UnsupportedGeneralNameType)  # fmt: skip
 
 
@@ -186,7 +187,7 @@ def certificate_from_der(data: bytes) -> x509.Certificate:
     """Raises RemoteProtocolError if the bytes are no certificate with a P-256 key."""
     try:
         certificate = x509.load_der_x509_certificate(data)
-        public_key_of(certificate)
+        _read_plain_fields(certificate)
     except ODD_CERTIFICATE:
         raise RemoteProtocolError("certificate: the bytes are no certificate") from None
     return certificate
@@ -236,7 +237,7 @@ def load_certificate(pem: bytes) -> x509.Certificate:
     """Raises ConfigError if it is no PEM certificate with a P-256 key."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
-        public_key_of(certificate)
+        _read_plain_fields(certificate)
     except (*ODD_CERTIFICATE, RemoteProtocolError):
         raise ConfigError("certificate: expected a PEM certificate with a P-256 key") from None
     return certificate
@@ -326,6 +327,16 @@ def public_key_of(
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise _refused("expected a P-256 key")
     return key
+
+
+def _read_plain_fields(certificate: x509.Certificate) -> None:
+    """Read the key and the dates, which are parsed at their first reading, while errors are expected.
+
+    Names and extensions are read under ODD_CERTIFICATE each time. Raises what that lists, or
+    RemoteProtocolError for a key of another kind.
+    """
+    public_key_of(certificate)
+    _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 def _public_bytes(holder: x509.Certificate | PrivateKey) -> bytes:

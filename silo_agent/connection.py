@@ -27,6 +27,8 @@ from silo_agent.stub import FederationStub
 
 WELCOME_SECONDS = 30.0
 SILENCE_SECONDS = 30.0  # beyond four heartbeats that did not come
+# TCP, TLS and HTTP/2 take three round trips, and a proxy's tunnel one more: lines of 800 ms connect in 3 s
+CONNECT_SECONDS = 10.0
 MAX_QUEUED_MESSAGES = 256  # what a lost line may hold up; the coordinator asks again for the rest
 WARNED_SKEW_SECONDS = 60.0
 MOST_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated wrongly
@@ -34,9 +36,12 @@ MOST_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 200),  # the agent's own backoff decides
-    ("grpc.min_reconnect_backoff_ms", 200),
+    # The agent's own backoff says when to call again. After a failed attempt gRPC connects again by itself,
+    # and until it has, calls fail at once: so it waits no more than about a second.
+    ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # despite its name how long an attempt may take, and no lower bound of the wait between two
+    ("grpc.min_reconnect_backoff_ms", round(CONNECT_SECONDS * 1000)),
     ("grpc.dns_enable_srv_queries", 0),
 )
 

@@ -291,9 +291,9 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
         yield started
 
 
-def check_new_roster(walk: Walk, version: int) -> None:
+def check_new_roster(walk: Walk, version: int, *, silos: tuple[str, ...] = SILOS[1:]) -> None:
     wait_until(lambda: walk.metric(HUB, "chorale_coordinator_roster_version") == version, "the new roster")
-    for silo in SILOS[1:]:
+    for silo in silos:
         wait_until(
             lambda silo=silo: walk.metric(silo, "chorale_silo_roster_version") == version,  # type: ignore[misc]
             f"{silo} to have the new roster",
@@ -323,6 +323,8 @@ def after_rotation(walk: Walk) -> None:
 
 
 def after_revocation(walk: Walk) -> None:
+    """By then the weekly command was done too: clinic-c stays out, and clinic-a's newer certificate in."""
+    check_new_roster(walk, 5, silos=SILOS[:2])
     walk.pod("clinic-c").wait(is_ready=False)
     assert [walk.pod(silo).is_ready for silo in SILOS] == [True, True, False]
 

@@ -26,6 +26,7 @@ from tests.support.ceremony import Ceremony
 from tests.support.certificates import CLIENT, SERVER, odd_certificate
 from tests.support.federation import LocalFederation
 from tests.support.one_hot import GATE
+from tests.support.proxy import DistantProxy
 from tests.support.rogue import Rogue, files
 
 HERE = "127.0.0.1"
@@ -138,6 +139,35 @@ async def test_agent_waits_for_a_coordinator_that_is_not_there(tmp_path: Path) -
         assert await line.gives_up_for_now() == "coordinator is unreachable at 127.0.0.1:1"
         await line.stop()
         await line.start()
+
+
+@pytest.mark.parametrize("round_trip_seconds", [0.0, 0.1, 0.8])
+async def test_agent_connects_over_a_long_line_at_its_first_attempt(
+    tmp_path: Path, round_trip_seconds: float
+) -> None:
+    """An attempt had 200 ms for its handshake: at 100 ms it took two, at 800 ms none ever ended well."""
+    async with Rogue(tmp_path) as rogue:
+        with DistantProxy(HERE, rogue.port, round_trip_seconds=round_trip_seconds) as far:
+            line = rogue.agents[SILO]
+            line.dial(coordinator=f"{HERE}:{far.port}")
+            await line.connected()
+            assert (line.failures, far.accepted) == (0, 1)
+            await line.stop()
+
+
+async def test_agent_comes_back_over_a_long_line_after_a_restart(tmp_path: Path) -> None:
+    """The time that an attempt has is not how long gRPC waits for the next."""
+    async with Rogue(tmp_path) as rogue:
+        with DistantProxy(HERE, rogue.port, round_trip_seconds=0.1) as far:
+            line = rogue.agents[SILO]
+            line.dial(coordinator=f"{HERE}:{far.port}")
+            await line.connected()
+            await rogue.hang_up()
+            await line.gives_up_for_now(times=2)  # the stream that ended, and a call in vain
+            await rogue.listen()
+            await line.connected()
+            assert len(line.hellos) == 2
+            await line.stop()
 
 
 def test_agent_whose_certificate_expires_while_it_serves_ends_with_one_line(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""Loopback TCP relays: one slows the upload as a thin hospital line would, one cuts idle lines as a NAT."""
+"""Loopback TCP relays: one slows the upload as a thin hospital line would, one cuts idle lines as a NAT, and
+one is as far away as another continent."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from tests.support.relay import Relay, Stream
 
@@ -89,3 +91,30 @@ class IdleCuttingProxy(ThrottlingProxy):
             yield note_bytes
         finally:
             pending.cancel()
+
+
+class DistantProxy(Relay):
+    """Relays at full speed what was sent `round_trip_seconds` / 2 ago, the handshake of TLS included.
+
+    accepted: how many connections it took. That of TCP itself takes no time: the kernel answers.
+    """
+
+    def __init__(self, target_host: str, target_port: int, *, round_trip_seconds: float) -> None:
+        super().__init__(target_host, target_port)
+        self.round_trip_seconds = round_trip_seconds
+        self.accepted = 0
+
+    async def _relay(self, accepted: Stream, dialled: Stream) -> None:
+        self.accepted += 1
+        await asyncio.gather(
+            self._carry(accepted[0], dialled[1]),
+            self._carry(dialled[0], accepted[1]),
+        )
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One direction to its end, which comes as late as its bytes."""
+        later = partial(asyncio.get_running_loop().call_later, self.round_trip_seconds / 2)
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                later(writer.write, data)
+        later(writer.close)

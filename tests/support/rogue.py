@@ -91,10 +91,10 @@ class Line:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await self._running
 
-    async def gives_up_for_now(self) -> str:
+    async def gives_up_for_now(self, *, times: int = 1) -> str:
         """Why the agent is not connected; polled, because its log is all there is to see."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not any(line["event"] == "not connected" for line in self.log):
+            while self.failures < times:
                 await asyncio.sleep(0.01)
         return str(self.last_logged("not connected")["reason"])
 
@@ -118,6 +118,11 @@ class Line:
     @property
     def log(self) -> list[dict[str, Any]]:
         return self._rogue.hearing.lines[self.name]
+
+    @property
+    def failures(self) -> int:
+        """How often the agent was not connected."""
+        return sum(line["event"] == "not connected" for line in self.log)
 
     def last_logged(self, event: str) -> dict[str, Any]:
         """The last line of this event in the silo's own log."""
@@ -230,7 +235,7 @@ class Rogue(Hub):
             operator=self.ceremony.enrol(Role.OPERATOR, "ops"),
         )
         super().__init__(folder, members=members, now=datetime.now(UTC), **job)
-        self.round = 0
+        self.round = self.port = 0
         self.policy = {"federation": self.ceremony.federation, "approval": "automatic"} | (policy or {})
         self.welcome: Callable[[str], pb.Welcome] = self.greeting
         self.serve: Callable[[str, pb.DownloadRequest], Iterable[pb.Chunk]] = self.chunks
@@ -246,11 +251,7 @@ class Rogue(Hub):
         logger = logging.getLogger(logs.ROOT)
         logger.addHandler(self.hearing)
         logger.setLevel(logging.INFO)
-        self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
-        self._server.add_generic_rpc_handlers((self._handlers(),))
-        credentials = tls.server_credentials(self.own_files, self.ceremony.certificate_path.read_bytes())
-        self._port = self._server.add_secure_port("127.0.0.1:0", credentials)
-        await self._server.start()
+        await self.listen()
         for name in self.members.silos:
             self.agents[name] = Line(self, name, self._settings(name))  # type: ignore[assignment]
         return self
@@ -260,8 +261,20 @@ class Rogue(Hub):
     ) -> None:
         for line in self.agents.values():
             await line.stop()
-        await self._server.stop(None)
+        await self.hang_up()
         logging.getLogger(logs.ROOT).removeHandler(self.hearing)
+
+    async def listen(self) -> None:
+        """At the port of before, if there was one."""
+        self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+        credentials = tls.server_credentials(self.own_files, self.ceremony.certificate_path.read_bytes())
+        self.port = self._server.add_secure_port(f"127.0.0.1:{self.port}", credentials)
+        await self._server.start()
+
+    async def hang_up(self) -> None:
+        """End every call and listen no more."""
+        await self._server.stop(None)
 
     async def start(self, names: Sequence[str] | None = None) -> None:
         """Agents that dial and are offered the job."""
@@ -385,7 +398,7 @@ class Rogue(Hub):
             {
                 "name": name,
                 "federation": self.ceremony.federation,
-                "coordinator": f"127.0.0.1:{self._port}",
+                "coordinator": f"127.0.0.1:{self.port}",
                 "identity": files(self.ceremony, Role.SILO, name),
                 "authority": self.ceremony.certificate_path,
                 "directory": self.folder / name,

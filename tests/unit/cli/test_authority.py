@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -11,7 +12,8 @@ import pytest
 from cryptography.x509 import ExtendedKeyUsage
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from crypto.identity import Role, load_certificate
+from chorale.files import write_atomic
+from crypto.identity import Role, fingerprint, load_certificate
 from crypto.roster import Roster, open_roster, roster_from_file_bytes
 from tests.unit.cli.conftest import Ended
 
@@ -58,6 +60,68 @@ def test_revoking_a_stranger_names_who_is_there(founded: Path, chorale: Chorale)
     ended = chorale("authority", "revoke", "z", "--directory", founded / "ca")
     assert ended.code == 2
     assert "silo z: not on the roster; it names a\n" in ended.err
+
+
+def test_revoked_certificate_is_not_listed_again(founded: Path, chorale: Chorale) -> None:
+    """The weekly command of the guide names every certificate, and it let a revoked silo in again."""
+    ca, files = founded / "ca", [founded / f"{name}.crt" for name in ("a", "b", "c", "hub")]
+    assert chorale("authority", "roster", *files, "--directory", ca).code == 0
+    assert chorale("authority", "revoke", "c", "--directory", ca).code == 0
+    before = (ca / "roster.json").read_bytes()
+    ended = chorale("authority", "roster", *files, "--directory", ca)
+    assert ended.code == 2
+    assert ended.err == (
+        f"chorale: error: {founded / 'c.crt'}: this certificate of silo c was revoked; "
+        "sign a new request for it\n"
+    )
+    assert (ca / "roster.json").read_bytes() == before
+    assert chorale("authority", "roster", _signed_again(chorale, founded, "c"), "--directory", ca).code == 0
+    assert _newest(ca).silo_names == {"a", "b", "c"}
+
+
+def test_replaced_certificate_does_not_come_back(founded: Path, chorale: Chorale) -> None:
+    """It would lock out the member, whose key is the newer one."""
+    ca = founded / "ca"
+    assert chorale("authority", "roster", founded, "--directory", ca).code == 0
+    newer = _signed_again(chorale, founded, "a")
+    assert chorale("authority", "roster", newer, "--directory", ca).code == 0
+    ended = chorale("authority", "roster", founded, "--directory", ca)
+    assert ended.code == 2
+    told = "a.crt: another certificate of silo a has replaced this one; name the file of the newer\n"
+    assert ended.err.endswith(told)
+    weekly = [newer, founded / "b.crt", founded / "c.crt", founded / "hub.crt"]
+    assert chorale("authority", "roster", *weekly, "--directory", ca).code == 0
+    assert _newest(ca).version == 3
+    assert fingerprint(load_certificate(newer.read_bytes())) in {
+        member.fingerprint for member in _newest(ca).members
+    }
+
+
+def test_revocation_whose_roster_was_not_written_is_done_by_the_next(
+    founded: Path, chorale: Chorale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = founded / "ca"
+    assert chorale("authority", "roster", founded, "--directory", ca).code == 0
+
+    def full(path: Path, data: bytes, *, mode: int) -> None:
+        if path.name == "roster.json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_atomic(path, data, mode=mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("chorale.files.write_atomic", full)
+        assert chorale("authority", "revoke", "b", "--directory", ca).code == 1
+    assert _newest(ca).silo_names == {"a", "b", "c"}
+    assert chorale("authority", "roster", founded / "a.crt", "--directory", ca).code == 0
+    assert _newest(ca).silo_names == {"a", "c"}
+    assert chorale("authority", "roster", founded / "b.crt", "--directory", ca).code == 2
+
+
+def test_unreadable_list_of_revoked_certificates_is_named(founded: Path, chorale: Chorale) -> None:
+    (founded / "ca" / "revoked.txt").write_text(f"{'0' * 64} silo z\nnonsense\n")
+    ended = chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca")
+    assert ended.code == 2
+    assert "revoked.txt: line 2: expected a SHA-256 in hex, a role and a name" in ended.err
 
 
 def test_key_is_never_overwritten(founded: Path, chorale: Chorale) -> None:
@@ -112,12 +176,28 @@ def _request(chorale: Chorale, folder: Path, role: str, name: str, *more: str, c
     return ended
 
 
+def _signed_again(chorale: Chorale, folder: Path, name: str) -> Path:
+    new = folder / "new"
+    new.mkdir()
+    ended = chorale("authority", "sign", folder / f"{name}.csr", "--directory", folder / "ca", "--out", new)
+    assert ended.code == 0, ended.err
+    return new / f"{name}.crt"
+
+
 def _usage(path: Path) -> list[object]:
     extension = load_certificate(path.read_bytes()).extensions.get_extension_for_class(ExtendedKeyUsage)
     return list(extension.value)
 
 
+def _newest(ca: Path) -> Roster:
+    return _open(ca / "roster.json", ca)
+
+
 def _roster(folder: Path) -> Roster:
-    authority = load_certificate((folder / "ca" / "authority.crt").read_bytes())
-    signed = roster_from_file_bytes((folder / "roster.json").read_bytes())
+    return _open(folder / "roster.json", folder / "ca")
+
+
+def _open(path: Path, ca: Path) -> Roster:
+    authority = load_certificate((ca / "authority.crt").read_bytes())
+    signed = roster_from_file_bytes(path.read_bytes())
     return open_roster(signed, authority=authority, federation="fed", now=datetime.now(UTC))

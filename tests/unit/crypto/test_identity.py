@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import ipaddress
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from crypto.identity import CLOCK_SKEW, Identity, MemberId, PrivateKey, Role
 from crypto.messages import SignedBody
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+VERSION_3, VERSION_9 = bytes.fromhex("a003020102"), bytes.fromhex("a003020108")  # X.509 counts from 0
 SILO = MemberId(federation="hospitals", role=Role.SILO, name="clinic-a")
 
 
@@ -27,6 +29,7 @@ def forge(
     change=lambda builder: builder,
     usage=ExtendedKeyUsageOID.CLIENT_AUTH,
     key=None,
+    until: datetime = NOW + timedelta(days=1),
 ):
     """A certificate that the authority did sign but `sign_csr` would never have made."""
     key = key or identity.new_key()
@@ -34,7 +37,7 @@ def forge(
         x509.CertificateBuilder()
         .serial_number(7)
         .not_valid_before(NOW - timedelta(days=1))
-        .not_valid_after(NOW + timedelta(days=1))
+        .not_valid_after(until)
         .subject_name(x509.Name([]))
         .issuer_name(authority.certificate.subject)
         .public_key(key.public_key())
@@ -286,6 +289,15 @@ class TestIssuing:
         with pytest.raises(ConfigError, match="expected a PEM certificate request"):
             sign_request(authority, b"nonsense")
 
+    def test_sign_csr_refuses_a_request_of_another_version(self, authority) -> None:
+        request = x509.load_pem_x509_csr(issuing.new_csr(identity.new_key(), SILO))
+        der = request.public_bytes(serialization.Encoding.DER)
+        version_1 = b"\x02\x01\x00"
+        start = der.index(version_1)
+        odd = der[:start] + b"\x02\x01\x08" + der[start + len(version_1) :]
+        with pytest.raises(ConfigError, match="expected a PEM certificate request"):
+            sign_request(authority, pem("CERTIFICATE REQUEST", odd))
+
     def test_sign_csr_refuses_under_an_expired_authority(self, authority) -> None:
         request = issuing.new_csr(identity.new_key(), SILO)
         with pytest.raises(ConfigError, match="authority: the certificate is expired"):
@@ -419,6 +431,28 @@ class TestDer:
         other_kind = forge(authority, SILO.uri, key=ec.generate_private_key(ec.SECP384R1()))
         with pytest.raises(RemoteProtocolError, match="expected a P-256 key"):
             identity.certificate_from_der(other_kind.public_bytes(serialization.Encoding.DER))
+
+    @pytest.mark.parametrize(
+        ("right", "odd"),
+        [
+            pytest.param(VERSION_3, VERSION_9, id="version"),
+            pytest.param(b"\x18\x0f2051", b"\x18\x0f0000", id="year"),
+        ],
+    )
+    def test_der_of_an_odd_version_or_year_is_refused(self, authority, right: bytes, odd: bytes) -> None:
+        """cryptography raised InvalidVersion past every handler, and the reader of adverts ended."""
+        dated = forge(authority, SILO.uri, until=NOW.replace(year=2051))
+        der = dated.public_bytes(serialization.Encoding.DER)
+        assert der.count(right) == 1
+        with pytest.raises(RemoteProtocolError, match="the bytes are no certificate"):
+            identity.certificate_from_der(der.replace(right, odd))
+        with pytest.raises(ConfigError, match="expected a PEM certificate"):
+            identity.load_certificate(pem("CERTIFICATE", der.replace(right, odd)))
+
+
+def pem(label: str, der: bytes) -> bytes:
+    text = base64.encodebytes(der).decode()
+    return f"-----BEGIN {label}-----\n{text}-----END {label}-----\n".encode()
 
 
 def sign_request(authority, request: bytes, *, role: Role = Role.SILO, now: datetime = NOW, hosts=()):
