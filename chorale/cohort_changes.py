@@ -14,18 +14,17 @@ from chorale.job_spec import JobSpec
 def expected_cohort_changes(spec: JobSpec) -> float:
     """Near reveals that a job's rounds are expected to count, while nobody drops; an upper bound.
 
-    Round r is near one of the r - 1 before it with at most (r - 1) times the chance of one pair, and a
-    set that was counted is free, so there are never more than there are sets. 0 where every round
-    names everybody.
+    Round r is near one of the r - 1 before it with at most (r - 1) times the chance of one pair, and is free
+    where it names the same silos as the round before. 0 where every round names everybody.
     """
     silos, named = len(spec.silos), spec.named_per_round
     if named == silos:
         return 0.0
     chance = _chance_of_near_pair(silos, named, least=spec.rule(named).min_cohort)
-    # the round from which on the bound is 1, so that the sum over rounds has a closed form
-    certain = spec.rounds if chance == 0.0 else min(spec.rounds, int(1.0 / chance) + 1)
-    rising = chance * certain * (certain - 1) / 2
-    return min(rising + (spec.rounds - certain), float(comb(silos, named) - 1))
+    most = 1.0 - 1.0 / comb(silos, named)  # of one round: that it names others than the round before
+    # the round from which on `most` is the smaller bound, so that the sum over rounds has a closed form
+    highest = spec.rounds if chance == 0.0 else min(spec.rounds, int(most / chance) + 1)
+    return chance * highest * (highest - 1) / 2 + most * (spec.rounds - highest)
 
 
 def _chance_of_near_pair(silos: int, named: int, *, least: int) -> float:

@@ -6,7 +6,7 @@ Source: docs/protocol.md 3, 5.1 and 7.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache, partial
@@ -22,7 +22,7 @@ from chorale.job_spec import (
     TrainingSpec,
 )
 from chorale.phase_context import phase_context
-from chorale.privacy import noise_deviations, noised
+from chorale.privacy import declared_weight, noise_deviations, noised
 from chorale.settings_file import MAX_BYTES
 from chorale.state import GlobalState
 from chorale.v1 import federation_pb2, session_pb2
@@ -40,7 +40,7 @@ from crypto.identity import (
 from crypto.layout import Layout
 from crypto.messages import SessionTerms, SignedBody
 from crypto.roster import Roster
-from strategies.base import Phase, PhaseContext
+from strategies.base import Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
 from strategies.roll_call import ROLL_CALL
 
@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 PURPOSE = "job"
+LEAST_WEIGHT = 0.01  # of what the silos of a sum bring on average: room for federations of very uneven silos
 FIRST_REPEAT = 0
 MAX_CERTIFICATE_BYTES = 8 << 10  # ours take about 700
 HELD_SPECS = 64  # as many jobs as a silo opens at once
@@ -202,6 +203,21 @@ class Job:
         """All that a phase's quantities and server step may depend on, the noise of its sums included."""
         noise = noise_deviations(self.layout(key, state, members).quantities, members)
         return replace(self._context(key.round, key.phase, state, members), noise=noise)
+
+    def apply(
+        self, phase: str, context: PhaseContext, sums: Mapping[str, Array], *, survivors: int
+    ) -> PhaseResult:
+        """What the revealed sums over so many silos do to the global state. The sums are handed over.
+
+        Security: a silo that lies about its p brings the sum of p, which divides the update, as near to zero
+        as it likes. A sum of p below a hundredth of its usual size is not applied.
+        Source: docs/protocol.md 7.4.
+        """
+        spec = self.spec
+        usual = 1.0 / len(spec.silos) if spec.privacy is None else declared_weight(spec, context.members)
+        least = LEAST_WEIGHT * survivors * usual
+        guarded = replace(context, min_weight=max(context.min_weight, least))
+        return self.phase(phase).apply(guarded, sums)
 
     def layout(self, key: PhaseKey, state: GlobalState, members: int) -> Layout:
         """Noise included. Raises ConfigError if a quantity does not fit its word, or if a private job cannot

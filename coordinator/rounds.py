@@ -223,7 +223,8 @@ class RoundDriver:
         path = self._desk.revealed_sum_path(self._row.sequence, self._machine.attempt)
         sums = StoredSum(path, layout=terms.layout)
         context = self._job.context(self._key, state, len(terms.names))
-        result = self._job.phase(self._row.phase).apply(context, sums)
+        assert self._row.cohort is not None  # stored with the masked sum
+        result = self._job.apply(self._row.phase, context, sums, survivors=len(self._row.cohort))
         del sums  # its pages, before the next state is written
         if any(quantity.noise is not None for quantity in terms.layout.quantities):
             wrap = {"wrap_probability": terms.layout.wrap_probability}

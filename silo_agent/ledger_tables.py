@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import (
+    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -63,6 +64,7 @@ reveals = Table(
 signed_sets = Table(
     "signed_sets",
     metadata,
+    Column("number", Integer, primary_key=True),  # in the order of signing
     Column("job_digest", LargeBinary, nullable=False),
     Column("round", Integer, nullable=False),
     Column("phase", String, nullable=False),
@@ -71,16 +73,8 @@ signed_sets = Table(
     Column("data_set", String, nullable=False),
     Column("survivors", String, nullable=False),
     Column("min_cohort", Integer, nullable=False),
+    Column("is_change", Boolean, nullable=False),  # counts against the policy's max_cohort_changes
     UniqueConstraint("job_digest", "round", "phase", "attempt"),
-)
-
-cohort_changes = Table(
-    "cohort_changes",
-    metadata,
-    Column("job_digest", LargeBinary, nullable=False),
-    Column("kind", String, nullable=False),
-    Column("survivors", String, nullable=False),
-    UniqueConstraint("job_digest", "kind", "survivors"),
 )
 
 roster_mark = Table(

@@ -100,7 +100,8 @@ class Policy(BaseModel):
         default=10,
         ge=0,
         le=1_000_000,
-        description="sums per job and kind of phase whose cohort nearly equals an earlier one",
+        description="sums per job and kind of phase whose cohort nearly equals an earlier one and is not "
+        "the one just before",
     )
     count_granularity: int = Field(
         default=10,

@@ -31,7 +31,7 @@ from crypto.errors import PolicyRefusal, Refusal
 from crypto.messages import SessionTerms
 from crypto.reveal import PendingReveal
 from silo_agent.ledger_parameters import OF_DATA_SET, OF_JOB, OF_ROUND, of_phase, same_phase
-from silo_agent.ledger_tables import cohort_changes, jobs, phases, reveals, signed_sets
+from silo_agent.ledger_tables import jobs, phases, reveals, signed_sets
 from silo_agent.policy import Policy
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
@@ -70,16 +70,37 @@ _ANSWERED = (
 )
 # Attempts at one phase exclude each other: quorums of t share an honest silo, and it
 # never adverts for a phase that it revealed (docs/protocol.md 3.1).
-_OTHER_SETS = (
-    select(signed_sets.c.survivors, signed_sets.c.min_cohort)
-    .where(signed_sets.c.kind == _OF_KIND, signed_sets.c.data_set == OF_DATA_SET, ~same_phase(signed_sets))
-    .distinct()
+_IS_OTHER = and_(
+    signed_sets.c.kind == _OF_KIND, signed_sets.c.data_set == OF_DATA_SET, ~same_phase(signed_sets)
 )
-_CHANGES = select(cohort_changes.c.survivors).where(
-    cohort_changes.c.job_digest == OF_JOB, cohort_changes.c.kind == _OF_KIND
+_OTHER_SETS = select(signed_sets.c.survivors, signed_sets.c.min_cohort).where(_IS_OTHER).distinct()
+_PHASE_BEFORE = (
+    select(signed_sets.c.job_digest, signed_sets.c.round, signed_sets.c.phase)
+    .where(_IS_OTHER)
+    .order_by(signed_sets.c.number.desc())
+    .limit(1)
+    .subquery()
 )
-_BEGIN, _ADD_PENDING = insert(phases), insert(reveals)
-_ADD_SIGNED, _ADD_CHANGE = insert(signed_sets), insert(cohort_changes)
+# of all its attempts: any of them may have been revealed by others' shares
+_SETS_BEFORE = select(signed_sets.c.survivors).join(
+    _PHASE_BEFORE,
+    and_(
+        signed_sets.c.job_digest == _PHASE_BEFORE.c.job_digest,
+        signed_sets.c.round == _PHASE_BEFORE.c.round,
+        signed_sets.c.phase == _PHASE_BEFORE.c.phase,
+    ),
+)
+_CHANGES = (
+    select(signed_sets.c.round, signed_sets.c.phase)
+    .where(
+        signed_sets.c.job_digest == OF_JOB,
+        signed_sets.c.kind == _OF_KIND,
+        signed_sets.c.is_change,
+        ~same_phase(signed_sets),
+    )
+    .distinct()  # attempts at one phase count once
+)
+_BEGIN, _ADD_PENDING, _ADD_SIGNED = insert(phases), insert(reveals), insert(signed_sets)
 _ERASE_PENDING = delete(reveals).where(same_phase(reveals), reveals.c.status == RevealStatus.PENDING)
 _MARK_REVEALED = update(reveals).where(same_phase(reveals)).values(status=RevealStatus.REVEALED)
 _FORGET_OTHERS = delete(signed_sets).where(same_phase(signed_sets), signed_sets.c.attempt != _OF_ATTEMPT)
@@ -136,9 +157,8 @@ class Reveals:
             if found is not None:
                 raise _refusal(pending, "another answer is recorded already", Refusal.ALREADY_REVEALED)
             _approved_job(connection, pending)
-            if self._check_near(connection, pending, pending.survivors, pending.min_cohort):
-                connection.execute(_ADD_CHANGE, _change(pending))
-            connection.execute(_ADD_SIGNED, self._signed_set(pending))
+            is_change = self._check_near(connection, pending, pending.survivors, pending.min_cohort)
+            connection.execute(_ADD_SIGNED, self._signed_set(pending, is_change=is_change))
             connection.execute(_ADD_PENDING, self._pending_row(pending))
 
     def mark_revealed(self, pending: PendingReveal) -> None:
@@ -207,43 +227,31 @@ class Reveals:
         survivors: tuple[str, ...],
         min_cohort: int,
     ) -> bool:
-        """Whether the reveal is near an earlier one and newly counts against the policy."""
+        """Whether the reveal is near an earlier one and counts against the policy."""
         kind = kind_of(key.phase)
-        if not self._is_near(connection, key, survivors, min_cohort):
+        of = {**of_phase(key), "of_kind": kind, "of_data_set": self._data_set}
+        if not _is_near(connection, of, survivors, min_cohort):
             return False
         if kind in DIFFERENCED_KINDS:
             raise _refusal(
                 key, f"a {kind} sum over nearly the same silos was signed before", Refusal.NEAR_REVEAL
             )
-        counted = _changes(connection, key.job_digest, kind)
-        if _joined(survivors) in counted:
+        before = set(connection.execute(_SETS_BEFORE, of).scalars())
+        if before == {_joined(survivors)}:  # a dropout that lasts counts once
             return False
-        if len(counted) >= self._policy.max_cohort_changes:
-            limit = self._policy.max_cohort_changes
+        limit = self._policy.max_cohort_changes
+        if len(connection.execute(_CHANGES, of).all()) >= limit:
             raise _refusal(key, f"cohort changed nearly, more than {limit} times", Refusal.NEAR_REVEAL)
         return True
 
-    def _is_near(
-        self,
-        connection: Connection,
-        key: SessionTerms | PendingReveal,
-        survivors: tuple[str, ...],
-        min_cohort: int,
-    ) -> bool:
-        of = {**of_phase(key), "of_kind": kind_of(key.phase), "of_data_set": self._data_set}
-        for row in connection.execute(_OTHER_SETS, of):
-            changed = len(set(survivors) ^ set(row.survivors.split("\n")))
-            if 1 <= changed <= max(min_cohort, row.min_cohort) - 1:
-                return True
-        return False
-
-    def _signed_set(self, pending: PendingReveal) -> dict[str, Any]:
+    def _signed_set(self, pending: PendingReveal, *, is_change: bool) -> dict[str, Any]:
         return _key(pending) | {
             "attempt": pending.attempt,
             "kind": kind_of(pending.phase),
             "data_set": self._data_set,
             "survivors": _joined(pending.survivors),
             "min_cohort": pending.min_cohort,
+            "is_change": is_change,
         }
 
     def _pending_row(self, pending: PendingReveal) -> dict[str, Any]:
@@ -337,16 +345,12 @@ def _row(connection: Connection, key: SessionTerms | PendingReveal) -> Row[Any] 
     return connection.execute(_REVEAL, of_phase(key)).one_or_none()
 
 
-def _changes(connection: Connection, job_digest: bytes, kind: str) -> set[str]:
-    return set(connection.execute(_CHANGES, {"of_job": job_digest, "of_kind": kind}).scalars())
-
-
-def _change(pending: PendingReveal) -> dict[str, Any]:
-    return {
-        "job_digest": pending.job_digest,
-        "kind": kind_of(pending.phase),
-        "survivors": _joined(pending.survivors),
-    }
+def _is_near(connection: Connection, of: dict[str, Any], survivors: tuple[str, ...], min_cohort: int) -> bool:
+    for row in connection.execute(_OTHER_SETS, of):
+        changed = len(set(survivors) ^ set(row.survivors.split("\n")))
+        if 1 <= changed <= max(min_cohort, row.min_cohort) - 1:
+            return True
+    return False
 
 
 def _key(key: SessionTerms | PendingReveal) -> dict[str, Any]:

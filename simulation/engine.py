@@ -167,7 +167,7 @@ class Simulation:
             result = PhaseResult(state=None, reason="too-few-silos")
         else:
             sums = self._sums(asked, names, here, as_words)
-            result = self.job.phase(phase).apply(asked.context, sums)
+            result = self.job.apply(phase, asked.context, sums, survivors=len(here))
         if result.state is not None:
             self._take(result.state, here)
         return PhaseOutcome(

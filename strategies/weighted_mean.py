@@ -74,7 +74,7 @@ class TrainPhase:
             figures.update(part.figures(context, sums))
         if weight <= 0.0:
             return PhaseResult(state=None, figures=figures, reason="no-data")
-        if data_share < context.min_weight:
+        if weight < context.min_weight:
             return PhaseResult(state=None, figures=figures, data_share=data_share, reason="min-weight")
         step = self.update.step(context, sums)
         written = dict(step.arrays)

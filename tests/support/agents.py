@@ -441,7 +441,7 @@ class Hub:
         sums = await self.unmask(exchange)
         context = self.job.context(exchange.key, self.state, len(exchange.session.terms.names))
         handed_over = {name: value.copy() for name, value in sums.items()}  # apply uses them up
-        result = self.job.phase(phase).apply(context, handed_over)
+        result = self.job.apply(phase, context, handed_over, survivors=len(exchange.session.survivors))
         assert result.state is not None
         self.state = result.state
         self.tell_outcome(exchange, cohort=exchange.session.survivors)

@@ -292,6 +292,36 @@ def test_context_and_layout_follow_job_and_state(make_job: Callable[..., Job], s
     assert (delta.name, delta.shape, delta.bound, delta.word) == ("delta", (8,), 2.0, 32)  # the first round's
 
 
+PRIVATE = {"sums": {"clip_norm": 1.0, "noise_multiplier": 1.0}, "statistics_noise_multiplier": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "least"),
+    [
+        ({}, 0.01 * 3 / 4),  # three of the job's four silos
+        ({"min_weight": 0.5}, 0.5),
+        ({"privacy": PRIVATE}, 0.01 * 3 / 4),
+        ({"privacy": {**PRIVATE, "weight": 1e-4}}, 0.01 * 3e-4),  # each is to bring 1e-4
+    ],
+    ids=["plain", "min_weight", "private", "declared"],
+)
+def test_a_sum_of_weights_far_below_the_silos_share_is_not_applied(
+    make_job: Callable[..., Job], state: State, fields: dict[str, object], least: float
+) -> None:
+    job = make_job(**fields)
+    key = PhaseKey(job_digest=job.digest, round=1, phase="train", attempt=1)
+    state = {name: array for name, array in state.items() if "norm" not in name}  # no private job sums them
+    context = job.context(key, state, 4)
+
+    def reason(weight: float) -> str:
+        quantities = job.layout(key, state, 4).quantities
+        sums = {each.name: np.zeros(each.shape) for each in quantities} | {"weight": np.array(weight)}
+        return job.apply("train", context, sums, survivors=3).reason
+
+    assert reason(0.99 * least) == "min-weight"
+    assert reason(1.01 * least) == ""
+
+
 def test_an_update_in_16_bits_is_bound_by_the_rounds_before(
     make_job: Callable[..., Job], state: State
 ) -> None:

@@ -68,6 +68,21 @@ async def test_silo_lost_after_its_shares_is_named_and_not_in_the_sum(make_hub):
     np.testing.assert_allclose(state["model/votes"], [1 / 3, 1 / 3, 0, 1 / 3], atol=1e-6)
 
 
+async def test_silo_that_cancels_the_others_weights_uses_up_the_round_and_moves_nothing(make_hub):
+    """The round was applied, and the update divided by 4e-9."""
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos(silo_3={"false_weight": (1, -0.75 + 2.0**-28)})
+    digest = await hub.submit(rounds=2)
+
+    _, records = await hub.finish(digest)
+
+    rounds = [(each.result, each.reason) for each in records if each.phase == "train"]
+    assert rounds == [("used-up", "min-weight"), ("applied", "")]
+    state = state_from_bytes(await hub.fetch(digest))
+    np.testing.assert_allclose(state["model/votes"], np.full(4, 0.25), atol=1e-6)  # of round 2 alone
+
+
 async def test_silo_that_neither_computes_nor_answers_gets_its_task_again(make_hub):
     hub = make_hub(silos=3)
     await hub.start()

@@ -26,6 +26,7 @@ from tests.support.sessions import NOW
 
 NAMES = tuple(f"silo-{place}" for place in range(6))
 FULL = NAMES
+FIVE = NAMES[:5]
 SECRET = b"share-of-a-mask-seed-33-bytes-long"
 
 
@@ -43,6 +44,12 @@ class Book:
         self.open()
         for job in (self.job, self.other_job):
             self.ledger.record_job(job, is_approved=True)
+
+    def long_job(self) -> bytes:
+        """Digest of a third job, of 40 rounds."""
+        job = Hub(self.folder, silos=6, rounds=40, nonce="3" * 32).job
+        self.ledger.record_job(job, is_approved=True)
+        return job.digest
 
     def open(self) -> None:
         self.ledger = Ledger(self.path, clock=self.clock)
@@ -294,14 +301,77 @@ def test_attempts_at_one_phase_exclude_each_other_and_only_the_revealed_one_stay
     book.sign(FULL[:5], phase="presence.0", round=0, job_digest=book.other_job.digest)
 
 
-def test_near_cohorts_of_training_count_once_for_each_distinct_one(book: Book) -> None:
+def test_near_cohorts_of_training_count_each_time_the_cohort_changes(book: Book) -> None:
     book.reveals = book.reveals_of("data", max_cohort_changes=2)
     book.reveal(FULL, round=1)
-    book.reveal(FULL[:5], round=2)  # counts
-    book.reveal(FULL[:5], round=3)  # counted already
+    book.reveal(FIVE, round=2)  # counts
+    book.reveal(FIVE, round=3)  # the same as just before
     book.reveal(FULL, round=4)  # near to the five, counts
     other = FULL[:4] + FULL[5:]
     refused(Refusal.NEAR_REVEAL, "more than 2 times", lambda: book.sign(other, round=5))
+
+
+def test_a_silo_that_comes_and_goes_uses_up_the_limit(book: Book) -> None:
+    """A set was free for ever once it was counted: all 40 rounds were revealed, each a difference."""
+    job = book.long_job()
+    revealed, refusals = [], []
+    for round in range(1, 41):
+        book.reopen()
+        book.reveals = book.reveals_of("data", max_cohort_changes=2)
+        try:
+            book.reveal(FULL if round % 2 else FIVE, round=round, job_digest=job)
+            revealed.append(round)
+        except PolicyRefusal as refusal:
+            refusals.append(refusal.code)
+    # 2 and 3 count; without the even ones each further odd one follows upon its own cohort
+    assert revealed == [1, 2, *range(3, 41, 2)]
+    assert refusals == [Refusal.NEAR_REVEAL] * 19
+
+
+def test_a_dropout_that_lasts_counts_once(book: Book) -> None:
+    job = book.long_job()
+    book.reveals = book.reveals_of("data", max_cohort_changes=1)
+    for round in range(1, 40):
+        book.reveal(FULL if round < 3 else FIVE, round=round, job_digest=job)
+    refused(Refusal.NEAR_REVEAL, "more than 1 times", lambda: book.sign(FULL, round=40, job_digest=job))
+
+
+def test_attempts_at_one_phase_count_once(book: Book) -> None:
+    book.reveals = book.reveals_of("data", max_cohort_changes=1)
+    book.reveal(FULL, round=1)
+    book.sign(FIVE, round=2)  # counts
+    book.sign(FULL[:4] + FULL[5:], round=2, attempt=2)  # in its place
+    refused(Refusal.NEAR_REVEAL, "more than 1 times", lambda: book.sign(FIVE, round=3))
+    book.reveals = book.reveals_of("data", max_cohort_changes=2)
+    book.reveal(FIVE, round=4)
+    refused(Refusal.NEAR_REVEAL, "more than 2 times", lambda: book.sign(FULL, round=5))
+
+
+def test_a_sum_follows_upon_every_attempt_that_was_signed_before_it(book: Book) -> None:
+    # others may have revealed the first attempt: the next sum then differs from it
+    book.reveals = book.reveals_of("data", max_cohort_changes=1)
+    book.reveal(FULL, round=1)
+    book.sign(FIVE, round=2)  # counts
+    book.sign(FULL, round=2, attempt=2)
+    refused(Refusal.NEAR_REVEAL, "more than 1 times", lambda: book.sign(FULL, round=3))
+
+
+def test_of_a_revealed_phase_only_the_revealed_attempt_counts(book: Book) -> None:
+    book.reveals = book.reveals_of("data", max_cohort_changes=1)
+    book.reveal(FULL, round=1)
+    book.sign(FIVE, round=2)
+    book.reveal(FULL, round=2, attempt=2)
+    book.reveal(FULL, round=3)
+    book.reveal(FIVE, round=4)
+
+
+def test_the_sum_just_before_may_be_of_another_job(book: Book) -> None:
+    book.reveals = book.reveals_of("data", max_cohort_changes=1)
+    other = {"job_digest": book.other_job.digest}
+    book.reveal(FULL, round=1)
+    book.reveal(FIVE, round=1, **other)  # counts there
+    book.reveal(FULL, round=2)  # counts here
+    refused(Refusal.NEAR_REVEAL, "more than 1 times", lambda: book.sign(FIVE, round=2, **other))
 
 
 def test_no_change_is_allowed_where_the_policy_says_zero(book: Book) -> None:

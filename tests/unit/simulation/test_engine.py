@@ -102,6 +102,21 @@ def test_a_round_below_min_weight_is_used_up_and_the_next_one_runs(make: Makes) 
     assert model(simulation) == pytest.approx(np.full(SILOS, 1 / SILOS), abs=1e-7)
 
 
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_a_silo_that_cancels_the_others_weights_uses_up_the_round(make: Makes, is_secure: bool) -> None:
+    class OneLies(one_hot.OneHot):
+        def compute(self, work: Work) -> Mapping[str, Array]:
+            values = dict(super().compute(work))
+            if (work.round, work.silo, work.phase_kind) == (1, "silo-0", "train"):
+                values["weight"] = np.array(2.0**-24 - (SILOS - 1) / SILOS)
+            return values
+
+    simulation = make(rounds=2, simulation={"objective": OneLies(), "is_secure": is_secure})
+    results = list(simulation.run())
+    assert [(each.result, each.reason) for each in results] == [("used-up", "min-weight"), ("applied", "")]
+    assert model(simulation) == pytest.approx(np.full(SILOS, 1 / SILOS), abs=1e-7)
+
+
 def test_a_phase_outside_rounds_that_nobody_can_join_ends_the_simulation(make: Makes) -> None:
     class NobodyTests(one_hot.OneHot):
         def compute(self, work: Work) -> Mapping[str, Array]:
