@@ -39,7 +39,7 @@ proto: $(READY) ## generate the stubs in chorale/v1/ from proto/
 		--python_out=.. --grpc_python_out=.. --mypy_out=.. --mypy_grpc_out=.. chorale/v1/*.proto
 
 reference: $(READY) ## write docs/metrics.md and docs/reference/ from the code
-	$(BIN)/python -m reference $(ARGS)
+	$(BIN)/python -m tools.reference $(ARGS)
 
 soak: $(READY) ## protocol and fault tests with a thousand examples each, and what takes minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/protocol tests/faults -m "soak or not soak" --timeout 3600 $(ARGS)

@@ -24,18 +24,18 @@ import numpy as np
 from bench.options import Parser, whole
 from bench.rows import RATIO, Row, table
 from chorale.job import Job, SignedJob
-from chorale.job_spec import JobSpec
-from chorale.wire import PhaseKey, phase_kind
-from crypto import ring
-from crypto.layout import Layout
+from chorale.spec.job_spec import JobSpec
+from chorale.transport.wire import PhaseKey, phase_kind
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout
 from silo_agent.data import load_data
 from silo_agent.data.base import SiloData
 from silo_agent.data.settings import DataSettings
-from silo_agent.initial_state import initial_state
 from silo_agent.objective import Work
-from silo_agent.training import TorchObjective
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, TOTAL, Array, Arrays
-from strategies.update_scale import RMS, delta_quantity, with_mean_square
+from strategies.parts.update_scale import RMS, delta_quantity, with_mean_square
 
 SILOS = 10
 PARAMETERS = 1_000_000
@@ -220,7 +220,7 @@ def _key(round: int, phase: str) -> PhaseKey:
 
 
 def _job(seed: int, *, rounds: int, setting: Settings) -> Job:
-    """The demo's job for ten silos (cli/demo_setup.py). The projection's seed follows from its bytes."""
+    """The demo's job for ten silos (cli/demo/setup.py). The projection's seed follows from its bytes."""
     spec = JobSpec.model_validate(
         {
             "name": "digits",

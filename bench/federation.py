@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from crypto import identity
-from crypto.identity import Identity, Role
-from crypto.roster import roster_to_file_bytes
+from crypto.identity import certificates
+from crypto.identity.certificates import Identity, Role
+from crypto.identity.roster import roster_to_file_bytes
 from simulation.members import Authority, Members
 
 NAME = "bench"
@@ -23,11 +23,11 @@ class Federation(Members):
 
     def write_files(self, folder: Path) -> None:
         """What a federation's programs read: authority, roster, each member's `<name>.crt` and `.key`."""
-        (folder / AUTHORITY_FILE).write_bytes(identity.certificate_to_pem(self.authority))
+        (folder / AUTHORITY_FILE).write_bytes(certificates.certificate_to_pem(self.authority))
         (folder / ROSTER_FILE).write_bytes(roster_to_file_bytes(self.roster.signed))
         for one in (self.coordinator, *self.silos.values()):
-            (folder / f"{one.member.name}.crt").write_bytes(identity.certificate_to_pem(one.certificate))
-            (folder / f"{one.member.name}.key").write_bytes(identity.key_to_pem(one.key))
+            (folder / f"{one.member.name}.crt").write_bytes(certificates.certificate_to_pem(one.certificate))
+            (folder / f"{one.member.name}.key").write_bytes(certificates.key_to_pem(one.key))
 
 
 def make_federation(silos: int, *, now: datetime) -> Federation:

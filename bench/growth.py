@@ -19,8 +19,8 @@ from bench.clock import Clock
 from bench.options import Parser, whole
 from bench.rows import Row, table
 from bench.series import Series
-from crypto import ring
-from crypto.encoder import Encoder
+from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 
 WORD = 32
 LENGTHS = (100_000, 200_000, 400_000, 1_000_000, 2_000_000, 4_000_000)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.session import BOUND
-from crypto.layout import Layout, Quantity
-from crypto.masking import Masker, SignedSeed, Source, UnmaskPlan
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.masking.masks import Masker, SignedSeed, Source, UnmaskPlan
 
 QUANTITY = "delta"
 DEVIATION = BOUND / 16  # of a value: few of them are near the bound, as in training

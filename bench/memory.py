@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench import masks
-from coordinator.aggregate import MaskedSum, unmask_stored
-from crypto.encoder import Encoder
+from coordinator.jobs.aggregate import MaskedSum, unmask_stored
+from crypto.fixed_point.encoder import Encoder
 
 LEAST_VALUES = 1 << 23
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.options import Parser
-from crypto.cohort import CohortRule
+from crypto.session.cohort import CohortRule
 
 SECURITY_BITS = 40  # sigma: a silo is exposed in at most one session of 2^40
 FAILURE_BITS = 30  # eta: losses within the bound spoil at most one session of 2^30

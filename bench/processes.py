@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from chorale.tls import ENVIRONMENT
+from chorale.transport.tls import ENVIRONMENT
 
 POLL_SECONDS = 0.005
 PATIENCE_SECONDS = 120.0

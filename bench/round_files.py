@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from chorale.state import state_to_bytes
-from crypto import identity, issuing
-from crypto.identity import MemberId, Role
-from crypto.roster import Member, roster_to_file_bytes, sign_roster
+from chorale.spec.state import state_to_bytes
+from crypto.identity import certificates, issuing
+from crypto.identity.certificates import MemberId, Role
+from crypto.identity.roster import Member, roster_to_file_bytes, sign_roster
 
 FEDERATION, COORDINATOR, OPERATOR = "bench", "hub", "ops"
 HOST = "127.0.0.1"
@@ -92,11 +92,11 @@ class FederationFiles:
 
     def _enrol(self) -> None:
         key, authority = issuing.new_authority(FEDERATION, now=self._now, valid_days=10)
-        self._authority.write_bytes(identity.certificate_to_pem(authority))
+        self._authority.write_bytes(certificates.certificate_to_pem(authority))
         members = []
         roles = [(Role.COORDINATOR, COORDINATOR), (Role.OPERATOR, OPERATOR)]
         for role, name in [*roles, *((Role.SILO, name) for name in self.silos)]:
-            own, hosts = identity.new_key(), [HOST] if role is Role.COORDINATOR else []
+            own, hosts = certificates.new_key(), [HOST] if role is Role.COORDINATOR else []
             member = MemberId(federation=FEDERATION, role=role, name=name)
             certificate = issuing.sign_csr(
                 issuing.new_csr(own, member, hosts),
@@ -108,9 +108,9 @@ class FederationFiles:
                 hosts=hosts,
             )
             party = self.party(name)
-            party.certificate.write_bytes(identity.certificate_to_pem(certificate))
-            party.key.write_bytes(identity.key_to_pem(own))
-            members.append(Member(role, name, identity.fingerprint(certificate)))
+            party.certificate.write_bytes(certificates.certificate_to_pem(certificate))
+            party.key.write_bytes(certificates.key_to_pem(own))
+            members.append(Member(role, name, certificates.fingerprint(certificate)))
         signed = sign_roster(
             authority_key=key,
             federation=FEDERATION,

@@ -33,13 +33,13 @@ from bench.options import Parser, whole
 from bench.rows import Row, table
 from bench.session import NOW, Session, update_layout
 from coordinator.memory import return_large_blocks
-from crypto import ring
-from crypto.cohort import SMALLEST_FEDERATION, CohortRule
-from crypto.encoder import Encoder
 from crypto.errors import LocalProtocolError
-from crypto.layout import WORD_BITS
-from crypto.masking import Masker, UnmaskPlan, vectors_from_stream
-from crypto.noise_terms import MAX_DEVIATION, Noise
+from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
+from crypto.fixed_point.layout import WORD_BITS
+from crypto.masking.masks import Masker, UnmaskPlan, vectors_from_stream
+from crypto.noise.terms import MAX_DEVIATION, Noise
+from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule
 from silo_agent.memory import keep_chunks
 
 TURNS = 7  # of every timed step at every silo

@@ -12,10 +12,10 @@ from statistics import fmean
 
 from bench.clock import Clock
 from bench.federation import NAME, Federation
-from crypto.cohort import CohortRule
-from crypto.layout import Layout, Quantity
-from crypto.messages import SessionTerms, Shares, SignedBody, UnmaskShares
-from crypto.noise_terms import Noise
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.noise.terms import Noise
+from crypto.session.cohort import CohortRule
+from crypto.session.messages import SessionTerms, Shares, SignedBody, UnmaskShares
 from simulation.local_session import Answer, LocalSession
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

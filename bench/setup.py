@@ -18,7 +18,7 @@ from bench.options import Parser, whole
 from bench.rows import Row, table
 from bench.series import Series
 from bench.session import NOW, Session, update_layout
-from crypto.cohort import SMALLEST_FEDERATION
+from crypto.session.cohort import SMALLEST_FEDERATION
 
 TARGET_SILOS, TARGET_SECONDS = 100, 0.3
 STEPS = (10, 25, 50, 100)  # as far as --silos goes

@@ -40,15 +40,15 @@ from bench.stream_hosts import (
     chunks_of,
     endpoint_file,
 )
-from chorale import tls
-from chorale.state import state_to_bytes
+from chorale.spec.state import state_to_bytes
+from chorale.transport import tls
+from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from chorale.wire import PhaseKey
 from coordinator.settings import IdentityFiles
-from crypto import ring
 from crypto.errors import LocalProtocolError
-from crypto.layout import Layout, Quantity
-from crypto.masking import Masker, SignedSeed
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.masking.masks import Masker, SignedSeed
 from silo_agent.memory import keep_chunks
 
 TARGET = 0.7  # of what the bare stream reaches
@@ -185,10 +185,10 @@ class _Client:
 async def _client(folder: Path, payload: _Payload) -> AsyncIterator[_Client]:
     import grpc
 
-    from silo_agent.connection import CHANNEL_OPTIONS
+    from silo_agent.connection.control_stream import CHANNEL_OPTIONS
+    from silo_agent.connection.stub import FederationStub
+    from silo_agent.connection.transfer import Transfer
     from silo_agent.metrics import SiloMetrics
-    from silo_agent.stub import FederationStub
-    from silo_agent.transfer import Transfer
 
     files = IdentityFiles(certificate=folder / f"{SILO}.crt", key=folder / f"{SILO}.key")
     credentials = tls.channel_credentials(files, (folder / AUTHORITY_FILE).read_bytes())

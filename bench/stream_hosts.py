@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.federation import AUTHORITY_FILE, HUB, LOOPBACK, NAME, ROSTER_FILE
-from chorale import logs, tls
-from chorale.files import write_atomic
-from chorale.state import state_from_file
+from chorale.observability import logs
+from chorale.runtime.files import write_atomic
+from chorale.spec.state import state_from_file
+from chorale.transport import tls
+from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2 as pb
-from chorale.wire import CHUNK_BYTES
 from coordinator.memory import return_large_blocks
 from coordinator.settings import CoordinatorSettings, IdentityFiles
-from coordinator.spool import SessionSpool, Spool
+from coordinator.storage.spool import SessionSpool, Spool
 
 COORDINATOR, BARE = "coordinator", "bare"
 UP, DOWN = "/bench.Bare/Up", "/bench.Bare/Down"
@@ -58,7 +59,7 @@ def _settings(folder: Path) -> CoordinatorSettings:
 
 
 async def _serve_coordinator(folder: Path) -> None:
-    from coordinator.hosting import Host, stop_signal
+    from coordinator.service.hosting import Host, stop_signal
 
     stopping = stop_signal()
     settings = _settings(folder)
@@ -101,7 +102,7 @@ class _AnyJob:
 async def _serve_bare(folder: Path) -> None:
     import grpc
 
-    from coordinator.hosting import OPTIONS, stop_signal
+    from coordinator.service.hosting import OPTIONS, stop_signal
 
     state = (folder / STATE_FILE).read_bytes()
 

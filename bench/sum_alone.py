@@ -25,12 +25,12 @@ from bench import masks
 from bench.clock import Clock
 from bench.federation import Federation, make_federation
 from bench.session import NOW, Session, update_layout
-from chorale.files import write_hashed
-from crypto import ring
-from crypto.encoder import Encoder
+from chorale.runtime.files import write_hashed
 from crypto.errors import LocalProtocolError
-from crypto.layout import Layout
-from crypto.masking import vectors_from_stream
+from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
+from crypto.fixed_point.layout import Layout
+from crypto.masking.masks import vectors_from_stream
 from silo_agent.memory import keep_chunks
 
 WORD = 32

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import comb
 
-from chorale.job_spec import JobSpec
+from chorale.spec.job_spec import JobSpec
 
 
 def expected_cohort_changes(spec: JobSpec) -> float:

@@ -13,36 +13,23 @@ from functools import lru_cache, partial
 
 from cryptography import x509
 
-from chorale.job_spec import (
-    ColumnSpec,
-    JobSpec,
-    ModelSpec,
-    ScheduleSpec,
-    StrategySpec,
-    TrainingSpec,
-)
-from chorale.phase_context import phase_context
-from chorale.privacy import declared_weight, noise_deviations, noised
-from chorale.settings_file import MAX_BYTES
-from chorale.state import GlobalState
+from chorale.privacy.protection import declared_weight, noise_deviations, noised
+from chorale.spec.job_spec import ColumnSpec, JobSpec, ModelSpec, ScheduleSpec, StrategySpec, TrainingSpec
+from chorale.spec.phase_context import phase_context
+from chorale.spec.settings_file import MAX_BYTES
+from chorale.spec.state import GlobalState
+from chorale.transport.wire import PhaseKey, phase_kind, phase_number, signed_body_from_wire
 from chorale.v1 import federation_pb2, session_pb2
-from chorale.wire import PhaseKey, phase_kind, phase_number, signed_body_from_wire
 from crypto import encoding
-from crypto.cohort import CohortRule, named_set
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from crypto.identity import (
-    Identity,
-    Role,
-    certificate_from_der,
-    check_certificate,
-    verify,
-)
-from crypto.layout import Layout
-from crypto.messages import SessionTerms, SignedBody
-from crypto.roster import Roster
+from crypto.fixed_point.layout import Layout
+from crypto.identity.certificates import Identity, Role, certificate_from_der, check_certificate, verify
+from crypto.identity.roster import Roster
+from crypto.session.cohort import CohortRule, named_set
+from crypto.session.messages import SessionTerms, SignedBody
 from strategies.base import Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
-from strategies.roll_call import ROLL_CALL
+from strategies.parts.enrollment import ROLL_CALL
 
 __all__ = [
     "ColumnSpec",

@@ -18,7 +18,7 @@ def audit() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 def verify(file: Path) -> None:
     """Check that no entry of FILE was changed, removed or put in."""
-    from chorale.audit import verify_file
+    from chorale.runtime.audit import verify_file
 
     try:
         entries = verify_file(file)

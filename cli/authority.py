@@ -24,8 +24,8 @@ from crypto.errors import ConfigError, RemoteProtocolError
 if TYPE_CHECKING:
     from cryptography import x509
 
-    from crypto.identity import PrivateKey
-    from crypto.roster import Member, Roster
+    from crypto.identity.certificates import PrivateKey
+    from crypto.identity.roster import Member, Roster
 
 KEY, CERTIFICATE, ROSTER, REVOKED = "authority.key", "authority.crt", "roster.json", "revoked.txt"
 ROLES = ("silo", "coordinator", "operator")
@@ -61,8 +61,8 @@ def authority() -> None:
 )
 def init(federation: str, directory: Path, valid_days: int) -> None:
     """Make the federation's CA key and certificate."""
-    from crypto.identity import certificate_to_pem, key_to_pem
-    from crypto.issuing import new_authority
+    from crypto.identity.certificates import certificate_to_pem, key_to_pem
+    from crypto.identity.issuing import new_authority
 
     key, certificate = new_authority(federation, now=datetime.now(UTC), valid_days=valid_days)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,7 +91,7 @@ def sign(
 
     All of them or, where one is refused, none.
     """
-    from crypto.identity import certificate_to_pem, member_of
+    from crypto.identity.certificates import certificate_to_pem, member_of
 
     folder = Folder.open(directory)
     signed = {
@@ -159,7 +159,7 @@ class Folder:
     @classmethod
     def open(cls, directory: Path) -> Folder:
         """Raises ConfigError if it is no authority's folder."""
-        from crypto.identity import federation_of, load_certificate, load_key
+        from crypto.identity.certificates import federation_of, load_certificate, load_key
 
         if not (directory / CERTIFICATE).exists():
             error = ConfigError(f"{directory}: expected an authority's folder, it has no {CERTIFICATE}")
@@ -172,7 +172,7 @@ class Folder:
 
     def newest(self) -> Roster | None:
         """The newest roster, expired or not; None before the first."""
-        from crypto.roster import read_roster, roster_from_file_bytes
+        from crypto.identity.roster import read_roster, roster_from_file_bytes
 
         path = self.directory / ROSTER
         if not path.exists():
@@ -202,7 +202,7 @@ class Folder:
 
     def sign(self, path: Path, *, hosts: tuple[str, ...], valid_days: int) -> x509.Certificate:
         """The certificate for the request in a file. Raises ConfigError that names the file."""
-        from crypto.issuing import requested_member, sign_csr
+        from crypto.identity.issuing import requested_member, sign_csr
 
         request = read(path)
         try:
@@ -223,8 +223,8 @@ class Folder:
 
         Raises ConfigError.
         """
-        from crypto.identity import check_certificate, fingerprint, load_certificate, member_of
-        from crypto.roster import Member
+        from crypto.identity.certificates import check_certificate, fingerprint, load_certificate, member_of
+        from crypto.identity.roster import Member
 
         content = read(path)
         try:
@@ -253,8 +253,8 @@ class Folder:
 
     def publish(self, members: Iterable[Member], *, valid_days: int, out: Path | None) -> None:
         """Sign and write the next version. What it no longer lists is revoked first, for good."""
-        from chorale.files import write_atomic
-        from crypto.roster import roster_to_file_bytes, sign_roster
+        from chorale.runtime.files import write_atomic
+        from crypto.identity.roster import roster_to_file_bytes, sign_roster
 
         newest, now = self.newest(), datetime.now(UTC)
         asked = set(members)
@@ -281,7 +281,7 @@ class Folder:
 
 def read(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """A small file that a person named. Raises ConfigError if it is missing or too large."""
-    from chorale.files import read_limited
+    from chorale.runtime.files import read_limited
 
     return read_limited(path, max_bytes)
 

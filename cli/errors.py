@@ -136,7 +136,7 @@ def _of_rpc_error(error: Any) -> Failure:
 
 
 def _of_unavailable(error: BaseException, details: str) -> Failure:
-    from chorale.tls import explain_handshake
+    from chorale.transport.tls import explain_handshake
 
     told = explain_handshake(details, target="the dialled host")
     hint = UNTRUSTED_HINT if told.startswith("the certificate") else UNREACHABLE_HINT

@@ -16,11 +16,11 @@ from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from chorale.job_spec import JobSpec
-    from chorale.state import GlobalState
+    from chorale.spec.job_spec import JobSpec
+    from chorale.spec.state import GlobalState
     from cli.operations import Operations
     from cli.operator import OperatorSettings
-    from cli.progress import JobHistory
+    from cli.output.progress import JobHistory
 
 DEFAULT_LIFE = timedelta(days=30)  # not_after of a job file that names none
 MAX_STATE_BYTES = 4 << 30
@@ -73,9 +73,9 @@ def submit(
 
     Of a private job it also prints epsilon and the noise, which it solves for where the file leaves it out.
     """
-    from chorale.files import write_atomic
     from chorale.job import sign_job
-    from chorale.state import state_digest
+    from chorale.runtime.files import write_atomic
+    from chorale.spec.state import state_digest
     from cli.operations import connect
 
     spec = read_spec(file)
@@ -104,9 +104,9 @@ def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
     """
     if spec.privacy is None:
         return spec, []
-    from chorale.privacy_plan import solve
-    from chorale.state import state_from_bytes
-    from cli.promise import promise_of
+    from chorale.privacy.plan import solve
+    from chorale.spec.state import state_from_bytes
+    from cli.output.promise import promise_of
 
     shapes, unsolved = state_from_bytes(state), spec.privacy.unsolved
     spec = solve(spec, shapes)
@@ -196,7 +196,7 @@ def cancel(settings: OperatorSettings, job_id: str) -> None:
 @operator_options
 def fetch(settings: OperatorSettings, job_id: str, out: Path) -> None:
     """Save a job's newest model."""
-    from chorale.files import write_atomic
+    from chorale.runtime.files import write_atomic
     from cli.operations import connect
 
     with connect(settings) as (operations, _):
@@ -208,9 +208,9 @@ def fetch(settings: OperatorSettings, job_id: str, out: Path) -> None:
 def read_spec(file: Path, *, not_after: datetime | None = None, silos: Sequence[str] = ()) -> JobSpec:
     """The job file; not_after is filled in where it is left out, by default in 30 days. silos: in place of
     the file's, if there are any. Raises ConfigError."""
-    from chorale.files import read_limited
-    from chorale.job_spec import JobSpec
-    from chorale.settings_file import MAX_BYTES, check_values, parse_mapping
+    from chorale.runtime.files import read_limited
+    from chorale.spec.job_spec import JobSpec
+    from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 
     values = parse_mapping(read_limited(file, MAX_BYTES), source=str(file))
     filled = {"not_after": not_after or datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE}
@@ -220,7 +220,7 @@ def read_spec(file: Path, *, not_after: datetime | None = None, silos: Sequence[
 
 def follow(operations: Operations, job_digest: bytes) -> JobHistory:
     """Show the job on stderr until it ends: a live table on a terminal, else a line per phase."""
-    from cli.progress import JobHistory, show
+    from cli.output.progress import JobHistory, show
 
     history = JobHistory()
     show(operations.watch(job_digest), history)
@@ -229,7 +229,7 @@ def follow(operations: Operations, job_digest: bytes) -> JobHistory:
 
 def end_of(history: JobHistory) -> None:
     """Print how the job ended. Raises what the exit code is made of if it is not done."""
-    from cli.progress import final_accuracy, personal_figures
+    from cli.output.progress import final_accuracy, personal_figures
 
     summary = history.summary
     check_done(history)
@@ -272,8 +272,8 @@ def _control(settings: OperatorSettings, job_id: str, action: str) -> None:
 
 def initial_bytes(spec: JobSpec, init: Path | None) -> bytes:
     """The initial global state as file bytes: the operator's file, or built from model and seed."""
-    from chorale.files import read_limited
-    from chorale.state import state_from_bytes, state_to_bytes
+    from chorale.runtime.files import read_limited
+    from chorale.spec.state import state_from_bytes, state_to_bytes
 
     if init is not None:
         data = read_limited(init, MAX_STATE_BYTES)
@@ -284,7 +284,7 @@ def initial_bytes(spec: JobSpec, init: Path | None) -> bytes:
         _check_model(spec, given, source=init)
         return state_to_bytes(given)
     try:
-        from silo_agent.initial_state import initial_state
+        from silo_agent.training.initial_state import initial_state
     except ModuleNotFoundError as error:
         missing = ConfigError(f"--init: without it the model is built here, which needs {error.name}")
         raise with_hint(missing, "give --init FILE.safetensors, or pip install '.[silo]'") from None
@@ -296,7 +296,7 @@ def _check_model(spec: JobSpec, given: GlobalState, *, source: Path) -> None:
     if spec.model.name == "custom":
         return
     try:
-        from silo_agent.initial_state import initial_state
+        from silo_agent.training.initial_state import initial_state
     except ModuleNotFoundError:
         return
     expected = {name: array.shape for name, array in initial_state(spec).items()}

@@ -40,8 +40,8 @@ def write_request(
     role_name: str, *, name: str, federation: str, hosts: tuple[str, ...], out: Path
 ) -> tuple[Path, Path]:
     """Raises ConfigError if a name is not allowed or a key is already there."""
-    from crypto.identity import MemberId, Role, key_to_pem, new_key
-    from crypto.issuing import new_csr
+    from crypto.identity.certificates import MemberId, Role, key_to_pem, new_key
+    from crypto.identity.issuing import new_csr
 
     role = Role(role_name)
     if hosts and role is not Role.COORDINATOR:

@@ -17,8 +17,8 @@ from cli.errors import ExitCode, Failure, failure_of
 from cli.parent import die_with_parent
 
 COMMANDS = {
-    "demo": ("cli.demo:demo", "Train on real data with every party on this machine."),
-    "simulate": ("cli.simulate:simulate", "Run a job's rounds in one process, without a network."),
+    "demo": ("cli.demo.command:demo", "Train on real data with every party on this machine."),
+    "simulate": ("cli.simulate.command:simulate", "Run a job's rounds in one process, without a network."),
     "authority": ("cli.authority:authority", "Found a federation, sign members, keep the roster."),
     "silo": ("cli.silo:silo", "Run and inspect an institution's agent."),
     "coordinator": ("cli.coordinator:coordinator", "Run the coordinator."),

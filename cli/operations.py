@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chorale.v1 import federation_pb2, operations_pb2
     from chorale.v1.operations_pb2_grpc import OperationsStub
     from chorale.v1.records_pb2 import JobSummary
-    from crypto.identity import Identity
+    from crypto.identity.certificates import Identity
 
 T = TypeVar("T")
 
@@ -95,12 +95,12 @@ class Operations:
 @contextmanager
 def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]:
     """A connection as this operator, and the identity it uses. Raises ConfigError for bad files."""
-    from chorale import tls
+    from chorale.transport import tls
 
     tls.restrict_to_tls13()
     import grpc
 
-    from crypto.identity import Role, certificate_to_pem
+    from crypto.identity.certificates import Role, certificate_to_pem
 
     identity, authority = tls.load_identity(settings.identity), tls.load_authority(settings.authority)
     tls.check_own_certificate(
@@ -142,8 +142,8 @@ def read_aside(stream: Iterable[T]) -> Iterator[T]:
 
 
 def _options(settings: OperatorSettings) -> list[tuple[str, str | int]]:
-    from chorale.line import through_proxy
-    from chorale.wire import MAX_MESSAGE_BYTES
+    from chorale.transport.channel_options import through_proxy
+    from chorale.transport.wire import MAX_MESSAGE_BYTES
 
     options: list[tuple[str, str | int]] = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -155,8 +155,8 @@ def _options(settings: OperatorSettings) -> list[tuple[str, str | int]]:
 
 
 def _submission(job: federation_pb2.SignedJob, state: bytes) -> Iterator[operations_pb2.SubmitMessage]:
+    from chorale.transport.wire import CHUNK_BYTES
     from chorale.v1 import federation_pb2, operations_pb2
-    from chorale.wire import CHUNK_BYTES
 
     yield operations_pb2.SubmitMessage(job=job)
     for offset in range(0, len(state), CHUNK_BYTES):
@@ -165,7 +165,7 @@ def _submission(job: federation_pb2.SignedJob, state: bytes) -> Iterator[operati
 
 
 def _model_bytes(stream: Iterator[operations_pb2.FetchMessage]) -> Iterator[bytes]:
-    from chorale.chunks import chunk_of
+    from chorale.transport.chunks import chunk_of
 
     expected = 0
     for message in stream:

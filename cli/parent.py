@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-PARENT = "CHORALE_DIE_WITH"  # process id of the parent; set by cli/processes.py alone
+PARENT = "CHORALE_DIE_WITH"  # process id of the parent; set by cli/demo/processes.py alone
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

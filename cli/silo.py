@@ -12,9 +12,9 @@ from cli.keys import csr_command
 from crypto.errors import ConfigError
 
 if TYPE_CHECKING:
-    from silo_agent.budget import Standing
-    from silo_agent.ledger import Ledger
-    from silo_agent.personal_models import KeptModel, PersonalModels
+    from silo_agent.ledger.budget import Standing
+    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.local_storage.personal_models import KeptModel, PersonalModels
     from silo_agent.settings import SiloSettings
 
 CONFIG = click.option(
@@ -43,7 +43,7 @@ def run(config: Path) -> None:
 @CONFIG
 def policy(config: Path) -> None:
     """Show the effective policy and what it would refuse."""
-    from silo_agent.policy import load_policy
+    from silo_agent.policy.policy import load_policy
 
     click.echo(load_policy(_settings(config).policy).describe())
 
@@ -69,7 +69,7 @@ def approve(config: Path, job: str | None) -> None:
 @click.option("--check", is_flag=True, help="Compare the ledger with the audit log.")
 def show_ledger(config: Path, check: bool) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
-    from silo_agent.policy import load_policy
+    from silo_agent.policy.policy import load_policy
 
     settings = _settings(config)
     ledger = _ledger(settings)
@@ -96,7 +96,7 @@ def show_personal(config: Path, job: str | None, out: Path | None) -> None:
     Without JOB all of them. They were made without noise and belong to this institution: whoever gives one
     away tells of its data.
     """
-    from chorale.files import write_atomic
+    from chorale.runtime.files import write_atomic
 
     if out is not None and job is None:
         raise ConfigError("--out: expected JOB beside it; without --out all jobs are listed")
@@ -117,8 +117,8 @@ def show_personal(config: Path, job: str | None, out: Path | None) -> None:
 
 
 def _personal_models(ledger: Ledger, settings: SiloSettings) -> PersonalModels:
-    from silo_agent.personal_models import PersonalModels
-    from silo_agent.policy import load_policy
+    from silo_agent.local_storage.personal_models import PersonalModels
+    from silo_agent.policy.policy import load_policy
 
     reveals = ledger.reveals(policy=load_policy(settings.policy), data_set=settings.data.name)
     return PersonalModels(
@@ -178,7 +178,7 @@ def _show_budget(standing: Standing, ledger: Ledger) -> None:
 
 
 def _list_waiting(ledger: Ledger) -> None:
-    from silo_agent.reveals import Decision
+    from silo_agent.ledger.reveals import Decision
 
     notes = {Decision.OFFERED: "", Decision.SUSPENDED: "  suspended: its data could not answer, see the log"}
     waiting = [job for job in ledger.jobs() if job.decision in notes]
@@ -199,7 +199,7 @@ def _settings(config: Path) -> SiloSettings:
 
 def _ledger(settings: SiloSettings) -> Ledger:
     """The ledger that the agent made. Raises ConfigError rather than make an empty one elsewhere."""
-    from silo_agent.ledger import Ledger
+    from silo_agent.ledger.ledger import Ledger
 
     if not settings.ledger_path.exists():
         missing = ConfigError(

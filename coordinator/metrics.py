@@ -13,9 +13,9 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from coordinator.phase_machine import STAGES, RoundState
 from coordinator.reasons import FailureReason
-from coordinator.round_machine import STAGES, RoundState
-from coordinator.store import JobStatus
+from coordinator.storage.store import JobStatus
 from strategies.base import PHASE_KINDS
 
 PREFIX = "chorale_coordinator"

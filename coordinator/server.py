@@ -1,6 +1,6 @@
 """Entry point of the coordinator's process: TLS first, then everything that loads grpc.
 
-`coordinator.hosting` holds the server itself; it is imported here late, because grpc reads its
+`coordinator.service.hosting` holds the server itself; it is imported here late, because grpc reads its
 environment when it is first imported. Source: docs/protocol.md 1 and 8.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
-from chorale import logs, tls, tracing
+from chorale.observability import logs, tracing
+from chorale.transport import tls
 from coordinator.descriptors import allow_descriptors
 from coordinator.memory import return_large_blocks
 from coordinator.settings import CoordinatorSettings
@@ -34,7 +35,7 @@ def run(settings: CoordinatorSettings) -> None:
 
 async def serve(settings: CoordinatorSettings) -> None:
     """Serve until SIGTERM or SIGINT."""
-    from coordinator.hosting import Host, stop_signal
+    from coordinator.service.hosting import Host, stop_signal
 
     stopping = stop_signal()
     async with Host(settings):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chorale.fields import Address, Name
-from chorale.line import KEEPALIVE_SECONDS, HeartbeatSeconds, KeepaliveSeconds
-from chorale.settings_file import load_settings
-from chorale.tracing import Endpoint
+from chorale.observability.tracing import Endpoint
+from chorale.spec.fields import Address, Name
+from chorale.spec.settings_file import load_settings
+from chorale.transport.channel_options import KEEPALIVE_SECONDS, HeartbeatSeconds, KeepaliveSeconds
 
 ENV_PREFIX = "CHORALE_COORDINATOR_"
 GIB = 1 << 30

@@ -42,6 +42,6 @@ WORKDIR /var/lib/chorale
 USER 10001:10001
 # asks the address in endpoint.json: `directory` of the settings is this folder, as in the chart
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
-    CMD ["python", "-m", "chorale.health_check", "/var/lib/chorale/state"]
+    CMD ["python", "-m", "chorale.observability.health_check", "/var/lib/chorale/state"]
 ENTRYPOINT ["chorale"]
 CMD ["--help"]

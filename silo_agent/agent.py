@@ -18,35 +18,36 @@ from typing import TYPE_CHECKING
 
 from cryptography import x509
 
-from chorale import logs, tls, tracing
-from chorale.audit import AuditLog
-from chorale.files import read_limited, write_atomic
-from chorale.logs import get_logger
-from chorale.probes import ProbeServer
+from chorale.observability import logs, tracing
+from chorale.observability.logs import get_logger
+from chorale.observability.probes import ProbeServer
+from chorale.runtime.audit import AuditLog
+from chorale.runtime.files import read_limited, write_atomic
+from chorale.transport import tls
 from crypto.errors import ChoraleError, ConfigError
-from crypto.identity import Identity, Role
-from crypto.reveal import PendingReveal
-from silo_agent.budget import Spend
+from crypto.identity.certificates import Identity, Role
+from crypto.session.reveal import PendingReveal
 from silo_agent.data.base import SiloData
-from silo_agent.inputs import Inputs
-from silo_agent.job_book import JobBook
-from silo_agent.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
-from silo_agent.local_state import LocalStates
+from silo_agent.ledger.budget import Spend
+from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
+from silo_agent.local_storage.local_state import LocalStates
+from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.memory import keep_chunks
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
-from silo_agent.participate import Participant
-from silo_agent.personal_models import PersonalModels
-from silo_agent.phase_check import PhaseCheck
-from silo_agent.policy import Policy, load_policy
-from silo_agent.rosters import Rosters
+from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.rounds.inputs import Inputs
+from silo_agent.rounds.job_book import JobBook
+from silo_agent.rounds.participate import Participant
+from silo_agent.rounds.phase_check import PhaseCheck
+from silo_agent.rounds.rosters import Rosters
 from silo_agent.settings import SiloSettings
 
 if TYPE_CHECKING:
     from chorale.job import Job
-    from chorale.wire import PhaseKey
-    from silo_agent.connection import ControlStream, Outbox
-    from silo_agent.transfer import Transfer
+    from chorale.transport.wire import PhaseKey
+    from silo_agent.connection.control_stream import ControlStream, Outbox
+    from silo_agent.connection.transfer import Transfer
 
 log = get_logger("silo_agent.agent")
 
@@ -151,9 +152,9 @@ class _Agent:
     async def serve(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set or the stream ends for good."""
         # grpc reads its environment when it is imported, so not before run() has set it
-        from silo_agent.connection import ControlStream, Outbox, dial
-        from silo_agent.stub import FederationStub
-        from silo_agent.transfer import Transfer
+        from silo_agent.connection.control_stream import ControlStream, Outbox, dial
+        from silo_agent.connection.stub import FederationStub
+        from silo_agent.connection.transfer import Transfer
 
         settings, outbox, draw = self._settings, Outbox(), random.SystemRandom().random
         self._reveals.blank_old_shares()

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from chorale.job import JobSpec
 from crypto.errors import ChoraleError, ConfigError
 from silo_agent.data.base import SiloData
-from silo_agent.local_state import LocalState
-from silo_agent.personal_models import PersonalModel, forget
+from silo_agent.local_storage.local_state import LocalState
+from silo_agent.local_storage.personal_models import PersonalModel, forget
 from silo_agent.settings import SiloSettings
 from strategies.base import Array, Arrays, PhaseContext
 
-DEFAULT_OBJECTIVE = "silo_agent.training:TorchObjective"
+DEFAULT_OBJECTIVE = "silo_agent.training.torch_objective:TorchObjective"
 
 
 class Cancelled(ChoraleError):

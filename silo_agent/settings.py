@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chorale.fields import Address, EntryPoint, Name
-from chorale.line import KEEPALIVE_SECONDS, KeepaliveSeconds
-from chorale.settings_file import load_settings
-from chorale.tracing import Endpoint
+from chorale.observability.tracing import Endpoint
+from chorale.spec.fields import Address, EntryPoint, Name
+from chorale.spec.settings_file import load_settings
+from chorale.transport.channel_options import KEEPALIVE_SECONDS, KeepaliveSeconds
 from silo_agent.data.settings import DataSettings
 
 ENV_PREFIX = "CHORALE_SILO_"

@@ -7,7 +7,8 @@
     simulation.closing                                        # figures of every closing phase
     simulation.state                                          # the global state: model/..., method/...
 
-What a silo computes (silo_agent/phase_input.py, training.py), which phase follows, whom a round names, what
+What a silo computes (silo_agent/rounds/phase_input.py, training.py), which phase follows, whom a round
+names, what
 is summed and what the sum does to the model are the functions that agents and coordinator call; only the
 network, the ledger and the store are not there. The same job and data give the same bits every time on a CPU,
 however many workers compute them. Source: docs/simulation.md.
@@ -22,15 +23,15 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from chorale.job import Job, SignedJob
-from chorale.job_spec import JobSpec
-from chorale.state import GlobalState, state_digest, state_to_bytes
-from chorale.wire import PhaseKey, phase_kind
-from crypto.cohort import named_set
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import GlobalState, state_digest, state_to_bytes
+from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import ConfigError
+from crypto.session.cohort import named_set
 from silo_agent.data.base import SiloData
 from silo_agent.objective import Objective
-from silo_agent.phase_input import Asked
-from silo_agent.policy import Policy
+from silo_agent.policy.policy import Policy
+from silo_agent.rounds.phase_input import Asked
 from simulation.members import enrol
 from simulation.pool import Pool
 from simulation.results import PhaseOutcome, RoundResult, SimulationFailed, round_result
@@ -218,7 +219,7 @@ def unsigned_job(spec: JobSpec, state: GlobalState) -> Job:
 
 
 def _initial(spec: JobSpec) -> GlobalState:
-    from silo_agent.initial_state import initial_state  # torch
+    from silo_agent.training.initial_state import initial_state  # torch
 
     return initial_state(spec)
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from chorale.files import sync_directory, write_atomic
-from chorale.state import state_from_file, state_parts
+from chorale.runtime.files import sync_directory, write_atomic
+from chorale.spec.state import state_from_file, state_parts
 from crypto.errors import ConfigError, RemoteProtocolError
 from simulation.engine import Standing
 from simulation.results import RoundResult

@@ -12,10 +12,10 @@ from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
-from crypto.coordinator_session import CoordinatorSession
 from crypto.errors import LocalProtocolError
-from crypto.masking import Masker, UnmaskPlan
-from crypto.messages import (
+from crypto.masking.masks import Masker, UnmaskPlan
+from crypto.session.coordinator_session import CoordinatorSession
+from crypto.session.messages import (
     Cohort,
     Envelopes,
     SessionTerms,
@@ -25,8 +25,8 @@ from crypto.messages import (
     Survivors,
     UnmaskShares,
 )
-from crypto.reveal import PendingReveal
-from crypto.silo_session import SiloSession
+from crypto.session.reveal import PendingReveal
+from crypto.session.silo_session import SiloSession
 from simulation.members import Members
 
 Answer = TypeVar("Answer")

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 from cryptography import x509
 
-from crypto import identity, issuing
-from crypto.identity import Identity, MemberId, Role
-from crypto.roster import Member, Roster, open_roster, sign_roster
+from crypto.identity import certificates, issuing
+from crypto.identity.certificates import Identity, MemberId, Role
+from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 
 VALID_DAYS = 30
 
@@ -36,7 +36,7 @@ class Authority:
 
     def enrol(self, role: Role, name: str, *, addresses: Sequence[str] = ()) -> Identity:
         """A key of its own and a certificate. addresses: where a coordinator is dialled."""
-        key, member = identity.new_key(), MemberId(federation=self._federation, role=role, name=name)
+        key, member = certificates.new_key(), MemberId(federation=self._federation, role=role, name=name)
         certificate = issuing.sign_csr(
             issuing.new_csr(key, member, addresses),
             authority_key=self._key,

@@ -15,13 +15,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from chorale.job import Job
-from chorale.state import GlobalState
-from chorale.wire import PhaseKey
+from chorale.spec.state import GlobalState
+from chorale.transport.wire import PhaseKey
 from crypto.errors import ChoraleError, ConfigError
 from silo_agent.data.base import SiloData
 from silo_agent.objective import Objective
-from silo_agent.phase_input import Asked
-from silo_agent.policy import Policy
+from silo_agent.policy.policy import Policy
+from silo_agent.rounds.phase_input import Asked
 from simulation.results import SimulationFailed
 from simulation.silos import Answer, Locals, SilosHere, built_in
 

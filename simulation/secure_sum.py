@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from crypto import ring
-from crypto.masking import vectors_from_stream
-from crypto.messages import SessionTerms
-from crypto.ring import Encoded
-from silo_agent.phase_input import Asked
+from crypto.fixed_point import ring
+from crypto.fixed_point.ring import Encoded
+from crypto.masking.masks import vectors_from_stream
+from crypto.session.messages import SessionTerms
+from silo_agent.rounds.phase_input import Asked
 from simulation.local_session import LocalSession
 from simulation.members import Members
 from strategies.base import Array

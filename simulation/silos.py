@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from chorale.job import Job
-from chorale.state import GlobalState
-from chorale.wire import PhaseKey
+from chorale.spec.state import GlobalState
+from chorale.transport.wire import PhaseKey
 from crypto import encoding
 from crypto.errors import PolicyRefusal
-from crypto.ring import Encoded
+from crypto.fixed_point.ring import Encoded
 from silo_agent.data.base import SiloData
-from silo_agent.local_state import LocalState
+from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Objective
-from silo_agent.phase_input import Asked, cut_holdout, phase_input
-from silo_agent.policy import Policy
+from silo_agent.policy.policy import Policy
+from silo_agent.rounds.phase_input import Asked, cut_holdout, phase_input
 from strategies.base import Array, Arrays
 
 Locals = Mapping[str, Arrays]  # by silo: what it keeps between rounds
@@ -101,7 +101,7 @@ class SilosHere:
 
 def built_in(device: str) -> Objective:
     """The agents' own training, in one thread. Raises ConfigError for a device that is not there."""
-    from silo_agent.training import TorchObjective  # torch
+    from silo_agent.training.torch_objective import TorchObjective  # torch
 
     return TorchObjective(device=device)
 

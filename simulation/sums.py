@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from crypto import ring
-from crypto.layout import CLIPPED, Layout, Quantity
-from crypto.ring import Encoded
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
+from crypto.fixed_point.ring import Encoded
 from simulation.silos import Answer
 from strategies.base import Array
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.layout import Quantity
+from crypto.fixed_point.layout import Quantity
 from strategies.recipe import OptionValue
 
 Array = NDArray[Any]

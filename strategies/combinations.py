@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from crypto.errors import ConfigError
+from strategies.parts.soft_labels import InitialSoftLabels, SoftLabelOptions
 from strategies.recipe import (
     Closing,
     Features,
@@ -20,7 +21,6 @@ from strategies.recipe import (
     StatisticName,
     options_of,
 )
-from strategies.soft_labels import InitialSoftLabels, SoftLabelOptions
 
 UNIT_HEADS = (Head.FROZEN_ETF, Head.FROZEN_ORTHONORMAL)  # one vector of unit length for each class
 

@@ -11,15 +11,21 @@ import numpy as np
 from crypto.errors import ConfigError
 from strategies.base import MODEL, TOTAL, Keeper, Phase, PhaseContext, Statistic
 from strategies.combinations import check_options, check_recipe
-from strategies.ema_teacher import EmaTeacher
-from strategies.evaluation import EvaluatePhase, Evaluation
-from strategies.ffc import CalibratePhase, FfcOptions
-from strategies.heads import HEAD
-from strategies.logit_prototypes import PrototypeOptions, PrototypesPhase
-from strategies.losses import LOSS_OPTIONS
-from strategies.own import OWN_OPTIONS, OwnAccuracy
-from strategies.personal import PersonalOptions, PersonalPhase, check_personal
-from strategies.presence import PRESENCE_KIND, PresencePhase
+from strategies.parts.class_presence import PRESENCE_KIND, PresencePhase
+from strategies.parts.ema_teacher import EmaTeacher
+from strategies.parts.enrollment import RollCallPhase
+from strategies.parts.evaluation import EvaluatePhase, Evaluation
+from strategies.parts.ffc import CalibratePhase, FfcOptions
+from strategies.parts.heads import HEAD
+from strategies.parts.logit_prototypes import PrototypeOptions, PrototypesPhase
+from strategies.parts.losses import LOSS_OPTIONS
+from strategies.parts.own import OWN_OPTIONS, OwnAccuracy
+from strategies.parts.personal import PersonalOptions, PersonalPhase, check_personal
+from strategies.parts.regularizers import MIX_OPTIONS, REGULARISER_OPTIONS
+from strategies.parts.server_updates import SERVER_UPDATE_OPTIONS, SERVER_UPDATES
+from strategies.parts.soft_labels import SoftLabels
+from strategies.parts.update_scale import UpdateScale
+from strategies.parts.weighted_mean import TrainPhase
 from strategies.presets import PRESETS
 from strategies.recipe import (
     OptionValue,
@@ -31,12 +37,6 @@ from strategies.recipe import (
     T,
     options_of,
 )
-from strategies.regularisers import MIX_OPTIONS, REGULARISER_OPTIONS
-from strategies.roll_call import RollCallPhase
-from strategies.server_updates import SERVER_UPDATE_OPTIONS, SERVER_UPDATES
-from strategies.soft_labels import SoftLabels
-from strategies.update_scale import UpdateScale
-from strategies.weighted_mean import TrainPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Strategy:
         return not (has_no_sum and parameter.startswith("head."))
 
     def under_noise(self) -> Strategy:
-        """The method in a private job: without the phase of presence (strategies/presence.py)."""
+        """The method in a private job: without the phase of presence (strategies/parts/class_presence.py)."""
         opening = tuple(kind for kind in self.opening if kind != PRESENCE_KIND)
         phases = {kind: phase for kind, phase in self.phases.items() if kind != PRESENCE_KIND}
         return replace(self, opening=opening, phases=MappingProxyType(phases))

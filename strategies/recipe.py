@@ -1,7 +1,7 @@
 """The words in which a method is written down: which head, which loss, which regulariser, and so on.
 
 A recipe names parts; the parts' own numbers are options. Both sides read the same recipe:
-strategies/ says what is summed and what the sums do, silo_agent/objectives/ how a silo computes it.
+strategies/ says what is summed and what the sums do, silo_agent/training/parts/ how a silo computes it.
 """
 
 from __future__ import annotations

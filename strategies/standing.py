@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from crypto.errors import ConfigError
-from strategies.logit_prototypes import PrototypeOptions
+from strategies.parts.logit_prototypes import PrototypeOptions
 from strategies.recipe import (
     Closing,
     Features,

@@ -6,7 +6,7 @@ import os
 
 import hypothesis
 
-from chorale.tls import restrict_to_tls13
+from chorale.transport.tls import restrict_to_tls13
 
 restrict_to_tls13()  # before any test imports grpc
 

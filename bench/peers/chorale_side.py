@@ -15,8 +15,9 @@ from bench.clock import Clock
 from bench.federation import make_federation
 from bench.peers.measured import Measured
 from bench.session import NOW, Session, update_layout
-from crypto import masking, ring
-from crypto.encoder import Encoder
+from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
+from crypto.masking import masks
 
 
 def measure(values_nL: NDArray[np.float32], *, dropped: int, word: int) -> Measured:
@@ -53,7 +54,7 @@ class _Run:
             deque(masker.stream(encoder, workers=1), maxlen=0)
         with self._clock.step("join"):  # what a network would have kept
             stream = b"".join(masker.stream(encoder, workers=1))
-        ring.add_into(self._masked, masking.vectors_from_stream(self._layout, stream))
+        ring.add_into(self._masked, masks.vectors_from_stream(self._layout, stream))
 
     def unmask(self) -> NDArray[np.float64]:
         plan = self._session.reveal(partial(self._clock.step, "rebuild"))

@@ -29,8 +29,8 @@ from bench.peers.environment import PeerUnavailable, python_with
 from bench.peers.measured import Measured, middle
 from bench.rows import Row, table
 from bench.session import BOUND
-from crypto.cohort import CohortRule
-from crypto.layout import Quantity
+from crypto.fixed_point.layout import Quantity
+from crypto.session.cohort import CohortRule
 
 REQUIREMENT = "flwr==1.41.0"
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "peers" / "flower"

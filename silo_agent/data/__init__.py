@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from chorale.job_spec import JobSpec
-from chorale.logs import get_logger
+from chorale.observability.logs import get_logger
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data import cifar, csv, digits, idx, image_folder, module, npz, private
 from silo_agent.data.base import Features, Loader, Samples, SiloData, Source, whole_labels

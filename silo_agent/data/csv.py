@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chorale.job_spec import ColumnSpec, JobSpec
+from chorale.spec.job_spec import ColumnSpec, JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import NO_LABEL, Samples, Source, required_path, whole_labels
 from silo_agent.data.settings import DataSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chorale.job_spec import JobSpec
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, Source
 from silo_agent.data.settings import DataSettings

@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chorale.fields import EntryPoint
+from chorale.spec.fields import EntryPoint
 
 
 class DataFormat(StrEnum):

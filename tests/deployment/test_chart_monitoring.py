@@ -12,7 +12,7 @@ import prometheus_client
 import pytest
 import yaml
 
-from chorale.probes import ProbeServer
+from chorale.observability.probes import ProbeServer
 from coordinator.metrics import CoordinatorMetrics
 from silo_agent.metrics import SiloMetrics
 from tests.deployment import helm

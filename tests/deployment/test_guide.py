@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from chorale.state import state_from_file
+from chorale.spec.state import state_from_file
 from tests.deployment import helm
 from tests.deployment.cluster import Cluster, Pod, chorale
 from tests.support import programs

@@ -31,8 +31,8 @@ INDEX = "https://pypi.org/simple"  # a build argument; links that pip is configu
 SECRET = re.compile(r"secret|password|passwd|token|credential|api_?key|BEGIN [A-Z ]*PRIVATE", re.IGNORECASE)
 POLL_SECONDS = 0.05
 TRAINING = """
-import silo_agent.local_training, silo_agent.torchvision_compat
-from crypto.compiled import transform
+import silo_agent.training.local_training, silo_agent.torchvision_compat
+from crypto.fixed_point.compiled import transform
 assert transform() is not None
 """
 
@@ -99,7 +99,7 @@ def test_what_runs_is_in_exec_form(name: str) -> None:
     file = dockerfile(name)
     assert [each.exec_form for each in file.stage(-1, "ENTRYPOINT")] == [["chorale"]]
     assert [each.exec_form for each in file.stage(-1, "CMD")] == [["--help"]]
-    assert health_check(file) == ["python", "-m", "chorale.health_check", f"{STATE}/state"]
+    assert health_check(file) == ["python", "-m", "chorale.observability.health_check", f"{STATE}/state"]
     assert not any(each.word == "SHELL" for each in file.every)
 
 

@@ -12,10 +12,10 @@ from contextlib import closing, contextmanager
 import pytest
 from sqlalchemy import text
 
-from chorale.accountant import epsilon, releases_from_json
-from silo_agent.budget import Standing
-from silo_agent.ledger import Ledger
-from silo_agent.policy import Policy
+from chorale.privacy.accountant import epsilon, releases_from_json
+from silo_agent.ledger.budget import Standing
+from silo_agent.ledger.ledger import Ledger
+from silo_agent.policy.policy import Policy
 from tests.faults.conftest import MakeFederation
 from tests.faults.test_silo_killed import INPUT_READY, VICTIM
 from tests.support.federation import LocalFederation
@@ -33,9 +33,12 @@ Rows = list[tuple[int, str, str]]  # round, phase, status
 # point in the code; whether round 1 of the victim is spend in the end
 MOMENTS = {
     "input ready, nothing spent": (Halt(at=INPUT_READY), False),
-    "about to spend": (Halt(at=INPUT_READY, call="silo_agent.budget:Charge.spend", when="before"), False),
+    "about to spend": (
+        Halt(at=INPUT_READY, call="silo_agent.ledger.budget:Charge.spend", when="before"),
+        False,
+    ),
     "spent, not told": (Halt(at=INPUT_READY, call="silo_agent.agent:_tell_spend", when="before"), True),
-    "spent, no byte sent": (Halt(at=INPUT_READY, call="silo_agent.budget:Charge.spend"), True),
+    "spent, no byte sent": (Halt(at=INPUT_READY, call="silo_agent.ledger.budget:Charge.spend"), True),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.round_machine import RoundState
+from coordinator.phase_machine import RoundState
 from tests.faults.conftest import MakeFederation
 from tests.support.federation import LocalFederation
 from tests.support.halting import Halt
@@ -89,7 +89,7 @@ def test_sum_counts_once_when_coordinator_dies_between_two_writes(
     make_federation: MakeFederation, method: str, stored: RoundState, attempts: int
 ) -> None:
     federation = make_federation()
-    halt = Halt(at={"event": "stage", **ROUND_ONE}, call=f"coordinator.store:{method}", when="before")
+    halt = Halt(at={"event": "stage", **ROUND_ONE}, call=f"coordinator.storage.store:{method}", when="before")
     job_id = kill_coordinator(federation, halt)
     assert read_history(federation).row(1).state is stored
     federation.start_coordinator()
@@ -159,7 +159,7 @@ def test_silos_that_were_killed_too_answer_from_their_ledgers(make_federation: M
     """Every process dies when all shares are at the coordinator and none of them is stored."""
     federation = make_federation(silos=3, records_sent=True)  # t = 3: the sum needs the shares of all
     unmasking = {"event": "stage", "state": "unmask", **ROUND_ONE}
-    halt = Halt(at=unmasking, call="coordinator.rounds:unmask_stored", when="before")
+    halt = Halt(at=unmasking, call="coordinator.jobs.phase_runner:unmask_stored", when="before")
     job_id = kill_coordinator(federation, halt)
     for name in federation.names:
         federation.services[name].kill()

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from chorale.line import (
+from chorale.transport.channel_options import (
     KEEPALIVE_SECONDS,
     LEAST_KEEPALIVE_SECONDS,
     MOST_HEARTBEAT_SECONDS,

@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from chorale.files import read_limited
+from chorale.runtime.files import read_limited
 from tests.faults.conftest import MakeFederation
 from tests.support import one_hot
 from tests.support.federation import LocalFederation
@@ -20,7 +20,7 @@ from tests.support.processes import wait_until
 
 VICTIM = "silo-1"
 INPUT_READY = {"event": "input ready", "round": 1, "phase": "train"}
-STORE, REVEALS = "silo_agent.local_state:LocalStates", "silo_agent.reveals:Reveals"
+STORE, REVEALS = "silo_agent.local_storage.local_state:LocalStates", "silo_agent.ledger.reveals:Reveals"
 # where it dies, and how often it computes its first input
 POINTS: dict[str, tuple[str, Literal["before", "after"], int]] = {
     "input computed, next state not written": (f"{STORE}.hold", "before", 2),

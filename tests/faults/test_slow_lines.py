@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from chorale.wire import CHUNK_BYTES
-from coordinator.round_machine import RoundState
+from chorale.transport.wire import CHUNK_BYTES
+from coordinator.phase_machine import RoundState
 from tests.faults.conftest import MakeFederation
 from tests.support.federation import LocalFederation
 from tests.support.history import check_finished

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chorale.accountant import epsilon
-from chorale.privacy import releases_of
-from silo_agent.policy import Policy
+from chorale.privacy.accountant import epsilon
+from chorale.privacy.protection import releases_of
+from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.federation import LocalFederation
 from tests.support.history import read_history

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chorale.state import state_from_file
+from chorale.spec.state import state_from_file
 from tests.support.processes import REPOSITORY, environment, wait_until
 
 pytestmark = pytest.mark.timeout(300)

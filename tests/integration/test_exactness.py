@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from chorale.state import state_from_file, state_to_bytes
-from crypto.layout import Quantity
-from silo_agent.initial_state import initial_state
+from chorale.spec.state import state_from_file, state_to_bytes
+from crypto.fixed_point.layout import Quantity
+from silo_agent.training.initial_state import initial_state
 from tests.support.federation import LocalFederation
 from tests.support.recording import RECORD
 

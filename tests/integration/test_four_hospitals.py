@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.state import state_from_file
+from chorale.spec.state import state_from_file
 from tests.support import readme
 from tests.support.processes import REPOSITORY
 from tests.support.readme import instead, run, service

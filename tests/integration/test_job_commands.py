@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crypto.identity import Role
+from crypto.identity.certificates import Role
 from tests.support.federation import OPERATOR, LocalFederation
 from tests.support.processes import run_cli
 

@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from chorale import wire
+from chorale.transport import wire
+from chorale.transport.wire import PhaseKey
 from chorale.v1 import session_pb2
-from chorale.wire import PhaseKey
-from crypto import bodies, identity, issuing
-from crypto.cohort import CohortRule
 from crypto.errors import Refusal
-from crypto.identity import Identity, MemberId, Role
-from crypto.layout import Layout
-from crypto.messages import Cohort, Envelopes, SignedBody, Survivors
+from crypto.fixed_point.layout import Layout
+from crypto.identity import certificates, issuing
+from crypto.identity.certificates import Identity, MemberId, Role
+from crypto.session import bodies
+from crypto.session.cohort import CohortRule
+from crypto.session.messages import Cohort, Envelopes, SignedBody, Survivors
 from tests.support.agents import Exchange, changed, other_attempt
 from tests.support.rogue import SPARE, Rogue
 
@@ -199,7 +200,7 @@ def _resigned(adverts: Signed, signer: Identity, **changes: str) -> SignedBody:
 
 def _of_another_authority(rogue: Rogue, adverts: Signed) -> SignedBody:
     key, certificate = issuing.new_authority("test", now=rogue.now, valid_days=5)
-    own = identity.new_key()
+    own = certificates.new_key()
     member = MemberId(federation="test", role=Role.SILO, name="silo-0")
     issued = issuing.sign_csr(
         issuing.new_csr(own, member),

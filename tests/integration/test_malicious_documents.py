@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from chorale import wire
 from chorale.job import SignedJob, sign_job
-from chorale.state import state_to_bytes
+from chorale.spec.state import state_to_bytes
+from chorale.transport import wire
+from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from chorale.wire import PhaseKey
-from crypto import identity, issuing
 from crypto.errors import Refusal
-from crypto.identity import Identity, MemberId, Role
-from crypto.messages import Envelopes, SignedBody
-from crypto.roster import sign_roster
-from silo_agent.ledger import Ledger
+from crypto.identity import certificates, issuing
+from crypto.identity.certificates import Identity, MemberId, Role
+from crypto.identity.roster import sign_roster
+from crypto.session.messages import Envelopes, SignedBody
+from silo_agent.ledger.ledger import Ledger
 from strategies.base import TOTAL
 from tests.support.agents import Exchange, changed
 from tests.support.rogue import SPARE, Line, Message, Rogue
@@ -89,7 +89,7 @@ def _expired(rogue: Rogue) -> SignedBody:
 
 
 def _of_its_own_making(rogue: Rogue) -> SignedBody:
-    return _roster(rogue, version=9, authority_key=identity.new_key())
+    return _roster(rogue, version=9, authority_key=certificates.new_key())
 
 
 def _of_another_federation(rogue: Rogue) -> SignedBody:
@@ -195,7 +195,7 @@ def _signed_by_somebody_else(rogue: Rogue) -> SignedJob:
 def _signed_by_a_stranger(rogue: Rogue) -> SignedJob:
     """An operator of another authority, under the operator's own name."""
     key, certificate = issuing.new_authority("test", now=rogue.now, valid_days=5)
-    own = identity.new_key()
+    own = certificates.new_key()
     member = MemberId(federation="test", role=Role.OPERATOR, name="ops")
     request = issuing.new_csr(own, member)
     issued = issuing.sign_csr(

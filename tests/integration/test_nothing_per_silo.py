@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crypto.layout import Quantity
-from crypto.masking import vectors_from_stream
+from crypto.fixed_point.layout import Quantity
+from crypto.masking.masks import vectors_from_stream
 from strategies.base import PRESENCE, Array
 from tests.support.leaks import DECIMAL, LIST, Held, Search, words_of
 from tests.support.recorded_run import RecordedPhase, RecordedRun, files_under, record

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.accountant import epsilon
-from chorale.privacy import releases_of
-from silo_agent.policy import Policy
+from chorale.privacy.accountant import epsilon
+from chorale.privacy.protection import releases_of
+from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.federation import LocalFederation
 from tests.support.processes import REPOSITORY, environment, run_cli

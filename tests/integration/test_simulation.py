@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import yaml
 
-from chorale.job_spec import JobSpec
-from chorale.state import GlobalState, state_from_file, state_to_bytes
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import GlobalState, state_from_file, state_to_bytes
 from cli.main import run
-from crypto.layout import Quantity
-from crypto.roster import roster_from_file_bytes
+from crypto.fixed_point.layout import Quantity
+from crypto.identity.roster import roster_from_file_bytes
 from silo_agent.data import load_partition
 from silo_agent.data.settings import DataSettings
-from silo_agent.initial_state import initial_state
-from silo_agent.policy import Policy
+from silo_agent.policy.policy import Policy
+from silo_agent.training.initial_state import initial_state
 from simulation.engine import Simulation
 from simulation.results import RoundResult
 from tests.support.federation import LocalFederation

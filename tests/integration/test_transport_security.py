@@ -18,10 +18,10 @@ from typing import Any
 import grpc
 import pytest
 
-from chorale import tls, wire
+from chorale.transport import tls, wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc, operations_pb2
-from crypto.identity import Role
+from crypto.identity.certificates import Role
 from silo_agent.settings import IdentityFiles
 from tests.support.ceremony import Ceremony
 from tests.support.certificates import odd_certificate

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.messages import Cohort, Envelopes, SignedBody
-from crypto.silo_session import SiloSession, SiloState
+from crypto.session.messages import Cohort, Envelopes, SignedBody
+from crypto.session.silo_session import SiloSession, SiloState
 from tests.support.sessions import Exchange, make_session
 
 VICTIM = "silo-001"

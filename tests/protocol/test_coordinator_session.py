@@ -8,14 +8,14 @@ import itertools
 import numpy as np
 import pytest
 
-from crypto import bodies
-from crypto.coordinator_session import CoordinatorSession, CoordinatorState
-from crypto.coordinator_table import TRANSITIONS, Event
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
-from crypto.layout import Layout, Quantity
-from crypto.messages import Cohort, RecoveredSeeds, Shares, SignedBody, UnmaskShares
-from crypto.noise_terms import Noise
-from crypto.projection import Projection
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.projection import Projection
+from crypto.noise.terms import Noise
+from crypto.session import bodies
+from crypto.session.coordinator_session import CoordinatorSession, CoordinatorState
+from crypto.session.coordinator_table import TRANSITIONS, Event
+from crypto.session.messages import Cohort, RecoveredSeeds, Shares, SignedBody, UnmaskShares
 from tests.support.sessions import NOW, STAGES, Exchange, make_coordinator, make_session
 
 NOTHING = SignedBody(body=b"", signature=b"")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from crypto.coordinator_table import TRANSITIONS as COORDINATOR
 from crypto.errors import Refusal
-from crypto.silo_session import TRANSITIONS as SILO
+from crypto.session.coordinator_table import TRANSITIONS as COORDINATOR
+from crypto.session.silo_session import TRANSITIONS as SILO
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "protocol.md").read_text()
@@ -47,13 +47,13 @@ PURPOSES = [
 
 @pytest.mark.parametrize("purpose", PURPOSES)
 def test_documented_purpose_stands_in_the_code(purpose):
-    sources = [*(ROOT / "crypto").glob("*.py"), ROOT / "chorale" / "job.py"]
+    sources = [*(ROOT / "crypto").rglob("*.py"), ROOT / "chorale" / "job.py"]
     assert any(f'"{purpose}"' in path.read_text() for path in sources)
 
 
 def test_purposes_of_the_session_are_documented():
     calls = re.compile(r'(?:sign|encode|digest)\(\s*"([a-z-]+)"')
-    used = {found for path in (ROOT / "crypto").glob("*.py") for found in calls.findall(path.read_text())}
+    used = {found for path in (ROOT / "crypto").rglob("*.py") for found in calls.findall(path.read_text())}
     assert used <= set(PURPOSES)
 
 
@@ -61,6 +61,6 @@ def test_every_cited_clause_exists():
     headings = set(re.findall(r"^#{2,3} (\d+(?:\.\d)?) ", TEXT, re.MULTILINE))
     assert headings >= {"1", "2", "3.1", "3.2", "5.1", "5.8", "6", "10"}
     for folder in ("crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli"):
-        for path in (ROOT / folder).glob("*.py"):
+        for path in (ROOT / folder).rglob("*.py"):
             for cited in re.findall(r"docs/protocol\.md (\d+(?:\.\d)?)", path.read_text()):
                 assert cited in headings or cited.split(".")[0] in headings, f"{path.name} cites {cited}"

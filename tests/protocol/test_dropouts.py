@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from crypto.coordinator_session import AbortReason, CoordinatorState, SessionAborted
-from crypto.masking import UnmaskPlan
+from crypto.masking.masks import UnmaskPlan
+from crypto.session.coordinator_session import AbortReason, CoordinatorState, SessionAborted
 from tests.support.sessions import STAGES, Exchange, make_session
 
 SUBSETS = [

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from crypto.coordinator_session import CoordinatorState, SessionAborted
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.masking import UnmaskPlan
+from crypto.masking.masks import UnmaskPlan
+from crypto.session.coordinator_session import CoordinatorState, SessionAborted
 from tests.support.sessions import Exchange, make_session
 
 CLOSES = {

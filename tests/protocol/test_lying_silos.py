@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from crypto import bodies, dealing, seeds
-from crypto.coordinator_session import AbortReason, CoordinatorState, SessionAborted
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.messages import Envelope, Envelopes, RecoveredSeeds, SessionTerms, UnmaskShares
-from crypto.silo_session import EnvelopeComplaint, SiloState
+from crypto.session import bodies, dealing, seeds
+from crypto.session.coordinator_session import AbortReason, CoordinatorState, SessionAborted
+from crypto.session.messages import Envelope, Envelopes, RecoveredSeeds, SessionTerms, UnmaskShares
+from crypto.session.silo_session import EnvelopeComplaint, SiloState
 from tests.support.sessions import Exchange, make_session
 
 LIAR = "silo-002"

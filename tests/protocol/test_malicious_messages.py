@@ -11,9 +11,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from crypto import encoding, ring
+from crypto import encoding
 from crypto.errors import Refusal
-from crypto.layout import Layout, Quantity
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout, Quantity
 from tests.protocol.malice import VICTIM, adverts_of, assert_refused, honest, tampered
 from tests.support.sessions import make_session
 

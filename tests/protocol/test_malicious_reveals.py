@@ -11,8 +11,8 @@ import dataclasses
 import pytest
 
 from crypto.errors import PolicyRefusal, Refusal
-from crypto.messages import Cohort, Envelopes, RecoverRequest, Signatures, Survivors
-from crypto.silo_session import SiloSession, SiloState
+from crypto.session.messages import Cohort, Envelopes, RecoverRequest, Signatures, Survivors
+from crypto.session.silo_session import SiloSession, SiloState
 from tests.protocol.malice import VICTIM, adverts_of, assert_refused, envelopes_among, honest
 from tests.support.sessions import Exchange, MemoryLedger, make_exchange, make_federation, make_session
 

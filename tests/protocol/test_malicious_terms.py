@@ -10,13 +10,14 @@ import dataclasses
 
 import pytest
 
-from crypto import bodies, identity, issuing
-from crypto.cohort import CohortRule
 from crypto.errors import PolicyRefusal, Refusal
-from crypto.identity import Identity, MemberId, Role
-from crypto.layout import Layout, Quantity
-from crypto.messages import Cohort, SignedBody, Survivors
-from crypto.silo_session import SiloState
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.identity import certificates, issuing
+from crypto.identity.certificates import Identity, MemberId, Role
+from crypto.session import bodies
+from crypto.session.cohort import CohortRule
+from crypto.session.messages import Cohort, SignedBody, Survivors
+from crypto.session.silo_session import SiloState
 from tests.protocol.malice import VICTIM, adverts_of, assert_refused, envelopes_among, honest, tampered
 from tests.support.sessions import NOW, make_exchange, make_silo, make_terms, one_hot_layout
 
@@ -130,7 +131,7 @@ def resigned(signed: SignedBody, signer: Identity, **changes) -> SignedBody:
 
 def foreign_identity(name: str) -> Identity:
     key, certificate = issuing.new_authority("test", now=NOW, valid_days=30)
-    own = identity.new_key()
+    own = certificates.new_key()
     member = MemberId(federation="test", role=Role.SILO, name=name)
     issued = issuing.sign_csr(
         issuing.new_csr(own, member),

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from crypto.coordinator_session import CoordinatorSession, SessionAborted
 from crypto.errors import RemoteProtocolError
-from crypto.messages import SignedBody
-from crypto.reveal import PendingReveal
+from crypto.session.coordinator_session import CoordinatorSession, SessionAborted
+from crypto.session.messages import SignedBody
+from crypto.session.reveal import PendingReveal
 from tests.support.sessions import NOW, STAGES, Exchange, make_session
 
 VICTIM = "silo-001"

@@ -8,11 +8,11 @@ import itertools
 import numpy as np
 import pytest
 
-from crypto.coordinator_session import CoordinatorSession
 from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.messages import Cohort, Envelopes, RecoverRequest, Signatures, Survivors
-from crypto.reveal import PendingReveal
-from crypto.silo_session import OVER, TRANSITIONS, SiloSession, SiloState
+from crypto.session.coordinator_session import CoordinatorSession
+from crypto.session.messages import Cohort, Envelopes, RecoverRequest, Signatures, Survivors
+from crypto.session.reveal import PendingReveal
+from crypto.session.silo_session import OVER, TRANSITIONS, SiloSession, SiloState
 from tests.support.sessions import NOW, Exchange, make_exchange, make_federation, make_session, make_silo
 
 MESSAGES = {

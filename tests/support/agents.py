@@ -18,31 +18,33 @@ from typing import Any
 import numpy as np
 from cryptography import x509
 
-from chorale import wire
-from chorale.audit import AuditLog
 from chorale.job import Job, JobSpec, SignedJob, open_job, sign_job
-from chorale.state import state_to_bytes
+from chorale.runtime.audit import AuditLog
+from chorale.spec.state import state_to_bytes
+from chorale.transport import wire
+from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
-from chorale.wire import PhaseKey
-from crypto import identity, issuing, masking, ring
-from crypto.coordinator_session import CoordinatorSession
-from crypto.identity import Identity, MemberId, PrivateKey, Role
-from crypto.masking import Masker, Source, UnmaskPlan
-from crypto.roster import Member, Roster, open_roster, sign_roster
-from silo_agent.budget import Spend
+from crypto.fixed_point import ring
+from crypto.identity import certificates, issuing
+from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from crypto.identity.roster import Member, Roster, open_roster, sign_roster
+from crypto.masking import masks
+from crypto.masking.masks import Masker, Source, UnmaskPlan
+from crypto.session.coordinator_session import CoordinatorSession
 from silo_agent.data.base import Samples, SiloData
-from silo_agent.inputs import Inputs
-from silo_agent.job_book import JobBook
-from silo_agent.ledger import SPENT_EVENT, Ledger, spend_fields
-from silo_agent.local_state import LocalStates
+from silo_agent.ledger.budget import Spend
+from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
+from silo_agent.local_storage.local_state import LocalStates
+from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Work
-from silo_agent.participate import Participant
-from silo_agent.personal_models import PersonalModels
-from silo_agent.phase_check import PhaseCheck
-from silo_agent.policy import Policy
-from silo_agent.rosters import Rosters
+from silo_agent.policy.policy import Policy
+from silo_agent.rounds.inputs import Inputs
+from silo_agent.rounds.job_book import JobBook
+from silo_agent.rounds.participate import Participant
+from silo_agent.rounds.phase_check import PhaseCheck
+from silo_agent.rounds.rosters import Rosters
 from strategies.base import Array, Arrays
 from tests.support.sessions import NOW
 
@@ -90,7 +92,7 @@ def make_members(silos: int) -> Members:
 
 
 def _issue(key: PrivateKey, authority: x509.Certificate, role: Role, name: str) -> Identity:
-    own = identity.new_key()
+    own = certificates.new_key()
     member = MemberId(federation=FEDERATION, role=role, name=name)
     certificate = issuing.sign_csr(
         issuing.new_csr(own, member),
@@ -423,7 +425,7 @@ class Hub:
         layout = exchange.session.terms.layout
         total = ring.zeros(layout)
         for name in plan.survivors:
-            ring.add_into(total, masking.vectors_from_stream(layout, exchange.vectors[name]))
+            ring.add_into(total, masks.vectors_from_stream(layout, exchange.vectors[name]))
         plan.unmask(total)
         return ring.decode(total, layout=layout)
 

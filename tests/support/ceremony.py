@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cryptography import x509
 
-from crypto import identity, issuing, roster
-from crypto.identity import Identity, MemberId, PrivateKey, Role
-from crypto.roster import Member
+from crypto.identity import certificates, issuing, roster
+from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from crypto.identity.roster import Member
 
 
 @dataclass(kw_only=True)
@@ -25,7 +25,7 @@ class Ceremony:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.key, self.certificate = issuing.new_authority(self.federation, now=_now(), valid_days=10)
-        self.certificate_path.write_bytes(identity.certificate_to_pem(self.certificate))
+        self.certificate_path.write_bytes(certificates.certificate_to_pem(self.certificate))
 
     @property
     def certificate_path(self) -> Path:
@@ -37,7 +37,7 @@ class Ceremony:
 
     def enrol(self, role: Role, name: str, *, days: int = 5, now: datetime | None = None) -> Identity:
         """A member with files; it stands on the next roster."""
-        key = identity.new_key()
+        key = certificates.new_key()
         hosts = ["127.0.0.1", "localhost"] if role is Role.COORDINATOR else []
         request = issuing.new_csr(key, MemberId(federation=self.federation, role=role, name=name), hosts)
         certificate = issuing.sign_csr(
@@ -53,9 +53,11 @@ class Ceremony:
 
     def adopt(self, key: PrivateKey, certificate: x509.Certificate) -> Identity:
         """Write a member's files, whoever made its certificate."""
-        member = identity.member_of(certificate)
-        self.path_of(member.role, member.name, "crt").write_bytes(identity.certificate_to_pem(certificate))
-        self.path_of(member.role, member.name, "key").write_bytes(identity.key_to_pem(key))
+        member = certificates.member_of(certificate)
+        self.path_of(member.role, member.name, "crt").write_bytes(
+            certificates.certificate_to_pem(certificate)
+        )
+        self.path_of(member.role, member.name, "key").write_bytes(certificates.key_to_pem(key))
         self.members[member.role, member.name] = certificate
         return Identity(member=member, certificate=certificate, key=key)
 
@@ -72,7 +74,7 @@ class Ceremony:
             issued=begin,
             expires=begin + timedelta(days=5),
             members=[
-                Member(role, name, identity.fingerprint(certificate))
+                Member(role, name, certificates.fingerprint(certificate))
                 for (role, name), certificate in self.members.items()
                 if name not in without
             ],

@@ -10,8 +10,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
-from crypto import identity
-from crypto.identity import MemberId, PrivateKey, Role
+from crypto.identity import certificates
+from crypto.identity.certificates import MemberId, PrivateKey, Role
 from tests.support.ceremony import Ceremony
 
 CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
@@ -27,7 +27,7 @@ def odd_certificate(
     hosts: Sequence[str] = (),
 ) -> tuple[PrivateKey, x509.Certificate]:
     """Signed by the ceremony's authority; hosts are IP addresses. For Ceremony.adopt."""
-    key = identity.new_key()
+    key = certificates.new_key()
     uri = MemberId(federation=ceremony.federation, role=role, name=name).uri
     names = [x509.UniformResourceIdentifier(uri), *(x509.IPAddress(ip_address(host)) for host in hosts)]
     builder = (

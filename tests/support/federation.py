@@ -14,13 +14,13 @@ from urllib.request import urlopen
 import numpy as np
 import yaml
 
-from chorale.job_spec import JobSpec
-from chorale.state import state_from_file, state_to_bytes
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import state_from_file, state_to_bytes
 from cli import operations
 from cli.job import follow
 from cli.operator import operator_settings
-from cli.report import document
-from crypto.identity import Role
+from cli.output.report import document
+from crypto.identity.certificates import Role
 from tests.support.ceremony import Ceremony
 from tests.support.halting import SENT, Halt
 from tests.support.processes import Record, Service, run_cli, wait_until

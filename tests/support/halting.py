@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from chorale import logs, tls
+from chorale.observability import logs
+from chorale.transport import tls
 from cli.main import main
 
 HALT = "CHORALE_TEST_HALT"
@@ -107,7 +108,7 @@ def _watch_call(watch: _Watch) -> None:
 
 def _watch_line(watch: _Watch | None, record: Path | None) -> None:
     """The stream asks for the next message when it has written the last one."""
-    from silo_agent.connection import Outbox
+    from silo_agent.connection.control_stream import Outbox
 
     inner: Callable[[Outbox], Awaitable[Any]] = Outbox.next
     last = ""

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from chorale import audit
+from chorale.runtime import audit
 from chorale.v1.records_pb2 import PhaseRecord
-from coordinator.round_machine import RoundState
-from coordinator.store import JobRow, PhaseRow, Store
+from coordinator.phase_machine import RoundState
+from coordinator.storage.store import JobRow, PhaseRow, Store
 from tests.support.federation import COORDINATOR, LocalFederation
 
 VOTE_ERROR = 1e-6  # fixed point: below 2^-20 at bound 8 and word 32 for ten silos, over two rounds

@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from chorale import tls
+from chorale.transport import tls
 
 KEEP = "CHORALE_TEST_KEEP"  # folder for what is kept
 STATEMENTS = "statements.sql"

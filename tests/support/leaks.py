@@ -34,7 +34,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from crypto.layout import Quantity
+from crypto.fixed_point.layout import Quantity
 from strategies.base import Array
 
 WINDOWS = (8, 16, 32)
@@ -197,7 +197,7 @@ def _finding(where: str, offset: int, source: Source) -> Finding:
 def words_of(values: Array, quantity: Quantity, members: int) -> NDArray[np.int64]:
     """The fixed-point words of a silo's values, rounded down and up. Shapes: any -> (2, N).
 
-    Written from docs/protocol.md 4, not with crypto.ring.
+    Written from docs/protocol.md 4, not with crypto.fixed_point.ring.
     """
     if quantity.is_count:
         exact_N = np.asarray(values).reshape(-1).astype(np.int64)

@@ -11,11 +11,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from chorale.job_spec import PartsSpec
+from chorale.spec.job_spec import PartsSpec
 from strategies.base import TOTAL, PhaseContext
 from strategies.combinations import RULES
-from strategies.heads import HEAD
 from strategies.methods import Strategy, option_parts, strategy_for
+from strategies.parts.heads import HEAD
 from strategies.presets import PRESETS
 from strategies.recipe import (
     Closing,

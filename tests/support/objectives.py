@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chorale.job_spec import JobSpec
-from chorale.state import buffer_names, trained_names
-from silo_agent.batches import Tensors
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import buffer_names, trained_names
 from silo_agent.data.base import Samples, SiloData
-from silo_agent.initial_state import initial_state
-from silo_agent.local_training import train_locally
-from silo_agent.models.base import Backbone, CutModel
 from silo_agent.objective import Work
-from silo_agent.objectives.base import Setting, run_model
-from silo_agent.objectives.local_loss import local_loss
 from silo_agent.seeding import shuffler
+from silo_agent.training.batches import Tensors
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.local_training import train_locally
+from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.parts.base import Setting, run_model
+from silo_agent.training.parts.local_loss import local_loss
 from strategies.base import Array, PhaseContext
 from strategies.recipe import Head
 

@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.job import Job, SignedJob
-from chorale.job_spec import JobSpec
-from chorale.state import state_to_bytes
-from chorale.wire import PhaseKey, phase_kind
-from crypto.identity import Role
-from crypto.layout import CLIPPED, Layout, Quantity
-from crypto.masking import vectors_from_stream
-from silo_agent.initial_state import initial_state
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import state_to_bytes
+from chorale.transport.wire import PhaseKey, phase_kind
+from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
+from crypto.identity.certificates import Role
+from crypto.masking.masks import vectors_from_stream
+from silo_agent.training.initial_state import initial_state
 from strategies.base import TOTAL, Array, Arrays
 from tests.support.federation import COORDINATOR, OPERATOR, LocalFederation
 from tests.support.keeping import KEEP, OPENED

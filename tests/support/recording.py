@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from silo_agent.objective import Objective, Work
-from silo_agent.training import TorchObjective
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
 
 RECORD = "CHORALE_TEST_RECORD"  # folder for the inputs

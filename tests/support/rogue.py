@@ -22,15 +22,17 @@ import grpc
 import numpy as np
 import yaml
 
-from chorale import audit, logs, tls, wire
+from chorale.observability import logs
+from chorale.runtime import audit
+from chorale.transport import tls, wire
+from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from chorale.wire import PhaseKey
-from crypto import identity, issuing
 from crypto.errors import ChoraleError, Refusal
-from crypto.identity import Identity, Role, load_certificate, member_of
+from crypto.identity import certificates, issuing
+from crypto.identity.certificates import Identity, Role, load_certificate, member_of
 from silo_agent.agent import run_agent
-from silo_agent.policy import Policy
+from silo_agent.policy.policy import Policy
 from silo_agent.settings import IdentityFiles, SiloSettings
 from tests.support.agents import PATIENCE_SECONDS, Exchange, Hub, Members
 from tests.support.ceremony import Ceremony
@@ -305,7 +307,7 @@ class Rogue(Hub):
 
     def reissued(self, name: str) -> Identity:
         """A second certificate of a silo from the same authority, which the roster does not list."""
-        own, member = identity.new_key(), self.members.silos[name].member
+        own, member = certificates.new_key(), self.members.silos[name].member
         certificate = issuing.sign_csr(
             issuing.new_csr(own, member),
             authority_key=self.ceremony.key,

@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 from cryptography import x509
 
-from crypto import identity, issuing, masking, ring, roster
-from crypto.cohort import CohortRule
-from crypto.coordinator_session import CoordinatorSession
 from crypto.errors import PolicyRefusal, Refusal
-from crypto.identity import Identity, MemberId, PrivateKey, Role
-from crypto.layout import Layout, Quantity
-from crypto.masking import Masker, UnmaskPlan
-from crypto.messages import RecoverRequest, SessionTerms, UnmaskShares
-from crypto.reveal import PendingReveal
-from crypto.roster import Member, Roster
-from crypto.silo_session import SiloSession
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.identity import certificates, issuing, roster
+from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from crypto.identity.roster import Member, Roster
+from crypto.masking import masks
+from crypto.masking.masks import Masker, UnmaskPlan
+from crypto.session.cohort import CohortRule
+from crypto.session.coordinator_session import CoordinatorSession
+from crypto.session.messages import RecoverRequest, SessionTerms, UnmaskShares
+from crypto.session.reveal import PendingReveal
+from crypto.session.silo_session import SiloSession
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 STAGES = ("advertise", "share", "masked", "consistency", "unmask")
@@ -244,7 +246,7 @@ class Exchange:
         layout = self.terms.layout
         sums = ring.zeros(layout)
         for name in names:
-            ring.add_into(sums, masking.vectors_from_stream(layout, self.masked[name]))
+            ring.add_into(sums, masks.vectors_from_stream(layout, self.masked[name]))
         return sums
 
     def expected(self) -> np.ndarray[Any, Any]:
@@ -315,7 +317,7 @@ def _issue(
     now: datetime = NOW,
     days: int = 30,
 ) -> Identity:
-    own = identity.new_key()
+    own = certificates.new_key()
     member = MemberId(federation="test", role=role, name=name)
     certificate = issuing.sign_csr(
         issuing.new_csr(own, member, ["localhost"] if role is Role.COORDINATOR else []),

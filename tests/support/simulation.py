@@ -11,18 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chorale.job_spec import JobSpec
-from chorale.state import buffer_names, trained_names
-from chorale.wire import phase_kind
-from crypto import encoding, ring
-from crypto.layout import CLIPPED, Layout, Quantity
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import buffer_names, trained_names
+from chorale.transport.wire import phase_kind
+from crypto import encoding
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 from silo_agent.data.base import SiloData
-from silo_agent.initial_state import initial_state
-from silo_agent.local_state import LocalState
+from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Work
-from silo_agent.training import TorchObjective
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext
-from strategies.update_scale import with_mean_square
+from strategies.parts.update_scale import with_mean_square
 
 Chooses = Callable[[int], Sequence[int]]  # round -> places of the silos that take part
 

@@ -13,7 +13,7 @@ import ssl
 from collections import defaultdict
 from pathlib import Path
 
-from crypto.identity import Role
+from crypto.identity.certificates import Role
 from tests.support.ceremony import Ceremony
 from tests.support.relay import HERE, Relay, Stream
 

@@ -25,28 +25,21 @@ ARROWS = {
     "simulation": {"crypto", "strategies", "chorale", "silo_agent", "simulation"},
     "cli": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli"},
     "bench": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "bench"},
-    "reference": {"chorale", "coordinator", "silo_agent", "cli", "reference"},
+    "research": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "bench", "research"},
+    "tools": {"chorale", "coordinator", "silo_agent", "cli", "tools"},
 }
 # what the innermost packages may import of others
 OUTSIDE = {"crypto": {"numpy", "cryptography"}, "strategies": {"numpy", "pydantic"}}
 # optional: imported where it is used, never when a process starts
 COMPILER = ("numba", "llvmlite")
-COMPILED = "crypto/masking_loop.py"  # is itself imported where it is used
+COMPILED = "crypto/masking/masking_loop.py"  # is itself imported where it is used
 # where torch and what needs it may appear
 TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
-    "silo_agent/training.py",
-    "silo_agent/local_training.py",
-    "silo_agent/evaluation.py",
     "silo_agent/seeding.py",
-    "silo_agent/sgd.py",
     "silo_agent/torchvision_compat.py",
-    "silo_agent/batches.py",
-    "silo_agent/initial_state.py",
-    "silo_agent/models/",
-    "silo_agent/objectives/",
-    "silo_agent/privacy/",
-    "bench/heart_disease/",
+    "silo_agent/training/",
+    "research/heart_disease/",
 )
 MAX_LINES = 500
 # what processes import when they start: none of it may pull in torch

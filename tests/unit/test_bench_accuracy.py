@@ -1,4 +1,4 @@
-"""bench/accuracy: its plan, its tuning, its arithmetic, its words, and what it does when it is killed."""
+"""research/accuracy: its plan, its tuning, its arithmetic, its words, and what it does when it is killed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.accuracy import __main__ as command
-from bench.accuracy import evidence, words
-from bench.accuracy.arms import ARMS, BASELINE, CONTROLS, Control, arm
-from bench.accuracy.book import Book
-from bench.accuracy.catalogue import SMALL, SUITES
-from bench.accuracy.federated import run, silos_of
-from bench.accuracy.paired import Verdict, paired
-from bench.accuracy.plots import draw
-from bench.accuracy.report import Cell, Report, report_of
-from bench.accuracy.suites import Setting, Suite
-from bench.accuracy.trials import Outcome, Split, Trial
-from bench.accuracy.tuning import chosen
-from bench.accuracy.work import OutOfRuns, Workers
 from crypto.errors import ConfigError, QuantisationError
+from research.accuracy import __main__ as command
+from research.accuracy import evidence, words
+from research.accuracy.arms import ARMS, BASELINE, CONTROLS, Control, arm
+from research.accuracy.book import Book
+from research.accuracy.catalogue import SMALL, SUITES
+from research.accuracy.federated import run, silos_of
+from research.accuracy.paired import Verdict, paired
+from research.accuracy.plots import draw
+from research.accuracy.report import Cell, Report, report_of
+from research.accuracy.suites import Setting, Suite
+from research.accuracy.trials import Outcome, Split, Trial
+from research.accuracy.tuning import chosen
+from research.accuracy.work import OutOfRuns, Workers
 from silo_agent.data.base import Samples
 from simulation.engine import Simulation
 
@@ -231,7 +231,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.unit.test_bench_accuracy import PAIR, TINY, ended, workers
-from bench.accuracy.book import Book
+from research.accuracy.book import Book
 
 def runs(trial, path):
     if trial.arm == "fedprox" and trial.learning_rate == 1.0:

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.heart_disease import runs, words
-from bench.heart_disease.__main__ import write_page
-from bench.heart_disease.arms import ARMS, Arm
-from bench.heart_disease.book import Book
-from bench.heart_disease.hospitals import Split, job, splits
-from bench.heart_disease.runs import Outcome, most_frequent
-from chorale.job_spec import JobSpec
+from chorale.spec.job_spec import JobSpec
+from research.heart_disease import runs, words
+from research.heart_disease.__main__ import write_page
+from research.heart_disease.arms import ARMS, Arm
+from research.heart_disease.book import Book
+from research.heart_disease.hospitals import Split, job, splits
+from research.heart_disease.runs import Outcome, most_frequent
 from silo_agent.data.base import Samples, SiloData
 from tests.support.shared_data import shared_folder
 
@@ -156,4 +156,4 @@ def test_page_holds_the_tables_that_it_was_given(tmp_path: Path) -> None:
     assert "stale" not in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "`python -m bench.heart_disease --seeds 2`, 2026-11-21: " in text
+    assert "`python -m research.heart_disease --seeds 2`, 2026-11-21: " in text

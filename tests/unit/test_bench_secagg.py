@@ -11,7 +11,7 @@ import pytest
 from bench import keystreams, memory, secagg
 from crypto import prg
 from crypto.errors import LocalProtocolError
-from crypto.masking import UnmaskPlan
+from crypto.masking.masks import UnmaskPlan
 
 KEYS = [
     "silos",

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.accuracy import evidence, words
-from bench.accuracy.arms import arm
-from bench.accuracy.catalogue import SUITES
-from bench.accuracy.federated import run
-from bench.accuracy.report import Report
+from research.accuracy import evidence, words
+from research.accuracy.arms import arm
+from research.accuracy.catalogue import SUITES
+from research.accuracy.federated import run
+from research.accuracy.report import Report
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / evidence.PAGE).read_text()
 COMMITTED = evidence.read(ROOT)
 LEAST_TOLERANCE = 0.01  # where all seeds agree to less
-needs_small = pytest.mark.skipif("small" not in COMMITTED, reason="bench/evidence.json has no small suite")
+needs_small = pytest.mark.skipif("small" not in COMMITTED, reason="research/evidence.json has no small suite")
 
 
 def block(suite: str) -> str:

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from chorale.settings_file import load_mapping
-from reference import pages
-from reference.__main__ import main
-from reference.settings import FILES
-from reference.sources import CHARTS, ROOT, alerts, chart_file
+from chorale.spec.settings_file import load_mapping
+from tools.reference import pages
+from tools.reference.__main__ import main
+from tools.reference.settings import FILES
+from tools.reference.sources import CHARTS, ROOT, alerts, chart_file
 
 TEXTS = {path: page() for path, page in pages.PAGES.items()}
 SETTINGS, VALUES = "docs/reference/settings.md", "docs/reference/values.md"
@@ -34,15 +34,18 @@ def test_page_is_what_the_code_says(path: str) -> None:
 
 def test_a_stale_page_is_named_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "reference.pages.PAGES", {"docs/a.md": lambda: "new\n", "docs/b.md": lambda: "same\n"}
+        "tools.reference.pages.PAGES", {"docs/a.md": lambda: "new\n", "docs/b.md": lambda: "same\n"}
     )
-    monkeypatch.setattr("reference.pages.ROOT", tmp_path)
+    monkeypatch.setattr("tools.reference.pages.ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.md").write_text("old\n")
     (tmp_path / "docs" / "b.md").write_text("same\n")
 
     checked = CliRunner().invoke(main, ["--check"])
-    assert (checked.exit_code, checked.stderr) == (1, "docs/a.md: stale; `python -m reference` writes it\n")
+    assert (checked.exit_code, checked.stderr) == (
+        1,
+        "docs/a.md: stale; `python -m tools.reference` writes it\n",
+    )
     assert (tmp_path / "docs" / "a.md").read_text() == "old\n"
     assert CliRunner().invoke(main, []).stdout == "docs/a.md: written\n"
     assert CliRunner().invoke(main, ["--check"]).exit_code == 0

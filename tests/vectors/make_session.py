@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from crypto import masking, ring
-from crypto.coordinator_session import CoordinatorSession
-from crypto.layout import Layout
-from crypto.masking import UnmaskPlan
-from crypto.messages import SessionTerms, SignedBody, UnmaskShares
-from crypto.ring import Words
-from crypto.silo_session import SiloSession
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout
+from crypto.fixed_point.ring import Words
+from crypto.masking import masks
+from crypto.masking.masks import UnmaskPlan
+from crypto.session.coordinator_session import CoordinatorSession
+from crypto.session.messages import SessionTerms, SignedBody, UnmaskShares
+from crypto.session.silo_session import SiloSession
 from tests.support import sessions
 from tests.vectors.make_vectors import counter_bytes
 
@@ -78,7 +79,7 @@ def _mask(
     for name in staying:
         encoded = ring.encode(sessions.one_hot(terms, name), layout=terms.layout)
         stream = b"".join(silos[name].receive(envelopes[name]).stream(encoded))
-        ring.add_into(total, masking.vectors_from_stream(terms.layout, stream))
+        ring.add_into(total, masks.vectors_from_stream(terms.layout, stream))
         coordinator.on_masked(name)
         rows[name] |= {"input": _words(encoded.vectors), "masked": stream.hex()}
     return total

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from crypto import encoding, prg, ring, shamir
-from crypto.layout import Layout, Quantity
-from crypto.projection import Projection
+from crypto import encoding, prg
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.projection import Projection
+from crypto.session import shamir
 
 FOLDER = Path(__file__).parent
 WIDE = 64

@@ -101,7 +101,7 @@ podSelector:
 {{- end -}}
 {{- end -}}
 
-{{- define "chorale.probes" -}}
+{{- define "chorale.observability.probes" -}}
 startupProbe:
   httpGet: {path: /livez, port: metrics}
   periodSeconds: 5

@@ -104,7 +104,7 @@ podSelector:
 {{- end -}}
 {{- end -}}
 
-{{- define "chorale.probes" -}}
+{{- define "chorale.observability.probes" -}}
 startupProbe:
   httpGet: {path: /livez, port: metrics}
   periodSeconds: 5

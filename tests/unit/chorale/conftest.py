@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from cryptography import x509
 
-from chorale.job_spec import JobSpec
-from chorale.settings_file import check_values
-from crypto import identity, issuing
-from crypto.identity import Identity, MemberId, PrivateKey, Role
-from crypto.roster import Member, Roster, open_roster, sign_roster
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.settings_file import check_values
+from crypto.identity import certificates, issuing
+from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 from strategies.base import Array
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -97,7 +97,7 @@ def job_fields() -> dict[str, Any]:
 
 
 def _issue(key: PrivateKey, authority: x509.Certificate, role: Role, name: str, *, now: datetime) -> Identity:
-    own_key = identity.new_key()
+    own_key = certificates.new_key()
     member = MemberId(federation="test", role=role, name=name)
     hosts = ("localhost", "127.0.0.1") if role is Role.COORDINATOR else ()
     certificate = issuing.sign_csr(

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale import accountant
-from chorale.accountant import (
+from chorale.privacy import accountant
+from chorale.privacy.accountant import (
     ORDERS,
     SAMPLER_DISTANCE,
     DpSgd,
@@ -27,7 +27,7 @@ from chorale.accountant import (
     skellam_rdp,
 )
 from crypto.errors import ConfigError
-from crypto.skellam import skellam_law
+from crypto.noise.skellam import skellam_law
 
 MNIST = 256 / 60_000
 DELTA = 1e-5

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from chorale.audit import FIRST_PREVIOUS, MAX_LINE_BYTES, AuditInUse, AuditLog, read_entries, verify_file
+from chorale.runtime.audit import (
+    FIRST_PREVIOUS,
+    MAX_LINE_BYTES,
+    AuditInUse,
+    AuditLog,
+    read_entries,
+    verify_file,
+)
 from crypto.errors import ConfigError, LocalProtocolError
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from chorale import beside_loop
-from chorale.beside_loop import Ahead, Behind, Pieces
+from chorale.runtime import background_io
+from chorale.runtime.background_io import Ahead, Behind, Pieces
 
 MOST = 3
 LOOP = threading.main_thread()
@@ -158,7 +158,7 @@ async def test_a_file_in_memory_is_read_where_it_is_awaited(
     file: FileIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asyncio, "to_thread", None)
-    if beside_loop.READ_CACHED:
+    if background_io.READ_CACHED:
         pieces = Pieces(file, size=100)
         assert await pieces.at(3) == DATA[3:103]
         assert await pieces.at(len(DATA) - 7) == DATA[-7:]

@@ -5,10 +5,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from chorale import chunks
-from chorale.chunks import Chunk
+from chorale.transport import chunks
+from chorale.transport.chunks import Chunk
+from chorale.transport.wire import CHUNK_BYTES, CHUNK_FRAME_BYTES
 from chorale.v1 import federation_pb2 as pb
-from chorale.wire import CHUNK_BYTES, CHUNK_FRAME_BYTES
 from crypto.errors import RemoteProtocolError
 
 OFFSETS = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from chorale.cohort_changes import expected_cohort_changes
-from chorale.job_spec import JobSpec
-from crypto.cohort import named_set
+from chorale.spec.job_spec import JobSpec
+from crypto.session.cohort import named_set
 
 MakeSpec = Callable[..., JobSpec]
 

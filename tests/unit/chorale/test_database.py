@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
-from chorale.database import close_database, open_database
+from chorale.runtime.database import close_database, open_database
 from crypto.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.files import read_limited, write_atomic, write_hashed
+from chorale.runtime.files import read_limited, write_atomic, write_hashed
 from crypto.errors import ConfigError
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from chorale.health_check import USAGE, failure, main
-from chorale.probes import ProbeServer
+from chorale.observability.health_check import USAGE, failure, main
+from chorale.observability.probes import ProbeServer
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from chorale.job import Job, SignedJob, open_job, sign_job
-from chorale.job_spec import JobSpec
-from chorale.state import state_digest, state_to_bytes
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import state_digest, state_to_bytes
+from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2
-from chorale.wire import PhaseKey
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from crypto.identity import Role
-from crypto.messages import SessionTerms
+from crypto.identity.certificates import Role
+from crypto.session.messages import SessionTerms
 from strategies.base import Array
 from tests.unit.chorale.conftest import NOW, SILOS, Party
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from chorale import job_spec
-from chorale.job_spec import JobSpec
+from chorale.spec import job_spec
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from tests.unit.chorale.conftest import NOW, SILOS, job_fields
 

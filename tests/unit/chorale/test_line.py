@@ -8,8 +8,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from chorale.line import explain_proxy
-from chorale.settings_file import load_settings
+from chorale.spec.settings_file import load_settings
+from chorale.transport.channel_options import explain_proxy
 from coordinator.settings import CoordinatorSettings
 from crypto.errors import ConfigError
 from silo_agent.settings import SiloSettings

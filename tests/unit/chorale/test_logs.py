@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chorale import logs
+from chorale.observability import logs
 
 
 @pytest.fixture(autouse=True)

@@ -11,18 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.accountant import DpSgd, Skellam, epsilon
-from chorale.job_spec import JobSpec
-from chorale.phase_context import phase_context
-from chorale.privacy import (
-    CONSTANTS,
-    declared_weight,
-    dp_sgd_steps,
-    loss_clip,
-    noised,
-    releases_of,
-)
-from chorale.privacy_plan import (
+from chorale.privacy.accountant import DpSgd, Skellam, epsilon
+from chorale.privacy.plan import (
     LEAST_USED,
     planned_epsilon,
     planned_releases,
@@ -30,12 +20,22 @@ from chorale.privacy_plan import (
     planned_updates_epsilon,
     solve,
 )
-from crypto.cohort import CohortRule
+from chorale.privacy.protection import (
+    CONSTANTS,
+    declared_weight,
+    dp_sgd_steps,
+    loss_clip,
+    noised,
+    releases_of,
+)
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.phase_context import phase_context
 from crypto.errors import ConfigError
-from crypto.layout import Layout, Quantity
-from crypto.noise_terms import MAX_DEVIATION, MAX_WRAP_PROBABILITY, rotated_bound
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.noise.terms import MAX_DEVIATION, MAX_WRAP_PROBABILITY, rotated_bound
+from crypto.session.cohort import CohortRule
 from strategies.base import TOTAL, Array
-from strategies.evaluation import LOSS_CLIP
+from strategies.parts.evaluation import LOSS_CLIP
 from strategies.presets import PRESETS
 from strategies.recipe import Recipe, StatisticName
 from strategies.standing import STANDINGS, check_private, parts_of

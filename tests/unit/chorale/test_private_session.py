@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.job_spec import JobSpec
-from chorale.privacy import noise_deviations, releases_of
-from crypto import ring
-from crypto.encoder import Encoder
-from crypto.layout import Layout, Quantity
-from crypto.masking import UnmaskPlan
+from chorale.privacy.protection import noise_deviations, releases_of
+from chorale.spec.job_spec import JobSpec
+from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.masking.masks import UnmaskPlan
 from strategies.base import TOTAL, Array
 from tests.support.sessions import Exchange, make_federation, make_session
 from tests.unit.chorale.test_privacy import SUMS, MakeSpec, private, quantities

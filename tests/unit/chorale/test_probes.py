@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import prometheus_client
 import pytest
 
-from chorale.probes import ProbeServer
+from chorale.observability.probes import ProbeServer
 from crypto.errors import ConfigError
 
 

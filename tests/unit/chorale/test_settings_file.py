@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from chorale.settings_file import MAX_BYTES, load_settings, parse_mapping
+from chorale.spec.settings_file import MAX_BYTES, load_settings, parse_mapping
 from crypto.errors import ConfigError
 
 

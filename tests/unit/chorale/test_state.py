@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from chorale.state import (
+from chorale.spec.state import (
     buffer_names,
     digest_of_file,
     float32_bytes,

@@ -13,11 +13,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from chorale import tls
-from chorale.tls import check_own_certificate, load_authority, load_identity
-from crypto import identity
+from chorale.transport import tls
+from chorale.transport.tls import check_own_certificate, load_authority, load_identity
 from crypto.errors import ConfigError
-from crypto.identity import Identity, Role
+from crypto.identity import certificates
+from crypto.identity.certificates import Identity, Role
 from tests.unit.chorale.conftest import NOW, Party
 
 
@@ -63,9 +63,9 @@ def port(files: dict[Role, Files]) -> Iterator[int]:
 def write(party: Party, member: Identity, folder: Path) -> Files:
     files = Files(folder / "certificate.pem", folder / "key.pem", folder / "authority.pem")
     folder.mkdir(exist_ok=True)
-    files.certificate.write_bytes(identity.certificate_to_pem(member.certificate))
-    files.key.write_bytes(identity.key_to_pem(member.key))
-    files.authority.write_bytes(identity.certificate_to_pem(party.authority))
+    files.certificate.write_bytes(certificates.certificate_to_pem(member.certificate))
+    files.key.write_bytes(certificates.key_to_pem(member.key))
+    files.authority.write_bytes(certificates.certificate_to_pem(party.authority))
     return files
 
 
@@ -122,7 +122,12 @@ def test_a_silo_cannot_pose_as_coordinator(files: dict[Role, Files]) -> None:
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_restriction_comes_before_grpc_or_fails(is_late: bool) -> None:
-    lines = ["import chorale.tls", "chorale.tls.restrict_to_tls13()", "import grpc", "print('restricted')"]
+    lines = [
+        "import chorale.transport.tls",
+        "chorale.transport.tls.restrict_to_tls13()",
+        "import grpc",
+        "print('restricted')",
+    ]
     if is_late:
         lines.insert(0, "import grpc")
     done = subprocess.run(
@@ -135,7 +140,7 @@ def test_restriction_comes_before_grpc_or_fails(is_late: bool) -> None:
 
 
 def test_tls_does_not_import_grpc_by_itself() -> None:
-    code = "import sys, chorale.tls; print('grpc' in sys.modules)"
+    code = "import sys, chorale.transport.tls; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

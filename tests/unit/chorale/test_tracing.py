@@ -12,9 +12,9 @@ from hashlib import sha256
 
 import pytest
 
-from chorale import logs, trace_export, tracing
-from chorale.tracing import Service, Span
-from chorale.wire import PhaseKey
+from chorale.observability import logs, trace_export, tracing
+from chorale.observability.tracing import Service, Span
+from chorale.transport.wire import PhaseKey
 from crypto.encoding import encode
 from tests.support.collector import Collector, collecting
 

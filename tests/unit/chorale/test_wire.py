@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from chorale import wire
+from chorale.transport import wire
+from chorale.transport.wire import PhaseKey
 from chorale.v1 import session_pb2
-from chorale.wire import PhaseKey
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.messages import (
+from crypto.session.messages import (
     Cohort,
     Envelopes,
     RecoveredSeeds,

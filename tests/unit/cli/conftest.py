@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cli.main import run
-from crypto.identity import Role
+from crypto.identity.certificates import Role
 from tests.support.ceremony import Ceremony
 
 Settings = dict[str, Any]

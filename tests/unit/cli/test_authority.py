@@ -12,9 +12,9 @@ import pytest
 from cryptography.x509 import ExtendedKeyUsage
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from chorale.files import write_atomic
-from crypto.identity import Role, fingerprint, load_certificate
-from crypto.roster import Roster, open_roster, roster_from_file_bytes
+from chorale.runtime.files import write_atomic
+from crypto.identity.certificates import Role, fingerprint, load_certificate
+from crypto.identity.roster import Roster, open_roster, roster_from_file_bytes
 from tests.unit.cli.conftest import Ended
 
 Chorale = Callable[..., Ended]
@@ -109,7 +109,7 @@ def test_revocation_whose_roster_was_not_written_is_done_by_the_next(
         write_atomic(path, data, mode=mode)
 
     with monkeypatch.context() as patch:
-        patch.setattr("chorale.files.write_atomic", full)
+        patch.setattr("chorale.runtime.files.write_atomic", full)
         assert chorale("authority", "revoke", "b", "--directory", ca).code == 1
     assert _newest(ca).silo_names == {"a", "b", "c"}
     assert chorale("authority", "roster", founded / "a.crt", "--directory", ca).code == 0

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from chorale.settings_file import check_values
-from cli.demo_setup import DemoPlan, clean_folder, write_coordinator, write_job, write_silo
+from chorale.spec.settings_file import check_values
+from cli.demo.setup import DemoPlan, clean_folder, write_coordinator, write_job, write_silo
 from cli.job import read_spec
 from coordinator.settings import CoordinatorSettings
 from crypto.errors import ConfigError
-from silo_agent.policy import load_policy
+from silo_agent.policy.policy import load_policy
 from silo_agent.settings import SiloSettings
 
 

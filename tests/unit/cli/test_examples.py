@@ -9,11 +9,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from chorale.job_spec import JobSpec
-from chorale.settings_file import check_values, parse_mapping
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.settings_file import check_values, parse_mapping
 from cli.operator import OperatorSettings
 from coordinator.settings import CoordinatorSettings
-from silo_agent.policy import Policy
+from silo_agent.policy.policy import Policy
 from silo_agent.settings import SiloSettings
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"

@@ -12,7 +12,7 @@ import grpc
 
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
-from crypto.identity import Role
+from crypto.identity.certificates import Role
 from tests.unit.cli.conftest import Desk
 from tests.unit.cli.test_user_errors import check_agent
 

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
-from cli import progress, report
 from cli.errors import CommandFailed
 from cli.job import check_done
-from cli.progress import JobHistory
-from cli.promise import Promise
+from cli.output import progress, report
+from cli.output.progress import JobHistory
+from cli.output.promise import Promise
 from crypto.errors import BudgetExhausted, PolicyRefusal
 
 # DESIGN's contract with other programs

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.job_spec import JobSpec
-from chorale.privacy_plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
-from chorale.state import state_to_bytes
+from chorale.privacy.plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import state_to_bytes
 from cli.job import initial_bytes, read_spec, solved, tell_absent
-from cli.promise import promise_of
+from cli.output.promise import promise_of
 from crypto.errors import ConfigError
 from tests.unit.cli.conftest import Desk
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chorale.audit import AuditLog
-from chorale.state import state_to_bytes
-from crypto.identity import Role
-from silo_agent.ledger import Ledger
+from chorale.runtime.audit import AuditLog
+from chorale.spec.state import state_to_bytes
+from crypto.identity.certificates import Role
+from silo_agent.ledger.ledger import Ledger
 from tests.support.ceremony import Ceremony
 from tests.support.processes import run_cli
 from tests.unit.cli.conftest import Desk, Ended

@@ -13,16 +13,16 @@ import grpc
 import numpy as np
 import pytest
 
-from chorale import tls
 from chorale.job import JobSpec, SignedJob, sign_job
-from chorale.state import state_digest, state_to_bytes
+from chorale.spec.state import state_digest, state_to_bytes
+from chorale.transport import tls
 from chorale.v1 import federation_pb2 as fpb
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1 import operations_pb2_grpc, records_pb2
 from coordinator.clock import Clock
-from coordinator.hosting import Host
+from coordinator.service.hosting import Host
 from coordinator.settings import CoordinatorSettings, IdentityFiles
-from crypto.identity import Identity, Role, certificate_to_pem
+from crypto.identity.certificates import Identity, Role, certificate_to_pem
 from tests.support.ceremony import Ceremony
 from tests.unit.coordinator.fake_silo import FakeSilo
 

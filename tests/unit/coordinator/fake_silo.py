@@ -16,20 +16,21 @@ from typing import Any
 import grpc
 import numpy as np
 
-from chorale import tls, wire
 from chorale.job import SignedJob, open_job
-from chorale.state import state_from_bytes
+from chorale.spec.state import state_from_bytes
+from chorale.transport import tls, wire
+from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
-from chorale.wire import PhaseKey
 from coordinator.settings import IdentityFiles
-from crypto import bodies, ring
 from crypto.errors import Refusal
-from crypto.identity import Identity, Role, certificate_to_pem
-from crypto.masking import Masker
-from crypto.messages import Complaint, SessionTerms
-from crypto.roster import Roster, open_roster
-from crypto.silo_session import SiloSession
+from crypto.fixed_point import ring
+from crypto.identity.certificates import Identity, Role, certificate_to_pem
+from crypto.identity.roster import Roster, open_roster
+from crypto.masking.masks import Masker
+from crypto.session import bodies
+from crypto.session.messages import Complaint, SessionTerms
+from crypto.session.silo_session import SiloSession
 from tests.support.ceremony import Ceremony
 from tests.support.sessions import MemoryLedger
 

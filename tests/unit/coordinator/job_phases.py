@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from chorale.job import Job, SignedJob
-from chorale.job_spec import JobSpec
-from coordinator.round_machine import RoundState
-from coordinator.sequence import Step
-from coordinator.store import PhaseRow
+from chorale.spec.job_spec import JobSpec
+from coordinator.jobs.sequence import Step
+from coordinator.phase_machine import RoundState
+from coordinator.storage.store import PhaseRow
 
 
 def make_job(preset: str = "fedavg", **fields: Any) -> Job:

@@ -6,10 +6,10 @@ import tracemalloc
 
 import numpy as np
 
-from coordinator import aggregate
-from coordinator.aggregate import MaskedSum, StoredSum, load_vectors, store_vectors
-from crypto import ring
-from crypto.layout import Layout, Quantity
+from coordinator.jobs import aggregate
+from coordinator.jobs.aggregate import MaskedSum, StoredSum, load_vectors, store_vectors
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout, Quantity
 
 # longer than one block in each word size, and no multiple of it
 LAYOUT = Layout(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 from chorale.v1 import federation_pb2 as pb
-from coordinator.attendance import MAX_QUEUED_MESSAGES, Connection, Leaving
+from coordinator.members.attendance import MAX_QUEUED_MESSAGES, Connection, Leaving
 
 
 def connection_to_a() -> Connection:

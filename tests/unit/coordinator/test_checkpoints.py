@@ -7,8 +7,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from chorale.state import state_to_bytes
-from coordinator.checkpoints import Checkpoints
+from chorale.spec.state import state_to_bytes
+from coordinator.storage.checkpoints import Checkpoints
 from crypto.errors import RemoteProtocolError
 
 JOB = b"j" * 32

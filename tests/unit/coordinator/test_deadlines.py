@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.deadlines import StageDeadlines, StageLimits
+from coordinator.jobs.deadlines import StageDeadlines, StageLimits
 
 LIMITS = StageLimits(deadline=30, hard_cap=600, grace=15, min_rate=10_000, chunk_bytes=1 << 20)
 

@@ -7,14 +7,14 @@ import errno
 import numpy as np
 import pytest
 
-from chorale.state import state_from_bytes
+from chorale.spec.state import state_from_bytes
 from chorale.v1 import operations_pb2
-from coordinator.aggregate import MaskedSum
-from coordinator.jobs import JobDriver
+from coordinator.jobs.aggregate import MaskedSum
+from coordinator.jobs.job_runner import JobDriver
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.store import Store
+from coordinator.storage.store import Store
 from crypto.errors import Refusal
-from crypto.identity import Role
+from crypto.identity.certificates import Role
 
 
 async def test_job_runs_to_its_end_and_sums_every_silo_once(make_hub):
@@ -217,7 +217,7 @@ async def test_job_goes_on_by_itself_after_a_fault_of_this_machine(make_hub, mon
         add(masked_sum, spooled)
 
     monkeypatch.setattr(MaskedSum, "add", add_after_a_fault)
-    monkeypatch.setattr("coordinator.jobs.RESUME_SECONDS", 0.05)
+    monkeypatch.setattr("coordinator.jobs.job_runner.RESUME_SECONDS", 0.05)
     hub = make_hub(silos=3)
     await hub.start()
     hub.start_silos()
@@ -248,8 +248,8 @@ async def test_a_job_waits_twice_as_long_after_each_fault_and_anew_once_a_phase_
 
     monkeypatch.setattr(Store, "enter_unmask", enter_after_a_fault)
     monkeypatch.setattr(JobDriver, "_tell_progress", tell)
-    monkeypatch.setattr("coordinator.jobs.RESUME_SECONDS", 0.05)
-    monkeypatch.setattr("coordinator.jobs.MOST_RESUME_SECONDS", 0.15)
+    monkeypatch.setattr("coordinator.jobs.job_runner.RESUME_SECONDS", 0.05)
+    monkeypatch.setattr("coordinator.jobs.job_runner.MOST_RESUME_SECONDS", 0.15)
     hub = make_hub(silos=3)
     await hub.start()
     hub.start_silos()

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from chorale import wire
+from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
-from coordinator import access
-from coordinator.access import FEDERATION_METHODS
-from coordinator.federation_service import SERVICE, FederationService
+from coordinator.service import access
+from coordinator.service.access import FEDERATION_METHODS
+from coordinator.service.federation_service import SERVICE, FederationService
 from crypto.errors import Refusal
 
 KEY = wire.PhaseKey(job_digest=b"j" * 32, round=1, phase="train", attempt=1)
@@ -67,7 +67,7 @@ async def test_stream_that_does_not_say_hello_is_refused(make_hub):
 
 
 async def test_stream_that_says_nothing_is_ended(make_hub, monkeypatch):
-    monkeypatch.setattr("coordinator.federation_service.HELLO_SECONDS", 0.05)
+    monkeypatch.setattr("coordinator.service.federation_service.HELLO_SECONDS", 0.05)
     hub = make_hub()
     await hub.start()
     call = (await stub_of(hub)).Attend()  # opened, and not a word

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from chorale.audit import AuditInUse
-from coordinator import hosting
-from coordinator.hosting import AddressTaken
+from chorale.runtime.audit import AuditInUse
+from coordinator.service import hosting
+from coordinator.service.hosting import AddressTaken
 from crypto.errors import ConfigError
 
 

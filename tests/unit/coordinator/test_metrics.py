@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.reasons import FailureReason
-from coordinator.store import JobStatus
+from coordinator.storage.store import JobStatus
 
 FAMILIES = {
     "rounds": "counter",

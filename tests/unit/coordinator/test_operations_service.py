@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from chorale.v1 import operations_pb2 as pb
-from coordinator.operations_service import MAX_SUBMISSIONS
+from coordinator.service.operations_service import MAX_SUBMISSIONS
 from crypto.errors import Refusal
 from tests.unit.coordinator.conftest import submission
 

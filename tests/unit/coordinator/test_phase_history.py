@@ -6,10 +6,10 @@ import pytest
 
 from chorale.job import SignedJob
 from chorale.v1.records_pb2 import PhaseRecord
-from coordinator.phase_history import PhaseHistory, completed_rounds
-from coordinator.round_machine import RoundState
-from coordinator.store import PhaseRow, Store
-from crypto.messages import SignedBody
+from coordinator.jobs.phase_history import PhaseHistory, completed_rounds
+from coordinator.phase_machine import RoundState
+from coordinator.storage.store import PhaseRow, Store
+from crypto.session.messages import SignedBody
 from tests.unit.coordinator.job_phases import make_job
 
 SIGNED = SignedJob(spec_bytes=b"spec", signature=b"signature", operator_certificate=b"der")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from chorale import wire
-from chorale.state import state_from_bytes
+from chorale.spec.state import state_from_bytes
+from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from tests.unit.coordinator.fake_silo import FakeSilo
 

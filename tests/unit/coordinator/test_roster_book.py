@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.clock import Clock
-from coordinator.roster_book import RosterBook
-from coordinator.store import Store
+from coordinator.members.roster_book import RosterBook
+from coordinator.storage.store import Store
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.identity import Role
+from crypto.identity.certificates import Role
 from tests.support.ceremony import Ceremony
 
 LATER = timedelta(days=2)  # the second roster expires so much after the first

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from coordinator.round_machine import ENDED, TRANSITIONS, RoundEvent, RoundMachine, RoundState
+from coordinator.phase_machine import ENDED, TRANSITIONS, RoundEvent, RoundMachine, RoundState
 from crypto.errors import LocalProtocolError
 
 HAPPY = [

@@ -6,8 +6,8 @@ import pytest
 from google.protobuf import json_format
 
 from chorale.v1 import records_pb2
-from coordinator.round_machine import RoundState
-from coordinator.sequence import JobFailed, PhaseSequence
+from coordinator.jobs.sequence import JobFailed, PhaseSequence
+from coordinator.phase_machine import RoundState
 from tests.unit.coordinator.job_phases import make_job, make_row
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Container
 import pytest
 
 from chorale.job import Job
-from coordinator.round_machine import RoundState
-from coordinator.sequence import JobFailed, PhaseSequence, Step
-from coordinator.store import PhaseRow
+from coordinator.jobs.sequence import JobFailed, PhaseSequence, Step
+from coordinator.phase_machine import RoundState
+from coordinator.storage.store import PhaseRow
 from tests.unit.coordinator.job_phases import make_job, make_row
 
 OPENING = [(0, "roll-call.0"), (0, "presence.0")]

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from chorale.files import write_all
-from coordinator.spool import SessionSpool, clear_spools
+from chorale.runtime.files import write_all
+from coordinator.storage.spool import SessionSpool, clear_spools
 from crypto.errors import RemoteProtocolError
 
 DATA = bytes(range(200))
@@ -134,7 +134,7 @@ async def test_writing_and_hashing_leave_the_event_loop_alone(session, monkeypat
 
         return note
 
-    monkeypatch.setattr("coordinator.spool.write_all", noted(write_all))
+    monkeypatch.setattr("coordinator.storage.spool.write_all", noted(write_all))
     monkeypatch.setattr(hashlib, "file_digest", noted(hashlib.file_digest))
     spool = session.open("a")
     for start in range(0, 200, 40):
@@ -155,7 +155,7 @@ async def test_upload_begins_again_where_the_disk_was_full(session, monkeypatch)
         raise OSError(errno.ENOSPC, "no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("coordinator.spool.write_all", full)
+        patched.setattr("coordinator.storage.spool.write_all", full)
         await spool.append(50, DATA[50:80])
         with pytest.raises(OSError, match="no space left"):
             await spool.settle(b"")
@@ -176,7 +176,7 @@ async def test_session_that_ends_while_a_chunk_is_written_leaves_neither_file_no
         assert may_go_on.wait(20)
         written.append(write_all(file, data))
 
-    monkeypatch.setattr("coordinator.spool.write_all", slow)
+    monkeypatch.setattr("coordinator.storage.spool.write_all", slow)
     with SessionSpool(tmp_path / "1-1", total_bytes=len(DATA)) as session:
         spool = session.open("a")
         for start in range(0, 200, 50):

@@ -6,11 +6,11 @@ import pytest
 
 from chorale.job import SignedJob
 from chorale.v1 import records_pb2
-from coordinator.complaints import FiledComplaint
-from coordinator.round_machine import RoundState
-from coordinator.store import Absence, JobStatus, Store
+from coordinator.members.complaints import FiledComplaint
+from coordinator.phase_machine import RoundState
+from coordinator.storage.store import Absence, JobStatus, Store
 from crypto.errors import ConfigError, LocalProtocolError
-from crypto.messages import SignedBody
+from crypto.session.messages import SignedBody
 
 SIGNED = SignedJob(spec_bytes=b"spec", signature=b"signature", operator_certificate=b"der")
 FIRST, SECOND = b"1" * 32, b"2" * 32

@@ -9,11 +9,11 @@ import grpc
 import numpy as np
 import pytest
 
-from chorale.state import state_from_bytes
+from chorale.spec.state import state_from_bytes
 from chorale.v1 import federation_pb2 as pb
-from crypto import ring
-from crypto.masking import Masker
-from crypto.messages import SessionTerms
+from crypto.fixed_point import ring
+from crypto.masking.masks import Masker
+from crypto.session.messages import SessionTerms
 from tests.unit.coordinator.fake_silo import FakeSilo
 
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from crypto import identity, issuing
-from crypto.identity import Identity, MemberId, PrivateKey, Role
+from crypto.identity import certificates, issuing
+from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 FEDERATION = "hospitals"
@@ -31,7 +31,7 @@ class Authority:
         now: datetime = NOW,
         valid_days: int = 30,
     ) -> Identity:
-        key = identity.new_key()
+        key = certificates.new_key()
         member = MemberId(federation=federation, role=role, name=name)
         certificate = issuing.sign_csr(
             issuing.new_csr(key, member, hosts),

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from crypto.cohort import CohortRule, default_min_cohort, default_threshold, named_set
 from crypto.errors import ConfigError
+from crypto.session.cohort import CohortRule, default_min_cohort, default_threshold, named_set
 
 SILOS = tuple(f"clinic-{i:02d}" for i in range(20))
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto import compiled, encoder, ring
-from crypto.encoder import BLOCK_VALUES, COMPILED_BLOCK_VALUES, SIDES, Encoder, round_into
 from crypto.errors import LocalProtocolError, QuantisationError
-from crypto.layout import CLIPPED, Layout, Quantity
-from crypto.projection import Projection
+from crypto.fixed_point import compiled, encoder, ring
+from crypto.fixed_point.encoder import BLOCK_VALUES, COMPILED_BLOCK_VALUES, SIDES, Encoder, round_into
+from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
+from crypto.fixed_point.projection import Projection
 
 MEMBERS = 4
 KEY = bytes(range(32))
@@ -225,7 +225,7 @@ def test_numpy_serves_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) -> 
 def test_numba_is_not_imported_for_a_small_input_nor_by_the_coordinator() -> None:
     code = (
         "import sys, numpy as np, coordinator.server\n"
-        "from crypto import encoder, layout\n"
+        "from crypto.fixed_point import encoder, layout\n"
         "quantity = layout.Quantity(name='delta', shape=(1000,), bound=1.0, word=32)\n"
         "made = encoder.Encoder({'delta': np.zeros(1000, np.float32)},"
         " layout=layout.Layout(quantities=(quantity,), members=3))\n"

@@ -19,15 +19,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto import compiled, encoder, ring
-from crypto.clipping import shrunk, squared_norm
-from crypto.encoder import BLOCK_VALUES, Encoder
 from crypto.errors import QuantisationError
-from crypto.layout import Layout, Quantity
-from crypto.noise import SkellamStream
-from crypto.noise_terms import Noise, clipped_sensitivity
-from crypto.projection import Projection
-from crypto.skellam import skellam_law
+from crypto.fixed_point import compiled, encoder, ring
+from crypto.fixed_point.clipping import shrunk, squared_norm
+from crypto.fixed_point.encoder import BLOCK_VALUES, Encoder
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.projection import Projection
+from crypto.noise.skellam import skellam_law
+from crypto.noise.skellam_stream import SkellamStream
+from crypto.noise.terms import Noise, clipped_sensitivity
 from tests.unit.crypto.test_encoder import normal, words_of
 
 MEMBERS = 4
@@ -344,7 +344,7 @@ class TestNoise:
 class TestSources:
     """What the sampler and its callers may be made of."""
 
-    @pytest.mark.parametrize("name", ["encoder.py", "clipping.py", "noise.py", "noise_kernel.py"])
+    @pytest.mark.parametrize("name", ["fixed_point/encoder.py", "fixed_point/clipping.py", "noise/skellam_stream.py", "noise/kernel.py"])
     def test_no_other_generator_makes_noise_or_dice(self, name: str) -> None:
         tree = ast.parse((SOURCES / name).read_text())
         imported = {
@@ -357,7 +357,7 @@ class TestSources:
         assert not imported & {"random", "secrets", "torch", "scipy"}
         assert not {each for each in attributes if each.startswith(("np.random", "numpy.random"))}
 
-    @pytest.mark.parametrize("name", ["noise.py", "noise_kernel.py"])
+    @pytest.mark.parametrize("name", ["noise/skellam_stream.py", "noise/kernel.py"])
     def test_no_float_is_in_the_sampler(self, name: str) -> None:
         """A float's last bits tell what it was added to."""
         tree = ast.parse((SOURCES / name).read_text())

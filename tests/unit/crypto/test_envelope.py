@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from crypto import envelope
-from crypto.envelope import OVERHEAD_BYTES, PUBLIC_BYTES, KeyPair
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
+from crypto.session import envelope
+from crypto.session.envelope import OVERHEAD_BYTES, PUBLIC_BYTES, KeyPair
 
 SEED = bytes(range(32))
 

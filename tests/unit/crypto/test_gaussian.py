@@ -16,11 +16,18 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from chorale.accountant import SAMPLER_DISTANCE
-from crypto import gaussian
-from crypto.gaussian import COARSE, DEVIATION, TOTAL_VARIATION, GaussianStream, discrete_law, rounded_law
-from crypto.noise import SkellamStream
-from crypto.skellam import MORE_BITS, WEIGHT_BITS, Law, skellam_law
+from chorale.privacy.accountant import SAMPLER_DISTANCE
+from crypto.noise import gaussian
+from crypto.noise.gaussian import (
+    COARSE,
+    DEVIATION,
+    TOTAL_VARIATION,
+    GaussianStream,
+    discrete_law,
+    rounded_law,
+)
+from crypto.noise.skellam import MORE_BITS, WEIGHT_BITS, Law, skellam_law
+from crypto.noise.skellam_stream import SkellamStream
 
 KEY = bytes(range(32))
 RARE = 1e-9

@@ -12,10 +12,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from crypto import encoding, identity, issuing
+from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from crypto.identity import CLOCK_SKEW, Identity, MemberId, PrivateKey, Role
-from crypto.messages import SignedBody
+from crypto.identity import certificates, issuing
+from crypto.identity.certificates import CLOCK_SKEW, Identity, MemberId, PrivateKey, Role
+from crypto.session.messages import SignedBody
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 VERSION_3, VERSION_9 = bytes.fromhex("a003020102"), bytes.fromhex("a003020108")  # X.509 counts from 0
@@ -32,7 +33,7 @@ def forge(
     until: datetime = NOW + timedelta(days=1),
 ):
     """A certificate that the authority did sign but `sign_csr` would never have made."""
-    key = key or identity.new_key()
+    key = key or certificates.new_key()
     builder = (
         x509.CertificateBuilder()
         .serial_number(7)
@@ -54,7 +55,7 @@ def forge(
 def check(
     certificate, authority, *, role: Role = Role.SILO, federation: str = "hospitals", now: datetime = NOW
 ):
-    return identity.check_certificate(
+    return certificates.check_certificate(
         certificate, authority=authority.certificate, role=role, federation=federation, now=now
     )
 
@@ -96,10 +97,12 @@ class TestMemberId:
 
 class TestIdentity:
     def test_load_gives_back_what_was_issued(self, silo: Identity) -> None:
-        loaded = Identity.load(identity.certificate_to_pem(silo.certificate), identity.key_to_pem(silo.key))
+        loaded = Identity.load(
+            certificates.certificate_to_pem(silo.certificate), certificates.key_to_pem(silo.key)
+        )
         assert loaded.member == SILO
         assert loaded.certificate_der == silo.certificate_der
-        assert loaded.fingerprint == identity.fingerprint(silo.certificate_der)
+        assert loaded.fingerprint == certificates.fingerprint(silo.certificate_der)
 
     def test_repr_shows_no_key(self, silo: Identity) -> None:
         number = silo.key.private_numbers().private_value
@@ -107,26 +110,26 @@ class TestIdentity:
         assert str(number) not in repr(silo)
 
     def test_load_refuses_a_key_of_another(self, silo: Identity) -> None:
-        pem = identity.certificate_to_pem(silo.certificate)
+        pem = certificates.certificate_to_pem(silo.certificate)
         with pytest.raises(ConfigError, match="does not belong to the certificate"):
-            Identity.load(pem, identity.key_to_pem(identity.new_key()))
+            Identity.load(pem, certificates.key_to_pem(certificates.new_key()))
 
     def test_load_refuses_a_certificate_without_member(self, authority) -> None:
-        pem = identity.certificate_to_pem(authority.certificate)
+        pem = certificates.certificate_to_pem(authority.certificate)
         with pytest.raises(ConfigError, match="expected a name spiffe://"):
-            Identity.load(pem, identity.key_to_pem(authority.key))
+            Identity.load(pem, certificates.key_to_pem(authority.key))
 
     @pytest.mark.parametrize(
         "pem", [b"", b"nonsense", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
     )
     def test_load_refuses_what_is_no_certificate(self, pem: bytes, silo: Identity) -> None:
         with pytest.raises(ConfigError, match="expected a PEM certificate"):
-            Identity.load(pem, identity.key_to_pem(silo.key))
+            Identity.load(pem, certificates.key_to_pem(silo.key))
 
     @pytest.mark.parametrize("pem", [b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
     def test_load_refuses_what_is_no_key(self, pem: bytes, silo: Identity) -> None:
         with pytest.raises(ConfigError, match="expected an unencrypted PEM private key"):
-            Identity.load(identity.certificate_to_pem(silo.certificate), pem)
+            Identity.load(certificates.certificate_to_pem(silo.certificate), pem)
 
     def test_load_refuses_an_encrypted_key(self, silo: Identity) -> None:
         pem = silo.key.private_bytes(
@@ -135,25 +138,27 @@ class TestIdentity:
             serialization.BestAvailableEncryption(b"secret"),
         )
         with pytest.raises(ConfigError, match="expected an unencrypted PEM private key"):
-            identity.load_key(pem)
+            certificates.load_key(pem)
 
     @pytest.mark.parametrize(
         "make", [lambda: ec.generate_private_key(ec.SECP384R1()), ed25519.Ed25519PrivateKey.generate]
     )
     def test_load_refuses_a_key_that_is_not_p256(self, make: Callable[[], PrivateKey]) -> None:
         with pytest.raises(ConfigError, match="expected a P-256 key"):
-            identity.load_key(identity.key_to_pem(make()))
+            certificates.load_key(certificates.key_to_pem(make()))
 
 
 class TestSignatures:
     def test_verify_returns_the_signed_fields(self, silo: Identity) -> None:
         signed = silo.sign("advert", 1, ["x"])
-        assert identity.verify(signed, purpose="advert", certificate=silo.certificate) == [1, ["x"]]
+        assert certificates.verify(signed, purpose="advert", certificate=silo.certificate) == [1, ["x"]]
 
     def test_a_signature_holds_for_one_purpose_only(self, silo: Identity) -> None:
         signed = silo.sign("advert", 1)
         with pytest.raises(RemoteProtocolError, match="another purpose") as caught:
-            identity.verify(signed, purpose="envelope", certificate=silo.certificate, code=Refusal.ENVELOPE)
+            certificates.verify(
+                signed, purpose="envelope", certificate=silo.certificate, code=Refusal.ENVELOPE
+            )
         assert caught.value.code is Refusal.ENVELOPE
 
     @pytest.mark.parametrize(
@@ -169,17 +174,17 @@ class TestSignatures:
     ) -> None:
         signed = change(silo.sign("advert", 1))
         with pytest.raises(RemoteProtocolError, match="advert: the signature does not hold") as caught:
-            identity.verify(signed, purpose="advert", certificate=silo.certificate, code=Refusal.ADVERT)
+            certificates.verify(signed, purpose="advert", certificate=silo.certificate, code=Refusal.ADVERT)
         assert caught.value.code is Refusal.ADVERT
 
     def test_verify_refuses_the_signature_of_another(self, silo: Identity, coordinator: Identity) -> None:
         with pytest.raises(RemoteProtocolError, match="the signature does not hold"):
-            identity.verify(coordinator.sign("advert", 1), purpose="advert", certificate=silo.certificate)
+            certificates.verify(coordinator.sign("advert", 1), purpose="advert", certificate=silo.certificate)
 
     def test_verify_reads_nothing_before_the_signature_held(self, silo: Identity) -> None:
         unsigned = SignedBody(body=b"no encoding at all", signature=bytes(70))
         with pytest.raises(RemoteProtocolError, match="the signature does not hold"):
-            identity.verify(unsigned, purpose="advert", certificate=silo.certificate)
+            certificates.verify(unsigned, purpose="advert", certificate=silo.certificate)
 
 
 class TestIssuing:
@@ -193,7 +198,7 @@ class TestIssuing:
         assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
     def test_a_coordinator_gets_server_auth_and_hosts_of_request_and_command(self, authority) -> None:
-        key = identity.new_key()
+        key = certificates.new_key()
         member = MemberId(federation="hospitals", role=Role.COORDINATOR, name="hub")
         certificate = issuing.sign_csr(
             issuing.new_csr(key, member, ["hub.example.org", "::1"]),
@@ -222,7 +227,7 @@ class TestIssuing:
         assert certificate.not_valid_after_utc == authority.certificate.not_valid_after_utc
 
     def test_requested_member_reads_the_request(self) -> None:
-        assert issuing.requested_member(issuing.new_csr(identity.new_key(), SILO)) == SILO
+        assert issuing.requested_member(issuing.new_csr(certificates.new_key(), SILO)) == SILO
 
     @pytest.mark.parametrize(
         ("member", "hosts", "role", "message"),
@@ -243,18 +248,18 @@ class TestIssuing:
     def test_sign_csr_refuses_what_the_role_may_not_have(
         self, authority, member, hosts, role, message
     ) -> None:
-        request = issuing.new_csr(identity.new_key(), member, hosts)
+        request = issuing.new_csr(certificates.new_key(), member, hosts)
         with pytest.raises(ConfigError, match=message):
             sign_request(authority, request, role=role)
 
     def test_sign_csr_refuses_hosts_given_for_a_silo(self, authority) -> None:
-        request = issuing.new_csr(identity.new_key(), SILO)
+        request = issuing.new_csr(certificates.new_key(), SILO)
         with pytest.raises(ConfigError, match="only a coordinator has host names"):
             sign_request(authority, request, hosts=["hub.example.org"])
 
     def test_sign_csr_refuses_a_request_whose_signature_does_not_hold(self, authority) -> None:
         der = bytearray(
-            x509.load_pem_x509_csr(issuing.new_csr(identity.new_key(), SILO)).public_bytes(
+            x509.load_pem_x509_csr(issuing.new_csr(certificates.new_key(), SILO)).public_bytes(
                 serialization.Encoding.DER
             )
         )
@@ -290,7 +295,7 @@ class TestIssuing:
             sign_request(authority, b"nonsense")
 
     def test_sign_csr_refuses_a_request_of_another_version(self, authority) -> None:
-        request = x509.load_pem_x509_csr(issuing.new_csr(identity.new_key(), SILO))
+        request = x509.load_pem_x509_csr(issuing.new_csr(certificates.new_key(), SILO))
         der = request.public_bytes(serialization.Encoding.DER)
         version_1 = b"\x02\x01\x00"
         start = der.index(version_1)
@@ -299,7 +304,7 @@ class TestIssuing:
             sign_request(authority, pem("CERTIFICATE REQUEST", odd))
 
     def test_sign_csr_refuses_under_an_expired_authority(self, authority) -> None:
-        request = issuing.new_csr(identity.new_key(), SILO)
+        request = issuing.new_csr(certificates.new_key(), SILO)
         with pytest.raises(ConfigError, match="authority: the certificate is expired"):
             sign_request(authority, request, now=NOW + timedelta(days=366))
 
@@ -315,14 +320,14 @@ class TestIssuing:
     )
     def test_odd_hosts_are_refused(self, host: str) -> None:
         with pytest.raises(ConfigError, match="host: expected a lower-case host name"):
-            issuing.new_csr(identity.new_key(), replace(SILO, role=Role.COORDINATOR), [host])
+            issuing.new_csr(certificates.new_key(), replace(SILO, role=Role.COORDINATOR), [host])
 
     def test_an_authority_names_its_federation(self, authority, silo: Identity) -> None:
-        assert identity.federation_of(authority.certificate) == "hospitals"
+        assert certificates.federation_of(authority.certificate) == "hospitals"
         with pytest.raises(ConfigError, match="does not name a federation"):
-            identity.federation_of(silo.certificate)
+            certificates.federation_of(silo.certificate)
         with pytest.raises(ConfigError, match="does not name a federation"):
-            identity.federation_of(forge(authority, None))
+            certificates.federation_of(forge(authority, None))
         with pytest.raises(ConfigError, match="federation: expected 1 to 63"):
             issuing.new_authority("Hospitals", now=NOW, valid_days=1)
 
@@ -418,19 +423,19 @@ class TestCheckCertificate:
 
 class TestDer:
     def test_der_is_read_back(self, silo: Identity) -> None:
-        assert identity.certificate_from_der(silo.certificate_der) == silo.certificate
+        assert certificates.certificate_from_der(silo.certificate_der) == silo.certificate
 
     def test_der_of_something_else_is_refused(self, authority, silo: Identity) -> None:
         for data in (b"", b"nonsense", silo.certificate_der + b"\0", silo.certificate_der[:-1]):
             with pytest.raises(RemoteProtocolError, match="the bytes are no certificate"):
-                identity.certificate_from_der(data)
+                certificates.certificate_from_der(data)
         curve = bytes.fromhex("2a8648ce3d030107")
         unknown_curve = silo.certificate_der.replace(curve, curve[:-1] + b"\x77")
         with pytest.raises(RemoteProtocolError, match="its key is unreadable"):
-            identity.certificate_from_der(unknown_curve)
+            certificates.certificate_from_der(unknown_curve)
         other_kind = forge(authority, SILO.uri, key=ec.generate_private_key(ec.SECP384R1()))
         with pytest.raises(RemoteProtocolError, match="expected a P-256 key"):
-            identity.certificate_from_der(other_kind.public_bytes(serialization.Encoding.DER))
+            certificates.certificate_from_der(other_kind.public_bytes(serialization.Encoding.DER))
 
     @pytest.mark.parametrize(
         ("right", "odd"),
@@ -445,9 +450,9 @@ class TestDer:
         der = dated.public_bytes(serialization.Encoding.DER)
         assert der.count(right) == 1
         with pytest.raises(RemoteProtocolError, match="the bytes are no certificate"):
-            identity.certificate_from_der(der.replace(right, odd))
+            certificates.certificate_from_der(der.replace(right, odd))
         with pytest.raises(ConfigError, match="expected a PEM certificate"):
-            identity.load_certificate(pem("CERTIFICATE", der.replace(right, odd)))
+            certificates.load_certificate(pem("CERTIFICATE", der.replace(right, odd)))
 
 
 def pem(label: str, der: bytes) -> bytes:
@@ -468,7 +473,7 @@ def sign_request(authority, request: bytes, *, role: Role = Role.SILO, now: date
 
 
 def raw_request(names: list[x509.GeneralName], *, key=None) -> bytes:
-    key = key or identity.new_key()
+    key = key or certificates.new_key()
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)

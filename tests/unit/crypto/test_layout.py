@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto.errors import ConfigError
-from crypto.layout import CLIPPED, MAX_QUANTITIES, MAX_VALUES, Layout, Quantity
-from crypto.projection import Projection
+from crypto.fixed_point.layout import CLIPPED, MAX_QUANTITIES, MAX_VALUES, Layout, Quantity
+from crypto.fixed_point.projection import Projection
 
 DELTA = Quantity(name="delta", shape=(5,), bound=8.0, word=32)
 WEIGHT = Quantity(name="weight", bound=1.0)

@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto import compiled, mask_streams, openssl, prg, ring
-from crypto.encoder import Encoder
+from crypto import prg
 from crypto.errors import LocalProtocolError, RemoteProtocolError
-from crypto.layout import Layout, Quantity
-from crypto.mask_streams import InLoop, SignedKey
-from crypto.masking import CHUNK_BYTES, Masker, SignedSeed, UnmaskPlan, vectors_from_stream
-from crypto.openssl import Contexts
-from crypto.ring import Encoded
+from crypto.fixed_point import compiled, ring
+from crypto.fixed_point.encoder import Encoder
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.ring import Encoded
+from crypto.masking import mask_streams, openssl
+from crypto.masking.mask_streams import InLoop, SignedKey
+from crypto.masking.masks import CHUNK_BYTES, Masker, SignedSeed, UnmaskPlan, vectors_from_stream
+from crypto.masking.openssl import Contexts
 
 COHORT = bytes(range(32))
 # 3 words of 16 bits put the later vectors at odd places; the 32-bit one spans several blocks

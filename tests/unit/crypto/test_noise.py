@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from crypto import noise
 from crypto.errors import LocalProtocolError
-from crypto.noise import BLOCK_SAMPLES, SkellamStream
-from crypto.noise_kernel import Pick, compiled_pick
-from crypto.skellam import MORE_BITS, Law, skellam_law
+from crypto.noise import skellam_stream
+from crypto.noise.kernel import Pick, compiled_pick
+from crypto.noise.skellam import MORE_BITS, Law, skellam_law
+from crypto.noise.skellam_stream import BLOCK_SAMPLES, SkellamStream
 
 KEY = bytes(range(32))
 QUANTITY = 3
@@ -56,7 +56,7 @@ def samples(
 
 def picks() -> list[Pick]:
     compiled = compiled_pick()
-    return [noise.pick] if compiled is None else [noise.pick, compiled]
+    return [skellam_stream.pick] if compiled is None else [skellam_stream.pick, compiled]
 
 
 # The sampler against its table
@@ -135,11 +135,11 @@ def test_an_undecided_word_is_decided_at_the_thresholds_rest(variance: float) ->
         entry, rest = int(law.entries_C[cell]), int(law.more_C[cell])
         alias = entry & ((1 << law.index_bits) - 1)
         word = (entry >> law.index_bits << law.index_bits | cell) << 1
-        assert noise.decided(law, word, rest) == alias
-        assert noise.decided(law, word | 1, rest) == -alias
+        assert skellam_stream.decided(law, word, rest) == alias
+        assert skellam_stream.decided(law, word | 1, rest) == -alias
         if rest:
-            assert noise.decided(law, word, rest - 1) == cell
-            assert noise.decided(law, word | 1, rest - 1) == -cell
+            assert skellam_stream.decided(law, word, rest - 1) == cell
+            assert skellam_stream.decided(law, word | 1, rest - 1) == -cell
 
 
 @pytest.mark.parametrize("variance", VARIANCES)
@@ -151,7 +151,7 @@ def test_the_compiled_loop_gives_the_same_samples(variance: float, number_type: 
     size = 10 * BLOCK_SAMPLES + 77
     out_N, reference_N = np.empty(size, number_type), np.empty(size, number_type)
     stream(variance, pick=compiled).sample_into(5, out_N)
-    stream(variance, pick=noise.pick).sample_into(5, reference_N)
+    stream(variance, pick=skellam_stream.pick).sample_into(5, reference_N)
     np.testing.assert_array_equal(out_N, reference_N)
 
 
@@ -160,7 +160,7 @@ def test_without_numba_the_numpy_loop_serves(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "numba", None)
     compiled_pick.cache_clear()
     try:
-        assert noise.fastest_pick() is noise.pick
+        assert skellam_stream.fastest_pick() is skellam_stream.pick
         np.testing.assert_array_equal(samples(10.0, 1000), expected)
     finally:
         compiled_pick.cache_clear()
@@ -359,7 +359,7 @@ def test_a_short_key_is_refused() -> None:
 def test_noise_comes_from_no_other_generator() -> None:
     """In every module of crypto/: numpy's generators and `random` can be foretold from what they gave."""
     used = set()
-    for path in Path(noise.__file__).parent.glob("*.py"):
+    for path in Path(skellam_stream.__file__).parents[1].rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 used |= {alias.name for alias in node.names}

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from crypto.errors import ConfigError
-from crypto.layout import Layout, Quantity
-from crypto.noise_terms import (
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.projection import Projection
+from crypto.noise.terms import (
     CLIP_REDRAW,
     CLIP_SPREAD,
     MAX_DEVIATION,
@@ -24,7 +25,6 @@ from crypto.noise_terms import (
     rotated_bound,
     whole_sensitivity,
 )
-from crypto.projection import Projection
 
 NOISE = Noise(variance=100.0, scale=8.0, clip_l2=0.5)
 DELTA = Quantity(name="delta", shape=(4,), bound=0.5, word=32, noise=NOISE)

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from crypto import pipeline
-from crypto.pipeline import in_order, workers_for
+from crypto.masking import pipeline
+from crypto.masking.pipeline import in_order, workers_for
 
 PATIENCE_SECONDS = 30
 

@@ -13,11 +13,11 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from crypto import compiled, ring
-from crypto import projection as projection_module
 from crypto.errors import ConfigError, LocalProtocolError, QuantisationError
-from crypto.layout import Layout, Quantity
-from crypto.projection import MAX_BLOCK, Projection
+from crypto.fixed_point import compiled, ring
+from crypto.fixed_point import projection as projection_module
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.projection import MAX_BLOCK, Projection
 
 SIZES = (1, 2, 15, 16, 17, 1000, 9_610, 70_000)
 

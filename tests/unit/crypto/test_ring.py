@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto import prg, ring
-from crypto.encoder import BLOCK_VALUES
+from crypto import prg
 from crypto.errors import LocalProtocolError, QuantisationError
-from crypto.layout import CLIPPED, Layout, Quantity
+from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import BLOCK_VALUES
+from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 
 MEMBERS = 4
 

@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from crypto import encoding, identity, issuing, roster
+from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from crypto.identity import CLOCK_SKEW, Identity, Role
-from crypto.messages import SignedBody
-from crypto.roster import Member, Roster
+from crypto.identity import certificates, issuing, roster
+from crypto.identity.certificates import CLOCK_SKEW, Identity, Role
+from crypto.identity.roster import Member, Roster
+from crypto.session.messages import SignedBody
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 DATES = (int(NOW.timestamp()), int(NOW.timestamp()) + 3600)
@@ -124,7 +125,7 @@ def test_a_roster_of_another_authority_or_federation_is_refused(signed, authorit
     ],
 )
 def test_a_signed_but_odd_roster_is_refused(authority, fields, message) -> None:
-    odd = identity.sign(authority.key, "roster", *fields)
+    odd = certificates.sign(authority.key, "roster", *fields)
     with pytest.raises(RemoteProtocolError, match=message) as caught:
         open_(odd, authority)
     assert caught.value.code is Refusal.ROSTER

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto import shamir
 from crypto.errors import LocalProtocolError, RemoteProtocolError
-from crypto.shamir import FIELD, SHARE_BYTES, Recoverer
+from crypto.session import shamir
+from crypto.session.shamir import FIELD, SHARE_BYTES, Recoverer
 
 SECRET = bytes(range(32))
 

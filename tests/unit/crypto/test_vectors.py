@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crypto import encoding, seeds, shamir
+from crypto import encoding
 from crypto.encoding import FieldReader
 from crypto.errors import RemoteProtocolError
-from crypto.layout import Layout, Quantity
-from crypto.masking import Masker, SignedSeed, UnmaskPlan, vectors_from_stream
-from crypto.ring import Encoded, word_type
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.ring import Encoded, word_type
+from crypto.masking.masks import Masker, SignedSeed, UnmaskPlan, vectors_from_stream
+from crypto.session import seeds, shamir
 from tests.vectors import make_vectors
 
 FOLDER = Path(make_vectors.__file__).parent

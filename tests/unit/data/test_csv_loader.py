@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.job_spec import ColumnSpec, JobSpec
+from chorale.spec.job_spec import ColumnSpec, JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import SiloData
 from tests.support.shared_data import shared_folder

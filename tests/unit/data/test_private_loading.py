@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chorale.job_spec import ColumnSpec, JobSpec
+from chorale.spec.job_spec import ColumnSpec, JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data import load_data
 from silo_agent.data.base import Samples, SiloData

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs" / "adding-a-method.md").read_text()
 COPIED = (
-    *("bench", "chorale", "cli", "coordinator", "crypto", "docs", "helm", "reference", "silo_agent"),
+    *("bench", "chorale", "cli", "coordinator", "crypto", "docs", "helm", "tools", "silo_agent"),
     *("simulation", "strategies", "tests"),
 )
 FILES = ("pyproject.toml", "README.md")
@@ -104,7 +104,7 @@ def test_guides_test_is_red_where_the_part_is_wrong(tree: Path, tmp_path: Path) 
     """alpha on the classes that the silo holds."""
     wrong = tmp_path / "wrong"
     shutil.copytree(tree, wrong, ignore=shutil.ignore_patterns("__pycache__"))
-    part = wrong / "silo_agent" / "objectives" / "restricted_softmax.py"
+    part = wrong / "silo_agent" / "training" / "parts" / "restricted_softmax.py"
     assert "1.0, restriction)" in part.read_text()
     part.write_text(part.read_text().replace("1.0, restriction)", "restriction, 1.0)"))
     done = run(commands()[0], wrong)
@@ -117,9 +117,9 @@ def test_method_needs_only_new_files_and_rows_of_tables() -> None:
     changed = {change.path for change in changes() if change.kind == "diff"}
     assert {path for path in changed if path.endswith(".py") and not path.startswith("tests/")} == {
         "strategies/recipe.py",
-        "strategies/losses.py",
+        "strategies/parts/losses.py",
         "strategies/combinations.py",
-        "silo_agent/objectives/__init__.py",
+        "silo_agent/training/parts/__init__.py",
         "strategies/presets.py",
         "strategies/standing.py",  # whether a private job may have it
     }

@@ -1,4 +1,4 @@
-"""Attacks on digits, each with its protection and without: small runs of `python -m bench.attacks`.
+"""Attacks on digits, each with its protection and without: small runs of `python -m research.attacks`.
 
 Every protected arm has a control in which the same attack works, and goes red when its protection is taken
 out. Masks and noise come from the system's generator; each test of chance has a false alarm once in 10^9
@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 import torch
 
-from bench.attacks import __main__ as program
-from bench.attacks import chance, differences, gradients, membership, moments
-from bench.attacks.digits import digits, job
-from bench.attacks.mlp import logits, unit_features
 from bench.rows import Row
-from chorale.privacy_spec import PrivacySpec
-from crypto import masking
-from crypto.noise import SkellamStream
-from silo_agent.initial_state import initial_state
-from silo_agent.models import build_model
-from silo_agent.models.state import load_arrays
-from silo_agent.privacy.draws import Draws
+from chorale.spec.privacy_spec import PrivacySpec
+from crypto.masking import masks
+from crypto.noise.skellam_stream import SkellamStream
+from research.attacks import __main__ as program
+from research.attacks import chance, differences, gradients, membership, moments
+from research.attacks.digits import digits, job
+from research.attacks.mlp import logits, unit_features
+from silo_agent.training.dp_sgd.draws import Draws
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.models import build_model
+from silo_agent.training.models.state import load_arrays
 
 PIXELS = 64
 
@@ -38,7 +38,7 @@ def failed(rows: Sequence[Row]) -> list[str]:
 
 
 def without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masking._Lane, "apply", lambda lane, words_B: None)
+    monkeypatch.setattr(masks._Lane, "apply", lambda lane, words_B: None)
 
 
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:

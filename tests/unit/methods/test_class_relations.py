@@ -11,15 +11,20 @@ from torch import Tensor, nn
 
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.data.base import SiloData
-from silo_agent.objectives import regulariser_for
-from silo_agent.objectives.base import Outputs, Setting
-from silo_agent.objectives.class_relations import ClassRelations, class_relations, relation_gap, relations_of
-from silo_agent.objectives.cross_entropy import CrossEntropy
-from silo_agent.objectives.local_loss import LocalLoss
+from silo_agent.training.parts import regulariser_for
+from silo_agent.training.parts.base import Outputs, Setting
+from silo_agent.training.parts.class_relations import (
+    ClassRelations,
+    class_relations,
+    relation_gap,
+    relations_of,
+)
+from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.local_loss import LocalLoss
 from strategies.base import Array
 from strategies.methods import strategy_for, strategy_of
+from strategies.parts.soft_labels import KNOWN_ROWS, SOFT_LABELS
 from strategies.recipe import Head, Recipe, Regulariser, StatisticName
-from strategies.soft_labels import KNOWN_ROWS, SOFT_LABELS
 from tests.support.objectives import (
     CPU,
     gradient_by_backward,

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.objectives import regulariser_for
-from silo_agent.objectives.base import Outputs, Setting
-from silo_agent.objectives.cross_entropy import CrossEntropy
-from silo_agent.objectives.csd import ClassSimilarityDistillation, mask_of, similarities
+from silo_agent.training.parts import regulariser_for
+from silo_agent.training.parts.base import Outputs, Setting
+from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.csd import ClassSimilarityDistillation, mask_of, similarities
 from strategies.methods import strategy_for, strategy_of
+from strategies.parts.regularizers import CsdOptions, Mask
 from strategies.recipe import Recipe, StatisticName
-from strategies.regularisers import CsdOptions, Mask
 from tests.support.objectives import (
     CPU,
     gradient_by_backward,

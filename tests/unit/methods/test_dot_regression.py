@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from crypto.errors import RemoteProtocolError
-from silo_agent.objectives.base import Outputs, run_model
-from silo_agent.objectives.dot_regression import DotRegression, dot_regression
-from strategies.heads import etf_head
+from silo_agent.training.parts.base import Outputs, run_model
+from silo_agent.training.parts.dot_regression import DotRegression, dot_regression
+from strategies.parts.heads import etf_head
 from tests.support.objectives import (
     gradient_by_backward,
     gradient_by_differences,

@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 import torch
 
-from chorale import logs
+from chorale.observability import logs
 from crypto.errors import RemoteProtocolError
-from silo_agent.batches import Tensors
-from silo_agent.initial_state import initial_state
-from silo_agent.models import build_model
-from silo_agent.models.base import CutModel
-from silo_agent.models.state import load_arrays
 from silo_agent.objective import Work
-from silo_agent.objectives.base import Setting
-from silo_agent.objectives.ema_teacher import ema_teacher
-from silo_agent.training import TorchObjective
+from silo_agent.training.batches import Tensors
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.models import build_model
+from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.state import load_arrays
+from silo_agent.training.parts.base import Setting
+from silo_agent.training.parts.ema_teacher import ema_teacher
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext
-from strategies.ema_teacher import EmaTeacher, teacher_state
 from strategies.methods import strategy_for
+from strategies.parts.ema_teacher import EmaTeacher, teacher_state
 from tests.support.objectives import CPU, make_data, make_job, make_work
 
 ALL = np.ones(10, dtype=np.bool_)
@@ -241,7 +241,7 @@ def test_the_log_says_what_share_of_the_round_the_statistics_took(
 ) -> None:
     """A clock that ticks once a look: prototypes from 0 to 1, then training and its statistics."""
     ticks = itertools.count()
-    monkeypatch.setattr("silo_agent.training.time.monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr("silo_agent.training.torch_objective.time.monotonic", lambda: float(next(ticks)))
     logs.configure()
     silo = TorchObjective(device="cpu")
     silo.compute(fedcsd_work(kind="prototypes"))

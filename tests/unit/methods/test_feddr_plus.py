@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from silo_agent.data.base import SiloData
-from silo_agent.initial_state import initial_state
-from silo_agent.objectives.base import Outputs, run_model
-from silo_agent.objectives.cross_entropy import CrossEntropy
-from silo_agent.objectives.fd import FeatureDistillation
-from silo_agent.training import TorchObjective
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.parts.base import Outputs, run_model
+from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.fd import FeatureDistillation
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.methods import strategy_for
 from tests.support.objectives import (
     LocalRound,
@@ -176,7 +176,9 @@ def test_teacher_is_in_eval_mode_so_batch_statistics_alone_part_it_from_the_stud
             return distances_N
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("silo_agent.objectives.REGULARISERS", {job.method.recipe.regulariser: lambda _: Spy()})
+        patch.setattr(
+            "silo_agent.training.parts.REGULARISERS", {job.method.recipe.regulariser: lambda _: Spy()}
+        )
         TorchObjective(device="cpu").compute(work)
     assert (seen[0] < 1e-10) is starts_at_zero
     assert seen[-1] > 1e-10

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from crypto import ring
-from crypto.layout import Layout, Quantity
-from silo_agent.objectives.base import Outputs, run_model
-from silo_agent.objectives.cross_entropy import CrossEntropy
-from silo_agent.objectives.dot_regression import DotRegression
-from silo_agent.objectives.fd import FeatureDistillation
-from silo_agent.objectives.local_loss import LocalLoss
-from strategies import heads
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout, Quantity
+from silo_agent.training.parts.base import Outputs, run_model
+from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.dot_regression import DotRegression
+from silo_agent.training.parts.fd import FeatureDistillation
+from silo_agent.training.parts.local_loss import LocalLoss
 from strategies.base import PhaseContext
-from strategies.weighted_mean import WeightedMean
+from strategies.parts import heads
+from strategies.parts.weighted_mean import WeightedMean
 from tests.support.objectives import (
     LocalRound,
     gradient_by_backward,

@@ -18,14 +18,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from chorale.job_spec import JobSpec
-from chorale.state import trained_names
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import trained_names
 from silo_agent.data.base import Samples
 from silo_agent.data.partition import cut_shards
-from silo_agent.models import build_model
-from silo_agent.models.state import load_arrays
+from silo_agent.training.models import build_model
+from silo_agent.training.models.state import load_arrays
 from strategies.base import MODEL, Array, Arrays
-from strategies.weighted_mean import unflatten
+from strategies.parts.weighted_mean import unflatten
 from tests.support.objectives import make_data, make_job
 from tests.support.simulation import simulate
 

@@ -12,12 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from crypto.errors import ConfigError, PolicyRefusal
-from crypto.layout import Layout
-from silo_agent.policy import Policy
+from crypto.fixed_point.layout import Layout
+from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL, Array, PhaseContext
-from strategies.ffc import CalibratePhase, least_squares, packed, squared_error, unpacked
-from strategies.heads import HEAD, orthonormal_head
 from strategies.methods import strategy_for
+from strategies.parts.ffc import CalibratePhase, least_squares, packed, squared_error, unpacked
+from strategies.parts.heads import HEAD, orthonormal_head
 
 Floats = NDArray[np.float64]
 

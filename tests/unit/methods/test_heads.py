@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crypto.errors import ConfigError
-from strategies.heads import etf_head, frozen_head, orthonormal_head, random_head
+from strategies.parts.heads import etf_head, frozen_head, orthonormal_head, random_head
 from strategies.recipe import Head
 
 FROZEN = [head for head in Head if head.is_frozen]

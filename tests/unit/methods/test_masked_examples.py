@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from crypto import ring
-from crypto.layout import Layout, Quantity
-from crypto.ring import Words
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.ring import Words
 
 SILOS = 3
 # the largest scale that three silos with sums up to this bound leave room for is 2^16

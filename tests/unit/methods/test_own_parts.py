@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from silo_agent.batches import Tensors
 from silo_agent.data.base import SiloData
-from silo_agent.initial_state import initial_state
-from silo_agent.local_state import LocalState
-from silo_agent.local_training import train_locally
-from silo_agent.models import build_model
-from silo_agent.models.base import CutModel
-from silo_agent.models.state import load_arrays
+from silo_agent.local_storage.local_state import LocalState
+from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
-from silo_agent.objectives.adapted_model import adapted_model, write_gradient
-from silo_agent.objectives.base import Setting
-from silo_agent.objectives.cross_entropy import CrossEntropy
-from silo_agent.objectives.own_head import OWN_HEAD
-from silo_agent.objectives.own_model import OWN_MODEL
-from silo_agent.personal_models import PersonalModel
-from silo_agent.training import TorchObjective
+from silo_agent.training.batches import Tensors
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.local_training import train_locally
+from silo_agent.training.models import build_model
+from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.state import load_arrays
+from silo_agent.training.parts.adapted_model import adapted_model, write_gradient
+from silo_agent.training.parts.base import Setting
+from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.own_head import OWN_HEAD
+from silo_agent.training.parts.own_model import OWN_MODEL
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL
 from tests.support.objectives import CPU, make_data, make_job, make_work
 from tests.support.simulation import Simulated, simulate
@@ -125,7 +125,7 @@ def test_fedrep_trains_one_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         trained.append((named["spec"].training.local_epochs, parts))
         return train_locally(model, *arguments, **named)
 
-    monkeypatch.setattr("silo_agent.objectives.own_head.train_locally", watched)
+    monkeypatch.setattr("silo_agent.training.parts.own_head.train_locally", watched)
     TorchObjective(device="cpu").compute(work_of("fedrep", head_epochs=7))
     assert trained == [(7, {"head"}), (2, {"body"})]
 

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 from torch import nn
 
-from chorale.job_spec import JobSpec
-from crypto import ring
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from crypto.layout import Layout
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout
 from silo_agent.data.base import SiloData
-from silo_agent.evaluation import Figures
-from silo_agent.initial_state import initial_state
-from silo_agent.models.base import CutModel
-from silo_agent.models.state import model_arrays
+from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Cancelled, Work
-from silo_agent.objectives.base import Setting
-from silo_agent.objectives.personal import accuracy_sums, fine_tune, fine_tuning, personal
-from silo_agent.personal_models import PersonalModel
-from silo_agent.training import TorchObjective
+from silo_agent.training.evaluation import Figures
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.state import model_arrays
+from silo_agent.training.parts.base import Setting
+from silo_agent.training.parts.personal import accuracy_sums, fine_tune, fine_tuning, personal
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, Arrays, PhaseContext
 from strategies.methods import strategy_for
-from strategies.personal import PersonalPhase
+from strategies.parts.personal import PersonalPhase
 from strategies.presets import PRESETS
 from strategies.standing import check_private
 from tests.support.objectives import make_data, make_job, make_model, make_setting, make_work

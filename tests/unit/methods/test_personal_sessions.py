@@ -11,15 +11,15 @@ import numpy as np
 import pytest_asyncio
 import safetensors.numpy
 
-from chorale import wire
+from chorale.transport import wire
 from crypto.errors import Refusal
 from silo_agent.data.base import SiloData
-from silo_agent.initial_state import initial_state
+from silo_agent.local_storage.personal_models import KeptModel
 from silo_agent.objective import Work
-from silo_agent.personal_models import KeptModel
-from silo_agent.training import TorchObjective
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext
-from strategies.personal import PersonalPhase
+from strategies.parts.personal import PersonalPhase
 from tests.support.agents import Hub, OneHot
 from tests.support.objectives import make_data
 

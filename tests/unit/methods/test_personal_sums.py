@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crypto import ring
-from crypto.layout import Layout
-from silo_agent.evaluation import Figures
-from silo_agent.objectives.personal import accuracy_sums
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout
+from silo_agent.training.evaluation import Figures
+from silo_agent.training.parts.personal import accuracy_sums
 from strategies.base import PhaseContext
-from strategies.personal import ACCURACY, SQUARE, PersonalPhase
+from strategies.parts.personal import ACCURACY, SQUARE, PersonalPhase
 
 TESTED = (40, 50, 70, 90)  # multiples of the default count_granularity
 CORRECT = (31, 44, 52, 81)

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from silo_agent.data.base import SiloData
-from silo_agent.initial_state import initial_state
 from silo_agent.objective import Work
-from silo_agent.training import TorchObjective
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
 from strategies.presets import PRESETS
 from tests.support.agents import Hub, OneHot

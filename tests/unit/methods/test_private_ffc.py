@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import private_ffc
-from bench.attacks import chance
-from bench.attacks.digits import job
-from bench.attacks.inputs import encoded, phase_layout
-from bench.private_ffc import RANDOM, TRAINED, calibration_epsilon, multiplier_for
 from bench.rows import Row
-from chorale.privacy import noise_deviations
-from crypto import ring
-from crypto.layout import Layout
-from silo_agent.initial_state import initial_state
+from chorale.privacy.protection import noise_deviations
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout
+from research import private_ffc
+from research.attacks import chance
+from research.attacks.digits import job
+from research.attacks.inputs import encoded, phase_layout
+from research.private_ffc import RANDOM, TRAINED, calibration_epsilon, multiplier_for
+from silo_agent.training.initial_state import initial_state
 from strategies.base import TOTAL, Array, PhaseContext
-from strategies.ffc import RIDGE, CalibratePhase, least_squares, packed
-from strategies.heads import HEAD, orthonormal_head
+from strategies.parts.ffc import RIDGE, CalibratePhase, least_squares, packed
+from strategies.parts.heads import HEAD, orthonormal_head
 
 CARD = {0.5: 7.0318, 1.0: 3.7306, 2.0: 1.9938, 4.0: 1.0812, 8.0: 0.6002}  # analytic Gaussian, delta 1e-5
 

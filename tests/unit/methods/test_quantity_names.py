@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from chorale.job import Job, SignedJob
-from chorale.job_spec import JobSpec
-from chorale.wire import PhaseKey
-from silo_agent.initial_state import initial_state
+from chorale.spec.job_spec import JobSpec
+from chorale.transport.wire import PhaseKey
+from silo_agent.training.initial_state import initial_state
 from strategies.base import TOTAL, Array
 from strategies.presets import PRESETS
 from tests.support.objectives import make_job

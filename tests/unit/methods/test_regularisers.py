@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 
 from silo_agent.data.base import SiloData
-from silo_agent.objectives.base import Outputs, SampleRegulariser, WeightPenalty, run_model
-from silo_agent.objectives.cross_entropy import CrossEntropy
-from silo_agent.objectives.fd import FeatureDistillation
-from silo_agent.objectives.kd import KnowledgeDistillation, softened_divergence
-from silo_agent.objectives.ld import LogitDistillation
-from silo_agent.objectives.ntd import NotTrueDistillation, not_true
-from silo_agent.objectives.prox import Prox, prox
-from silo_agent.training import TorchObjective
+from silo_agent.training.parts.base import Outputs, SampleRegulariser, WeightPenalty, run_model
+from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.fd import FeatureDistillation
+from silo_agent.training.parts.kd import KnowledgeDistillation, softened_divergence
+from silo_agent.training.parts.ld import LogitDistillation
+from silo_agent.training.parts.ntd import NotTrueDistillation, not_true
+from silo_agent.training.parts.prox import Prox, prox
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.methods import strategy_for
 from tests.support.objectives import (
     LocalRound,

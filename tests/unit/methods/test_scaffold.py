@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.data.base import SiloData
-from silo_agent.local_state import LocalState
-from silo_agent.models import build_model
+from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Work
-from silo_agent.objectives.scaffold import OWN_CONTROL, drift_correction, next_control
-from silo_agent.training import TorchObjective
+from silo_agent.training.models import build_model
+from silo_agent.training.parts.scaffold import OWN_CONTROL, drift_correction, next_control
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
-from strategies.scaffold import CONTROL, CONTROL_BOUND, CONTROL_DELTA
+from strategies.parts.scaffold import CONTROL, CONTROL_BOUND, CONTROL_DELTA
 from tests.support.objectives import make_data, make_job, make_work
 from tests.support.simulation import Simulated, simulate
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.state import state_from_bytes, state_to_bytes
+from chorale.spec.state import state_from_bytes, state_to_bytes
 from crypto.errors import ConfigError
-from crypto.layout import CLIPPED, Layout
-from silo_agent.contribution import normaliser
-from silo_agent.policy import PLAIN_QUANTITIES
-from silo_agent.training import TorchObjective
+from crypto.fixed_point.layout import CLIPPED, Layout
+from silo_agent.policy.policy import PLAIN_QUANTITIES
+from silo_agent.training.contribution import normaliser
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext
-from strategies.fedexp import extrapolation
-from strategies.fedopt import MOMENT, SQUARES
 from strategies.methods import strategy_for
+from strategies.parts.fedexp import extrapolation
+from strategies.parts.fedopt import MOMENT, SQUARES
 from tests.support.objectives import make_data, make_job, make_work
 from tests.support.simulation import simulate
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from silo_agent.models.base import Backbone, CutModel
-from silo_agent.objectives.base import Outputs, run_model
-from silo_agent.objectives.cross_entropy import CrossEntropy
-from silo_agent.objectives.sphere_mse import SphereMse
-from strategies.heads import orthonormal_head
+from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.parts.base import Outputs, run_model
+from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.sphere_mse import SphereMse
+from strategies.parts.heads import orthonormal_head
 from strategies.recipe import Features, Head
 
 

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.job_spec import JobSpec
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent import training
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.partition import cut_dirichlet
-from silo_agent.initial_state import initial_state
-from silo_agent.models.base import Backbone, CutModel
-from silo_agent.training import TorchObjective
+from silo_agent.training import torch_objective
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Arrays
-from strategies.heads import HEAD
 from strategies.methods import strategy_of
+from strategies.parts.heads import HEAD
 from strategies.recipe import Closing, Features, Head, Loss, Recipe
 from tests.support.objectives import make_job, make_work
 from tests.support.simulation import Simulated, simulate
@@ -176,13 +176,13 @@ def test_training_leaves_a_frozen_head_alone_whatever_decays_or_pushes(
     preset: str, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[CutModel] = []
-    contribution = training.contribution
+    contribution = torch_objective.contribution
 
     def spy(model: CutModel, *args: Any, **kwargs: Any) -> Any:
         trained.append(model)
         return contribution(model, *args, **kwargs)
 
-    monkeypatch.setattr(training, "contribution", spy)
+    monkeypatch.setattr(torch_objective, "contribution", spy)
     spec = make_spec(preset, rate=0.01, epochs=1, **plan)
     state = initial_state(spec)
     TorchObjective(device="cpu").compute(make_work(spec, skewed_data(0, samples=600)[0], state=state))

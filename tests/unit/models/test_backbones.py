@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.job_spec import ModelSpec
+from chorale.spec.job_spec import ModelSpec
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.models import build_model
-from silo_agent.models.base import CutModel
-from silo_agent.models.mobilenet_v2 import InvertedResidual
-from silo_agent.models.state import flat_values, load_arrays, model_arrays
 from silo_agent.seeding import seeded
+from silo_agent.training.models import build_model
+from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.mobilenet_v2 import InvertedResidual
+from silo_agent.training.models.state import flat_values, load_arrays, model_arrays
 
 WIDTHS = {"mlp": 48, "cnn": 128, "resnet18": 512, "vgg11": 512, "mobilenet_v2": 1280}
 IMAGE_MODELS = [name for name in WIDTHS if name != "mlp"]

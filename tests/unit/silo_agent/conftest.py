@@ -10,8 +10,8 @@ import grpc
 import pytest_asyncio
 
 from chorale.v1 import federation_pb2_grpc
-from coordinator.hosting import OPTIONS
-from silo_agent.stub import FederationStub
+from coordinator.service.hosting import OPTIONS
+from silo_agent.connection.stub import FederationStub
 from tests.support.agents import Hub
 
 MakeStub = Callable[..., Any]

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.accountant import ORDERS, SAMPLER_DISTANCE, Release, Skellam
 from chorale.job import Job
-from chorale.wire import PhaseKey
+from chorale.privacy.accountant import ORDERS, SAMPLER_DISTANCE, Release, Skellam
+from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal
-from silo_agent.budget import Budget, Charge, Spend, Standing
-from silo_agent.ledger import Ledger
-from silo_agent.policy import Policy
+from silo_agent.ledger.budget import Budget, Charge, Spend, Standing
+from silo_agent.ledger.ledger import Ledger
+from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL, Arrays
 from tests.support.agents import Hub
 from tests.support.sessions import NOW

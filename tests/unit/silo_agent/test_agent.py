@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from chorale.audit import AuditLog
+from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError
-from crypto.identity import Role
+from crypto.identity.certificates import Role
 from silo_agent.agent import AgentFailed, run_agent
-from silo_agent.ledger import REVEALED_EVENT
+from silo_agent.ledger.ledger import REVEALED_EVENT
 from silo_agent.settings import SiloSettings
 from tests.support.ceremony import Ceremony
 

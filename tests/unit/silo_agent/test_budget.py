@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from chorale.audit import AuditLog
 from chorale.job import Job
-from chorale.privacy import releases_of
-from chorale.wire import PhaseKey
+from chorale.privacy.protection import releases_of
+from chorale.runtime.audit import AuditLog
+from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from silo_agent.ledger import SPENT_EVENT, Ledger, spend_fields
+from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
 from tests.support.sessions import NOW
 from tests.unit.silo_agent.privacy_book import (
     MEMBERS,
@@ -183,7 +183,7 @@ def test_another_delta_counts_all_that_was_ever_spent_anew(make_book: MakeBook, 
 
 
 def test_dp_sgd_and_noised_sums_are_composed_into_one_epsilon(make_book: MakeBook, tmp_path: Path) -> None:
-    from chorale.accountant import epsilon
+    from chorale.privacy.accountant import epsilon
 
     book = make_book(epsilon=1e3, accept_epsilon_up_to=1e3)
     trained, summed = private_job(tmp_path, RECORDS), private_job(tmp_path, SUMS, nonce=1)

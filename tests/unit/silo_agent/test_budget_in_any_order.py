@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from chorale.accountant import Release
 from chorale.job import Job
-from chorale.privacy import releases_of
+from chorale.privacy.accountant import Release
+from chorale.privacy.protection import releases_of
 from crypto.errors import PolicyRefusal
-from silo_agent.budget import Charge
-from silo_agent.ledger import Ledger
+from silo_agent.ledger.budget import Charge
+from silo_agent.ledger.ledger import Ledger
 from tests.support.sessions import NOW
 from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, Book, by_hand, private_job
 

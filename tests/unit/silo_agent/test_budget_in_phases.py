@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale import wire
-from chorale.accountant import Release, epsilon
-from chorale.audit import read_entries
-from chorale.privacy import releases_of
-from chorale.wire import PhaseKey, phase_kind
-from crypto.masking import Masker, Source
-from silo_agent.policy import Policy
+from chorale.privacy.accountant import Release, epsilon
+from chorale.privacy.protection import releases_of
+from chorale.runtime.audit import read_entries
+from chorale.transport import wire
+from chorale.transport.wire import PhaseKey, phase_kind
+from crypto.masking.masks import Masker, Source
+from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.agents import Agent, Exchange, Hub, MemoryCarrier
 from tests.unit.silo_agent.conftest import MakeHub

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale import logs
-from chorale.job_spec import JobSpec
-from crypto.cohort import CohortRule
+from chorale.observability import logs
+from chorale.spec.job_spec import JobSpec
+from crypto.session.cohort import CohortRule
 from silo_agent.objective import Work
 from strategies.base import Array
 from tests.support.agents import Hub, OneHot

@@ -12,16 +12,23 @@ from typing import Any
 import grpc
 import pytest
 
-from chorale import logs, wire
+from chorale.observability import logs
+from chorale.transport import wire
+from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
-from chorale.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.connection import MAX_QUEUED_MESSAGES, ConnectionFailed, ControlStream, Outbox, explain
-from silo_agent.ledger import Ledger
+from silo_agent.connection.control_stream import (
+    MAX_QUEUED_MESSAGES,
+    ConnectionFailed,
+    ControlStream,
+    Outbox,
+    explain,
+)
+from silo_agent.connection.stub import FederationStub
+from silo_agent.ledger.ledger import Ledger
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy import Policy
-from silo_agent.rosters import Rosters
-from silo_agent.stub import FederationStub
+from silo_agent.policy.policy import Policy
+from silo_agent.rounds.rosters import Rosters
 from tests.support.agents import make_members
 from tests.support.sessions import NOW
 
@@ -230,7 +237,7 @@ async def test_a_heartbeat_that_is_no_number_is_not_kept(
 async def test_a_coordinator_that_falls_silent_is_left(
     make_stub: MakeStub, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("silo_agent.connection.SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr("silo_agent.connection.control_stream.SILENCE_SECONDS", 0.1)
     message = welcome()
     message.welcome.heartbeat_seconds = 0.1
 

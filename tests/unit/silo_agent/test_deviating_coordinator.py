@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from chorale import wire
+from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from tests.support.agents import changed

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
-from silo_agent import participate
+from silo_agent.rounds import participate
 from tests.support.agents import Agent, Hub, OneHot, changed
 
 

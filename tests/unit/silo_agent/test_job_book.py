@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from crypto.errors import ChoraleError, PolicyRefusal
-from silo_agent.job_book import MAX_JOBS, JobBook
+from silo_agent.rounds.job_book import MAX_JOBS, JobBook
 from tests.support.agents import Hub
 from tests.unit.silo_agent.enrolled import MakeHub
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from chorale.audit import AuditLog
-from crypto.cohort import CohortRule
+from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from crypto.layout import Layout, Quantity
-from crypto.messages import SessionTerms, UnmaskShares
-from crypto.reveal import PendingReveal
-from silo_agent.ledger import REVEALED_EVENT, Ledger
-from silo_agent.policy import Policy
-from silo_agent.reveals import Decision, Reveals
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.session.cohort import CohortRule
+from crypto.session.messages import SessionTerms, UnmaskShares
+from crypto.session.reveal import PendingReveal
+from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger
+from silo_agent.ledger.reveals import Decision, Reveals
+from silo_agent.policy.policy import Policy
 from tests.support.agents import Hub, make_members
 from tests.support.sessions import NOW
 

@@ -17,11 +17,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from chorale.files import write_atomic
+from chorale.runtime.files import write_atomic
+from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from chorale.wire import PhaseKey
 from crypto.errors import ConfigError
-from silo_agent.local_state import LocalState, LocalStates
+from silo_agent.local_storage.local_state import LocalState, LocalStates
 from silo_agent.objective import Work
 from strategies.base import Array
 from tests.support.agents import Agent, Exchange, Hub, OneHot
@@ -176,7 +176,7 @@ async def test_job_that_ends_while_its_state_is_written_leaves_no_arrays(
         write_atomic(path, *parts)
         loop.call_soon_threadsafe(written.set)
 
-    monkeypatch.setattr("silo_agent.local_state.write_atomic", write_while_it_ends)
+    monkeypatch.setattr("silo_agent.local_storage.local_state.write_atomic", write_while_it_ends)
     agent.tell(task=hub.begin(1, "train").task)
     await written.wait()
     if not is_ended:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chorale import logs
+from chorale.observability import logs
 from silo_agent.objective import Work
 from strategies.base import Array
 from tests.support.agents import Hub, OneHot

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale import logs, wire
-from chorale.audit import read_entries
+from chorale.observability import logs
+from chorale.runtime.audit import read_entries
+from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from tests.support.agents import OneHot, changed

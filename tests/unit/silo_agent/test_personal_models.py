@@ -11,9 +11,9 @@ import pytest
 import safetensors.numpy
 
 from chorale.job import Job
-from chorale.wire import PhaseKey
+from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
-from silo_agent.personal_models import PersonalModel, PersonalModels
+from silo_agent.local_storage.personal_models import PersonalModel, PersonalModels
 from tests.support.agents import Hub
 
 STATE, OTHER = b"s" * 32, b"t" * 32

@@ -10,9 +10,9 @@ import pytest
 
 from chorale.job import JobSpec, StrategySpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from crypto.layout import Quantity
-from silo_agent.policy import Policy, load_policy
-from silo_agent.privacy_policy import PrivacyPolicy
+from crypto.fixed_point.layout import Quantity
+from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.policy.privacy_policy import PrivacyPolicy
 from tests.support.agents import Hub
 from tests.support.sessions import make_federation, make_terms
 

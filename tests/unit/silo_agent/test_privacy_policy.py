@@ -11,8 +11,8 @@ import pytest
 
 from chorale.job import JobSpec, StrategySpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from crypto.layout import Quantity
-from silo_agent.policy import Policy, load_policy
+from crypto.fixed_point.layout import Quantity
+from silo_agent.policy.policy import Policy, load_policy
 from tests.support.agents import Hub
 
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1}

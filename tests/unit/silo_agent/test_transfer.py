@@ -13,15 +13,15 @@ import grpc
 import numpy as np
 import pytest
 
-from chorale.files import write_all
+from chorale.runtime.files import write_all
+from chorale.transport.wire import CHUNK_BYTES, PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from chorale.wire import CHUNK_BYTES, PhaseKey
-from crypto import ring
 from crypto.errors import RemoteProtocolError
-from crypto.layout import Layout, Quantity
-from crypto.masking import Masker, SignedSeed
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.masking.masks import Masker, SignedSeed
+from silo_agent.connection.transfer import CHUNKS_AHEAD, Transfer
 from silo_agent.metrics import SiloMetrics
-from silo_agent.transfer import CHUNKS_AHEAD, Transfer
 
 MakeStub = Callable[..., Awaitable[Any]]
 
@@ -110,7 +110,7 @@ async def test_a_download_is_written_and_hashed_beside_the_event_loop(
         threads.append(threading.current_thread())
         return real(*arguments)
 
-    monkeypatch.setattr("silo_agent.transfer.write_all", noted)
+    monkeypatch.setattr("silo_agent.connection.transfer.write_all", noted)
     monkeypatch.setattr(hashlib, "file_digest", digest)
 
     async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:

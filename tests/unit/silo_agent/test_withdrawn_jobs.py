@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from chorale import wire
+from chorale.transport import wire
 from chorale.v1 import session_pb2
 from tests.support.agents import Exchange, Hub
 

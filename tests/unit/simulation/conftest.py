@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from chorale.job_spec import JobSpec
+from chorale.spec.job_spec import JobSpec
 from simulation.engine import Simulation
 from tests.support import one_hot
 

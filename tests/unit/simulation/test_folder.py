@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chorale.state import state_from_file
+from chorale.spec.state import state_from_file
 from crypto.errors import ConfigError
 from silo_agent.objective import Work
 from simulation.engine import Simulation

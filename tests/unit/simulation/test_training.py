@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.job_spec import JobSpec
-from chorale.state import state_to_bytes
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import state_to_bytes
 from silo_agent.data import load_partition
 from silo_agent.data.settings import DataSettings
-from silo_agent.policy import Policy
+from silo_agent.policy.policy import Policy
 from simulation.engine import Simulation
 from tests.unit.simulation.conftest import spec_of
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from crypto.errors import ConfigError
-from crypto.layout import Layout
+from crypto.fixed_point.layout import Layout
 from strategies.base import Array, Phase, PhaseContext
 from strategies.methods import strategy_for
 from strategies.presets import PRESETS

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from strategies.base import PRESENCE, TOTAL, Array, PhaseContext
-from strategies.evaluation import Evaluation
-from strategies.ffc import CalibratePhase
-from strategies.heads import HEAD
-from strategies.logit_prototypes import PROTOTYPES, PrototypesPhase
-from strategies.presence import PresencePhase
-from strategies.roll_call import RollCallPhase
-from strategies.soft_labels import KNOWN_ROWS, SOFT_LABELS, SoftLabels
-from strategies.weighted_mean import TrainPhase
+from strategies.parts.class_presence import PresencePhase
+from strategies.parts.enrollment import RollCallPhase
+from strategies.parts.evaluation import Evaluation
+from strategies.parts.ffc import CalibratePhase
+from strategies.parts.heads import HEAD
+from strategies.parts.logit_prototypes import PROTOTYPES, PrototypesPhase
+from strategies.parts.soft_labels import KNOWN_ROWS, SOFT_LABELS, SoftLabels
+from strategies.parts.weighted_mean import TrainPhase
 
 CLASSES = 3
 

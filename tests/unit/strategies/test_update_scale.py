@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crypto import ring
 from crypto.errors import ConfigError
-from crypto.layout import Layout, Quantity
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout, Quantity
 from strategies.base import Array, PhaseContext, PhaseResult
 from strategies.methods import strategy_for
+from strategies.parts.update_scale import HEADROOM, MEAN_SQUARE, RMS, with_mean_square
 from strategies.presets import PRESETS
 from strategies.recipe import ServerUpdate
-from strategies.update_scale import HEADROOM, MEAN_SQUARE, RMS, with_mean_square
 
 SIZE, SILOS = 20_000, 10
 BESIDE: dict[str, Array] = {"correct": np.array(3), "tested": np.array(4), "loss_sum": np.array(1.0)}

@@ -11,25 +11,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from chorale.job_spec import JobSpec
-from chorale.privacy_spec import RecordsSpec
-from silo_agent.batches import Tensors
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.privacy_spec import RecordsSpec
 from silo_agent.data import load_data
 from silo_agent.data.base import SiloData
 from silo_agent.data.settings import DataSettings
-from silo_agent.initial_state import initial_state
-from silo_agent.local_training import train_locally
-from silo_agent.models import build_model
-from silo_agent.models.base import Backbone, CutModel
-from silo_agent.models.state import load_arrays
 from silo_agent.objective import Work
-from silo_agent.objectives.cross_entropy import CrossEntropy
-from silo_agent.objectives.local_loss import LocalLoss
-from silo_agent.privacy.draws import Draws
-from silo_agent.privacy.records import NoisedGradients
-from silo_agent.privacy.sample_gradients import SampleGradients
+from silo_agent.training.batches import Tensors
+from silo_agent.training.dp_sgd.draws import Draws
+from silo_agent.training.dp_sgd.records import NoisedGradients
+from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+from silo_agent.training.initial_state import initial_state
+from silo_agent.training.local_training import train_locally
+from silo_agent.training.models import build_model
+from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.models.state import load_arrays
+from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.local_loss import LocalLoss
 from strategies.base import Array
-from strategies.logit_prototypes import PROTOTYPES
+from strategies.parts.logit_prototypes import PROTOTYPES
 from strategies.recipe import Regulariser, StatisticName
 from tests.support import objectives
 

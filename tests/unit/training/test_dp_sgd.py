@@ -18,18 +18,18 @@ from scipy import stats
 from torch import Tensor, nn
 
 from crypto.errors import ConfigError
-from silo_agent.batches import Tensors
-from silo_agent.evaluation import evaluate
-from silo_agent.models.base import Backbone, CutModel
 from silo_agent.objective import Cancelled
-from silo_agent.objectives.base import Setting
-from silo_agent.objectives.cross_entropy import CrossEntropy
-from silo_agent.objectives.local_loss import LocalLoss, local_loss
-from silo_agent.objectives.statistics import TEACHERS
-from silo_agent.objectives.teacher import outputs_of
-from silo_agent.privacy.draws import Draws
-from silo_agent.privacy.sample_gradients import SampleGradients
-from silo_agent.training import TorchObjective
+from silo_agent.training.batches import Tensors
+from silo_agent.training.dp_sgd.draws import Draws
+from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+from silo_agent.training.evaluation import evaluate
+from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.parts.base import Setting
+from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.local_loss import LocalLoss, local_loss
+from silo_agent.training.parts.statistics import TEACHERS
+from silo_agent.training.parts.teacher import outputs_of
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.presets import PRESETS
 from strategies.recipe import Features, Head, Loss, Mix, Regulariser, ServerUpdate, StatisticName
 from strategies.standing import STANDINGS, parts_of

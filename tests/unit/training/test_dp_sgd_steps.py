@@ -23,13 +23,13 @@ from opacus.optimizers import DPOptimizer
 from scipy import stats
 from torch import Tensor, nn
 
-from crypto.gaussian import DEVIATION
-from silo_agent.batches import Tensors
-from silo_agent.local_training import train_locally
-from silo_agent.models.base import Backbone, CutModel
-from silo_agent.privacy.clipping import clipped_sum
-from silo_agent.privacy.draws import Draws
-from silo_agent.training import TorchObjective
+from crypto.noise.gaussian import DEVIATION
+from silo_agent.training.batches import Tensors
+from silo_agent.training.dp_sgd.clipping import clipped_sum
+from silo_agent.training.dp_sgd.draws import Draws
+from silo_agent.training.local_training import train_locally
+from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.torch_objective import TorchObjective
 from tests.unit.training.dp_sgd import (
     RARE,
     digits,
@@ -212,7 +212,7 @@ class TestNoise:
 
     def test_no_other_generator_is_near(self) -> None:
         """torch's and numpy's are not cryptographic; a seed gives all that they will ever draw."""
-        files = [*(ROOT / "silo_agent/privacy").glob("*.py"), ROOT / "crypto/gaussian.py"]
+        files = [*(ROOT / "silo_agent/training/dp_sgd").glob("*.py"), ROOT / "crypto/noise/gaussian.py"]
         names = {name for file in files for name in names_in(ast.parse(file.read_text()))}
         assert len(files) > 4
         assert "Keystream" in names

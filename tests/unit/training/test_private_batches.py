@@ -16,29 +16,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from chorale.privacy_spec import RecordsSpec
+from chorale.spec.privacy_spec import RecordsSpec
 from crypto.errors import ConfigError
-from silo_agent.batches import Tensors
-from silo_agent.contribution import contribution
 from silo_agent.data.base import Samples, SiloData
-from silo_agent.evaluation import Figures, evaluate
-from silo_agent.models import build_model
-from silo_agent.models.base import Backbone, CutModel
-from silo_agent.models.mlp import mlp
-from silo_agent.objectives.base import Setting
-from silo_agent.objectives.cross_entropy import CrossEntropy
-from silo_agent.objectives.ffc import calibrate
-from silo_agent.objectives.local_loss import LocalLoss
-from silo_agent.objectives.soft_labels import probability_sums, soft_labels
-from silo_agent.objectives.teacher import outputs_of
-from silo_agent.privacy.model_check import check_keeps_samples_apart
-from silo_agent.privacy.place_check import Probes, check_answers, check_gradients
-from silo_agent.privacy.records import NoisedGradients
-from silo_agent.privacy.sample_gradients import SampleGradients
-from silo_agent.training import TorchObjective
+from silo_agent.training.batches import Tensors
+from silo_agent.training.contribution import contribution
+from silo_agent.training.dp_sgd.model_check import check_keeps_samples_apart
+from silo_agent.training.dp_sgd.place_check import Probes, check_answers, check_gradients
+from silo_agent.training.dp_sgd.records import NoisedGradients
+from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+from silo_agent.training.evaluation import Figures, evaluate
+from silo_agent.training.models import build_model
+from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.models.mlp import mlp
+from silo_agent.training.parts.base import Setting
+from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.ffc import calibrate
+from silo_agent.training.parts.local_loss import LocalLoss
+from silo_agent.training.parts.soft_labels import probability_sums, soft_labels
+from silo_agent.training.parts.teacher import outputs_of
+from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
-from strategies.evaluation import LOSS_CLIP
-from strategies.ffc import UNIT_ROUNDING
+from strategies.parts.evaluation import LOSS_CLIP
+from strategies.parts.ffc import UNIT_ROUNDING
 from strategies.recipe import Features, Head
 from tests.unit.training.dp_sgd import Quiet, make_job, make_work
 

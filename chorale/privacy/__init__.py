@@ -1,0 +1,1 @@
+"""What a private job promises and costs."""

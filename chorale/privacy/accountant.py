@@ -1,0 +1,243 @@
+"""What releases cost: Renyi differential privacy, composed, and turned into epsilon.
+
+A release is everything that one noised input, or one run of DP-SGD, tells of a silo's data. Releases
+over the same data add up order by order (Mironov 2017, arXiv 1702.07476, Proposition 1), whichever
+jobs they belong to. Epsilon by the conversion of Canonne, Kamath and Steinke (2020, arXiv 2004.00010,
+Proposition 12) as dp-accounting computes it. Source: docs/privacy.md, "Accounting".
+"""
+
+# A = orders
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import ConfigError
+
+# opacus' and dp-accounting's orders where both converge, and larger ones, which small epsilons need
+ORDERS: Final[tuple[float, ...]] = (
+    *(1.0 + tenth / 10.0 for tenth in range(1, 100)),
+    *(float(order) for order in (*range(11, 65), 72, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024)),
+)
+# no sample of the noise is further from its law (crypto/noise/skellam.py: 2^17 weights rounded at 2^-95;
+# crypto/noise/gaussian.py: less)
+SAMPLER_DISTANCE: Final = 2.0**-77
+
+MAX_STEPS: Final = 1 << 40
+MAX_DRAWS: Final = 1 << 60  # of one release
+MAX_RELEASES_BYTES: Final = 1 << 16  # of one input; a release takes about 200
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skellam:
+    """A sum of whole numbers with Skellam noise.
+
+    Units: ring units. l1, l2: how far the protected unit (a record, or a silo's update) moves the sum.
+    variance: of the noise that must be there, h times one silo's. draws: samples of it. failure: the
+    probability with which the sensitivity may be exceeded.
+    """
+
+    l1: float
+    l2: float
+    variance: float
+    draws: int
+    failure: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("l1", "l2", "variance"):
+            _check_positive("skellam", name, getattr(self, name))
+        if not 0 <= self.failure < 1:
+            raise ConfigError(f"skellam: failure: expected 0 to 1, got {self.failure}")
+        if not 1 <= self.draws <= MAX_STEPS:
+            raise ConfigError(f"skellam: draws: expected 1 to {MAX_STEPS}, got {self.draws}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpSgd:
+    """Steps of DP-SGD: Poisson sampling at a rate, Gaussian noise in units of the clip norm.
+
+    draws: samples of noise in all steps, where they come from a table (crypto/noise/gaussian.py).
+    """
+
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    draws: int = 0
+
+    def __post_init__(self) -> None:
+        _check_positive("dp-sgd", "noise_multiplier", self.noise_multiplier)
+        _check_positive("dp-sgd", "sample_rate", self.sample_rate)
+        if self.sample_rate > 1:
+            raise ConfigError(f"dp-sgd: sample_rate: expected at most 1, got {self.sample_rate}")
+        if not 1 <= self.steps <= MAX_STEPS:
+            raise ConfigError(f"dp-sgd: steps: expected 1 to {MAX_STEPS}, got {self.steps}")
+        if not 0 <= self.draws <= MAX_DRAWS:
+            raise ConfigError(f"dp-sgd: draws: expected 0 to {MAX_DRAWS}, got {self.draws}")
+
+
+Release: TypeAlias = Skellam | DpSgd
+Releases: TypeAlias = Iterable[Release] | Mapping[Release, int]  # a mapping says how often each
+
+_KINDS: Final[Mapping[str, type[Skellam] | type[DpSgd]]] = {"skellam": Skellam, "dp-sgd": DpSgd}
+
+
+def epsilon(releases: Releases, delta: float) -> float:
+    """The epsilon at delta of all releases together; 0 of none, infinite where delta leaves no room.
+
+    What a sensitivity may fail, and what the sampler is off its law, is taken out of delta first: a
+    failure with its probability (Bun and Steinke 2016, section 8), n samples at a distance d with
+    (1 + e^epsilon) n d. Raises ConfigError for a delta outside (0, 1).
+    """
+    counts = _counted(releases, delta)
+    if not counts:
+        return 0.0  # a silo that spent nothing says so at its first scrape, before dp-accounting is loaded
+    rdp_A = rdp(counts)
+    left = delta - sum(count * release.failure for release, count in _skellams(counts))
+    if left <= 0:
+        return math.inf
+    draws = sum(count * release.draws for release, count in counts.items())
+    if draws == 0:
+        return _converted(rdp_A, left)
+    # an epsilon at half of delta is no smaller than the one sought, so this much slack is enough
+    most = _converted(rdp_A, left / 2)
+    slack = (1.0 + math.exp(min(most, 500.0))) * draws * SAMPLER_DISTANCE
+    return _converted(rdp_A, left - slack) if slack <= left / 2 else math.inf
+
+
+def papers_epsilon(releases: Releases, delta: float) -> float:
+    """The same by the classic conversion, rdp + log(1 / delta) / (order - 1), for comparison with published
+    values (Mironov 2017, Proposition 3). Nothing is taken out of delta. Never below `epsilon` of DP-SGD."""
+    rdp_A = rdp(_counted(releases, delta))
+    return max(0.0, float(np.min(rdp_A + math.log(1.0 / delta) / (_ORDERS_A - 1.0))))
+
+
+def rdp(releases: Releases) -> FloatArray:
+    """Renyi divergence at ORDERS of all releases together. Shapes: -> (A,)."""
+    total_A = np.zeros(len(ORDERS))
+    for release, count in Counter(releases).items():
+        total_A += count * _rdp_of(release)
+    return total_A
+
+
+def pld_epsilon(releases: Releases, delta: float) -> float:
+    """Epsilon of steps of DP-SGD alone by dp-accounting's privacy loss distributions, to check `epsilon`.
+
+    Pessimistic, so an upper bound too, and tighter than RDP. Raises ConfigError for Skellam noise, for
+    which there is no such distribution here.
+    """
+    accounting = _accounting()
+    from dp_accounting import pld
+
+    accountant = pld.PLDAccountant()
+    for release, count in _counted(releases, delta).items():
+        if not isinstance(release, DpSgd):
+            raise ConfigError("pld: only the steps of DP-SGD have a privacy loss distribution here")
+        gaussian = accounting.GaussianDpEvent(release.noise_multiplier)
+        accountant.compose(
+            accounting.PoissonSampledDpEvent(release.sample_rate, gaussian), count * release.steps
+        )
+    return float(accountant.get_epsilon(delta))
+
+
+def skellam_rdp(release: Skellam, order: float) -> float:
+    """Renyi divergence of one release at an order above 1.
+
+    Agarwal, Kairouz, Liu 2021 (arXiv 2110.04995), Corollary 4.1 with scale 1: for whole orders a
+        a l2^2 / (2 mu) + min( ((2 a - 1) l2^2 + 6 l1) / (4 mu^2), 3 l1 / (2 mu) ).
+    The divergence never falls with the order, so the next whole order bounds one in between.
+    """
+    a, l1, mu, square = math.ceil(order), release.l1, release.variance, release.l2**2
+    more = min(((2 * a - 1) * square + 6 * l1) / (4 * mu**2), 3 * l1 / (2 * mu))
+    return a * square / (2 * mu) + more
+
+
+def releases_to_json(releases: Sequence[Release]) -> str:
+    """As the ledger keeps them."""
+    rows = [{"kind": _kind_of(release), **asdict(release)} for release in releases]
+    return json.dumps(rows, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def releases_from_json(text: str) -> tuple[Release, ...]:
+    """Raises ConfigError for anything that `releases_to_json` does not write."""
+    try:
+        rows = json.loads(text) if len(text) <= MAX_RELEASES_BYTES else None
+        if not isinstance(rows, list):
+            raise ConfigError("releases: expected a list")
+        return tuple(_read(row) for row in rows)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"releases: damaged, {error}") from None
+
+
+_ORDERS_A: Final = np.array(ORDERS)
+
+
+def _counted(releases: Releases, delta: float) -> Counter[Release]:
+    if not 0 < delta < 1:  # false for NaN too
+        raise ConfigError(f"delta: expected more than 0 and less than 1, got {delta}")
+    return Counter(releases)
+
+
+def _skellams(counts: Mapping[Release, int]) -> list[tuple[Skellam, int]]:
+    return [(release, count) for release, count in counts.items() if isinstance(release, Skellam)]
+
+
+def _converted(rdp_A: FloatArray, delta: float) -> float:
+    _accounting()
+    from dp_accounting.rdp import compute_epsilon
+
+    return float(compute_epsilon(ORDERS, rdp_A, delta)[0])
+
+
+@lru_cache(maxsize=4096)  # a ledger composes all that it ever held, before every input
+def _rdp_of(release: Release) -> FloatArray:
+    if isinstance(release, Skellam):
+        return np.array([skellam_rdp(release, order) for order in ORDERS])
+    accounting = _accounting()
+    from dp_accounting.rdp import RdpAccountant
+
+    event = accounting.PoissonSampledDpEvent(
+        release.sample_rate, accounting.GaussianDpEvent(release.noise_multiplier)
+    )
+    one_step_A = RdpAccountant(ORDERS).compose(event).rdp
+    return np.asarray(release.steps * one_step_A, dtype=np.float64)
+
+
+@lru_cache(maxsize=1)
+def _accounting() -> Any:
+    """dp-accounting, imported when it is needed: it takes a second."""
+    import dp_accounting
+
+    # it warns of each order whose series does not converge, and leaves that order out
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    return dp_accounting
+
+
+def _kind_of(release: Release) -> str:
+    return next(kind for kind, made in _KINDS.items() if isinstance(release, made))
+
+
+def _read(row: dict[str, Any]) -> Release:
+    values = dict(row)
+    made = _KINDS[values.pop("kind")]
+    if set(values) != {field.name for field in fields(made)}:
+        raise ConfigError(f"releases: expected the fields of {made.__name__}")
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()):
+        raise ConfigError("releases: expected numbers")
+    return made(**values)
+
+
+def _check_positive(what: str, name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):  # a comparison alone would let NaN pass
+        raise ConfigError(f"{what}: {name}: expected a finite number above 0, got {value}")

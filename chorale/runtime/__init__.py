@@ -1,0 +1,1 @@
+"""What long-lived processes stand on: files, database, audit log, work beside the event loop."""

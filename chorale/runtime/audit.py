@@ -1,0 +1,198 @@
+"""The audit log: JSON lines, each with the hash of the line before.
+
+Whoever changes, removes or reorders an entry breaks the chain behind it. Cutting off the end leaves a
+sound chain, so a ledger keeps the count and hash of the last entry it knows. Source: docs/protocol.md 10.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from chorale.runtime.files import PRIVATE, sync_directory
+from crypto.errors import ChoraleError, ConfigError, LocalProtocolError
+
+Plain: TypeAlias = "str | int | float | bool | list[Plain] | tuple[Plain, ...] | dict[str, Plain] | None"
+
+FIRST_PREVIOUS = "0" * 64
+MAX_LINE_BYTES = 1 << 20
+MAX_HASH_BYTES = 32  # digests and fingerprints; longer bytes would be payload
+RESERVED = ("entry", "time", "event", "previous")
+
+
+class AuditInUse(ChoraleError):
+    """Another process writes the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The last entry: its number (0 before the first) and the hash of its line."""
+
+    entry: int
+    line_hash: str
+
+
+class AuditLog:
+    """Appends entries that survive power loss. One process at a time holds a log.
+
+    Raises ConfigError if the file is in use or its last entry is damaged. A last line that a crash cut
+    short is taken away, and an entry says so.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._file = _open_alone(path)
+        try:
+            torn_bytes = _cut_torn_end(self._file)
+            self._head = _read_head(self._file, path)
+        except BaseException:
+            self._file.close()
+            raise
+        if torn_bytes:
+            self.append("audit.torn_line_removed", bytes_removed=torn_bytes)
+
+    @property
+    def head(self) -> Head:
+        return self._head
+
+    def append(self, event: str, **fields: Plain | bytes) -> Head:
+        """Write an entry and wait until it is on disk.
+
+        Raises LocalProtocolError for a field that an audit log must not hold.
+        """
+        with self._lock:
+            number = self._head.entry + 1
+            values = {name: _plain(name, value) for name, value in fields.items()}
+            stamps = {"entry": number, "time": self._clock().isoformat(), "event": event}
+            line = _line(stamps | values | {"previous": self._head.line_hash})
+            _append_synced(self._file, line)
+            self._head = Head(entry=number, line_hash=_hash(line))
+            return self._head
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def verify_file(path: Path) -> int:
+    """Number of entries, all of them chained. Raises ConfigError that names the first bad one."""
+    return sum(1 for _ in read_entries(path))
+
+
+def read_entries(path: Path) -> Iterator[dict[str, Any]]:
+    """The entries in order, each checked against the one before. Raises ConfigError."""
+    previous = FIRST_PREVIOUS
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(_lines(file), start=1):
+                yield _checked(line, number=number, previous=previous)
+                previous = _hash(line)
+    except OSError as error:
+        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _open_alone(path: Path) -> IO[bytes]:
+    is_new = not path.exists()
+    try:
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE), "r+b")  # noqa: SIM115
+    except OSError as error:
+        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise AuditInUse(f"{path}: the audit log is in use by another process") from None
+    if is_new:
+        sync_directory(path.parent)
+    return file
+
+
+def _append_synced(file: IO[bytes], line: bytes) -> None:
+    """All of the line or, where the disk is full, none of it."""
+    handle = file.fileno()
+    size = os.fstat(handle).st_size
+    try:
+        written = os.write(handle, line)
+        if written < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
+    os.fsync(handle)
+
+
+def _cut_torn_end(file: IO[bytes]) -> int:
+    """Drop what follows the last newline; return how many bytes that were."""
+    size = file.seek(0, os.SEEK_END)
+    start = file.seek(max(0, size - MAX_LINE_BYTES))
+    tail = file.read()
+    whole = start + tail.rfind(b"\n") + 1
+    if whole == size:
+        return 0
+    file.truncate(whole)
+    file.flush()
+    os.fsync(file.fileno())
+    return size - whole
+
+
+def _read_head(file: IO[bytes], path: Path) -> Head:
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
+        return Head(entry=0, line_hash=FIRST_PREVIOUS)
+    file.seek(max(0, size - MAX_LINE_BYTES))
+    line = file.read().splitlines(keepends=True)[-1]
+    try:
+        return Head(entry=int(json.loads(line)["entry"]), line_hash=_hash(line))
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path}: the last entry of the audit log is damaged") from None
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    while line := file.readline(MAX_LINE_BYTES):
+        yield line
+
+
+def _checked(line: bytes, *, number: int, previous: str) -> dict[str, Any]:
+    if not line.endswith(b"\n"):
+        raise ConfigError(f"entry {number}: cut short")
+    try:
+        entry = json.loads(line)
+        found, said = entry["entry"], entry["previous"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"entry {number}: not an entry of an audit log") from None
+    if found != number:
+        raise ConfigError(f"entry {number}: expected this number, got {found}")
+    if said != previous:
+        raise ConfigError(f"entry {number}: the entry before it was changed, or is missing")
+    return dict(entry)
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    line = json.dumps(entry, separators=(",", ":"), allow_nan=True).encode() + b"\n"
+    if len(line) >= MAX_LINE_BYTES:
+        raise LocalProtocolError(f"audit: an entry holds less than {MAX_LINE_BYTES} bytes")
+    return line
+
+
+def _plain(name: str, value: Plain | bytes) -> Plain:
+    if name in RESERVED:
+        raise LocalProtocolError(f"audit: the log itself writes {name}")
+    if not isinstance(value, bytes):
+        return value
+    if len(value) > MAX_HASH_BYTES:
+        raise LocalProtocolError(f"audit: {name}: expected at most {MAX_HASH_BYTES} bytes, got {len(value)}")
+    return value.hex()
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

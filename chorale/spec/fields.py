@@ -1,0 +1,66 @@
+"""Kinds of text and numbers that several settings files share."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, WithJsonSchema
+
+from chorale.spec.validation_errors import got
+from crypto.identity.certificates import NAME_PATTERN
+
+HIGHEST_PORT = 65_535
+
+# what is allowed, in errors and on the pages of docs/reference
+ADDRESS_FORM = f"host:port with a port up to {HIGHEST_PORT}"
+NAME_FORM = "1 to 63 lower-case letters, digits and inner hyphens"
+ENTRY_POINT_FORM = "package.module:function"
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+_ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def _checked_address(value: object) -> str:
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if found is None or int(found["port"]) > HIGHEST_PORT:
+        raise ValueError(f"expected {ADDRESS_FORM}, got {got(value)}")
+    return found.string
+
+
+def _checked_name(value: object) -> str:
+    if not isinstance(value, str) or not NAME_PATTERN.fullmatch(value):
+        raise ValueError(f"expected {NAME_FORM}, got {got(value)}")
+    return value
+
+
+def _checked_entry_point(value: object) -> str:
+    if not isinstance(value, str) or not _ENTRY_POINT.fullmatch(value):
+        raise ValueError(f"expected {ENTRY_POINT_FORM}, got {got(value)}")
+    return value
+
+
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):  # YAML's true and yes would pass for 1
+        raise ValueError(f"expected a number, got {got(value)}")
+    return value
+
+
+def _in_utc(moment: datetime) -> datetime:
+    # nor is pydantic's own zone kept: let go as a process ends, it reads what datetime has freed
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"expected a time of the years 1 to 9999 in UTC, got {moment.isoformat()}") from None
+
+
+def _text(allowed: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "format": allowed})
+
+
+Number = Annotated[float, BeforeValidator(_no_truth_value)]  # a float that a person wrote as a number
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+Address = Annotated[str, BeforeValidator(_checked_address), _text(ADDRESS_FORM)]
+Name = Annotated[str, BeforeValidator(_checked_name), _text(NAME_FORM)]  # of a federation, a member or a job
+EntryPoint = Annotated[str, BeforeValidator(_checked_entry_point), _text(ENTRY_POINT_FORM)]

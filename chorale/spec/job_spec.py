@@ -1,0 +1,393 @@
+"""The job file: everything a silo needs to know of a job, and all it lets decide about its input.
+
+Silos check these values and never infer them. Source: docs/protocol.md 3 and 7.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from chorale.spec.fields import Moment, Name
+from chorale.spec.privacy_spec import PrivacySpec
+from chorale.spec.settings_file import check_values, parse_mapping
+from chorale.transport.wire import MAX_SILOS
+from crypto.errors import ConfigError
+from crypto.fixed_point.layout import CLIPPED
+from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
+from strategies.combinations import check_classes, check_optimizer
+from strategies.methods import Strategy, recipe_of, strategy_of
+from strategies.recipe import (
+    Closing,
+    Features,
+    Head,
+    Loss,
+    Mix,
+    Own,
+    Recipe,
+    Regulariser,
+    ServerUpdate,
+    StatisticName,
+)
+from strategies.standing import check_private
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without a normalisation
+MAX_INPUT_VALUES = 1 << 24  # of one sample
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PartsSpec(_Part):
+    """A method by its parts, in place of a preset."""
+
+    head: Head = Field(default=Head.TRAINED, description="the last linear layer")
+    features: Features = Field(default=Features.RAW, description="what the head is given")
+    loss: Loss = Field(default=Loss.CROSS_ENTROPY, description="what a silo minimises")
+    regulariser: Regulariser = Field(default=Regulariser.NONE, description="what is added to the loss")
+    mix: Mix = Field(default=Mix.ADDITIVE, description="loss + mu R, or beta loss + (1 - beta) R")
+    server_update: ServerUpdate = Field(
+        default=ServerUpdate.WEIGHTED_MEAN, description="what the mean delta does to the model"
+    )
+    statistic: StatisticName | None = Field(default=None, description="summed beside the deltas; null: none")
+    own: Own = Field(default=Own.NONE, description="what of the model is each silo's own in every round")
+    closing: Closing = Field(default=Closing.NONE, description="what follows the last round")
+
+
+class StrategySpec(_Part):
+    """Which method trains: a preset, or its parts."""
+
+    preset: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="the method's name, such as fedavg; null with parts, else fedavg",
+    )
+    parts: PartsSpec | None = Field(default=None, description="the method by its parts, without a preset")
+    options: dict[str, bool | Finite | str] = Field(
+        default_factory=dict, max_length=64, description="the method's own numbers; fedavg has none"
+    )
+
+    @property
+    def name(self) -> str:
+        """What the method is called in reports."""
+        return self.preset or ("custom" if self.parts else "fedavg")
+
+    @property
+    def recipe(self) -> Recipe:
+        """Raises ConfigError for an unknown preset."""
+        return recipe_of(self.name) if self.parts is None else Recipe(**self.parts.model_dump())
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> StrategySpec:
+        if self.preset is not None and self.parts is not None:
+            raise ValueError("parts: expected a preset or parts, not both")
+        return self
+
+
+class ModelSpec(_Part):
+    """Which network is trained; its weights come with the initial state."""
+
+    name: Literal["mlp", "cnn", "resnet18", "vgg11", "mobilenet_v2", "custom"] = Field(
+        description="a built-in backbone with a linear head, or custom: one of the silos' own objective"
+    )
+    norm: Literal["batch", "group", "none"] = Field(
+        default="none",
+        description="normalisation layers: batch sends running means as a quantity of their own, group has "
+        "none to send; left out, it is none for mlp, cnn and custom and batch for the deeper backbones",
+    )
+    hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = Field(
+        default=(64,), max_length=16, description="widths of an mlp's hidden layers"
+    )
+    seed: int = Field(default=0, ge=0, lt=1 << 63, description="seed of the initial weights")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _norm_of_deep_models(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("name") in DEEP_MODELS:
+            return {"norm": "batch", **values}
+        return values
+
+
+class ScheduleSpec(_Part):
+    """How the learning rate changes from round to round."""
+
+    kind: Literal["constant", "step", "milestones", "cosine"] = Field(
+        default="constant",
+        description="constant; step: times gamma every step_rounds rounds; milestones: times gamma after "
+        "each of those rounds; cosine: half a wave down to zero after the last round",
+    )
+    step_rounds: int = Field(default=10, ge=1, le=100_000, description="rounds between two steps")
+    milestones: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] = Field(
+        default=(), max_length=100, description="last rounds before the rate falls, such as [160, 240]"
+    )
+    gamma: float = Field(default=0.1, gt=0, le=1, description="factor of one step")
+
+    @model_validator(mode="after")
+    def _has_milestones(self) -> ScheduleSpec:
+        if (self.kind == "milestones") != bool(self.milestones):
+            raise ValueError("milestones: expected with kind milestones, and with no other")
+        return self
+
+
+class TrainingSpec(_Part):
+    """Local training at a silo, in one round."""
+
+    local_epochs: int = Field(default=1, ge=1, le=1_000, description="passes over the silo's data")
+    batch_size: int = Field(default=32, ge=1, le=65_536, description="samples of one step")
+    optimizer: Literal["sgd", "adam"] = Field(
+        default="sgd", description="starts anew in each round; adam has betas 0.9 and 0.999 and no momentum"
+    )
+    learning_rate: float = Field(gt=0, le=100, allow_inf_nan=False, description="in the first round")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd; starts from zero in each round")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="L2 penalty")
+    schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate by round")
+
+
+class ColumnSpec(_Part):
+    """One column of tabular data: x becomes (x - mean) / scale, a missing value becomes fill first."""
+
+    name: str = Field(min_length=1, max_length=200, description="the column's heading")
+    mean: Finite = Field(default=0.0, description="subtracted from every value")
+    scale: Positive = Field(default=1.0, description="what is left is divided by it")
+    fill: Finite = Field(default=0.0, description="stands in for a missing value, in the column's own units")
+
+
+class JobSpec(_Part):
+    """A job as its operator signs it."""
+
+    name: Name = Field(description="the job's name: lower-case letters, digits and inner hyphens")
+    federation: Name = Field(description="the federation it belongs to")
+    nonce: str | None = Field(
+        default=None,
+        pattern="^[0-9a-f]{32}$",
+        description="32 random hex digits that keep two equal jobs apart; `job submit` fills them in",
+    )
+    not_after: Moment = Field(
+        description="no session starts after this time, such as 2027-01-31T00:00:00Z; where it is left out, "
+        "`job submit` takes the 30th day from then"
+    )
+    silos: tuple[Name, ...] = Field(
+        min_length=SMALLEST_FEDERATION, max_length=MAX_SILOS, description="names of all silos of the job"
+    )
+    rounds: int = Field(ge=1, le=100_000, description="training rounds, used-up ones included")
+    fraction: float = Field(
+        default=1.0, gt=0, le=1, description="share of the silos that each round names, drawn by hash"
+    )
+    threshold: int | None = Field(
+        default=None,
+        ge=SMALLEST_FEDERATION,
+        le=MAX_SILOS,
+        description="silos needed to unmask a sum; null: two thirds of the named ones and one, never fewer",
+    )
+    min_cohort: int | None = Field(
+        default=None,
+        ge=SMALLEST_FEDERATION,
+        le=MAX_SILOS,
+        description="fewest silos in a sum; null: a third of the named ones and two more, never fewer",
+    )
+    strategy: StrategySpec = Field(default=StrategySpec(), description="the training method")
+    model: ModelSpec = Field(description="the network")
+    classes: int = Field(ge=2, le=100_000, description="classes of the labels, which are 0 to classes - 1")
+    input_shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
+        min_length=1,
+        max_length=4,
+        description="shape of one sample: (channels, height, width), or (columns,)",
+    )
+    columns: tuple[ColumnSpec, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1_000,
+        description="columns of csv data, in the order of the input",
+    )
+    label_column: str | None = Field(
+        default=None, min_length=1, max_length=200, description="heading of the label in csv data"
+    )
+    training: TrainingSpec = Field(description="local SGD")
+    privacy: PrivacySpec | None = Field(
+        default=None, description="differential privacy; null: masks alone, and the sums go out as they are"
+    )
+    update_bound: float = Field(
+        default=8.0, gt=0, le=1e6, description="largest p * delta of a parameter; what lies beyond is clipped"
+    )
+    update_word: Literal[16, 32, 64] = Field(
+        default=32,
+        description="bits of a summed parameter; 32 takes the bytes of float32, 16 half of them, rotated and "
+        "scaled to the updates of the round before: the first round takes 32",
+    )
+    update_kept: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of the rotated update that a round sums, the same words at all silos; less than 1 "
+        "adds noise to the step and no bias",
+    )
+    min_weight: float = Field(
+        default=0.0, ge=0, le=1, description="least share of the federation's data for a round to be applied"
+    )
+    max_attempts: int = Field(
+        default=5, ge=1, le=100, description="sessions tried for one phase of one round"
+    )
+    roll_call_every: int = Field(
+        default=10, ge=1, le=100_000, description="rounds that must lie between two repeated roll-calls"
+    )
+    train_deadline_seconds: float = Field(
+        default=600.0, ge=1, le=604_800, description="time to train; heartbeats of a silo at work extend it"
+    )
+    train_hard_cap_seconds: float = Field(
+        default=3_600.0,
+        ge=1,
+        le=604_800,
+        description="time after which even a silo at work is left out; not below train_deadline_seconds",
+    )
+    seed: int = Field(default=0, ge=0, lt=1 << 63, description="of shuffling and dropout at the silos")
+    initial_state: Sha256 | None = Field(
+        default=None, description="SHA-256 of the initial global state; `job submit` fills it in"
+    )
+
+    @classmethod
+    def from_yaml(cls, data: bytes, *, source: str) -> JobSpec:
+        """Raises ConfigError that names file, field and what is allowed."""
+        return check_values(cls, parse_mapping(data, source=source), source=source)
+
+    def to_yaml(self) -> bytes:
+        """The job as a file; these bytes are signed, and their SHA-256 is the job digest."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        return yaml.safe_dump(values, sort_keys=False).encode()
+
+    def filled(self, *, nonce: str, initial_state: bytes) -> JobSpec:
+        """The job as it is signed. initial_state: the state's digest."""
+        values = self.model_dump() | {"nonce": nonce, "initial_state": initial_state.hex()}
+        return check_values(JobSpec, values, source=self.name)
+
+    def check_submittable(self, *, now: datetime) -> None:
+        """Raises ConfigError for a job that silos would refuse or that could not run."""
+        if self.nonce is None or self.initial_state is None:
+            raise ConfigError(f"job {self.name}: nonce and initial_state are required in a signed job")
+        if self.privacy is not None and self.privacy.unsolved:
+            raise ConfigError(
+                f"job {self.name}: privacy.{self.privacy.unsolved[0]} is required in a signed job"
+            )
+        if self.not_after <= now:
+            raise ConfigError(f"job {self.name}: not_after: {self.not_after.isoformat()} has passed")
+
+    def learning_rate_at(self, round: int) -> float:
+        """Learning rate of SGD in a round, counted from 1."""
+        schedule, first = self.training.schedule, self.training.learning_rate
+        if schedule.kind == "step":
+            return first * schedule.gamma ** ((round - 1) // schedule.step_rounds)
+        if schedule.kind == "milestones":
+            return first * schedule.gamma ** sum(last < round for last in schedule.milestones)
+        if schedule.kind == "cosine":
+            return first * 0.5 * (1.0 + math.cos(math.pi * (round - 1) / self.rounds))
+        return first
+
+    @property
+    def named_per_round(self) -> int:
+        """ceil(q R): silos that a round names while all of them are on the roster."""
+        return drawn_count(len(self.silos), self.fraction)
+
+    @property
+    def method(self) -> Strategy:
+        method = strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
+        return method if self.privacy is None else method.under_noise()
+
+    @property
+    def quantity_names(self) -> tuple[str, ...]:
+        """All that the job sums, as far as it is known without the model's state: a custom model may keep
+        running means of its own."""
+        has_buffers = self.model.norm == "batch"
+        names = self.method.quantity_names(has_buffers=has_buffers, update_word=self.update_word)
+        return names if self.privacy is None else tuple(name for name in names if name != CLIPPED)
+
+    def rule(self, members: int) -> CohortRule:
+        """Sizes for m named silos; the job's own values raise the defaults, never lower them.
+
+        Raises ConfigError if m is below 3 or below what the job asks for. Source: docs/protocol.md 3.1.
+        """
+        default = CohortRule.for_members(members)
+        return CohortRule.for_members(
+            members,
+            threshold=max(default.threshold, self.threshold or 0),
+            min_cohort=max(default.min_cohort, self.min_cohort or 0),
+        )
+
+    def min_class_holders(self, rule: CohortRule) -> int:
+        """Fewest silos that must hold a class before its row is sent: dropouts and colluders then leave
+        more than one. Source: docs/protocol.md 4."""
+        return rule.colluders + 2 + len(self.silos) - rule.threshold
+
+    @field_validator("silos")
+    @classmethod
+    def _no_silo_twice(cls, silos: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({name for name in silos if silos.count(name) > 1})
+        if twice:
+            raise ValueError(f"{twice[0]} is named twice")
+        return silos
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> JobSpec:
+        self._check_cohorts()
+        self._check_data()
+        if self.train_hard_cap_seconds < self.train_deadline_seconds:
+            raise ValueError("train_hard_cap_seconds: it should be at least train_deadline_seconds")
+        try:
+            method = strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
+            check_classes(self.strategy.recipe, self.classes)
+            check_optimizer(self.strategy.recipe, self.training.optimizer)
+            self._check_privacy(method)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def _check_privacy(self, method: Strategy) -> None:
+        if self.privacy is None:
+            return
+        if self.model.norm == "batch":
+            raise ConfigError(
+                "model.norm: batch mixes the records of a batch and sends means that no noise covers: "
+                "a private job needs norm: group (or none)"
+            )
+        check_private(
+            method.recipe,
+            method.options,
+            has_records=self.privacy.records is not None,
+            has_sums=self.privacy.sums is not None,
+        )
+
+    def _check_cohorts(self) -> None:
+        """The smallest named set decides: there the defaults are lowest and the room is least."""
+        if self.named_per_round < SMALLEST_FEDERATION:
+            raise ValueError(
+                f"fraction: a round would name {self.named_per_round} of {len(self.silos)} silos, "
+                f"expected at least {SMALLEST_FEDERATION}"
+            )
+        try:
+            CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    def _check_data(self) -> None:
+        if math.prod(self.input_shape) > MAX_INPUT_VALUES:
+            raise ValueError(f"input_shape: expected at most {MAX_INPUT_VALUES} values in a sample")
+        if self.columns is None:
+            return
+        if self.input_shape != (len(self.columns),):
+            raise ValueError(
+                f"input_shape: expected [{len(self.columns)}], the number of columns, "
+                f"got {list(self.input_shape)}"
+            )
+        names = [column.name for column in self.columns]
+        if len(set(names)) != len(names):
+            raise ValueError("columns: a column is named twice")
+        if self.label_column is None or self.label_column in names:
+            raise ValueError("label_column: expected the heading of a column that is not an input")

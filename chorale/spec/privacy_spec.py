@@ -1,0 +1,137 @@
+"""What a job promises about privacy, as its operator writes it down. Source: docs/privacy.md."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from chorale.spec.fields import Number
+
+LEAST_MULTIPLIER = 1e-3  # no protection to speak of: an epsilon beyond 10^5
+MAX_MULTIPLIER = 1e6  # noise beyond any use
+
+# beyond it what the sampler's law is off, times e^epsilon, uses up any delta (docs/privacy.md, "The noise")
+MAX_EPSILON = 30.0
+# below it the factors of the clip leave float32, and a gradient of zero would come out as no number
+LEAST_CLIP_NORM = 1e-6
+
+ClipNorm = Annotated[Number, Field(ge=LEAST_CLIP_NORM, le=1e6, allow_inf_nan=False)]
+Multiplier = Annotated[Number, Field(ge=LEAST_MULTIPLIER, le=MAX_MULTIPLIER, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RecordsSpec(_Part):
+    """DP-SGD at every silo (Abadi et al. 2016): one record more or less is what nobody can tell."""
+
+    clip_norm: ClipNorm = Field(description="L2 norm to which each sample's gradient is clipped")
+    noise_multiplier: Multiplier | None = Field(
+        default=None,
+        description="standard deviation of the noise, in clip norms; null: `job submit` solves for it",
+    )
+    sample_rate: Number = Field(
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="chance of each record to be in a step (Poisson sampling); an epoch is 1 / sample_rate "
+        "steps",
+    )
+
+
+class SumsSpec(_Part):
+    """Skellam noise on the summed updates: a silo's whole update is what nobody can tell."""
+
+    clip_norm: ClipNorm = Field(
+        description="L2 norm to which a silo's update is clipped, in parameter units, before its weight"
+    )
+    noise_multiplier: Multiplier | None = Field(
+        default=None,
+        description="least standard deviation of the noise in a sum, in clip norms; null: `job submit` "
+        "solves for it",
+    )
+
+
+class PrivacySpec(_Part):
+    """Differential privacy of everything that a job lets out of a silo."""
+
+    delta: Number = Field(
+        default=1e-5,
+        ge=1e-12,
+        le=1e-2,
+        allow_inf_nan=False,
+        description="chance that epsilon does not hold; below 1 / samples of the smallest silo",
+    )
+    epsilon: Number | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_EPSILON,
+        allow_inf_nan=False,
+        description="target for the whole job: `job submit` solves for the multipliers that are null",
+    )
+    records: RecordsSpec | None = Field(default=None, description="DP-SGD; null: none")
+    sums: SumsSpec | None = Field(default=None, description="noise on the summed updates; null: none")
+    statistics_noise_multiplier: Multiplier | None = Field(
+        default=None,
+        description="of sample counts, evaluation and the method's statistics, by record, in sensitivities; "
+        "null: `job submit` solves for it",
+    )
+    weight: Number | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="p of every silo, declared because n / total tells a count; null: 1 / silos of the round",
+    )
+
+    @property
+    def unsolved(self) -> tuple[str, ...]:
+        """Fields of the multipliers that are still null."""
+        multipliers = {"statistics_noise_multiplier": self.statistics_noise_multiplier}
+        if self.records is not None:
+            multipliers["records.noise_multiplier"] = self.records.noise_multiplier
+        if self.sums is not None:
+            multipliers["sums.noise_multiplier"] = self.sums.noise_multiplier
+        return tuple(field for field, multiplier in multipliers.items() if multiplier is None)
+
+    @property
+    def unit(self) -> str:
+        """What a summed update hides: `silo` where it is noised as a whole, else `record`."""
+        return "record" if self.sums is None else "silo"
+
+    def declared_weight(self, members: int) -> float:
+        """p of every silo. Never n / total, which tells a count."""
+        return 1.0 / members if self.weight is None else self.weight
+
+    def update_clip(self, members: int) -> float | None:
+        """L2 norm to which each silo's p * delta is clipped; None where it is not noised as a whole."""
+        return None if self.sums is None else self.declared_weight(members) * self.sums.clip_norm
+
+    @model_validator(mode="after")
+    def _promises_something(self) -> PrivacySpec:
+        if self.records is None and self.sums is None:
+            raise ValueError("expected records, sums or both: without either the updates go out as they are")
+        if self.unsolved and self.epsilon is None:
+            raise ValueError(
+                f"epsilon: expected a target to solve for {self.unsolved[0]}, which is null, got nothing"
+            )
+        return self
+
+    def with_multipliers(
+        self,
+        *,
+        records: float | None = None,
+        sums: float | None = None,
+        statistics: float | None = None,
+    ) -> PrivacySpec:
+        """The same with these in place of the ones that are null; those that are given stay."""
+        filled: dict[str, object] = {}
+        if self.records is not None and self.records.noise_multiplier is None:
+            filled["records"] = self.records.model_copy(update={"noise_multiplier": records})
+        if self.sums is not None and self.sums.noise_multiplier is None:
+            filled["sums"] = self.sums.model_copy(update={"noise_multiplier": sums})
+        if self.statistics_noise_multiplier is None:
+            filled["statistics_noise_multiplier"] = statistics
+        return self.model_copy(update=filled)

@@ -1,0 +1,1 @@
+"""The wire: protobuf messages, chunks of transfers, TLS, channel options."""

@@ -1,0 +1,144 @@
+"""Mutual TLS 1.3 for gRPC, and the check of one's own certificate before anybody else refuses it.
+
+gRPC has no setting for the lowest version; it is set by leaving no cipher suite that TLS 1.2 could use
+with ECDSA keys. Source: docs/protocol.md 1 and 8.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from cryptography import x509
+
+from chorale.runtime.files import read_limited
+from crypto.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from crypto.identity.certificates import Identity, Role, check_certificate, load_certificate
+
+if TYPE_CHECKING:
+    import grpc
+
+MAX_PEM_BYTES = 64 * 1024
+ENVIRONMENT = {
+    # an RSA suite: no TLS 1.2 handshake with an ECDSA key can pick it, and TLS 1.3 has its own list
+    "GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES256-GCM-SHA384",
+    # the core would print a line to stderr for every refused handshake
+    "GRPC_VERBOSITY": "NONE",
+}
+
+# How gRPC words a handshake that the peer broke off, which is all it tells of a refused certificate.
+CLOSED_WORDS = ("Socket closed", "recvmsg", "Connection reset", "Broken pipe")
+UNTRUSTED_WORDS = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "Hostname Verification Check failed",
+    "Peer name",
+    "Ssl handshake failed",
+    "handshaker",
+)
+
+
+class IdentityFiles(Protocol):
+    """Where a member's certificate and key lie, PEM."""
+
+    @property
+    def certificate(self) -> Path: ...
+
+    @property
+    def key(self) -> Path: ...
+
+
+def restrict_to_tls13() -> None:
+    """Leave TLS 1.2 no cipher suite. Call it at the top of every entry point, before grpc is imported.
+
+    Raises LocalProtocolError if grpc has read its environment already.
+    """
+    is_set = all(os.environ.get(name) == value for name, value in ENVIRONMENT.items())
+    if "grpc" in sys.modules and not is_set:
+        raise LocalProtocolError("tls: grpc was imported before it was restricted to TLS 1.3")
+    os.environ.update(ENVIRONMENT)
+
+
+def load_identity(files: IdentityFiles) -> Identity:
+    """Raises ConfigError that names the file."""
+    certificate = read_limited(files.certificate, MAX_PEM_BYTES)
+    key = read_limited(files.key, MAX_PEM_BYTES)
+    try:
+        return Identity.load(certificate, key)
+    except ConfigError as error:
+        raise ConfigError(f"{files.certificate}, {files.key}: {error}") from None
+
+
+def load_authority(path: Path) -> x509.Certificate:
+    """The federation's authority. Raises ConfigError that names the file."""
+    try:
+        return load_certificate(read_limited(path, MAX_PEM_BYTES))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from None
+
+
+def server_credentials(files: IdentityFiles, authority_pem: bytes) -> grpc.ServerCredentials:
+    """Credentials that ask every client for a certificate of the federation."""
+    import grpc
+
+    return grpc.ssl_server_credentials(
+        [(_read(files.key), _read(files.certificate))],
+        root_certificates=authority_pem,
+        require_client_auth=True,
+    )
+
+
+def channel_credentials(files: IdentityFiles, authority_pem: bytes) -> grpc.ChannelCredentials:
+    """Credentials of a silo or operator; the authority alone vouches for the coordinator."""
+    import grpc
+
+    return grpc.ssl_channel_credentials(
+        root_certificates=authority_pem,
+        private_key=_read(files.key),
+        certificate_chain=_read(files.certificate),
+    )
+
+
+def check_own_certificate(
+    identity: Identity,
+    *,
+    authority: x509.Certificate,
+    role: Role,
+    federation: str,
+    now: datetime,
+    path: Path | None = None,
+) -> None:
+    """Check what the peer will check, because gRPC shows a refused certificate only as a closed socket.
+
+    path: the certificate's file. Raises ConfigError in words that say what to do about it.
+    """
+    certificate, own = identity.certificate, f"{path}: own certificate" if path else "own certificate"
+    if now > certificate.not_valid_after_utc:
+        raise ConfigError(f"{own}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+    if now < certificate.not_valid_before_utc:
+        raise ConfigError(
+            f"{own}: not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, "
+            f"and the clock here says {now:%Y-%m-%d %H:%M} UTC"
+        )
+    try:
+        check_certificate(certificate, authority=authority, role=role, federation=federation, now=now)
+    except RemoteProtocolError as error:
+        raise ConfigError(f"{own}: {str(error).removeprefix('certificate: ')}") from None
+
+
+def explain_handshake(details: str, *, target: str) -> str:
+    """What gRPC's details of an unavailable peer tell of certificates, in one sentence; else nothing."""
+    if any(word in details for word in UNTRUSTED_WORDS):
+        return (
+            f"the certificate of {target} is not the coordinator's: "
+            "another authority signed it, or it is for another host name"
+        )
+    if any(word in details for word in CLOSED_WORDS):
+        return "coordinator refused this certificate or is restarting"
+    return ""
+
+
+def _read(path: Path) -> bytes:
+    return read_limited(path, MAX_PEM_BYTES)

@@ -1,0 +1,282 @@
+"""Protobuf messages to the session's own values and back.
+
+Whatever comes from a peer is checked here for size and form before anybody else sees it.
+Source: docs/protocol.md 8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from chorale.v1 import session_pb2
+from crypto.errors import Refusal, RemoteProtocolError
+from crypto.identity.certificates import NAME_PATTERN
+from crypto.session.messages import (
+    Cohort,
+    Envelopes,
+    RecoveredSeeds,
+    RecoverRequest,
+    Shares,
+    Signatures,
+    SignedBody,
+    Survivors,
+    UnmaskShares,
+)
+
+PROTOCOL_VERSION = 1
+CHUNK_BYTES = 1 << 20  # fastest and cheapest of 64 KiB .. 4 MiB over mutual TLS
+CHUNK_FRAME_BYTES = 16  # at most, around the bytes of one: tags, lengths, an offset below 2^35
+MAX_MESSAGE_BYTES = 4 << 20
+DIGEST_BYTES = 32
+SECRET_BYTES = 32
+SHARE_BYTES = 33  # a number below the prime 2^256 + 297
+MAX_SILOS = 200  # of one job; the sets that all of them signed then stay below MAX_MESSAGE_BYTES
+MAX_BODY_BYTES = 16 << 10  # of one advert or envelope: keys and ciphertexts of about 1,200 bytes each
+MAX_SETS_BYTES = 32 << 10  # of a CONSISTENCY body: two sets of 200 names of 63 letters
+MAX_SIGNATURE_BYTES = 72  # DER of an ECDSA P-256 signature
+MAX_ROUND = 1 << 20
+PHASE_PATTERN = re.compile(r"[a-z-]{1,32}(\.(0|[1-9][0-9]{0,5}))?")  # one name for one phase: no roll-call.00
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class PhaseKey:
+    """One attempt at one phase of one job."""
+
+    job_digest: bytes
+    round: int
+    phase: str
+    attempt: int
+
+    @property
+    def kind(self) -> str:
+        """train, roll-call ...: the phase name without its repeat counter."""
+        return phase_kind(self.phase)
+
+
+def phase_kind(phase: str) -> str:
+    return phase.partition(".")[0]
+
+
+def phase_number(phase: str) -> int:
+    """Repeat counter of a phase outside rounds; 0 where there is none."""
+    return int(phase.partition(".")[2] or 0)
+
+
+def key_to_wire(key: PhaseKey) -> session_pb2.SessionKey:
+    return session_pb2.SessionKey(
+        job_digest=key.job_digest, round=key.round, phase=key.phase, attempt=key.attempt
+    )
+
+
+def key_from_wire(wire: session_pb2.SessionKey) -> PhaseKey:
+    digest = checked_digest(wire.job_digest, what="job digest")
+    if not PHASE_PATTERN.fullmatch(wire.phase):
+        raise RemoteProtocolError("session key: expected a phase name such as train or roll-call.0")
+    if wire.round > MAX_ROUND or wire.attempt > MAX_ROUND:
+        raise RemoteProtocolError("session key: round or attempt is out of range")
+    return PhaseKey(job_digest=digest, round=wire.round, phase=wire.phase, attempt=wire.attempt)
+
+
+def signed_body_to_wire(signed: SignedBody) -> session_pb2.SignedBody:
+    return session_pb2.SignedBody(body=signed.body, signature=signed.signature)
+
+
+def signed_body_from_wire(wire: session_pb2.SignedBody, *, max_bytes: int = MAX_BODY_BYTES) -> SignedBody:
+    if not 0 < len(wire.body) <= max_bytes:
+        raise RemoteProtocolError(f"signed body: expected 1 to {max_bytes} bytes, got {len(wire.body)}")
+    if not 0 < len(wire.signature) <= MAX_SIGNATURE_BYTES:
+        raise RemoteProtocolError(
+            f"signature: expected 1 to {MAX_SIGNATURE_BYTES} bytes, got {len(wire.signature)}"
+        )
+    return SignedBody(body=wire.body, signature=wire.signature)
+
+
+def roster_from_wire(wire: session_pb2.SignedBody) -> SignedBody:
+    """A signed roster: the largest body there is."""
+    return signed_body_from_wire(wire, max_bytes=1 << 20)
+
+
+# silo -> coordinator
+
+
+def advert_to_wire(advert: SignedBody, key: PhaseKey) -> session_pb2.Advert:
+    return session_pb2.Advert(key=key_to_wire(key), advert=signed_body_to_wire(advert))
+
+
+def advert_from_wire(wire: session_pb2.Advert) -> SignedBody:
+    return signed_body_from_wire(wire.advert)
+
+
+def shares_to_wire(shares: Shares, key: PhaseKey) -> session_pb2.Shares:
+    return session_pb2.Shares(
+        key=key_to_wire(key),
+        envelopes=_bodies_to_wire(shares.envelopes),
+        own_share=signed_body_to_wire(shares.own_share),
+    )
+
+
+def shares_from_wire(wire: session_pb2.Shares) -> Shares:
+    return Shares(
+        envelopes=_bodies_from_wire(wire.envelopes, what="envelopes"),
+        own_share=signed_body_from_wire(wire.own_share),
+    )
+
+
+def complaint_to_wire(complaint: SignedBody, key: PhaseKey) -> session_pb2.Complaint:
+    return session_pb2.Complaint(key=key_to_wire(key), complaint=signed_body_to_wire(complaint))
+
+
+def complaint_from_wire(wire: session_pb2.Complaint) -> SignedBody:
+    return signed_body_from_wire(wire.complaint)
+
+
+def consistency_to_wire(consistency: SignedBody, key: PhaseKey) -> session_pb2.Consistency:
+    return session_pb2.Consistency(key=key_to_wire(key), consistency=signed_body_to_wire(consistency))
+
+
+def consistency_from_wire(wire: session_pb2.Consistency) -> SignedBody:
+    return signed_body_from_wire(wire.consistency, max_bytes=MAX_SETS_BYTES)
+
+
+def unmask_shares_to_wire(shares: UnmaskShares, key: PhaseKey) -> session_pb2.UnmaskShares:
+    return session_pb2.UnmaskShares(
+        key=key_to_wire(key),
+        self_mask_shares=_secrets_to_wire(shares.self_mask_shares),
+        recovery_shares=_secrets_to_wire(shares.recovery_shares),
+    )
+
+
+def unmask_shares_from_wire(wire: session_pb2.UnmaskShares) -> UnmaskShares:
+    return UnmaskShares(
+        self_mask_shares=_secrets_from_wire(wire.self_mask_shares, size=SHARE_BYTES),
+        recovery_shares=_secrets_from_wire(wire.recovery_shares, size=SHARE_BYTES),
+    )
+
+
+def recovered_seeds_to_wire(seeds: RecoveredSeeds, key: PhaseKey) -> session_pb2.RecoveredSeeds:
+    return session_pb2.RecoveredSeeds(key=key_to_wire(key), pair_seeds=_secrets_to_wire(seeds.pair_seeds))
+
+
+def recovered_seeds_from_wire(wire: session_pb2.RecoveredSeeds) -> RecoveredSeeds:
+    return RecoveredSeeds(pair_seeds=_secrets_from_wire(wire.pair_seeds, size=SECRET_BYTES))
+
+
+def refused_to_wire(code: Refusal, key: PhaseKey) -> session_pb2.Refused:
+    return session_pb2.Refused(key=key_to_wire(key), code=code.value)
+
+
+def refused_from_wire(wire: session_pb2.Refused) -> Refusal:
+    """A code of the closed list; free text of a silo goes nowhere."""
+    try:
+        return Refusal(wire.code)
+    except ValueError:
+        raise RemoteProtocolError("refusal: the code is not on the closed list") from None
+
+
+# coordinator -> silo
+
+
+def cohort_to_wire(cohort: Cohort, key: PhaseKey) -> session_pb2.Cohort:
+    return session_pb2.Cohort(key=key_to_wire(key), adverts=_bodies_to_wire(cohort.adverts))
+
+
+def cohort_from_wire(wire: session_pb2.Cohort) -> Cohort:
+    return Cohort(adverts=_bodies_from_wire(wire.adverts, what="adverts"))
+
+
+def envelopes_to_wire(envelopes: Envelopes, key: PhaseKey) -> session_pb2.Envelopes:
+    return session_pb2.Envelopes(
+        key=key_to_wire(key),
+        sharers=envelopes.sharers,
+        envelopes=_bodies_to_wire(envelopes.envelopes),
+    )
+
+
+def envelopes_from_wire(wire: session_pb2.Envelopes) -> Envelopes:
+    return Envelopes(
+        sharers=names_from_wire(wire.sharers),
+        envelopes=_bodies_from_wire(wire.envelopes, what="envelopes"),
+    )
+
+
+def survivors_to_wire(survivors: Survivors, key: PhaseKey) -> session_pb2.Survivors:
+    return session_pb2.Survivors(key=key_to_wire(key), survivors=survivors.survivors)
+
+
+def survivors_from_wire(wire: session_pb2.Survivors) -> Survivors:
+    return Survivors(survivors=names_from_wire(wire.survivors))
+
+
+def signatures_to_wire(signatures: Signatures, key: PhaseKey) -> session_pb2.Signatures:
+    return session_pb2.Signatures(key=key_to_wire(key), signatures=_bodies_to_wire(signatures.signatures))
+
+
+def signatures_from_wire(wire: session_pb2.Signatures) -> Signatures:
+    bodies = _bodies_from_wire(wire.signatures, what="signatures", max_bytes=MAX_SETS_BYTES)
+    return Signatures(signatures=bodies)
+
+
+def recover_request_to_wire(request: RecoverRequest, key: PhaseKey) -> session_pb2.RecoverRequest:
+    return session_pb2.RecoverRequest(key=key_to_wire(key), names=request.names)
+
+
+def recover_request_from_wire(wire: session_pb2.RecoverRequest) -> RecoverRequest:
+    return RecoverRequest(names=names_from_wire(wire.names))
+
+
+# digests
+
+
+def checked_digest(data: bytes, *, what: str) -> bytes:
+    """The bytes, if they can be a SHA-256 digest. Raises RemoteProtocolError."""
+    if len(data) != DIGEST_BYTES:
+        raise RemoteProtocolError(f"{what}: expected {DIGEST_BYTES} bytes, got {len(data)}")
+    return data
+
+
+def names_from_wire(wire: Iterable[str]) -> tuple[str, ...]:
+    """Silo names in the order given. Raises RemoteProtocolError."""
+    names = tuple(wire)
+    if len(names) > MAX_SILOS:
+        raise RemoteProtocolError(f"names: expected at most {MAX_SILOS}, got {len(names)}")
+    for name in names:
+        _check_name(name)
+    return names
+
+
+def _check_name(name: str) -> None:
+    if not NAME_PATTERN.fullmatch(name):
+        raise RemoteProtocolError("names: expected 1 to 63 lower-case letters, digits and inner hyphens")
+
+
+def _bodies_to_wire(bodies: Iterable[SignedBody]) -> list[session_pb2.SignedBody]:
+    return [signed_body_to_wire(body) for body in bodies]
+
+
+def _bodies_from_wire(
+    wire: Iterable[session_pb2.SignedBody], *, what: str, max_bytes: int = MAX_BODY_BYTES
+) -> tuple[SignedBody, ...]:
+    bodies = tuple(signed_body_from_wire(body, max_bytes=max_bytes) for body in wire)
+    if len(bodies) > MAX_SILOS:
+        raise RemoteProtocolError(f"{what}: expected at most {MAX_SILOS}, got {len(bodies)}")
+    return bodies
+
+
+def _secrets_to_wire(secrets: Mapping[str, bytes]) -> list[session_pb2.NamedSecret]:
+    return [session_pb2.NamedSecret(name=name, secret=secrets[name]) for name in sorted(secrets)]
+
+
+def _secrets_from_wire(wire: Iterable[session_pb2.NamedSecret], *, size: int) -> dict[str, bytes]:
+    secrets: dict[str, bytes] = {}
+    for entry in wire:
+        _check_name(entry.name)
+        if entry.name in secrets:
+            raise RemoteProtocolError(f"secrets: {entry.name} is given twice")
+        if len(entry.secret) != size:
+            raise RemoteProtocolError(f"secrets: expected {size} bytes, got {len(entry.secret)}")
+        secrets[entry.name] = entry.secret
+    if len(secrets) > MAX_SILOS:
+        raise RemoteProtocolError(f"secrets: expected at most {MAX_SILOS}, got {len(secrets)}")
+    return secrets

@@ -1,0 +1,1 @@
+"""`chorale demo`: a federation of processes on this machine."""

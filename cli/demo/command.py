@@ -1,0 +1,288 @@
+"""`chorale demo`: a whole federation on this machine, each party a process of its own, on real data."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.demo.processes import Child, Processes, run_commands
+from cli.demo.setup import (
+    COORDINATOR,
+    EPSILONS,
+    FEDERATION,
+    OPEN_POLICY,
+    DemoPlan,
+    clean_folder,
+    hold_ceremony,
+    write_coordinator,
+    write_job,
+    write_operator,
+    write_silo,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cli.operations import Operations
+    from cli.output.progress import JobHistory
+    from cli.output.promise import Promise
+
+START_SECONDS = 60.0  # for a party to come up on a busy machine
+DROP_ROUND = 2
+
+
+@click.command()
+@click.option("--silos", default=4, show_default=True, type=click.IntRange(3, 200), help="Number of silos.")
+@click.option(
+    "--rounds", default=10, show_default=True, type=click.IntRange(1, 1000), help="Training rounds."
+)
+@click.option("--strategy", default="fedavg", show_default=True, help="Training method.")
+@click.option("--drop", default=0, show_default=True, help="Kill this many silos in round 2, for good.")
+@click.option(
+    "--dp",
+    type=click.Choice(list(EPSILONS)),
+    help="Differential privacy, by record or of summed updates.",
+)
+@click.option(
+    "--epsilon", type=float, help="Privacy budget of the whole run, with --dp.  [default: 8 records, 4 sums]"
+)
+@click.option(
+    "--out",
+    default=Path("runs/demo"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder for the report and the model.",
+)
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of split and model.")
+def demo(
+    silos: int,
+    rounds: int,
+    strategy: str,
+    drop: int,
+    dp: str | None,
+    epsilon: float | None,
+    out: Path,
+    seed: int,
+) -> None:
+    """Train on real data with every party a process on this machine.
+
+    Leaves report.json, report.html and model.safetensors in the --out folder.
+    """
+    plan = DemoPlan(
+        silos=silos,
+        rounds=rounds,
+        strategy=strategy,
+        drop=drop,
+        out=out.resolve(),
+        seed=seed,
+        dp=dp,
+        epsilon=epsilon,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # every end goes through the same door
+    logs = plan.parties / "logs"
+    with clean_folder(plan), Processes(logs) as processes:
+        logs.mkdir()
+        report = _run(plan, processes)
+    _conclude(plan, out, report)
+
+
+def _run(plan: DemoPlan, processes: Processes) -> dict[str, Any]:
+    """From the first key to the report."""
+    from cli.job import check_done
+    from cli.operations import connect
+    from cli.operator import operator_settings
+    from cli.output import report
+
+    _say(f"making keys and certificates for {plan.silos} silos, a coordinator and an operator")
+    hold_ceremony(plan)
+    address, silos = _start(plan, processes)
+    config = write_operator(plan, coordinator=address)
+    with connect(operator_settings(config, given={}, identity={})) as (operations, _):
+        _await_silos(plan, processes, operations)
+        digest = _submit(plan, operations, config)
+        promise = None if plan.dp is None else _promise(plan, operations, digest)
+        history = _follow(plan, operations, digest, silos)
+        summary, data = operations.fetch(digest)
+        history.summary = summary
+        _write(plan.out / "model.safetensors", b"".join(data))
+    spent = {} if promise is None else _spent(plan)
+    document = report.document(history, policy=OPEN_POLICY, promise=promise, spent=spent)
+    _write(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode())
+    _write(plan.out / "report.html", report.page(document).encode())
+    check_done(history)  # a job that was stopped leaves its model and report too
+    return document
+
+
+def _start(plan: DemoPlan, processes: Processes) -> tuple[str, list[Child]]:
+    """Start coordinator and silos; returns the coordinator's address and the silos' processes."""
+    _say("starting the coordinator")
+    processes.start(COORDINATOR, ["coordinator", "run", "--config", str(write_coordinator(plan))])
+    processes.wait_until(plan.endpoint.exists, what="the coordinator's endpoint", seconds=START_SECONDS)
+    address = str(json.loads(plan.endpoint.read_text())["grpc"])
+    _say(f"starting {plan.silos} silos; the coordinator listens on {address}")
+    configs = {name: write_silo(plan, name, coordinator=address) for name in plan.names}
+    started = [
+        processes.start(name, ["silo", "run", "--config", str(path)]) for name, path in configs.items()
+    ]
+    return address, started
+
+
+def _await_silos(plan: DemoPlan, processes: Processes, operations: Operations) -> None:
+    def are_connected() -> bool:
+        return sum(silo.connected for silo in operations.silos().silos) == plan.silos
+
+    processes.wait_until(are_connected, what="all silos connected", seconds=START_SECONDS)
+
+
+def _submit(plan: DemoPlan, operations: Operations, config: Path) -> bytes:
+    _say(f"submitting a job: {plan.strategy}, {plan.rounds} rounds")
+    command = ["job", "submit", str(write_job(plan)), "--save", str(plan.signed_job), "--config", str(config)]
+    (output,) = run_commands([command])
+    return operations.find(output.split()[0])
+
+
+def _promise(plan: DemoPlan, operations: Operations, digest: bytes) -> Promise:
+    """What the job promises, told before its first round, with what few silos make of it."""
+    from chorale.spec.job_spec import JobSpec
+    from chorale.spec.state import state_from_bytes
+    from cli.output.promise import promise_of
+
+    spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
+    _, data = operations.fetch(digest)
+    promise = promise_of(spec, state_from_bytes(b"".join(data)))
+    for line in (promise.line(), *promise.warnings()):
+        _say(line)
+    return promise
+
+
+def _spent(plan: DemoPlan) -> dict[str, float]:
+    """Epsilon of each silo's data set, from its own ledger; no silo would tell anybody else."""
+    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.policy.policy import load_policy
+    from silo_agent.settings import load_silo_settings
+
+    spent: dict[str, float] = {}
+    for name in plan.names:
+        settings = load_silo_settings(plan.folder(name) / "silo.yaml")
+        ledger = Ledger(settings.ledger_path)
+        try:
+            budget = ledger.budget(policy=load_policy(settings.policy), data_set=settings.data.name)
+            spent[name] = budget.spent()[0]
+        finally:
+            ledger.close()
+    return spent
+
+
+def _follow(plan: DemoPlan, operations: Operations, digest: bytes, silos: list[Child]) -> JobHistory:
+    from cli.output.progress import JobHistory, show
+
+    history, notes = JobHistory(), list[str]()
+    doomed = {child.name: child for child in silos if child.name in plan.doomed}
+    is_over = threading.Event()
+    reaper = threading.Thread(
+        target=_reap, args=(plan.parties / "logs" / f"{COORDINATOR}.log", doomed, notes, is_over)
+    )
+    reaper.start()
+    try:
+        show(operations.watch(digest), history, notes=notes)
+    finally:
+        is_over.set()
+        reaper.join()
+    return history
+
+
+def _reap(log: Path, doomed: dict[str, Child], notes: list[str], is_over: threading.Event) -> None:
+    """Kill each doomed silo once the coordinator reports its shares of the round: before any envelope
+    is relayed, so the others have to recover its masks."""
+    waiting = dict(doomed)
+    for record in _records(log, is_over):
+        if not waiting:
+            return
+        is_moment = record.get("event") == "shares received" and record.get("phase") == "train"
+        if not is_moment or record.get("round") != DROP_ROUND:
+            continue
+        child = waiting.pop(str(record.get("silo")), None)
+        if child is not None:
+            child.kill()
+            notes.append(f"killed {child.name} in round {DROP_ROUND}, after its shares were received")
+            if not sys.stderr.isatty():
+                _say(notes[-1])
+
+
+def _records(log: Path, is_over: threading.Event) -> Iterator[dict[str, object]]:
+    """JSON lines of a log as they are written."""
+    with log.open("rb") as stream:
+        while not is_over.is_set():
+            start = stream.tell()
+            line = stream.readline()
+            if not line.endswith(b"\n"):
+                stream.seek(start)
+                is_over.wait(0.02)
+            elif line.startswith(b"{"):
+                yield json.loads(line)
+
+
+def _conclude(plan: DemoPlan, out: Path, report: dict[str, Any]) -> None:
+    """Results on stdout, and where to go from here."""
+    command, silo = _own_command(), out / "federation" / plan.names[0]
+    accuracy, noise = report["final_accuracy"], report["accuracy_noise"]
+    told = f"final accuracy {accuracy:.4f}" if isinstance(accuracy, float) else "final accuracy unknown"
+    click.echo(told if noise is None else f"{told} (measured under noise of standard deviation {noise:.3f})")
+    if report["personal_accuracy"] is not None:
+        click.echo(_personal_line(report))
+    for line in _privacy_lines(report):
+        click.echo(line)
+    click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}")
+    click.echo("try next:")
+    click.echo(f"  {command} audit verify {silo / 'state' / 'audit.jsonl'}")
+    shown = "policy" if plan.dp is None else "ledger"
+    if report["personal_accuracy"] is not None:
+        shown = "personal"
+    click.echo(f"  {command} silo {shown} --config {silo / 'silo.yaml'}")
+    click.echo(f"  {command} demo --silos 7 --drop 2 --out {out.parent / 'demo-drop'}")
+
+
+def _personal_line(report: dict[str, Any]) -> str:
+    return (
+        f"personal accuracy {report['personal_accuracy']:.4f} +- {report['personal_accuracy_deviation']:.4f} "
+        f"over {report['personal_silos']} silos, each its own model on its own hold-out"
+    )
+
+
+def _privacy_lines(report: dict[str, Any]) -> list[str]:
+    from cli.output.report import units_told
+
+    if report["epsilon"] is None:
+        return []
+    spent = ", ".join(f"{silo} {epsilon:.4g}" for silo, epsilon in report["epsilon_spent_by_silo"].items())
+    promised = f"epsilon {report['epsilon']:.4g} at delta {report['delta']:g}"
+    return [
+        f"{promised} planned for the whole job, {units_told(report)}",
+        f"epsilon spent for each record, by each silo's ledger: {spent}",
+    ]
+
+
+def _own_command() -> str:
+    """How this shell would call the command again."""
+    if shutil.which("chorale"):
+        return "chorale"
+    beside = Path(sys.executable).parent / "chorale"
+    return os.path.relpath(beside) if beside.exists() else f"{os.path.relpath(sys.executable)} -m cli.main"
+
+
+def _write(path: Path, data: bytes) -> None:
+    from chorale.runtime.files import write_atomic
+
+    write_atomic(path, data, mode=0o644)
+
+
+def _say(text: str) -> None:
+    click.echo(f"{FEDERATION}: {text}", err=True)

@@ -1,0 +1,179 @@
+"""The demo's parties as operating-system processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import click
+
+from cli.errors import CommandFailed, ExitCode
+from cli.parent import PARENT
+from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
+
+STOP_SECONDS = 10.0
+POLL_SECONDS = 0.05
+AT_ONCE = 8  # commands; each takes about 50 MB
+
+
+@dataclass(slots=True)
+class Child:
+    """One party. is_expected_to_end: the demo itself kills it."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    is_expected_to_end: bool = False
+
+    def kill(self) -> None:
+        """SIGKILL, for good: what a power cut would do."""
+        self.is_expected_to_end = True
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass(slots=True)
+class Processes:
+    """Everything that was started, stopped again when the block ends, by whatever way."""
+
+    log_directory: Path
+    children: list[Child] = field(default_factory=list)
+
+    def start(self, name: str, arguments: Sequence[str]) -> Child:
+        """Start `chorale <arguments>` in a session of its own, its output in a log file."""
+        log = self.log_directory / f"{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                _command(arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops them in order
+            )
+        child = Child(name=name, process=process, log=log)
+        self.children.append(child)
+        return child
+
+    def wait_until(self, is_done: Callable[[], bool], *, what: str, seconds: float) -> None:
+        """Poll until done. Raises CommandFailed if a child ends before, or if it takes too long."""
+        deadline = time.monotonic() + seconds
+        while not is_done():
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise CommandFailed(f"{what}: not within {seconds:.0f} s; see {self.log_directory}")
+            time.sleep(POLL_SECONDS)
+
+    def check_alive(self) -> None:
+        """Raises CommandFailed, with the last line of its log, for a child that ended by itself."""
+        for child in self.children:
+            code = child.process.poll()
+            if code is not None and not child.is_expected_to_end:
+                raise CommandFailed(f"{child.name} ended with exit code {code}: {_last_line(child.log)}")
+
+    def stop(self) -> None:
+        """SIGTERM to all, then SIGKILL to whoever is left."""
+        running = [child for child in self.children if child.process.poll() is None]
+        for child in running:
+            child.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for child in running:
+            try:
+                child.process.wait(timeout=max(deadline - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is KeyboardInterrupt and self.children:
+            click.echo(f"stopping {len(self.children)} processes; interrupt again to kill them", err=True)
+        try:
+            self.stop()
+        except KeyboardInterrupt:  # a second Ctrl-C: no more patience
+            for child in self.children:
+                child.process.kill()
+            raise
+
+
+def run_commands(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Run `chorale` commands, a few at the same time; returns their outputs.
+
+    Raises CommandFailed, or ConfigError or PolicyRefusal where that is how one ended.
+    """
+    outputs: list[str] = []
+    for first in range(0, len(commands), AT_ONCE):
+        outputs += _run_together(commands[first : first + AT_ONCE])
+    return outputs
+
+
+def _run_together(commands: Sequence[Sequence[str]]) -> list[str]:
+    started = [_captured(arguments) for arguments in commands]
+    outputs = []
+    try:
+        for process in started:
+            output, errors = process.communicate()
+            if process.returncode != 0:
+                raise _failure(process.returncode, errors)
+            outputs.append(output.decode())
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return outputs
+
+
+def _captured(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        _command(arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=_environment(),
+        start_new_session=True,
+    )
+
+
+def _command(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "cli.main", *arguments]
+
+
+def _environment() -> dict[str, str]:
+    """One thread per process: silos that spin for the same cores are 30 times slower."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHORALE_")}
+    folder = str(Path(__file__).resolve().parents[2])
+    paths = [folder, *filter(None, [inherited.get("PYTHONPATH")])]
+    return inherited | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+        PARENT: str(os.getpid()),
+    }
+
+
+def _failure(code: int, errors: bytes) -> ChoraleError:
+    """What ends this command as that one ended."""
+    kinds: dict[int, type[ChoraleError]] = {
+        ExitCode.USAGE: ConfigError,
+        ExitCode.REFUSED_HERE: PolicyRefusal,
+    }
+    return kinds.get(code, CommandFailed)(_told(errors))
+
+
+def _told(errors: bytes) -> str:
+    lines = errors.decode(errors="replace").strip().splitlines() or ["no message"]
+    return lines[-1].removeprefix("chorale: error: ")
+
+
+def _last_line(log: Path) -> str:
+    return _told(log.read_bytes()[-4096:])

@@ -1,0 +1,121 @@
+"""What a private job promises and what its noise does to its results, for those who submit and read it.
+
+Source: docs/privacy.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from chorale.privacy.plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
+from chorale.privacy.protection import DELTA, noise_deviations, noised, privacy_of
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.phase_context import phase_context
+from chorale.spec.privacy_spec import PrivacySpec
+from chorale.spec.state import GlobalState
+from crypto.errors import ConfigError
+
+DROWNED = 1.0  # noise in the length of the longest update: beyond it sums say little of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """epsilon: what the whole plan costs one silo's data set, at delta. unit: record or silo.
+
+    Statistics are noised by record whatever the unit is: epsilon_updates_per_silo and
+    epsilon_statistics_per_record are what either costs by itself, the first None where the unit is record.
+    multipliers: by field of the job's `privacy`. count_deviation: standard deviation of the noise in a
+    summed count of all silos. update_noise: length of the noise on a round's mean update in clip norms,
+    the longest that a mean update can be; 0 where it carries none.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    epsilon_updates_per_silo: float | None
+    epsilon_statistics_per_record: float
+    multipliers: Mapping[str, float] = field(default_factory=dict)
+    count_deviation: float = 0.0
+    update_noise: float = 0.0
+
+    def line(self) -> str:
+        """One line for a person."""
+        noise = ", ".join(f"{name} {value:g}" for name, value in self.multipliers.items())
+        return (
+            f"privacy: epsilon {self.epsilon:.4g} at delta {self.delta:g} for the whole job, "
+            f"{units(self.epsilon_updates_per_silo, self.epsilon_statistics_per_record)}; "
+            f"noise multipliers: {noise}"
+        )
+
+    def warnings(self) -> list[str]:
+        """What few silos make of the promise: one line, or none."""
+        if self.update_noise <= DROWNED:
+            return []
+        return [
+            f"each round's noise is {self.update_noise:.0f} times as long as the longest update: "
+            "expect an accuracy near chance; hiding whole silos takes many more of them"
+        ]
+
+    def accuracy_deviation(self, accuracy: float, tested: float) -> float:
+        """Standard deviation of a measured accuracy by the noise in its two counts, to first order."""
+        if not tested > 0:
+            return math.inf
+        return self.count_deviation * math.sqrt(1.0 + accuracy**2) / tested
+
+
+def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
+    """What a job with its multipliers promises. state: any of its global states, for the shapes.
+
+    Raises ConfigError for a job that costs more than the target it names.
+    """
+    privacy, members = privacy_of(spec), spec.named_per_round
+    cost = planned_epsilon(spec, state)
+    if privacy.epsilon is not None and cost > privacy.epsilon:
+        raise ConfigError(
+            f"privacy.epsilon: expected noise multipliers that cost at most {privacy.epsilon:g}, "
+            f"got {cost:.4g}"
+        )
+    deviations, size = _train_noise(spec, state, members)
+    clip = 0.0 if privacy.sums is None else privacy.sums.clip_norm
+    weight = privacy.declared_weight(members) * members
+    return Promise(
+        epsilon=cost,
+        delta=privacy.delta,
+        unit=privacy.unit,
+        epsilon_updates_per_silo=planned_updates_epsilon(spec, state),
+        epsilon_statistics_per_record=planned_statistics_epsilon(spec, state),
+        multipliers=multipliers_of(privacy),
+        count_deviation=deviations["correct"],
+        update_noise=deviations.get(DELTA, 0.0) * math.sqrt(size) / (clip * weight) if clip else 0.0,
+    )
+
+
+def units(updates_per_silo: float | None, statistics_per_record: float) -> str:
+    """Whom a job's epsilon is for; of two units, what each costs by itself."""
+    if updates_per_silo is None:
+        return "for each record"
+    return (
+        f"for each record; by themselves updates cost epsilon {updates_per_silo:.4g} for each silo, "
+        f"statistics epsilon {statistics_per_record:.4g} for each record"
+    )
+
+
+def multipliers_of(privacy: PrivacySpec) -> dict[str, float]:
+    """Those that are not null, by field."""
+    found: dict[str, float | None] = {}
+    if privacy.records is not None:
+        found["records.noise_multiplier"] = privacy.records.noise_multiplier
+    if privacy.sums is not None:
+        found["sums.noise_multiplier"] = privacy.sums.noise_multiplier
+    found["statistics_noise_multiplier"] = privacy.statistics_noise_multiplier
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _train_noise(spec: JobSpec, state: GlobalState, members: int) -> tuple[dict[str, float], int]:
+    """Deviations of the noise in the sums of a train phase, and the words of the summed update."""
+    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
+    quantities = noised(spec.method.phase("train").quantities(context), spec, members)
+    sizes = {quantity.name: quantity.size for quantity in quantities}
+    return noise_deviations(quantities, members), sizes[DELTA]

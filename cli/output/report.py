@@ -1,0 +1,317 @@
+"""The report of a job: report.json's document and a page that needs nothing else. Pure: no I/O.
+
+The document's keys are fixed by docs/protocol.md 10 and read by other programs.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from chorale.v1.records_pb2 import PhaseRecord
+from cli.output.progress import (
+    TRAIN,
+    JobHistory,
+    accuracy_by_round,
+    final_accuracy,
+    final_tested,
+    personal_figures,
+)
+
+if TYPE_CHECKING:
+    from cli.output.promise import Promise
+
+Document = dict[str, Any]
+WIDTH, HEIGHT, MARGIN = 640, 240, 36
+
+SEEN = (
+    (
+        "coordinator",
+        "public keys, sealed envelopes and masked vectors it cannot read; one sum a phase",
+    ),
+    (
+        "each silo",
+        "its own data, every round's model, who took part; no other silo's contribution",
+    ),
+    ("authority", "names and certificates; it was offline during training"),
+    ("operator", "what this report shows, and the model"),
+)
+
+
+def document(
+    history: JobHistory,
+    *,
+    policy: Document | None = None,
+    promise: Promise | None = None,
+    spent: Mapping[str, float] | None = None,
+) -> Document:
+    """What report.json holds. policy: what the silos of a demo allowed beyond the defaults.
+
+    promise: of a private job. spent: epsilon by silo, where whoever asks has the silos' own ledgers.
+    """
+    summary, trained = history.summary, history.of_kind(TRAIN)
+    return {
+        "job": summary.job_digest.hex(),
+        "name": summary.name,
+        "status": summary.status,
+        "strategy": summary.strategy,
+        "silos": len(summary.silos),
+        "silo_names": list(summary.silos),
+        "rounds": summary.rounds,
+        "rounds_completed": summary.rounds_completed,
+        "final_accuracy": final_accuracy(history),
+        "accuracy_by_round": accuracy_by_round(history),
+        **_personal(history),
+        "secure_aggregation": True,  # there is no other way a silo's numbers travel
+        "quantities": _ordered(name for record in history.records for name in record.quantities),
+        "dropped": _dropped(history.records),
+        "wall_seconds": round(sum(record.wall_seconds for record in history.records), 3),
+        "upload_bytes_per_silo_round": _mean(
+            [record.upload_bytes for record in trained if record.upload_bytes]
+        ),
+        "float32_bytes": summary.float32_bytes,
+        **_privacy(history, promise, spent or {}),
+        "policy": policy or {},
+        "phases": [_phase(record) for record in history.records],
+    }
+
+
+def page(report: Document) -> str:
+    """One HTML file with no script and nothing fetched."""
+    title = f"Chorale: {html.escape(report['name'])}"
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
+            f"<style>{STYLE}</style></head><body>",
+            f"<h1>{title}</h1>",
+            f"<p>{_headline(report)}</p>",
+            "<h2>Accuracy</h2>",
+            _curve(report["accuracy_by_round"]),
+            *_personal_line(report),
+            "<h2>Rounds</h2>",
+            _rounds_table(report["phases"]),
+            "<h2>Who was left out</h2>",
+            _dropped_table(report["dropped"]),
+            "<h2>What was summed</h2>",
+            f"<p>{html.escape(', '.join(report['quantities'])) or 'nothing'}. Only sums over the "
+            f"silos of a round were revealed, {_exactness(report)}.</p>",
+            *_privacy_section(report),
+            *_policy_line(report["policy"]),
+            "<h2>What each party saw</h2>",
+            _table(("party", "saw"), SEEN),
+            "</body></html>",
+        ]
+    )
+
+
+def units_told(report: Document) -> str:
+    """Of a private job: what its epsilon protects."""
+    from cli.output.promise import units
+
+    return units(report["epsilon_updates_per_silo"], report["epsilon_statistics_per_record"])
+
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; color: #1b1f24 }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid #d8dee4 }
+svg { width: 100%; height: auto }
+text { font-size: 12px; fill: #57606a }
+"""
+
+
+def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, float]) -> Document:
+    """What was spent is the ledgers'; any other epsilon is the whole plan's, of a stopped job too."""
+    accuracy, tested = final_accuracy(history), final_tested(history)
+    noise = None
+    if promise is not None and accuracy is not None and tested is not None:
+        noise = promise.accuracy_deviation(accuracy, tested)
+    return {
+        "epsilon": promise and promise.epsilon,
+        "epsilon_unit": promise and promise.unit,
+        "epsilon_updates_per_silo": promise and promise.epsilon_updates_per_silo,
+        "epsilon_statistics_per_record": promise and promise.epsilon_statistics_per_record,
+        "delta": promise and promise.delta,
+        "noise_multipliers": dict(promise.multipliers) if promise else {},
+        "epsilon_spent_by_silo": dict(spent),
+        "accuracy_noise": noise,
+    }
+
+
+def _personal(history: JobHistory) -> Document:
+    """Of the silos' own models, which stay with them; null in a job that makes none."""
+    found = personal_figures(history)
+    return {
+        "personal_accuracy": found and found.accuracy,
+        "personal_accuracy_deviation": found and found.deviation,
+        "personal_silos": found and found.silos,
+    }
+
+
+def _personal_line(report: Document) -> list[str]:
+    if report["personal_accuracy"] is None:
+        return []
+    return [
+        f"<p>Each silo's own model, on its own hold-out: accuracy {report['personal_accuracy']:.4f}, "
+        f"standard deviation {report['personal_accuracy_deviation']:.4f} over {report['personal_silos']} "
+        "silos. Nobody but the silo has its model or its accuracy.</p>"
+    ]
+
+
+def _exactness(report: Document) -> str:
+    if report["epsilon"] is None:
+        return "exact in fixed point"
+    return "after noise on all that depends on data"
+
+
+def _privacy_section(report: Document) -> list[str]:
+    if report["epsilon"] is None:
+        return []
+    told = (
+        f"All that a silo lets out in this job as planned costs its data set at most epsilon "
+        f"{report['epsilon']:.4g} at delta {report['delta']:g}, {units_told(report)}. "
+    )
+    if report["epsilon_updates_per_silo"] is not None:
+        told += "No noise hides a whole silo in the statistics. "
+    told += "Accuracies carry noise too."
+    spent = [(silo, f"{epsilon:.4g}") for silo, epsilon in report["epsilon_spent_by_silo"].items()]
+    noise = [(name, f"{value:g}") for name, value in report["noise_multipliers"].items()]
+    tables = [_table(("noise multiplier", "value"), noise)]
+    if spent:
+        tables.append(_table(("silo", "epsilon spent for each record, by its own ledger"), spent))
+    return ["<h2>Differential privacy</h2>", f"<p>{html.escape(told)}</p>", *tables]
+
+
+def _phase(record: PhaseRecord) -> Document:
+    return {
+        "round": record.round,
+        "phase": record.phase,
+        "result": record.result,
+        "reason": record.reason,
+        "attempts": record.attempts,
+        "cohort": list(record.cohort),
+        "left_out": [_left_out(record, index) for index in range(len(record.left_out))],
+        "data_share": record.data_share,
+        "figures": dict(sorted(record.figures.items())),
+        "wall_seconds": record.wall_seconds,
+        "upload_bytes": record.upload_bytes,
+        "state_digest": record.state_digest.hex(),
+    }
+
+
+def _left_out(record: PhaseRecord, index: int) -> Document:
+    left = record.left_out[index]
+    return {"round": record.round, "silo": left.silo, "stage": left.stage, "reason": left.reason}
+
+
+def _dropped(records: Iterable[PhaseRecord]) -> list[Document]:
+    found: list[Document] = []
+    for record in records:
+        entries = (_left_out(record, index) for index in range(len(record.left_out)))
+        found += [entry for entry in entries if entry not in found]
+    return found
+
+
+def _headline(report: Document) -> str:
+    final = report["final_accuracy"]
+    accuracy = "no final accuracy" if final is None else f"final accuracy {final:.4f}"
+    sizes = (
+        f"{report['upload_bytes_per_silo_round']:,} bytes; the model has {report['float32_bytes']:,} bytes."
+    )
+    return html.escape(
+        f"{report['strategy']} over {report['silos']} silos: {report['status']}, "
+        f"{report['rounds_completed']} of {report['rounds']} rounds, {accuracy}, "
+        f"{report['wall_seconds']:.1f} s. In a round a silo sent {sizes}"
+    )
+
+
+def _policy_line(policy: Document) -> list[str]:
+    if not policy:
+        return []
+    fields = ", ".join(f"{name}: {value}" for name, value in policy.items())
+    return [
+        f"<p>The demo's silos allow more than a silo does by default ({html.escape(fields)}), so that "
+        "four of them can show every method. A real policy decides this for itself.</p>"
+    ]
+
+
+def _curve(accuracies: Sequence[float | None]) -> str:
+    """Accuracy over rounds as inline SVG; rounds that measured nothing leave no point."""
+    points = [
+        (_x(index, len(accuracies)), _y(value)) for index, value in enumerate(accuracies) if value is not None
+    ]
+    if not points:
+        return "<p>No round measured an accuracy.</p>"
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    grid = "".join(
+        f'<line x1="{MARGIN}" x2="{WIDTH - 8}" y1="{_y(level):.1f}" y2="{_y(level):.1f}" stroke="#d8dee4"/>'
+        f'<text x="4" y="{_y(level) + 4:.1f}">{level:g}</text>'
+        for level in (0.0, 0.25, 0.5, 0.75, 1.0)
+    )
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#0969da"/>' for x, y in points)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="accuracy of the model after each round">'
+        f'{grid}<polyline points="{path}" fill="none" stroke="#0969da" stroke-width="2"/>{dots}'
+        f'<text x="{MARGIN}" y="{HEIGHT - 6}">round 1</text>'
+        f'<text x="{WIDTH - 64}" y="{HEIGHT - 6}">round {len(accuracies)}</text></svg>'
+    )
+
+
+def _x(index: int, count: int) -> float:
+    return MARGIN + (WIDTH - MARGIN - 12) * (index / max(count - 1, 1))
+
+
+def _y(accuracy: float) -> float:
+    return 12 + (HEIGHT - 12 - 28) * (1 - accuracy)
+
+
+def _rounds_table(phases: Iterable[Document]) -> str:
+    rows = [
+        (
+            phase["round"],
+            phase["phase"],
+            phase["result"] if not phase["reason"] else f"{phase['result']}: {phase['reason']}",
+            ", ".join(phase["cohort"]),
+            f"{phase['data_share']:.0%}" if phase["phase"].startswith(TRAIN) else "",
+            f"{phase['figures']['accuracy']:.4f}" if "accuracy" in phase["figures"] else "",
+            f"{phase['wall_seconds']:.1f}",
+        )
+        for phase in phases
+    ]
+    header = (
+        "round",
+        "phase",
+        "result",
+        "silos in the sum",
+        "data",
+        "accuracy of the model received",
+        "seconds",
+    )
+    return _table(header, rows)
+
+
+def _dropped_table(dropped: Sequence[Document]) -> str:
+    if not dropped:
+        return "<p>Nobody.</p>"
+    return _table(
+        ("round", "silo", "stage", "reason"),
+        [(entry["round"], entry["silo"], entry["stage"], entry["reason"]) for entry in dropped],
+    )
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _mean(values: Sequence[int]) -> int:
+    return round(sum(values) / len(values)) if values else 0

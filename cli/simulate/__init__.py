@@ -1,0 +1,1 @@
+"""`chorale simulate`: a job in one process."""

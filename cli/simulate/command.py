@@ -1,0 +1,280 @@
+"""`chorale simulate`: a job's rounds in one process, on one machine's data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import sys
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from cli.errors import with_hint
+from cli.simulate.data import FEWEST, MOST, DataOptions
+from crypto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
+    from chorale.spec.job_spec import JobSpec
+    from cli.output.progress import PersonalFigures
+    from silo_agent.policy.policy import Policy
+    from simulation.engine import Simulation, Standing
+    from simulation.folder import SimulationFolder
+    from simulation.results import RoundResult
+
+NEVER = datetime(2100, 1, 1, tzinfo=UTC)  # not_after of a file that names none: the digest must not change
+MOST_WORKERS = 256
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
+@click.option("--silos", type=click.IntRange(FEWEST, MOST), help="Number of silos; default: the job's.")
+@click.option("--secure", "is_secure", is_flag=True, help="Sum under real masks, by whole sessions.")
+@click.option(
+    "--parallel",
+    default=0,
+    type=click.IntRange(0, MOST_WORKERS),
+    help="Processes that compute, one thread each.  [default: this one]",
+)
+@click.option(
+    "--data",
+    default="digits",
+    show_default=True,
+    help="Format of the data that is cut into silos (digits, mnist, cifar10, npz, csv, ...), or a YAML file "
+    "of data settings.",
+)
+@click.option("--path", type=click.Path(path_type=Path), help="File or folder of the data.")
+@click.option(
+    "--partition",
+    default="dirichlet",
+    show_default=True,
+    type=click.Choice(["iid", "shards", "dirichlet"]),
+    help="How the data is cut.",
+)
+@click.option("--alpha", default=0.5, show_default=True, help="dirichlet: smaller is less even.")
+@click.option(
+    "--shards-per-silo", default=2, show_default=True, help="shards: single-class pieces of a silo."
+)
+@click.option(
+    "--min-samples",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1),
+    help="dirichlet: draw again while a silo has fewer to train on.",
+)
+@click.option("--split-seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the cut.")
+@click.option(
+    "--silo",
+    "silo_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A real silo's settings file, once for each silo: its name and data are taken, and nothing is cut.",
+)
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path),
+    help="Policy of every silo, which may refuse the job.  [default: one that refuses nothing]",
+)
+@click.option("--init", type=click.Path(path_type=Path), help="Initial model, safetensors; default: by seed.")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    help="Where silos train; auto: on a GPU if there is one.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for lines and model; goes on from there."
+)
+def simulate(
+    file: Path,
+    silos: int | None,
+    is_secure: bool,
+    parallel: int,
+    policy: Path | None,
+    init: Path | None,
+    device: str,
+    out: Path | None,
+    **data: Any,
+) -> None:
+    """Run the rounds of JOB.yaml in one process: the agents' own training, without network or ledger.
+
+    Prints one JSON line a round, or writes them to rounds.jsonl in the --out folder.
+    """
+    context = click.get_current_context()
+    named = tuple(name for name in data if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
+    options = DataOptions(**data, named=named)
+    options.check_used()
+    spec = _spec(file, options, silos)
+    rules = _policy(spec, policy)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # every end goes through the same door
+    folder = None if out is None else _folder(out, spec, options, rules, init=init, is_secure=is_secure)
+    held: AbstractContextManager[Standing | None] = nullcontext() if folder is None else folder.held()
+    with held as standing:
+        simulation = _simulation(
+            spec, options, rules, init=init, device=device, is_secure=is_secure, workers=parallel
+        )
+        if standing is not None:
+            simulation.standing = standing
+        _run(simulation, folder)
+        _conclude(simulation, folder)
+
+
+def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
+    spec = simulation.job.spec
+    drawn = f"{spec.named_per_round} of {len(spec.silos)} silos"
+    _say(f"{spec.strategy.name}, {spec.rounds} rounds of {drawn}")
+    following = simulation.standing.following
+    if following is not None and following[0] > 1:
+        _say(f"going on after round {following[0] - 1}")
+    for result in simulation.run():
+        if folder is None:
+            _print(result.to_json())
+        else:
+            folder.add(result, simulation.standing)
+        _say(_line(result, rounds=spec.rounds))
+
+
+def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
+    from simulation.results import finite
+
+    closing = {
+        kind: {name: finite(value) for name, value in figures.items()}
+        for kind, figures in simulation.closing.items()
+    }
+    own = _own_models({name: value for figures in closing.values() for name, value in figures.items()})
+    document: dict[str, Any] = {
+        "closing": closing,
+        "final_accuracy": finite(simulation.final_accuracy),
+        "final_loss": finite(simulation.final_loss),
+        "final_personal_accuracy": None if own is None else own.accuracy,
+        "model_after_round": simulation.job.spec.rounds,
+    }
+    if folder is not None:
+        folder.finish(simulation.standing)
+        document["model"] = str(folder.model_path)
+    if own is not None:
+        _say(f"final personal models: accuracy {own}")
+    _print(document)
+
+
+def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
+    from chorale.runtime.files import read_limited
+    from chorale.spec.settings_file import MAX_BYTES, parse_mapping
+    from cli.job import read_spec
+
+    listed = parse_mapping(read_limited(file, MAX_BYTES), source=str(file)).get("silos", ())
+    names = options.names(listed if isinstance(listed, list) else (), silos)
+    spec = read_spec(file, not_after=NEVER, silos=names if options.silo_files or silos else ())
+    if spec.model.name == "custom":
+        raise ConfigError(f"{file}: model.name: a simulation has the built-in models, got custom")
+    return spec
+
+
+def _policy(spec: JobSpec, path: Path | None) -> Policy:
+    """Raises PolicyRefusal where a given policy would refuse the job."""
+    from silo_agent.policy.policy import Policy, load_policy
+
+    if path is None:
+        from cli.demo.setup import OPEN_POLICY
+
+        return Policy(federation=spec.federation, count_granularity=1, **OPEN_POLICY)
+    policy = load_policy(path)
+    policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")
+    return policy
+
+
+def _folder(
+    out: Path, spec: JobSpec, options: DataOptions, policy: Policy, *, init: Path | None, is_secure: bool
+) -> SimulationFolder:
+    from simulation.folder import SimulationFolder
+
+    told = {
+        "job": spec.to_yaml().decode(),
+        "data": options.describe(),
+        "policy": policy.model_dump(mode="json"),
+        "init": None if init is None else hashlib.sha256(init.read_bytes()).hexdigest(),
+        "secure": is_secure,
+    }
+    identity = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+    return SimulationFolder(out, identity=identity)
+
+
+def _simulation(
+    spec: JobSpec,
+    options: DataOptions,
+    policy: Policy,
+    *,
+    init: Path | None,
+    device: str,
+    is_secure: bool,
+    workers: int,
+) -> Simulation:
+    from chorale.spec.state import state_from_bytes
+    from cli.job import initial_bytes, solved
+
+    try:
+        from simulation.engine import Simulation
+
+        data = initial_bytes(spec, init)
+        spec, promised = solved(spec, data)
+        for line in promised:
+            _say(line)
+        return Simulation(
+            spec,
+            options.load(spec),
+            state=state_from_bytes(data),
+            policy=policy,
+            device=device,
+            is_secure=is_secure,
+            workers=workers,
+        )
+    except ModuleNotFoundError as error:
+        missing = ConfigError(f"simulate: silos train in this process, which needs {error.name}")
+        raise with_hint(missing, "pip install '.[silo]'") from None
+
+
+def _line(result: RoundResult, *, rounds: int) -> str:
+    from simulation.results import finite
+
+    parts = [f"round {result.round}/{rounds}", f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
+    if result.reason:
+        parts.append(f"used up ({result.reason})")
+    accuracy, loss = finite(result.accuracy), finite(result.loss)
+    if accuracy is not None:
+        told = "" if loss is None else f", loss {loss:.3f}"
+        parts.append(f"model after round {result.round - 1}: accuracy {accuracy:.3f}{told}")
+    own = _own_models(result.figures)
+    if own is not None:
+        parts.append(f"personal models: accuracy {own}")
+    if result.left_out:
+        parts.append(f"without {', '.join(result.left_out)}")
+    return "  ".join(parts)
+
+
+def _own_models(figures: Mapping[str, float | None]) -> PersonalFigures | None:
+    """None where the method has no personal models, or no silo a hold-out to test its own on."""
+    from cli.output.progress import PersonalFigures
+
+    accuracy, deviation = figures.get("personal_accuracy"), figures.get("personal_accuracy_deviation")
+    if accuracy is None or deviation is None:
+        return None
+    return PersonalFigures(
+        accuracy=accuracy, deviation=deviation, silos=round(figures.get("personal_silos") or 0)
+    )
+
+
+def _print(document: dict[str, Any]) -> None:
+    click.echo(json.dumps(document))
+    sys.stdout.flush()
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)

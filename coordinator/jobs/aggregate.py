@@ -1,0 +1,97 @@
+"""The sum of masked vectors: added as they come, stored before it is unmasked.
+
+Memory is one sum, whatever the number of silos: an upload is read from its spool block by block.
+Everything here blocks and runs in a worker thread. Source: docs/protocol.md 5.4, 5.6 and 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from chorale.runtime.files import write_atomic
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout
+from crypto.fixed_point.ring import Words
+from crypto.masking.masks import UnmaskPlan, vectors_from_stream
+from strategies.base import Array
+
+BLOCK_BYTES = 1 << 20
+
+
+class MaskedSum:
+    """Vectors of a session added modulo 2^w."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._sums = ring.zeros(layout)
+
+    def add(self, spooled: Path) -> None:
+        """Add one silo's complete upload: a stream of little-endian words in ascending word size."""
+        with spooled.open("rb", buffering=0) as stream:
+            for word in self._layout.words:
+                little_endian = ring.word_type(word).newbyteorder("<")
+                sum_L = self._sums[word]
+                for start in range(0, sum_L.size, BLOCK_BYTES * 8 // word):
+                    block_B = sum_L[start : start + BLOCK_BYTES * 8 // word]
+                    part_B = np.fromfile(stream, dtype=little_endian, count=block_B.size)
+                    np.add(block_B, part_B, out=block_B)
+
+    def store(self, path: Path) -> None:
+        """Durable once it returns."""
+        store_vectors(path, self._sums, layout=self._layout)
+
+
+class StoredSum(Mapping[str, Array]):
+    """A revealed sum on disk, each quantity decoded when it is asked for, in its own units and shape.
+
+    Nothing of it is kept: whoever asks twice gets a second copy, and a large one is gone when it is used.
+    """
+
+    def __init__(self, path: Path, *, layout: Layout) -> None:
+        self._layout = layout
+        self._quantities = {quantity.name: quantity for quantity in layout.quantities}
+        self._vectors = vectors_from_stream(layout, np.memmap(path, np.uint8, "r").data)
+
+    def __getitem__(self, name: str) -> Array:
+        quantity = self._quantities[name]
+        words = self._vectors[quantity.word][self._layout.slices(quantity.word)[name]]
+        alone = Layout(quantities=(quantity,), members=self._layout.members)
+        vector_N = words.astype(ring.word_type(quantity.word), copy=False)
+        return ring.decode({quantity.word: vector_N}, layout=alone)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._quantities)
+
+    def __len__(self) -> int:
+        return len(self._quantities)
+
+
+def store_vectors(path: Path, vectors: dict[int, Words], *, layout: Layout) -> None:
+    """The file is whole or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomic(path, _stream(vectors, layout))
+
+
+def load_vectors(path: Path, *, layout: Layout) -> dict[int, Words]:
+    """The vectors of a stored sum, writable."""
+    data = bytearray(path.stat().st_size)
+    with path.open("rb") as file:
+        file.readinto(data)
+    vectors = vectors_from_stream(layout, data)
+    return {word: vector_L.astype(ring.word_type(word), copy=False) for word, vector_L in vectors.items()}
+
+
+def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
+    """Take the masks off a stored sum and store what remains; both files are whole or absent."""
+    vectors = load_vectors(source, layout=plan.layout)
+    plan.unmask(vectors)
+    store_vectors(target, vectors, layout=plan.layout)
+
+
+def _stream(vectors: dict[int, Words], layout: Layout) -> Iterator[memoryview]:
+    for word in layout.words:
+        little_endian_L = vectors[word].astype(ring.word_type(word).newbyteorder("<"), copy=False)
+        yield little_endian_L.view(np.uint8).data

@@ -1,0 +1,438 @@
+"""One phase of one job: attempts until a sum is revealed, then its effect, once.
+
+Every step is stored before what follows from it is sent. A process that dies is continued from
+the stored state: in UNMASK with the same session, afterwards by applying the stored sum, before
+it by a new attempt with fresh keys. Source: docs/protocol.md 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from chorale.job import Job
+from chorale.observability import tracing
+from chorale.observability.logs import get_logger
+from chorale.observability.tracing import Span
+from chorale.spec.state import GlobalState
+from chorale.transport import wire
+from chorale.transport.wire import PhaseKey
+from chorale.v1 import federation_pb2 as pb
+from chorale.v1 import records_pb2, session_pb2
+from coordinator.jobs.aggregate import MaskedSum, StoredSum, unmask_stored
+from coordinator.jobs.attempt import Attempt, AttemptFailed, AttemptLimits
+from coordinator.jobs.deadlines import StageLimits
+from coordinator.jobs.resources import Desk
+from coordinator.members.complaints import FiledComplaint, sitting_out
+from coordinator.members.connectivity import Presence
+from coordinator.metrics import AttemptResult
+from coordinator.phase_machine import RoundEvent, RoundMachine, RoundState
+from coordinator.reasons import Absent, FailureReason
+from coordinator.storage.spool import SessionSpool
+from coordinator.storage.store import Absence, PhaseRow
+from crypto.errors import ConfigError, RemoteProtocolError
+from crypto.identity.roster import Roster
+from crypto.session.coordinator_session import CoordinatorSession
+from crypto.session.messages import SessionTerms
+from strategies.base import PhaseResult
+
+log = get_logger("coordinator.jobs.phase_runner")
+
+
+class RoundDriver:
+    """Runs one phase to its end. `attempt` is the session of this moment, if there is one."""
+
+    def __init__(
+        self,
+        *,
+        desk: Desk,
+        job: Job,
+        row: PhaseRow,
+        presence: Presence,
+        complaints_before: Sequence[FiledComplaint],
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self.attempt: Attempt | None = None
+        self.ends_job = False
+        self._desk = desk
+        self._job = job
+        self._row = row
+        self._presence = presence
+        self._complaints_before = complaints_before
+        self._on_progress = on_progress
+        self._machine = RoundMachine(state=row.state, attempt=max(row.attempt, 1))
+        self._stage_began = desk.clock.monotonic()
+        self._upload_bytes = row.upload_bytes
+
+    async def run(self) -> records_pb2.PhaseRecord:
+        """The phase's record, already stored."""
+        with self._span(Span.PHASE):
+            return await self._run()
+
+    async def _run(self) -> records_pb2.PhaseRecord:
+        try:
+            roster = self._desk.roster_book.of_version(self._row.roster_version)
+            state = self._desk.checkpoints.load(self._job.digest, self._row.state_digest)
+            if self._machine.state is RoundState.UNMASK:
+                with self._span(Span.ATTEMPT):
+                    await self._resume(roster, state)
+            elif self._machine.state is not RoundState.REVEALED:
+                await self._try_attempts(roster, state)
+        except AttemptFailed as failure:
+            self.ends_job = failure.ends_job
+            return self._give_up(failure.reason)
+        except RemoteProtocolError as error:
+            log.warning("phase not possible", reason=str(error), **self._scope)
+            return self._give_up(FailureReason.ROSTER)
+        return await self._apply(self._terms(roster, state), state)
+
+    # attempts
+
+    async def _try_attempts(self, roster: Roster, state: GlobalState) -> None:
+        """Until one reveals its sum. Raises AttemptFailed of the last one."""
+        if self._row.attempt > 0:
+            self._fail_attempt(FailureReason.RESTARTED)
+        while True:
+            if self._machine.attempt > self._job.spec.max_attempts:
+                raise AttemptFailed(FailureReason.RESTARTED, is_final=True)
+            try:
+                with self._span(Span.ATTEMPT):
+                    return await self._try_once(roster, state)
+            except AttemptFailed as failure:
+                is_last = self._machine.attempt >= self._job.spec.max_attempts
+                self._count_failure(failure.reason)
+                self._tell_ended(failure.reason)
+                if failure.is_final or is_last or not self._machine.can_retry:
+                    raise
+                self._advance(RoundEvent.ATTEMPT_FAILED)
+
+    async def _try_once(self, roster: Roster, state: GlobalState) -> None:
+        self._desk.store.begin_attempt(self._row.sequence, self._machine.attempt)
+        self._log_stage()
+        terms = self._terms(roster, state)
+        session = CoordinatorSession(
+            terms=terms, roster=roster, authority=self._desk.authority, now=self._desk.clock.now()
+        )
+        attempt = self._new_attempt(session, terms)
+        spool_path = self._desk.spool_path(self._row.sequence, self._machine.attempt)
+        try:
+            with SessionSpool(spool_path, total_bytes=terms.layout.total_bytes) as spool:
+                with self._span(Span.WAITING):
+                    await attempt.collect_adverts(self._task(terms))
+                with self._span(Span.SHARE):
+                    await attempt.share()
+                with self._span(Span.MASKED):
+                    await attempt.masked(spool)
+                with self._span(Span.CONSISTENCY):
+                    await self._store_sum(attempt, await attempt.consistency())
+            await self._reveal(attempt)
+        finally:
+            self._close_attempt(attempt)
+
+    async def _resume(self, roster: Roster, state: GlobalState) -> None:
+        """The stored session asks again for its shares; the silos repeat their answers."""
+        session = CoordinatorSession.resume(
+            self._row.session or b"",
+            roster=roster,
+            authority=self._desk.authority,
+            now=self._desk.clock.now(),
+        )
+        self._log_stage()
+        attempt = self._new_attempt(session, self._terms(roster, state))
+        try:
+            await self._reveal(attempt)
+        except AttemptFailed as failure:
+            self._count_failure(failure.reason)
+            self._tell_ended(failure.reason)
+            raise
+        finally:
+            self._close_attempt(attempt)
+
+    def _new_attempt(self, session: CoordinatorSession, terms: SessionTerms) -> Attempt:
+        self.attempt = Attempt(
+            key=self._key,
+            terms=terms,
+            session=session,
+            limits=self._limits(),
+            presence=self._presence,
+            clock=self._desk.clock,
+            send=self._desk.attendance.send,
+            on_stage=self._advance,
+            on_progress=self._tell_progress,
+            kept_out=self._kept_out() & frozenset(terms.names),
+        )
+        return self.attempt
+
+    def _close_attempt(self, attempt: Attempt) -> None:
+        """Keep what is known of the silos, whatever became of the session."""
+        attempt.stop()
+        self.attempt = None
+        liars = attempt.session.liars
+        lied = [Absence(silo=silo, stage=RoundState.UNMASK.value, reason=Absent.LIED.value) for silo in liars]
+        absences = [*lied, *attempt.absences]
+        self._desk.store.add_absences(self._row.sequence, self._machine.attempt, absences)
+        for sender, accused in attempt.session.complaints:
+            filed = FiledComplaint(attempt=self._machine.attempt, sender=sender, accused=accused)
+            self._desk.store.add_complaint(self._row.sequence, filed)
+        for absence in absences:
+            self._desk.metrics.dropouts.labels(silo=absence.silo, stage=absence.stage).inc()
+            where = {"silo": absence.silo, "stage": absence.stage, "reason": absence.reason}
+            log.warning("silo left out", **where, **self._scope)
+
+    async def _store_sum(self, attempt: Attempt, total: MaskedSum) -> None:
+        """Masked sum, sets, signatures and envelopes are durable before a share is asked for."""
+        path = self._desk.masked_sum_path(self._row.sequence, self._machine.attempt)
+        await asyncio.to_thread(total.store, path)
+        self._upload_bytes = _mean_of(attempt.sent_bytes, attempt.session.survivors)
+        self._desk.store.enter_unmask(
+            self._row.sequence,
+            session=attempt.session.snapshot(),
+            cohort=attempt.session.survivors,
+            upload_bytes=self._upload_bytes,
+        )
+        self._advance(RoundEvent.SUM_STORED)
+
+    async def _reveal(self, attempt: Attempt) -> None:
+        with self._span(Span.UNMASK):
+            await self._unmask(attempt)
+
+    async def _unmask(self, attempt: Attempt) -> None:
+        before = dict(attempt.sent_bytes)
+        plan = await attempt.unmask()
+        masked = self._desk.masked_sum_path(self._row.sequence, self._machine.attempt)
+        revealed = self._desk.revealed_sum_path(self._row.sequence, self._machine.attempt)
+        await asyncio.to_thread(unmask_stored, masked, revealed, plan=plan)
+        sent = {silo: total - before[silo] for silo, total in attempt.sent_bytes.items()}
+        self._upload_bytes += _mean_of(sent, plan.survivors)
+        self._desk.store.enter_revealed(self._row.sequence, upload_bytes=self._upload_bytes)
+        self._row = self._desk.store.phase(self._row.sequence)
+        self._advance(RoundEvent.SUM_REVEALED)
+        self._desk.metrics.attempts.labels(phase=self._kind, result=AttemptResult.COMPLETED.value).inc()
+
+    # the end
+
+    async def _apply(self, terms: SessionTerms, state: GlobalState) -> records_pb2.PhaseRecord:
+        """Write what the stored sum does to the global state. Doing it twice changes nothing:
+        the checkpoint is named by its digest, and one transaction ends the phase."""
+        with self._span(Span.APPLY):
+            result, digest = await asyncio.to_thread(self._next_state, terms, state)
+        return self._end(result, digest, [quantity.name for quantity in terms.layout.quantities])
+
+    def _next_state(self, terms: SessionTerms, state: GlobalState) -> tuple[PhaseResult, bytes]:
+        path = self._desk.revealed_sum_path(self._row.sequence, self._machine.attempt)
+        sums = StoredSum(path, layout=terms.layout)
+        context = self._job.context(self._key, state, len(terms.names))
+        assert self._row.cohort is not None  # stored with the masked sum
+        result = self._job.apply(self._row.phase, context, sums, survivors=len(self._row.cohort))
+        del sums  # its pages, before the next state is written
+        if any(quantity.noise is not None for quantity in terms.layout.quantities):
+            wrap = {"wrap_probability": terms.layout.wrap_probability}
+            result = replace(result, figures={**result.figures, **wrap})
+        if result.state is None or result.state is state:
+            return result, self._row.state_digest
+        digest = self._desk.checkpoints.put(self._job.digest, result.state)
+        return replace(result, state={}), digest  # it is on disk: nobody holds it on to the next phase
+
+    def _give_up(self, reason: FailureReason) -> records_pb2.PhaseRecord:
+        return self._end(PhaseResult(state=None, reason=reason.value), self._row.state_digest, [])
+
+    def _end(
+        self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]
+    ) -> records_pb2.PhaseRecord:
+        is_applied = result.state is not None
+        self._machine.advance(RoundEvent.SUM_APPLIED if is_applied else RoundEvent.GIVEN_UP)
+        record = self._record(result, state_digest, quantities)
+        self._desk.store.end_phase(self._row.sequence, state=self._machine.state, record=record)
+        self._log_stage()
+        self._remove_sums()
+        self._publish(record)
+        return record
+
+    def _record(
+        self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]
+    ) -> records_pb2.PhaseRecord:
+        cohort = self._row.cohort if self._machine.attempt and self._row.cohort else []
+        return records_pb2.PhaseRecord(
+            job_digest=self._job.digest,
+            round=self._row.round,
+            phase=self._row.phase,
+            attempts=self._machine.attempt,
+            result=self._machine.state.value,
+            reason=result.reason,
+            cohort=cohort,
+            left_out=self._left_out(cohort),
+            data_share=result.data_share,
+            figures=dict(result.figures),
+            state_digest=state_digest,
+            wall_seconds=max(0.0, self._desk.clock.unix_seconds() - self._row.started_unix_seconds),
+            upload_bytes=self._upload_bytes,
+            quantities=quantities,
+        )
+
+    def _left_out(self, cohort: Sequence[str]) -> list[records_pb2.LeftOut]:
+        """Silos that are not in the sum, each with where it was lost first; and proven liars."""
+        first: dict[str, Absence] = {}
+        for absence in self._desk.store.absences(self._row.sequence):
+            if absence.silo not in cohort or absence.reason == Absent.LIED:
+                first.setdefault(absence.silo, absence)
+        return [
+            records_pb2.LeftOut(silo=silo, stage=absence.stage, reason=absence.reason)
+            for silo, absence in sorted(first.items())
+        ]
+
+    def _publish(self, record: records_pb2.PhaseRecord) -> None:
+        metrics, kind, job_id = self._desk.metrics, self._kind, self._job.id
+        metrics.rounds.labels(phase=kind, result=record.result).inc()
+        metrics.cohort_size.labels(phase=kind).set(len(record.cohort))
+        metrics.clipped.inc(record.figures.get("clipped", 0.0))
+        if "accuracy" in record.figures:
+            metrics.accuracy.labels(federation_job=job_id).set(record.figures["accuracy"])
+            metrics.loss.labels(federation_job=job_id).set(record.figures["loss"])
+        if kind == "train":
+            metrics.data_share.labels(federation_job=job_id).set(record.data_share)
+        self._desk.audit.append(
+            "phase_ended",
+            job=self._job.id,
+            round=record.round,
+            phase=record.phase,
+            attempts=record.attempts,
+            result=record.result,
+            reason=record.reason,
+            cohort=list(record.cohort),
+            left_out=[f"{entry.silo} {entry.stage} {entry.reason}" for entry in record.left_out],
+            state_digest=record.state_digest.hex(),
+        )
+        log.info(
+            "phase ended",
+            result=record.result,
+            reason=record.reason,
+            cohort=list(record.cohort),
+            left_out=[entry.silo for entry in record.left_out],
+            data_share=record.data_share,
+            **self._scope,
+        )
+
+    def _remove_sums(self) -> None:
+        for path in (
+            self._desk.masked_sum_path(self._row.sequence, self._machine.attempt),
+            self._desk.revealed_sum_path(self._row.sequence, self._machine.attempt),
+        ):
+            path.unlink(missing_ok=True)
+
+    # helpers
+
+    @property
+    def _kind(self) -> str:
+        return self._key.kind
+
+    @property
+    def _key(self) -> PhaseKey:
+        return PhaseKey(
+            job_digest=self._job.digest,
+            round=self._row.round,
+            phase=self._row.phase,
+            attempt=self._machine.attempt,
+        )
+
+    def _span(self, name: Span) -> AbstractContextManager[None]:
+        return tracing.span(name, self._job.digest, self._row.round, self._key)
+
+    @property
+    def _scope(self) -> dict[str, object]:
+        return {
+            "job": self._job.id,
+            "round": self._row.round,
+            "phase": self._row.phase,
+            "attempt": self._machine.attempt,
+        }
+
+    def _advance(self, event: RoundEvent) -> None:
+        """Take a step of the round machine and store it."""
+        now = self._desk.clock.monotonic()
+        stage = self._machine.state
+        self._desk.metrics.stage_duration.labels(stage=stage.value).observe(now - self._stage_began)
+        self._stage_began = now
+        state = self._machine.advance(event)
+        if event not in (RoundEvent.SUM_STORED, RoundEvent.SUM_REVEALED, RoundEvent.ATTEMPT_FAILED):
+            self._desk.store.set_phase_state(self._row.sequence, state)
+        if event is not RoundEvent.ATTEMPT_FAILED:
+            self._log_stage()
+
+    def _log_stage(self) -> None:
+        log.info("stage", state=self._machine.state.value, **self._scope)
+        self._tell_progress("")
+
+    def _tell_progress(self, detail: str) -> None:
+        """One line for those who watch: round, phase, stage, who is awaited."""
+        line = f"round {self._row.round}, {self._row.phase}, attempt {self._machine.attempt}: "
+        self._on_progress(line + ", ".join(filter(None, [self._machine.state.value, detail])))
+
+    def _terms(self, roster: Roster, state: GlobalState) -> SessionTerms:
+        """Raises AttemptFailed where the roster leaves too few silos for this job."""
+        try:
+            return self._job.terms(
+                roster=roster,
+                round=self._row.round,
+                phase=self._row.phase,
+                attempt=self._machine.attempt,
+                state=state,
+                state_digest=self._row.state_digest,
+            )
+        except ConfigError as error:
+            log.warning("phase not possible", reason=str(error), **self._scope)
+            raise AttemptFailed(FailureReason.TOO_FEW_SILOS, is_final=True) from error
+
+    def _task(self, terms: SessionTerms) -> pb.PhaseTask:
+        return pb.PhaseTask(
+            key=wire.key_to_wire(self._key),
+            state_digest=terms.state_digest,
+            state_bytes=self._desk.checkpoints.size(self._job.digest, terms.state_digest),
+            session_digest=terms.digest(),
+        )
+
+    def _kept_out(self) -> frozenset[str]:
+        return sitting_out(
+            attempt=self._machine.attempt,
+            here=self._desk.store.complaints(self._row.sequence),
+            before=self._complaints_before,
+        )
+
+    def _limits(self) -> AttemptLimits:
+        settings, spec = self._desk.settings, self._job.spec
+        return AttemptLimits(
+            train=StageLimits(
+                deadline=spec.train_deadline_seconds,
+                hard_cap=spec.train_hard_cap_seconds,
+                grace=settings.reconnect_grace_seconds,
+            ),
+            stage=StageLimits(
+                deadline=settings.stage_deadline_seconds,
+                hard_cap=settings.stage_hard_cap_seconds,
+                grace=settings.reconnect_grace_seconds,
+                min_rate=settings.min_upload_bytes_per_second,
+                chunk_bytes=wire.CHUNK_BYTES,
+            ),
+            unmask_hard_cap=settings.unmask_hard_cap_seconds,
+            hold_before_relay=settings.hold_before_relay_seconds,
+        )
+
+    def _fail_attempt(self, reason: FailureReason) -> None:
+        """An attempt that died with an earlier process."""
+        self._count_failure(reason)
+        self._machine.advance(RoundEvent.ATTEMPT_FAILED)
+
+    def _count_failure(self, reason: FailureReason) -> None:
+        self._desk.metrics.session_failures.labels(reason=reason.value).inc()
+        self._desk.metrics.attempts.labels(phase=self._kind, result=AttemptResult.FAILED.value).inc()
+        log.warning("attempt failed", reason=reason.value, **self._scope)
+
+    def _tell_ended(self, reason: FailureReason) -> None:
+        ended = session_pb2.SessionEnded(key=wire.key_to_wire(self._key), reason=reason.value)
+        message = pb.CoordinatorMessage(session_ended=ended)
+        self._desk.attendance.send_all(self._job.spec.silos, message)
+
+
+def _mean_of(counts: Mapping[str, int], names: Sequence[str]) -> int:
+    return sum(counts[name] for name in names) // max(1, len(names))

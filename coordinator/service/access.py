@@ -1,0 +1,247 @@
+"""Who may call what: certificate, roster and role, checked at every call; all else is refused.
+
+A grpc.aio interceptor sees only method and metadata, so it replaces the handler by one that
+reads the TLS session first. Identity never comes from a message. Source: docs/protocol.md 1, 8.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from cryptography import x509
+from google.protobuf.message import DecodeError
+
+from chorale.observability.logs import get_logger
+from coordinator.clock import Clock
+from coordinator.members.roster_book import RosterBook
+from coordinator.metrics import CoordinatorMetrics
+from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
+from crypto.identity.certificates import (
+    MemberId,
+    Role,
+    check_certificate,
+    fingerprint,
+    load_certificate,
+    member_of,
+)
+
+FEDERATION_METHODS = frozenset(f"/chorale.v1.Federation/{name}" for name in ("Attend", "Download", "Upload"))
+OPERATIONS_METHODS = frozenset(
+    f"/chorale.v1.Operations/{name}"
+    for name in ("SubmitJob", "ListJobs", "WatchJob", "ControlJob", "FetchModel", "ListSilos")
+)
+COMMON_METHODS = frozenset(
+    {
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.health.v1.Health/List",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    }
+)
+ALLOWED: dict[Role, frozenset[str]] = {
+    Role.SILO: FEDERATION_METHODS | COMMON_METHODS,
+    Role.OPERATOR: OPERATIONS_METHODS | COMMON_METHODS,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Admit = Callable[[Any, Context], Awaitable[Any]]
+Parse = Callable[[bytes], Any]
+
+log = get_logger("coordinator.service.access")
+
+
+class AccessDenied(ChoraleError):
+    """The caller is not let in; `code` is what gRPC tells it."""
+
+    def __init__(self, message: str, *, code: grpc.StatusCode, role: str = "unknown") -> None:
+        super().__init__(message)
+        self.code = code
+        self.role = role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    member: MemberId
+    certificate: x509.Certificate
+
+    @property
+    def name(self) -> str:
+        return self.member.name
+
+
+class AccessGuard:
+    """Decides from the TLS session and the roster of this moment."""
+
+    def __init__(
+        self,
+        *,
+        federation: str,
+        authority: x509.Certificate,
+        roster_book: RosterBook,
+        clock: Clock,
+        metrics: CoordinatorMetrics,
+    ) -> None:
+        self._federation = federation
+        self._authority = authority
+        self._roster_book = roster_book
+        self._clock = clock
+        self._metrics = metrics
+
+    def admit(self, context: Context, method: str) -> None:
+        """A call that begins. Raises AccessDenied that says which check failed."""
+        with self._refusals_told(method):
+            auth = _auth_context(context)
+            if auth.get("ssl_tls_version") != b"TLSv1.3":
+                raise _unauthenticated("connection: expected TLS 1.3")
+            self._check_certificate(_peer_certificate(auth), method)
+
+    def check(self, caller: Caller, method: str) -> None:
+        """A call that goes on: whether it would still begin. Raises AccessDenied as `admit`."""
+        with self._refusals_told(method):
+            self._check_certificate(caller.certificate, method)
+
+    @contextmanager
+    def _refusals_told(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except AccessDenied as denied:
+            self._metrics.refused_calls.labels(role=denied.role).inc()
+            log.warning("call refused", method=method, reason=str(denied))
+            raise
+
+    def _check_certificate(self, certificate: x509.Certificate, method: str) -> None:
+        role = _role_of(certificate)
+        if method not in ALLOWED.get(role, frozenset()):
+            raise _denied(f"{method}: not allowed to a {role.value}", role)
+        try:
+            member = check_certificate(
+                certificate,
+                authority=self._authority,
+                role=role,
+                federation=self._federation,
+                now=self._clock.now(),
+            )
+        except ChoraleError as error:
+            raise _denied(str(error), role) from None
+        self._check_roster(member, certificate)
+
+    def _check_roster(self, member: MemberId, certificate: x509.Certificate) -> None:
+        roster = self._roster_book.current
+        if self._clock.now() >= roster.expires:
+            raise _denied(f"roster: version {roster.version} has expired", member.role)
+        if not roster.holds(member.role, member.name, fingerprint(certificate)):
+            raise _denied(
+                f"roster: version {roster.version} does not list this certificate of "
+                f"{member.role.value} {member.name}",
+                member.role,
+            )
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):
+    """Puts the guard before every handler of the server."""
+
+    def __init__(self, guard: AccessGuard) -> None:
+        self._guard = guard
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method, parse = handler_call_details.method, _parser(handler.request_deserializer)
+
+        async def admit(request: Any, context: Context) -> Any:
+            """The request, parsed after its sender was checked: gRPC would do it the other way round."""
+            try:
+                self._guard.admit(context, method)
+                return request if handler.request_streaming else parse(request)
+            except AccessDenied as denied:
+                await context.abort(denied.code, str(denied))
+            except RemoteProtocolError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+        return _guarded(handler, admit, parse if handler.request_streaming else None)
+
+
+def _parser(deserialize: Parse) -> Parse:
+    """The same, but bytes that do not parse are an error of the peer, not a crash of ours."""
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            raise RemoteProtocolError("message: the bytes do not parse") from None
+
+    return parse
+
+
+def _guarded(handler: Any, admit: Admit, parse: Parse | None) -> Any:
+    """The same handler behind the check. gRPC treats coroutines and async generators differently,
+    so each is wrapped as what it is."""
+    behaviour = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+    wrapped = _wrap_generator(behaviour, admit) if _yields(behaviour) else _wrap_coroutine(behaviour, admit)
+    factory = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[(bool(handler.request_streaming), bool(handler.response_streaming))]
+    return factory(wrapped, parse, handler.response_serializer)
+
+
+def _yields(behaviour: Any) -> bool:
+    return inspect.isasyncgenfunction(behaviour)
+
+
+def _wrap_generator(behaviour: Any, admit: Admit) -> Any:
+    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+        async with aclosing(behaviour(await admit(request, context), context)) as replies:
+            async for reply in replies:
+                yield reply
+
+    return guarded
+
+
+def _wrap_coroutine(behaviour: Any, admit: Admit) -> Any:
+    async def guarded(request: Any, context: Context) -> Any:
+        return await behaviour(await admit(request, context), context)
+
+    return guarded
+
+
+def _auth_context(context: Context) -> dict[str, bytes]:
+    """First value of each property of the TLS session, for a call whose handler runs: gRPC frees the call
+    with its handler, and the process crashes where one that was freed is asked."""
+    return {key: next(iter(values), b"") for key, values in context.auth_context().items()}
+
+
+def _peer_certificate(auth: dict[str, bytes]) -> x509.Certificate:
+    try:
+        return load_certificate(auth.get("x509_pem_cert", b""))
+    except ConfigError:
+        raise _unauthenticated("connection: expected a client certificate with a P-256 key") from None
+
+
+def _role_of(certificate: x509.Certificate) -> Role:
+    try:
+        return member_of(certificate).role
+    except ChoraleError as error:
+        raise _unauthenticated(str(error)) from None
+
+
+def caller_of(context: Context) -> Caller:
+    """Who called, for a handler that the guard has let through and that has not ended."""
+    certificate = _peer_certificate(_auth_context(context))
+    return Caller(member=member_of(certificate), certificate=certificate)
+
+
+def _unauthenticated(message: str) -> AccessDenied:
+    return AccessDenied(message, code=grpc.StatusCode.UNAUTHENTICATED)
+
+
+def _denied(message: str, role: Role) -> AccessDenied:
+    return AccessDenied(message, code=grpc.StatusCode.PERMISSION_DENIED, role=role.value)

@@ -1,0 +1,240 @@
+"""chorale.v1.Federation, the silos' side: one control stream each, downloads, uploads.
+
+gRPC codes are set here and nowhere below. Source: docs/protocol.md 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from importlib import metadata
+from typing import Any
+
+import grpc
+
+from chorale.observability.logs import get_logger
+from chorale.runtime.background_io import Pieces
+from chorale.transport import wire
+from chorale.transport.chunks import Chunk, check_chunk, chunk_to_wire, upload_from_wire
+from chorale.v1 import federation_pb2 as pb
+from coordinator.jobs.attempt import Attempt
+from coordinator.jobs.job_manager import JobDesk
+from coordinator.jobs.resources import Desk
+from coordinator.members.attendance import Connection, Farewell, Leaving
+from coordinator.metrics import Transfer
+from coordinator.service.access import AccessDenied, AccessGuard, Caller, caller_of
+from coordinator.service.service_errors import Context, abort, errors_as_codes
+from coordinator.storage.spool import Spool
+from crypto.errors import Refusal, RemoteProtocolError
+from crypto.identity.roster import Roster
+
+SERVICE = "chorale.v1.Federation"
+ATTEND = f"/{SERVICE}/Attend"
+HELLO_SECONDS = 20.0  # a stream that says nothing holds no place
+FAREWELL_CODES = {
+    Leaving.REPLACED: grpc.StatusCode.ABORTED,
+    Leaving.TOO_SLOW: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Leaving.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Leaving.REFUSED: grpc.StatusCode.PERMISSION_DENIED,
+    Leaving.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+log = get_logger("coordinator.federation")
+
+
+class FederationService:
+    """Identity is the certificate's; no field of a message says who speaks."""
+
+    def __init__(self, *, desk: Desk, job_desk: JobDesk, guard: AccessGuard) -> None:
+        self._desk = desk
+        self._job_desk = job_desk
+        self._guard = guard
+        desk.roster_book.on_change(self._push_roster)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a server dispatches to: as generated, but that chunks are framed by
+        chorale.transport.chunks."""
+        methods: dict[str, Any] = {
+            "Attend": grpc.stream_stream_rpc_method_handler(
+                self.Attend, pb.SiloMessage.FromString, pb.CoordinatorMessage.SerializeToString
+            ),
+            "Download": grpc.unary_stream_rpc_method_handler(
+                self.Download, pb.DownloadRequest.FromString, chunk_to_wire
+            ),
+            "Upload": grpc.stream_stream_rpc_method_handler(
+                self.Upload, upload_from_wire, pb.UploadReceipt.SerializeToString
+            ),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def Attend(
+        self, request_iterator: AsyncIterator[pb.SiloMessage], context: Context
+    ) -> AsyncIterator[pb.CoordinatorMessage]:
+        """The silo's control stream: hello and welcome, then heartbeats and session messages."""
+        caller = caller_of(context)
+        await self._check_hello(request_iterator, context)
+        connection = Connection(caller.name, certificate_expires=caller.certificate.not_valid_after_utc)
+        yield self._welcome()
+        tasks = [
+            asyncio.create_task(self._read(connection, request_iterator, caller)),
+            asyncio.create_task(self._beat(connection, caller)),
+            asyncio.create_task(self._leave_at_end(connection)),
+        ]
+        self._desk.attendance.join(connection)
+        try:
+            async with aclosing(connection.outgoing()) as messages:
+                async for message in messages:
+                    yield message
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._desk.attendance.leave(connection)
+        if connection.farewell is not None:
+            await abort(context, FAREWELL_CODES[connection.farewell.why], connection.farewell.sentence)
+
+    async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[Chunk]:
+        """The bytes of a global state, from an offset on."""
+        caller = caller_of(context)
+        async with errors_as_codes(context):
+            driver = self._job_desk.driver(wire.checked_digest(request.job_digest, what="job digest"))
+            digest = wire.checked_digest(request.state_digest, what="state digest")
+            if not driver.may_download(caller.name, digest):
+                raise RemoteProtocolError(
+                    "download: not a present state of a job of this silo", code=Refusal.NOT_NAMED
+                )
+            path = self._desk.checkpoints.path(request.job_digest, digest)
+            sent = self._desk.metrics.sent_bytes.labels(kind=Transfer.DOWNLOAD.value)
+            offset, state_bytes = request.offset, path.stat().st_size
+            if offset > state_bytes:
+                raise RemoteProtocolError("download: the offset is beyond the end of the state")
+            with path.open("rb", buffering=0) as file:
+                pieces = Pieces(file, size=wire.CHUNK_BYTES)
+                while offset < state_bytes and (data := await pieces.at(offset)):
+                    yield Chunk(offset, data)  # framed before the next piece is read
+                    offset += len(data)
+                    sent.inc(len(data))
+
+    async def Upload(
+        self, request_iterator: AsyncIterator[pb.UploadMessage | Chunk], context: Context
+    ) -> AsyncIterator[pb.UploadReceipt]:
+        """One masked vector: header, receipt with the offset to go on from, chunks, end, receipt."""
+        caller = caller_of(context)
+        async with errors_as_codes(context):
+            attempt, spool = await self._open_upload(caller.name, request_iterator)
+            yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=spool.is_complete)
+            if spool.is_complete:
+                return
+            async for message in request_iterator:
+                if isinstance(message, Chunk):
+                    await self._take_chunk(caller.name, attempt, spool, check_chunk(message))
+                    continue
+                if message.WhichOneof("kind") != "end":
+                    raise RemoteProtocolError("upload: expected a chunk or the end")
+                await spool.settle(message.end.sha256)
+                attempt.finish_upload(caller.name, spool, message.end.sha256)
+                yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=True)
+                return
+
+    async def _open_upload(
+        self, silo: str, messages: AsyncIterator[pb.UploadMessage | Chunk]
+    ) -> tuple[Attempt, Spool]:
+        first = await anext(aiter(messages), None)
+        if not isinstance(first, pb.UploadMessage) or first.WhichOneof("kind") != "header":
+            raise RemoteProtocolError("upload: expected a header first")
+        key = wire.key_from_wire(first.header.key)
+        attempt = self._job_desk.driver(key.job_digest).attempt_for(silo, key)
+        spool = attempt.open_upload(silo, first.header.total_bytes)
+        spool.begin_stream()
+        attempt.on_upload_progress(silo, spool, chunk_bytes=first.ByteSize())
+        return attempt, spool
+
+    async def _take_chunk(self, silo: str, attempt: Attempt, spool: Spool, chunk: Chunk) -> None:
+        size_bytes = len(chunk.data)
+        await spool.append(chunk.offset, chunk.data)
+        attempt.on_upload_progress(silo, spool, chunk_bytes=size_bytes + wire.CHUNK_FRAME_BYTES)
+        self._desk.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value).inc(size_bytes)
+
+    async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:
+        async with errors_as_codes(context):
+            first = await _first(messages)
+        if first is None or first.WhichOneof("kind") != "hello":
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "control stream: expected a hello first")
+        if first.hello.protocol_version != wire.PROTOCOL_VERSION:
+            await abort(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"protocol version: this coordinator speaks {wire.PROTOCOL_VERSION}, "
+                f"the silo {first.hello.protocol_version}; upgrade the older side",
+            )
+
+    def _welcome(self) -> pb.CoordinatorMessage:
+        welcome = pb.Welcome(
+            protocol_version=wire.PROTOCOL_VERSION,
+            software_version=software_version(),
+            unix_seconds=self._desk.clock.unix_seconds(),
+            heartbeat_seconds=self._desk.settings.heartbeat_seconds,
+            roster=wire.signed_body_to_wire(self._desk.roster_book.current.signed),
+        )
+        return pb.CoordinatorMessage(welcome=welcome)
+
+    async def _read(
+        self,
+        connection: Connection,
+        messages: AsyncIterator[pb.SiloMessage],
+        caller: Caller,
+    ) -> None:
+        """Pass the silo's messages on until it closes its side; every heartbeat is a check."""
+        try:
+            async for message in messages:
+                if connection.is_ended:
+                    return
+                if message.WhichOneof("kind") == "heartbeat":
+                    self._guard.check(caller, ATTEND)
+                self._desk.attendance.deliver(caller.name, message)
+            connection.end()
+        except AccessDenied as denied:
+            connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
+        except RemoteProtocolError as error:
+            connection.end(Farewell(why=Leaving.MALFORMED, sentence=str(error)))
+        except (grpc.RpcError, grpc.aio.BaseError, grpc.aio.UsageError):
+            connection.end()
+
+    async def _beat(self, connection: Connection, caller: Caller) -> None:
+        """Heartbeats, each after a look at certificate and roster of this moment."""
+        while not connection.is_ended:
+            await asyncio.sleep(self._desk.settings.heartbeat_seconds)
+            try:
+                self._guard.check(caller, ATTEND)
+            except AccessDenied as denied:
+                connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
+                return
+            beat = pb.Heartbeat(unix_seconds=self._desk.clock.unix_seconds())
+            connection.send(pb.CoordinatorMessage(heartbeat=beat))
+
+    async def _leave_at_end(self, connection: Connection) -> None:
+        """At once, however long the call goes on: gRPC ends it when the silo reads what it was sent."""
+        await connection.ended()
+        self._desk.attendance.leave(connection)
+
+    def _push_roster(self, roster: Roster) -> None:
+        update = pb.RosterUpdate(roster=wire.signed_body_to_wire(roster.signed))
+        message = pb.CoordinatorMessage(roster=update)
+        for connection in self._desk.attendance.connections:
+            connection.send(message)
+
+
+async def _first(messages: AsyncIterator[pb.SiloMessage]) -> pb.SiloMessage | None:
+    """The first message; None where none comes in time."""
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            return await anext(aiter(messages), None)
+    except TimeoutError:
+        return None
+
+
+def software_version() -> str:
+    try:
+        return metadata.version("chorale")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,131 @@
+"""chorale.v1.Operations, the operators' side: jobs, their progress, their models.
+
+gRPC codes are set here and nowhere below. Source: docs/protocol.md 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chorale.job import SignedJob
+from chorale.transport import wire
+from chorale.transport.chunks import chunk_of
+from chorale.v1 import federation_pb2, operations_pb2_grpc, records_pb2
+from chorale.v1 import operations_pb2 as pb
+from coordinator.jobs.job_manager import JobDesk, TooManyJobs
+from coordinator.jobs.resources import Desk
+from coordinator.service.access import caller_of
+from coordinator.service.service_errors import Context, errors_as_codes
+from crypto.errors import RemoteProtocolError
+
+MAX_SUBMISSIONS = 4  # of one operator at once
+
+
+class OperationsService(operations_pb2_grpc.OperationsServicer):
+    """What operators ask for. A job is theirs by its signature, not by who hands it in."""
+
+    def __init__(self, *, desk: Desk, job_desk: JobDesk) -> None:
+        self._desk = desk
+        self._job_desk = job_desk
+        self._submissions: Counter[str] = Counter()  # under way, by operator
+
+    async def SubmitJob(
+        self, request_iterator: AsyncIterator[pb.SubmitMessage], context: Context
+    ) -> pb.SubmitReceipt:
+        """The signed job first, then its initial state. Handing it in twice is no error."""
+        received = self._desk.settings.spool_directory / f"submit-{secrets.token_hex(8)}"
+        async with errors_as_codes(context):
+            with self._submission_of(caller_of(context).name):
+                try:
+                    return await self._submit(request_iterator, received)
+                finally:
+                    received.unlink(missing_ok=True)
+        raise AssertionError("unreachable: errors end the call")
+
+    @contextmanager
+    def _submission_of(self, operator: str) -> Iterator[None]:
+        """Raises TooManyJobs for one more than may be under way: each may take `max_state_bytes` of disk."""
+        if self._submissions[operator] >= MAX_SUBMISSIONS:
+            raise TooManyJobs(f"submit: {MAX_SUBMISSIONS} jobs of {operator} are being handed in already")
+        self._submissions[operator] += 1
+        try:
+            yield
+        finally:
+            self._submissions[operator] -= 1
+
+    async def _submit(self, messages: AsyncIterator[pb.SubmitMessage], received: Path) -> pb.SubmitReceipt:
+        first = await anext(aiter(messages), None)
+        if first is None or first.WhichOneof("kind") != "job":
+            raise RemoteProtocolError("submit: expected the signed job first")
+        signed = SignedJob.from_wire(first.job)
+        if not self._job_desk.has(signed.digest):
+            job = self._job_desk.check(signed)
+            await self._receive(messages, received)
+            await asyncio.to_thread(_check_parses, received)
+            self._job_desk.submit(job, received)
+        return pb.SubmitReceipt(job_digest=signed.digest)
+
+    async def _receive(self, messages: AsyncIterator[pb.SubmitMessage], received: Path) -> None:
+        limit = self._desk.settings.max_state_bytes
+        with received.open("xb") as file:
+            async for message in messages:
+                if message.WhichOneof("kind") != "chunk":
+                    raise RemoteProtocolError("submit: expected chunks of the initial state")
+                chunk = chunk_of(message.chunk)
+                if chunk.offset != file.tell():
+                    raise RemoteProtocolError(
+                        f"submit: chunk at offset {chunk.offset}, expected {file.tell()}"
+                    )
+                if chunk.offset + len(chunk.data) > limit:
+                    raise RemoteProtocolError(f"submit: the initial state exceeds {limit} bytes")
+                file.write(chunk.data)
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:
+        return pb.ListJobsReply(jobs=self._job_desk.summaries())
+
+    async def WatchJob(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.JobEvent]:
+        async with errors_as_codes(context):
+            async for event in self._job_desk.watch(request.job_digest):
+                yield event
+
+    async def ControlJob(self, request: pb.ControlRequest, context: Context) -> records_pb2.JobSummary:
+        async with errors_as_codes(context):
+            return await self._job_desk.control(request.job_digest, request.action)
+        raise AssertionError("unreachable: errors end the call")
+
+    async def FetchModel(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchMessage]:
+        """The summary, then the newest global state."""
+        async with errors_as_codes(context):
+            summary = self._job_desk.summary(request.job_digest)
+            with self._job_desk.model_path(request.job_digest).open("rb") as file:
+                yield pb.FetchMessage(summary=summary)
+                offset = 0
+                while data := await asyncio.to_thread(file.read, wire.CHUNK_BYTES):
+                    yield pb.FetchMessage(chunk=federation_pb2.Chunk(offset=offset, data=data))
+                    offset += len(data)
+
+    async def ListSilos(self, request: pb.ListSilosRequest, context: Context) -> pb.ListSilosReply:
+        roster = self._desk.roster_book.current
+        expires = {
+            connection.silo: connection.certificate_expires.timestamp()
+            for connection in self._desk.attendance.connections
+        }
+        silos = [
+            pb.SiloStatus(
+                name=name, connected=name in expires, certificate_expires_unix_seconds=expires.get(name, 0.0)
+            )
+            for name in sorted(roster.silo_names)
+        ]
+        return pb.ListSilosReply(roster_version=roster.version, silos=silos)
+
+
+def _check_parses(received: Path) -> None:
+    """Raises RemoteProtocolError before the event loop spends time on a bad file."""
+    from chorale.spec.state import state_from_file
+
+    state_from_file(received)

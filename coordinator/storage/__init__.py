@@ -1,0 +1,1 @@
+"""What the coordinator keeps on disk: its database, global states, uploads."""

@@ -1,0 +1,1 @@
+"""Real values as words of Z(2^w): quantities, layout, clipping, rounding and projection."""

@@ -1,0 +1,156 @@
+"""The inner loops of a silo, compiled: rounding in one pass over the values where numpy needs nine, the
+rotation in the L2 cache, and masks drawn and added in the L1 cache.
+
+numba comes with the extra `silo`. Without it, or where it finds no folder to keep what it compiled
+(beside this file, NUMBA_CACHE_DIR, the user's cache), the numpy loops of crypto/fixed_point/encoder.py,
+projection.py and
+mask_streams.py serve with the same words: compiling anew in every process would cost more than it saves.
+"""
+
+# B = values of one block, or rows of a projection's block; K = a projection's blocks
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.masking.openssl import Contexts
+from crypto.prg import KEY_BYTES, Keystream
+
+Rounding = Callable[..., None]  # of the arguments of _round_into
+Transform = Callable[..., None]  # of those of _transform_into
+Masking = Callable[..., bool]  # of those of crypto.masking.masking_loop.mask_into
+
+WORTH_VALUES: Final = 1 << 19  # fewer are not worth the second that loading numba takes
+
+
+@cache
+def rounding(value: np.dtype[Any], word: np.dtype[Any]) -> Rounding | None:
+    """The loop for values and two's complement words of these types; None where numpy has to do.
+
+    The first call of a process imports numba: about a second and 150 MB.
+    """
+    loop = _loop()
+    if loop is None:
+        return None
+    value_B = np.empty(0, value)
+    value_B.flags.writeable = False  # as in crypto/fixed_point/encoder.py; to numba that is another type
+    one = value.type(1)
+    try:
+        loop(value_B, np.empty(0, np.uint16), np.empty(0, word), one, one, one, one)
+    except Exception:  # whatever keeps it from compiling or being kept, numpy gives the same words
+        return None
+    return loop
+
+
+@cache
+def transform() -> Transform | None:
+    """The loop of crypto/fixed_point/projection.py; None where numpy has to do. Imports numba, too."""
+    try:
+        import numba
+
+        loop: Transform = numba.njit(nogil=True, cache=True)(_transform_into)
+        loop(np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
+    except Exception:  # as above
+        return None
+    return loop
+
+
+@cache
+def masking(word: np.dtype[Any]) -> Masking | None:
+    """The loop of crypto/masking/mask_streams.py for words of this type, or None. Imports numba, too."""
+    try:
+        from crypto.masking.masking_loop import mask_into
+
+        loop: Masking = mask_into
+        is_right = _masks_as_in_numpy(loop, word)
+    except Exception:  # as above, and where OpenSSL cannot be reached
+        return None
+    return loop if is_right else None
+
+
+@cache
+def _loop() -> Rounding | None:
+    try:
+        import numba
+
+        loop: Rounding = numba.njit(_round_into, nogil=True, cache=True)
+    except (ImportError, RuntimeError):  # RuntimeError: no folder to keep what is compiled
+        return None
+    return loop
+
+
+def _masks_as_in_numpy(loop: Masking, word: np.dtype[Any]) -> bool:
+    """Whether one stream added and one taken away give what crypto/prg.py does; compiles the loop.
+
+    From inside a cipher's block, in two calls that end inside another, and once more after a seek back.
+    """
+    keys, offset_bytes = [bytes([number]) * KEY_BYTES for number in (1, 2)], 5
+    contexts, flip_K = Contexts(keys), np.array([0, -1], np.int64).astype(word)
+    zeros, drawn_B = np.zeros(8 * word.itemsize, np.uint8), np.empty(8, word)
+    plus, minus = np.empty(39, word), np.empty(39, word)
+    for key, stream in zip(keys, (plus, minus), strict=True):
+        Keystream(key, offset_bytes=offset_bytes).fill(stream.view(np.uint8))
+    for _ in range(2):
+        contexts.seek(offset_bytes)
+        masked = np.zeros(39, word)
+        for part in (masked[:13], masked[13:]):
+            loop(part, contexts.addresses_K, flip_K, zeros, drawn_B, np.zeros(1, np.int32))
+        if not np.array_equal(masked, plus - minus):
+            return False
+    return True
+
+
+def _round_into(
+    value_B: NDArray[Any],
+    dice_B: NDArray[Any],
+    out_B: NDArray[Any],
+    scale: Any,
+    most: Any,
+    sides: Any,
+    factor: Any,
+) -> None:
+    """crypto/fixed_point/encoder.py, round_into, value by value and in the values' own type."""
+    kind = value_B.dtype.type
+    for i in range(value_B.size):
+        units = min(max(value_B[i] * factor, -most), most) * scale
+        whole = np.floor(units)
+        out_B[i] = whole + kind(kind(dice_B[i]) < (units - whole) * sides)
+
+
+def _transform_into(work_BK: NDArray[np.float32], scratch: NDArray[np.float32]) -> None:
+    """crypto/fixed_point/projection.py, _transformed, in place: as many columns at a time as the scratch
+    holds.
+
+    Two levels a pass, so half as many passes; what is left of an odd number of levels alone.
+    """
+    rows, blocks = work_BK.shape
+    most = scratch.size // rows
+    for first in range(0, blocks, most):
+        width = min(most, blocks - first)
+        for row in range(rows):
+            scratch[row * width : (row + 1) * width] = work_BK[row, first : first + width]
+        size, half = rows * width, width
+        while 4 * half <= size:
+            for start in range(0, size, 4 * half):
+                a, b = scratch[start : start + half], scratch[start + half : start + 2 * half]
+                c, d = (
+                    scratch[start + 2 * half : start + 3 * half],
+                    scratch[start + 3 * half : start + 4 * half],
+                )
+                for i in range(half):
+                    sum_ab, sum_cd = a[i] + b[i], c[i] + d[i]
+                    less_ab, less_cd = a[i] - b[i], c[i] - d[i]
+                    a[i], b[i] = sum_ab + sum_cd, less_ab + less_cd
+                    c[i], d[i] = sum_ab - sum_cd, less_ab - less_cd
+            half *= 4
+        if half < size:
+            a, b = scratch[:half], scratch[half:size]
+            for i in range(half):
+                a[i], b[i] = a[i] + b[i], a[i] - b[i]
+        for row in range(rows):
+            work_BK[row, first : first + width] = scratch[row * width : (row + 1) * width]

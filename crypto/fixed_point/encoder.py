@@ -1,0 +1,371 @@
+"""One silo's values as words of Z(2^w), encoded piece by piece wherever they are read.
+
+The random numbers of rounding and noise are addressed by a word's place, so a word is the same however
+often and in whatever pieces it is read. Source: docs/protocol.md 4.
+"""
+
+# N = values of one quantity, B = values of one block
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from crypto import prg
+from crypto.errors import LocalProtocolError, QuantisationError
+from crypto.fixed_point import clipping, compiled, ring
+from crypto.fixed_point.compiled import Rounding
+from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
+from crypto.fixed_point.ring import Encoded, Words
+from crypto.noise import skellam_stream
+from crypto.noise.skellam import skellam_law
+from crypto.noise.skellam_stream import SkellamStream
+from crypto.noise.terms import clipped_sensitivity
+from crypto.prg import Keystream
+
+BLOCK_VALUES: Final = 1 << 15  # numpy's arrays of a block stay in the L2 cache, docs/performance.md
+COMPILED_BLOCK_VALUES: Final = 1 << 17  # as do the dice, the only array of the compiled loop
+CHECKED_VALUES: Final = 1 << 18  # least and largest of them, from the L3 cache the second time
+MOST_ROUNDINGS: Final = 8  # of a clipped array; each is too long with a probability of about 2^-20 at most
+SIDES: Final = 1 << 16  # of a die, two bytes of the key stream
+_DIE: Final = np.dtype("<u2")
+_LARGEST_FLOAT32_SCALE: Final = 2.0**64  # units, and units times SIDES, are then ordinary float32 numbers
+
+Reals = NDArray[np.floating[Any]]
+
+
+class Encoder:
+    """Checked values that become words when they are read; several threads may read at once.
+
+    layout: whose words they become. clipped_total: how many values are beyond their bound.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, ArrayLike],
+        *,
+        layout: Layout,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """Shapes and units: as the quantities declare.
+
+        Contiguous arrays of float32 and float64 are held, not copied: nobody may change them any more.
+        Raises QuantisationError for missing or surplus names, wrong shapes, values that are not finite,
+        and counts that are not whole or beyond their bound. Source: docs/protocol.md 4.
+
+        Security: random is the system's CSPRNG. It is asked anew for every input: noise that two inputs
+        shared would fall out of their difference.
+        """
+        arrays = _arrays(values, layout)
+        is_compiled = sum(quantity.size for quantity in layout.quantities) >= compiled.WORTH_VALUES
+        parts = {
+            quantity.name: _part(arrays[quantity.name], quantity, layout.members, is_compiled)
+            for quantity in layout.quantities
+            if quantity.name in arrays
+        }
+        self.layout = layout
+        self.clipped_total = sum(part.clipped for part in parts.values())
+        parts |= _clipped_count(layout, self.clipped_total)
+        self._dice_key = random(prg.KEY_BYTES)
+        self._places = _places(layout)
+        parts |= self._conditional(parts, random)
+        noises = _noises(layout, random, is_compiled)
+        self._parts = {
+            word: [(place, parts[name], noises.get(name)) for name, place in layout.slices(word).items()]
+            for word in layout.words
+        }
+
+    def check_layout(self, layout: Layout) -> None:
+        """Raises LocalProtocolError unless these are words of that layout."""
+        if layout.digest != self.layout.digest:
+            raise LocalProtocolError("encoder: the values are of another layout")
+
+    def read(self, word: int, start: int, out: Words) -> None:
+        """Write the words from index `start` of the vector of that word size over `out`.
+
+        A value beyond its bound is clipped; rounding is up with the probability of the fraction, to
+        2^-16, so a sum has no bias and never passes what the scale leaves room for. Noise may.
+        """
+        for place, part, stream in self._parts[word]:
+            first, last = max(start, place.start), min(start + out.size, place.stop)
+            if first < last:
+                dice = _scratch.keystream(part.dice_key or self._dice_key)
+                dice.seek(_DIE.itemsize * (self._places[word] + first))
+                out_N = out[first - start : last - start]
+                part.write(first - place.start, out_N, dice)
+                if stream is not None:
+                    stream.add_into(first - place.start, out_N)
+
+    def encode(self) -> Encoded:
+        """All words at once."""
+        vectors = ring.zeros(self.layout)
+        for word, vector_L in vectors.items():
+            self.read(word, 0, vector_L)
+        return Encoded(vectors=vectors, clipped_total=self.clipped_total)
+
+    def _conditional(self, parts: Mapping[str, _Part], random: Callable[[int], bytes]) -> dict[str, _Part]:
+        """Parts of clipped arrays, each with dice of its own under which it is no longer than it may be."""
+        chosen: dict[str, _Part] = {}
+        for quantity in self.layout.quantities:
+            part = parts[quantity.name]
+            if quantity.noise is None or quantity.noise.clip_l2 is None or isinstance(part, _Exact):
+                continue
+            place = self.layout.slices(quantity.word)[quantity.name]
+            most = clipped_sensitivity(
+                quantity.noise.clip_l2, scale=quantity.noise.scale, coordinates=quantity.size
+            ).squared_l2
+            first_die = self._places[quantity.word] + place.start
+            chosen[quantity.name] = _rounded_within(part, quantity, most, first_die, random)
+        return chosen
+
+
+def round_into(
+    value_B: Reals,
+    dice_B: NDArray[np.uint16],
+    out_B: NDArray[np.signedinteger[Any]],
+    scale: np.floating[Any],
+    most: np.floating[Any],
+    sides: np.floating[Any],
+    factor: np.floating[Any],
+) -> None:
+    """Shrink, clip, scale and write floor(x), or one more if the die is below the fraction of its sides.
+
+    The reference of crypto/fixed_point/compiled.py. Exact in the values' own type, as the scale is a power
+    of two; only the fraction of a number between -1 and 0 may have no room, and is rounded. No die is below a
+    fraction of nothing, so a whole number stays, and no number passes ceil(x).
+    """
+    size = value_B.size
+    units_B, whole_B = (each.view(value_B.dtype)[:size] for each in (_scratch.units, _scratch.whole))
+    is_up_B = _scratch.is_up[:size]
+    if factor != 1:
+        value_B = np.multiply(value_B, factor, out=units_B)
+    if most < np.inf:
+        value_B = np.clip(value_B, -most, most, out=units_B)
+    np.multiply(value_B, scale, out=units_B)
+    np.floor(units_B, out=whole_B)
+    units_B -= whole_B
+    units_B *= sides
+    np.less(dice_B, units_B, out=is_up_B)
+    whole_B += is_up_B
+    np.copyto(out_B, whole_B, casting="unsafe")
+
+
+class _Scratch(threading.local):
+    """Buffers of a thread, used again for every block."""
+
+    def __init__(self) -> None:
+        self.units = np.empty(BLOCK_VALUES, np.float64)
+        self.whole = np.empty(BLOCK_VALUES, np.float64)
+        self.is_up = np.empty(BLOCK_VALUES, np.bool_)
+        self.dice = np.empty(COMPILED_BLOCK_VALUES, _DIE)
+        self._last: tuple[bytes, Keystream] | None = None
+
+    def keystream(self, key: bytes) -> Keystream:
+        """Of the key, somewhere; the last one is used again."""
+        if self._last is None or self._last[0] != key:
+            self._last = key, Keystream(key)
+        return self._last[1]
+
+
+_scratch = _Scratch()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exact:
+    """Words as they are."""
+
+    word_N: Words = field(repr=False)
+    clipped: int = 0
+    dice_key: bytes | None = field(default=None, repr=False)
+
+    def write(self, first: int, out: Words, dice: Keystream) -> None:
+        out[:] = self.word_N[first : first + out.size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rounded:
+    """Values to round. scale: of the values' own type, like most: the bound, inf if no value is beyond it.
+
+    factor: what every value is multiplied by before, 1 where nothing is clipped as a whole.
+    dice_key: of the quantity's own dice; None where it has those of the input.
+    """
+
+    value_N: Reals = field(repr=False)
+    scale: np.floating[Any]
+    most: np.floating[Any]
+    factor: np.floating[Any] = field(repr=False)
+    clipped: int
+    round_into: Rounding
+    dice_key: bytes | None = field(default=None, repr=False)
+
+    def write(self, first: int, out: Words, dice: Keystream) -> None:
+        sides = self.value_N.dtype.type(SIDES)
+        out_N = out.view(ring.signed_type(8 * out.itemsize))
+        of = BLOCK_VALUES if self.round_into is round_into else COMPILED_BLOCK_VALUES
+        for block in _blocks(out.size, of=of):
+            out_B = out_N[block]
+            dice_B = _scratch.dice[: out_B.size]
+            dice.fill(dice_B.view(np.uint8))
+            value_B = self.value_N[first + block.start : first + block.start + out_B.size]
+            self.round_into(value_B, dice_B, out_B, self.scale, self.most, sides, self.factor)
+
+
+_Part = _Exact | _Rounded
+
+
+def _places(layout: Layout) -> dict[int, int]:
+    """By word size, how many words stand before its vector in the upload."""
+    places, words = {}, 0
+    for word in layout.words:
+        places[word] = words
+        words += layout.length(word)
+    return places
+
+
+def _arrays(values: Mapping[str, ArrayLike], layout: Layout) -> dict[str, NDArray[Any]]:
+    expected = {quantity.name for quantity in layout.quantities} - {CLIPPED}
+    if values.keys() != expected:
+        odd = sorted(values.keys() ^ expected)
+        raise QuantisationError(f"values: missing or surplus quantities {', '.join(odd)}")
+    return {
+        quantity.name: _array(values[quantity.name], quantity)
+        for quantity in layout.quantities
+        if quantity.name in expected
+    }
+
+
+def _array(value: ArrayLike, quantity: Quantity) -> NDArray[Any]:
+    try:
+        array_N = np.asarray(value)
+    except (ValueError, TypeError, OverflowError):
+        raise _odd(quantity, "is no array of numbers") from None
+    if array_N.dtype.kind not in "biuf":
+        raise _odd(quantity, f"holds {array_N.dtype}, expected numbers")
+    if array_N.shape != quantity.shape:
+        raise _odd(quantity, f"expected shape {quantity.shape}, got {array_N.shape}")
+    return array_N.reshape(-1)
+
+
+def _part(array_N: NDArray[Any], quantity: Quantity, members: int, is_compiled: bool) -> _Part:
+    if quantity.is_count:
+        return _Exact(word_N=_whole(array_N, quantity))
+    scale, factor = quantity.scale(members), 1.0
+    clip_l2 = None if quantity.noise is None else quantity.noise.clip_l2
+    if clip_l2 is not None:
+        array_N, factor = clipping.shrunk(_reals(array_N, scale), clip_l2, name=quantity.name)
+    if quantity.projection is not None:
+        array_N = quantity.projection.project(array_N)
+    value_N = _reals(array_N, scale).view()
+    value_N.flags.writeable = False
+    is_within = clip_l2 is not None and clip_l2 <= quantity.bound
+    clipped, kind = 0 if is_within else _clipped(value_N, quantity, factor), value_N.dtype.type
+    loop = compiled.rounding(value_N.dtype, ring.signed_type(quantity.word)) if is_compiled else None
+    return _Rounded(
+        value_N=value_N,
+        scale=kind(scale),
+        most=_largest_within(quantity.bound, kind) if clipped or clip_l2 else kind(np.inf),
+        factor=kind(factor),
+        clipped=clipped,
+        round_into=loop or round_into,
+    )
+
+
+def _reals(array_N: NDArray[Any], scale: float) -> Reals:
+    """The array itself if it is of the type that it is rounded in."""
+    kind = np.float32 if array_N.dtype == np.float32 and scale <= _LARGEST_FLOAT32_SCALE else np.float64
+    return np.require(array_N, kind, ["C", "A"])
+
+
+def _rounded_within(
+    part: _Rounded, quantity: Quantity, squared_l2: int, first_die: int, random: Callable[[int], bytes]
+) -> _Rounded:
+    """The part with dice, drawn anew until the whole numbers' squared norm is at most that.
+
+    Conditional rounding: Kairouz, Liu, Steinke 2021; docs/privacy.md, "Sensitivity after rounding".
+    """
+    for _ in range(MOST_ROUNDINGS):
+        tried = replace(part, dice_key=random(prg.KEY_BYTES))
+        if _squared_norm(tried, quantity.word, first_die) <= squared_l2:
+            return tried
+    raise _odd(quantity, "no rounding of it is within its norm")
+
+
+def _squared_norm(part: _Rounded, word: int, first_die: int) -> int:
+    assert part.dice_key is not None
+    dice = Keystream(part.dice_key, offset_bytes=_DIE.itemsize * first_die)
+    word_B = np.empty(min(COMPILED_BLOCK_VALUES, part.value_N.size), ring.word_type(word))
+    total = 0
+    for block in _blocks(part.value_N.size, of=COMPILED_BLOCK_VALUES):
+        out_B = word_B[: part.value_N[block].size]
+        part.write(block.start, out_B, dice)
+        total += clipping.squared_norm(out_B.view(ring.signed_type(word)))
+    return total
+
+
+def _noises(layout: Layout, random: Callable[[int], bytes], is_compiled: bool) -> dict[str, SkellamStream]:
+    """By name of a quantity with noise. The key is of this input alone, and another than the dice's."""
+    noised = {place: each for place, each in enumerate(layout.quantities) if each.noise is not None}
+    if not noised:
+        return {}
+    key, pick = random(prg.KEY_BYTES), None if is_compiled else skellam_stream.pick
+    return {
+        each.name: SkellamStream(skellam_law(each.noise.variance), key, quantity=place, pick=pick)
+        for place, each in noised.items()
+        if each.noise is not None
+    }
+
+
+def _largest_within(bound: float, kind: type[np.floating[Any]]) -> np.floating[Any]:
+    """The bound, or what is next to it in a type that does not have it."""
+    nearest = kind(bound)
+    return nearest if float(nearest) <= bound else np.nextafter(nearest, kind(0))
+
+
+def _whole(count_N: NDArray[Any], quantity: Quantity) -> Words:
+    word_N = np.empty(count_N.size, ring.word_type(quantity.word))
+    for block in _blocks(count_N.size):
+        count_B = count_N[block]
+        if count_B.dtype.kind == "f" and not (np.isfinite(count_B) & (np.floor(count_B) == count_B)).all():
+            raise _odd(quantity, "a count is not a whole number")
+        # Python numbers, because the negative of the least int64 is no int64
+        if max(int(count_B.max()), -int(count_B.min())) > int(quantity.bound):
+            raise _odd(quantity, f"a count is beyond its bound {quantity.bound:g}")
+        word_N[block] = count_B.astype(np.int64).astype(word_N.dtype)
+    return word_N
+
+
+def _clipped(value_N: Reals, quantity: Quantity, factor: float) -> int:
+    """How many are beyond the bound, once they are multiplied by the factor."""
+    clipped, bound = 0, float(quantity.bound) / factor
+    for block in _blocks(value_N.size, of=CHECKED_VALUES):
+        value_B = value_N[block]
+        least, most = float(value_B.min()), float(value_B.max())  # NaN anywhere makes both NaN
+        if not (np.isfinite(least) and np.isfinite(most)):
+            raise _odd(quantity, "a value is not finite")
+        if least < -bound or bound < most:
+            clipped += int(np.count_nonzero(np.abs(value_B, dtype=np.float64) > bound))
+    return clipped
+
+
+def _clipped_count(layout: Layout, clipped_total: int) -> dict[str, _Part]:
+    for quantity in layout.quantities:
+        if quantity.name == CLIPPED:
+            # saturates: it flags a round, it measures nothing
+            count = min(clipped_total, int(quantity.bound))
+            return {CLIPPED: _Exact(word_N=np.array([count], ring.word_type(quantity.word)))}
+    return {}
+
+
+def _blocks(size: int, *, of: int = BLOCK_VALUES) -> Iterator[slice]:
+    for start in range(0, size, of):
+        yield slice(start, start + of)
+
+
+def _odd(quantity: Quantity, what: str) -> QuantisationError:
+    return QuantisationError(f"quantity {quantity.name}: {what}")

@@ -1,0 +1,198 @@
+"""Quantities of a phase and how they lie in the summed vectors.
+
+Quantities are concatenated in declared order into one vector per word size.
+Source: docs/protocol.md 4.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from crypto import encoding
+from crypto.errors import ConfigError
+from crypto.fixed_point.projection import Projection
+from crypto.noise.skellam import wrap_probability
+from crypto.noise.terms import MAX_WRAP_PROBABILITY, Noise
+
+WORD_BITS = (16, 32, 64)
+CLIPPED = "clipped"  # reserved: the encoder itself fills in how many values it clipped
+MAX_QUANTITIES = 256
+MAX_VALUES = 1 << 31  # of one quantity; 8 GiB of 32-bit words
+BOUND_RANGE = (1e-30, 1e30)  # within it scale and scaled values are ordinary float64 numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One named array of a phase.
+
+    bound: largest magnitude of a silo's value, in the quantity's own units.
+    word: bits of the ring it is summed in. is_count: an exact integer, scale 1.
+    sensitivity_l2: change by one record, where the quantity can be noised per record.
+    projection: the values are summed as its numbers, of which `bound` is the largest; shape stays theirs.
+    noise: what every silo adds to its own; the sum of a noised count is a real number.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    bound: float
+    word: int = 64
+    is_count: bool = False
+    sensitivity_l2: float | None = None
+    projection: Projection | None = None
+    noise: Noise | None = None
+
+    def __post_init__(self) -> None:
+        if self.word not in WORD_BITS:
+            raise ConfigError(f"quantity {self.name}: word is 16, 32 or 64, got {self.word}")
+        least, most = BOUND_RANGE
+        if not least <= self.bound <= most:
+            raise ConfigError(f"quantity {self.name}: bound is {least:g} to {most:g}, got {self.bound}")
+        if self.is_count and self.bound != int(self.bound):
+            raise ConfigError(f"quantity {self.name}: the bound of a count is whole, got {self.bound}")
+        if self.name == CLIPPED and not (self.is_count and self.shape == ()):
+            raise ConfigError(f"quantity {self.name}: the name is reserved for a single count")
+        for values in (math.prod(self.shape), self.size):
+            if not 0 < values <= MAX_VALUES:
+                raise ConfigError(f"quantity {self.name}: expected 1 to {MAX_VALUES} values, got {values}")
+        if self.noise is not None and self.is_count:
+            raise ConfigError(f"quantity {self.name}: a count with noise is no count")
+        self._check_projection()
+
+    def _check_projection(self) -> None:
+        if self.projection is None:
+            return
+        if self.is_count:
+            raise ConfigError(f"quantity {self.name}: a count is not projected")
+        if self.projection.size != math.prod(self.shape):
+            raise ConfigError(
+                f"quantity {self.name}: expected a projection of {math.prod(self.shape)} values, "
+                f"got {self.projection.size}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Words in the vector."""
+        return math.prod(self.shape) if self.projection is None else self.projection.kept
+
+    def scale(self, members: int) -> float:
+        """Power of two with members * ceil(scale * bound) <= 2^(word-1) - 1; 1 for counts.
+
+        Under noise it is the noise's. Both sides compute it from m, so nobody is told. Raises ConfigError
+        if none fits.
+        """
+        if self.noise is not None:
+            return self.noise.scale
+        room = ((1 << (self.word - 1)) - 1) // members
+        least = int(self.bound) if self.is_count else 1
+        if least > room:
+            raise ConfigError(
+                f"quantity {self.name}: {self.word} bits do not hold the sum of {members} silos"
+            )
+        if self.is_count:
+            return 1.0
+        # the largest whole number per silo decides; start above and step down to the exact fit
+        exponent = math.floor(math.log2(room) - math.log2(self.bound)) + 1
+        while math.ceil(math.ldexp(self.bound, exponent)) > room:
+            exponent -= 1
+        return math.ldexp(1.0, exponent)
+
+    def wrap_probability(self, members: int) -> float:
+        """No less than the chance that any number of the sum of m inputs leaves its word; 0 without noise."""
+        if self.noise is None:
+            return 0.0
+        return wrap_probability(
+            members * math.ceil(self.noise.scale * self.bound),
+            members * self.noise.variance,
+            self.size,
+            (1 << (self.word - 1)) - 1,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Ordered quantities of one phase for m members."""
+
+    quantities: tuple[Quantity, ...]
+    members: int
+
+    def __post_init__(self) -> None:
+        names = [quantity.name for quantity in self.quantities]
+        if self.members < 1:
+            raise ConfigError(f"layout: expected at least one member, got {self.members}")
+        if not 0 < len(names) <= MAX_QUANTITIES:
+            raise ConfigError(f"layout: expected 1 to {MAX_QUANTITIES} quantities, got {len(names)}")
+        if len(set(names)) != len(names):
+            raise ConfigError("layout: a quantity is named twice")
+        for quantity in self.quantities:
+            quantity.scale(self.members)
+        if self.wrap_probability > MAX_WRAP_PROBABILITY:
+            noised = ", ".join(one.name for one in self.quantities if one.noise is not None)
+            raise ConfigError(
+                f"layout: expected noised sums to leave their words with a probability of at most "
+                f"2^{math.log2(MAX_WRAP_PROBABILITY):g}, got {self.wrap_probability:.3g} for {noised}"
+            )
+
+    @cached_property
+    def wrap_probability(self) -> float:
+        """No less than the chance that noise takes any number of the sum out of its word."""
+        return sum(quantity.wrap_probability(self.members) for quantity in self.quantities)
+
+    @cached_property
+    def words(self) -> tuple[int, ...]:
+        """Word sizes in use, ascending: the order of the upload stream."""
+        return tuple(sorted({quantity.word for quantity in self.quantities}))
+
+    def length(self, word: int) -> int:
+        """Words in the vector of that size."""
+        return sum(quantity.size for quantity in self.quantities if quantity.word == word)
+
+    @cached_property
+    def total_bytes(self) -> int:
+        return sum(self.length(word) * word // 8 for word in self.words)
+
+    def slices(self, word: int) -> dict[str, slice]:
+        """Where each quantity of that word size lies in its vector."""
+        places, start = {}, 0
+        for quantity in self.quantities:
+            if quantity.word == word:
+                places[quantity.name] = slice(start, start + quantity.size)
+                start += quantity.size
+        return places
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over m and every field of every quantity."""
+        fields = [quantity_fields(quantity) for quantity in self.quantities]
+        return encoding.digest("layout", self.members, fields)
+
+
+def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
+    """Every field of a quantity as the layout's digest covers it; floats in hexadecimal, so exact.
+
+    A quantity without noise ends with its sensitivity.
+    """
+    fields: list[encoding.Field] = [
+        quantity.name,
+        list(quantity.shape),
+        float(quantity.bound).hex(),
+        quantity.word,
+        int(quantity.is_count),
+        _hex(quantity.sensitivity_l2),
+        _projection_fields(quantity.projection),
+    ]
+    if quantity.noise is not None:
+        noise = quantity.noise
+        fields.append([_hex(noise.variance), _hex(noise.scale), _hex(noise.clip_l2)])
+    return fields
+
+
+def _projection_fields(projection: Projection | None) -> list[encoding.Field]:
+    if projection is None:
+        return []
+    return [projection.seed, projection.size, projection.block, projection.kept]
+
+
+def _hex(number: float | None) -> str:
+    return "" if number is None else float(number).hex()

@@ -1,0 +1,154 @@
+"""A seeded linear map that spreads a vector evenly over its numbers and keeps a share of them.
+
+The vector is cut into blocks, each gets random signs and an orthonormal Walsh-Hadamard transform, and
+the same random rows of every block are kept. A number is then a sum over a whole block with random signs:
+nearly normal, of nearly the same size everywhere, so few bits hold it (Suresh et al., "Distributed Mean
+Estimation with Limited Communication", 2017, section 3; Konecny et al., arXiv 1610.05492, section 3.2).
+The map is linear, so it commutes with the sum over silos, and public: both sides compute it.
+Source: docs/protocol.md 4.6.
+"""
+
+# N = values, B = rows of a block, K = blocks, R = kept rows
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto import prg
+from crypto.errors import ConfigError, LocalProtocolError
+from crypto.fixed_point import compiled
+
+MIN_BLOCK: Final = 16
+MAX_BLOCK: Final = 1024  # words of 2^20 values, of which one is all, are 32 times their root mean square
+BLOCKS: Final = 256  # fewest blocks of a large vector: padding costs at most one word in 256
+
+_ROW_BYTES: Final = 8  # of the random number that a row is drawn by
+_SIGNS: Final = 1 - 2 * np.unpackbits(
+    np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
+).astype(np.float32)  # (256, 8): by byte of the key stream
+_COMPILED_COLUMNS: Final = 128  # of 1024 rows: 512 KiB, cheapest of 32 .. 192
+_SIGN_BYTES: Final = 1 << 13  # signs of 64 Ki values at a time: they stay in the L2 cache
+
+FloatArray = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """One map. seed: 32 bytes, public. size: values. block: rows of a block, a power of two.
+
+    kept: words that are left of the padded vector, as many rows of every block.
+    Raises ConfigError for sizes that do not fit together.
+    """
+
+    seed: bytes
+    size: int
+    block: int
+    kept: int
+
+    def __post_init__(self) -> None:
+        if len(self.seed) != prg.KEY_BYTES:
+            raise ConfigError(f"projection: expected a seed of {prg.KEY_BYTES} bytes, got {len(self.seed)}")
+        if self.size < 1:
+            raise ConfigError(f"projection: expected at least one value, got {self.size}")
+        if not MIN_BLOCK <= self.block <= MAX_BLOCK or self.block & (self.block - 1):
+            raise ConfigError(
+                f"projection: a block is a power of two of {MIN_BLOCK} to {MAX_BLOCK}, got {self.block}"
+            )
+        rows, left = divmod(self.kept, self.blocks)
+        if left or not 1 <= rows <= self.block:
+            raise ConfigError(
+                f"projection: expected 1 to {self.block} times {self.blocks} words kept, got {self.kept}"
+            )
+
+    @classmethod
+    def of(cls, size: int, *, seed: bytes, share: float = 1.0) -> Projection:
+        """The map for a vector of that size. share: of the words to keep, rounded to whole rows."""
+        block = MIN_BLOCK
+        while block < MAX_BLOCK and 2 * block * BLOCKS <= size:
+            block *= 2
+        rows = max(1, round(share * block))
+        return cls(seed=seed, size=size, block=block, kept=rows * math.ceil(size / block))
+
+    @property
+    def blocks(self) -> int:
+        return math.ceil(self.size / self.block)
+
+    @property
+    def rows(self) -> int:
+        """Kept rows of every block."""
+        return self.kept // self.blocks
+
+    def project(self, value_N: FloatArray) -> NDArray[np.float32]:
+        """Shapes: (size,) -> (kept,). A value that is not finite makes words that are not."""
+        if value_N.shape != (self.size,):
+            raise LocalProtocolError(f"projection: expected {self.size} values, got {value_N.size}")
+        work_BK = np.empty((self.block, self.blocks), np.float32)
+        flat = work_BK.reshape(-1)
+        flat[self.size :] = 0.0
+        self._signed(value_N, out_N=flat[: self.size], factor=self.block**-0.5)
+        return self._transformed(work_BK)[self._kept_R].reshape(-1)
+
+    def expand(self, sum_M: FloatArray) -> NDArray[np.float64]:
+        """The transpose over the kept share: the values again if all words are kept, else without bias.
+
+        Shapes: (kept,) -> (size,). Computed in float32: rounding to 16 bits or sampling cost far more.
+        """
+        if sum_M.shape != (self.kept,):
+            raise LocalProtocolError(f"projection: expected {self.kept} words, got {sum_M.size}")
+        work_BK = np.zeros((self.block, self.blocks), np.float32)
+        work_BK[self._kept_R] = sum_M.reshape(self.rows, self.blocks)
+        value_N = _transformed(work_BK).reshape(-1)[: self.size]
+        self._signed(value_N, out_N=value_N, factor=self.block**0.5 / self.rows)
+        return value_N.astype(np.float64)
+
+    def _transformed(self, work_BK: NDArray[np.float32]) -> NDArray[np.float32]:
+        """As `_transformed` below, compiled where that pays: at silos, never at a coordinator."""
+        loop = compiled.transform() if self.size >= compiled.WORTH_VALUES else None
+        if loop is None:
+            return _transformed(work_BK)
+        loop(work_BK, np.empty(self.block * _COMPILED_COLUMNS, np.float32))
+        return work_BK
+
+    @cached_property
+    def _kept_R(self) -> slice | NDArray[np.intp]:
+        """The rows that drew the smallest numbers, in ascending order."""
+        if self.rows == self.block:
+            return slice(None)
+        drawn_B = np.empty(self.block, np.dtype("<u8"))
+        prg.Keystream(self.seed).fill(drawn_B.view(np.uint8))
+        return np.sort(np.argsort(drawn_B, kind="stable")[: self.rows])
+
+    def _signed(self, value_N: FloatArray, *, out_N: NDArray[np.float32], factor: float) -> None:
+        """Write every value times its sign and the factor."""
+        signs = _SIGNS * np.float32(factor)
+        stream = prg.Keystream(self.seed, offset_bytes=_ROW_BYTES * self.block)
+        bits, sign_8 = np.empty(_SIGN_BYTES, np.uint8), np.empty((_SIGN_BYTES, 8), np.float32)
+        for start in range(0, self.size, 8 * _SIGN_BYTES):
+            part = slice(start, min(start + 8 * _SIGN_BYTES, self.size))
+            stream.fill(bits)
+            np.take(signs, bits, axis=0, out=sign_8, mode="clip")  # every byte is a row; clip skips the check
+            sign_N = sign_8.reshape(-1)[: part.stop - start]
+            np.multiply(value_N[part], sign_N, out=out_N[part], casting="same_kind")
+
+
+def _transformed(work_BK: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The transform of every column, not yet divided by sqrt(B). Uses `work_BK` up.
+
+    Whole rows at a time: numpy adds long rows at the speed of memory, and short ones at that of a call.
+    """
+    here, there = work_BK, np.empty_like(work_BK)
+    half = 1
+    while half < len(work_BK):
+        pairs = here.reshape(-1, 2, half * work_BK.shape[1])
+        out = there.reshape(pairs.shape)
+        np.add(pairs[:, 0], pairs[:, 1], out=out[:, 0])
+        np.subtract(pairs[:, 0], pairs[:, 1], out=out[:, 1])
+        here, there = there, here
+        half *= 2
+    return here

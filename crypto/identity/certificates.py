@@ -1,0 +1,353 @@
+"""Who is who: certificates with a SPIFFE name, and signatures with a purpose.
+
+ECDSA P-256 throughout. The authority signs requests and nothing else leaves its machine; keys are
+made where they live. Source: docs/protocol.md 1 and 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import lru_cache
+from typing import TypeAlias
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from crypto import encoding
+from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from crypto.session.messages import SignedBody
+
+PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
+
+NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it was made
+# certificates: what their bytes alone decide is found out once, dates and rosters are looked at each time.
+# A peer's has at most the bytes of an advert or a job, so that these are a few megabytes.
+REMEMBERED = 512
+
+_HASH = ec.ECDSA(hashes.SHA256())
+# what cryptography raises for a certificate that it cannot read; the last three are no ValueError
+ODD_CERTIFICATE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
+                    x509.UnsupportedGeneralNameType)  # fmt: skip
+
+
+class Role(StrEnum):
+    SILO = "silo"
+    COORDINATOR = "coordinator"
+    OPERATOR = "operator"
+
+    @property
+    def key_usage(self) -> x509.ObjectIdentifier:
+        """A silo that held serverAuth could pose as coordinator, so each role has one usage."""
+        if self is Role.COORDINATOR:
+            return ExtendedKeyUsageOID.SERVER_AUTH
+        return ExtendedKeyUsageOID.CLIENT_AUTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberId:
+    """A member's name in its federation. Raises ConfigError for names outside NAME_PATTERN."""
+
+    federation: str
+    role: Role
+    name: str
+
+    def __post_init__(self) -> None:
+        check_name("federation", self.federation)
+        check_name(self.role, self.name)
+
+    @property
+    def uri(self) -> str:
+        return f"spiffe://{self.federation}/{self.role}/{self.name}"
+
+    @classmethod
+    def parse(cls, uri: str) -> MemberId:
+        """Raises RemoteProtocolError unless it reads spiffe://<federation>/<role>/<name>."""
+        scheme, separator, path = uri.partition("://")
+        parts = path.split("/")
+        try:
+            if scheme != "spiffe" or not separator or len(parts) != 3:
+                raise ValueError(uri)
+            return cls(federation=parts[0], role=Role(parts[1]), name=parts[2])
+        except (ValueError, ConfigError):
+            raise RemoteProtocolError(
+                "certificate: expected a name spiffe://<federation>/<role>/<name>"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A member's certificate and the key that belongs to it."""
+
+    member: MemberId
+    certificate: x509.Certificate
+    key: PrivateKey = field(repr=False)
+
+    @classmethod
+    def load(cls, certificate_pem: bytes, key_pem: bytes) -> Identity:
+        """Raises ConfigError if either is unusable or they do not belong together."""
+        certificate = load_certificate(certificate_pem)
+        key = load_key(key_pem)
+        if _public_bytes(certificate) != _public_bytes(key):
+            raise ConfigError("identity: the key does not belong to the certificate")
+        try:
+            member = member_of(certificate)
+        except RemoteProtocolError as error:
+            raise ConfigError(str(error)) from None
+        return cls(member=member, certificate=certificate, key=key)
+
+    @property
+    def certificate_der(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.DER)
+
+    @property
+    def fingerprint(self) -> bytes:
+        return fingerprint(self.certificate)
+
+    def sign(self, purpose: str, *fields: encoding.Field) -> SignedBody:
+        """Sign the canonical encoding of the fields under that purpose."""
+        return sign(self.key, purpose, *fields)
+
+
+def sign(key: PrivateKey, purpose: str, *fields: encoding.Field) -> SignedBody:
+    """Sign the canonical encoding of the fields; never raw bytes of a peer."""
+    body = encoding.encode(purpose, *fields)
+    return SignedBody(body=body, signature=key.sign(body, _HASH))
+
+
+def verify(
+    signed: SignedBody,
+    *,
+    purpose: str,
+    certificate: x509.Certificate,
+    code: Refusal = Refusal.MALFORMED,
+) -> list[encoding.Value]:
+    """The fields of a signed body, read only after its signature held.
+
+    Raises RemoteProtocolError with `code`.
+    """
+    check_signature(signed, purpose=purpose, certificate=certificate, code=code)
+    try:
+        return encoding.decode(purpose, signed.body)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(str(error), code=code) from None
+
+
+def check_signature(
+    signed: SignedBody, *, purpose: str, certificate: x509.Certificate, code: Refusal = Refusal.MALFORMED
+) -> None:
+    """For a body that the receiver knows in full; any other is opened with `verify`.
+
+    Raises RemoteProtocolError with `code`.
+    """
+    try:
+        public_key_of(certificate).verify(signed.signature, signed.body, _HASH)
+    except InvalidSignature:
+        raise RemoteProtocolError(f"{purpose}: the signature does not hold", code=code) from None
+
+
+def fingerprint(certificate: x509.Certificate | bytes) -> bytes:
+    """SHA-256 of the certificate's DER bytes."""
+    if isinstance(certificate, x509.Certificate):
+        certificate = certificate.public_bytes(serialization.Encoding.DER)
+    return hashlib.sha256(certificate).digest()
+
+
+@lru_cache(maxsize=REMEMBERED)
+def member_of(certificate: x509.Certificate) -> MemberId:
+    """The member that a certificate names.
+
+    Raises RemoteProtocolError unless it holds exactly one URI and that is a member's.
+    """
+    return MemberId.parse(only_uri(alternative_names(certificate)))
+
+
+def federation_of(authority: x509.Certificate) -> str:
+    """The federation whose authority this is. Raises ConfigError if it is none."""
+    try:
+        uri = only_uri(alternative_names(authority))
+    except RemoteProtocolError:
+        uri = ""
+    federation = uri.removeprefix("spiffe://")
+    if federation == uri or not NAME_PATTERN.fullmatch(federation):
+        raise ConfigError("authority: the certificate does not name a federation")
+    return federation
+
+
+@lru_cache(maxsize=REMEMBERED)
+def certificate_from_der(data: bytes) -> x509.Certificate:
+    """Raises RemoteProtocolError if the bytes are no certificate with a P-256 key."""
+    try:
+        certificate = x509.load_der_x509_certificate(data)
+        _read_plain_fields(certificate)
+    except ODD_CERTIFICATE:
+        raise RemoteProtocolError("certificate: the bytes are no certificate") from None
+    return certificate
+
+
+def check_certificate(
+    certificate: x509.Certificate,
+    *,
+    authority: x509.Certificate,
+    role: Role,
+    federation: str,
+    now: datetime,
+) -> MemberId:
+    """The member named by a certificate that the authority issued for that role and that is valid now.
+
+    Raises RemoteProtocolError that says what was wrong. Source: docs/protocol.md 1.
+    """
+    _check_validity("authority", authority, now=now)
+    _check_issuer(certificate, authority)
+    _check_validity("certificate", certificate, now=now)
+    member = _member_with_usage(certificate, role)
+    if member.role is not role:
+        raise _refused(f"expected role {role}, got {member.role}")
+    if member.federation != federation:
+        raise _refused(f"expected federation {federation}, got {member.federation}")
+    return member
+
+
+def new_key() -> PrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_to_pem(key: PrivateKey) -> bytes:
+    """Unencrypted PKCS#8: the file's permissions protect it."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def certificate_to_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def load_certificate(pem: bytes) -> x509.Certificate:
+    """Raises ConfigError if it is no PEM certificate with a P-256 key."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        _read_plain_fields(certificate)
+    except (*ODD_CERTIFICATE, RemoteProtocolError):
+        raise ConfigError("certificate: expected a PEM certificate with a P-256 key") from None
+    return certificate
+
+
+def load_key(pem: bytes) -> PrivateKey:
+    """Raises ConfigError if it is no unencrypted PEM private key on P-256."""
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError("key: expected an unencrypted PEM private key") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ConfigError("key: expected a P-256 key")
+    return key
+
+
+def alternative_names(
+    holder: x509.Certificate | x509.CertificateSigningRequest,
+) -> list[x509.GeneralName]:
+    """Every subject alternative name. Raises RemoteProtocolError if they cannot be read."""
+    try:
+        extension = holder.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (*ODD_CERTIFICATE, x509.ExtensionNotFound):
+        raise RemoteProtocolError("certificate: it holds no readable subject alternative name") from None
+    return list(extension.value)
+
+
+def only_uri(names: Iterable[x509.GeneralName]) -> str:
+    """The one URI among them. Raises RemoteProtocolError unless there is exactly one."""
+    uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]
+    if len(uris) != 1:
+        raise RemoteProtocolError(f"certificate: expected one URI, got {len(uris)}")
+    return uris[0]
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> None:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (*ODD_CERTIFICATE, InvalidSignature):
+        raise _refused("it was not issued by this federation's authority") from None
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _member_with_usage(certificate: x509.Certificate, role: Role) -> MemberId:
+    """The member that it names, if its key and its usage are those of the role."""
+    public_key_of(certificate)
+    _check_usage(certificate, role)
+    return member_of(certificate)
+
+
+def _check_validity(what: str, certificate: x509.Certificate, *, now: datetime) -> None:
+    if now < certificate.not_valid_before_utc:
+        raise _refused(f"{what} is not valid before {certificate.not_valid_before_utc.isoformat()}")
+    if now > certificate.not_valid_after_utc:
+        raise _refused(f"{what} expired at {certificate.not_valid_after_utc.isoformat()}")
+
+
+def _check_usage(certificate: x509.Certificate, role: Role) -> None:
+    try:
+        extensions = certificate.extensions
+        constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
+        usages = list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except (*ODD_CERTIFICATE, x509.ExtensionNotFound):
+        raise _refused("basic constraints or extended key usage are missing or unreadable") from None
+    if constraints.ca:
+        raise _refused("it is an authority's own, expected a member's")
+    if usages != [role.key_usage]:
+        raise _refused(f"its extended key usage is not that of a {role}")
+    has_hosts = any(not isinstance(n, x509.UniformResourceIdentifier) for n in alternative_names(certificate))
+    if has_hosts and role is not Role.COORDINATOR:
+        raise _refused(f"only a coordinator has host names or addresses, got role {role}")
+
+
+def _refused(message: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"certificate: {message}", code=Refusal.ROSTER)
+
+
+def public_key_of(
+    holder: x509.Certificate | x509.CertificateSigningRequest,
+) -> ec.EllipticCurvePublicKey:
+    """Raises RemoteProtocolError(code=ROSTER) unless it is a key on P-256."""
+    try:
+        key = holder.public_key()
+    except ODD_CERTIFICATE:
+        raise _refused("its key is unreadable") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise _refused("expected a P-256 key")
+    return key
+
+
+def _read_plain_fields(certificate: x509.Certificate) -> None:
+    """Read the key and the dates, which are parsed at their first reading, while errors are expected.
+
+    Names and extensions are read under ODD_CERTIFICATE each time. Raises what that lists, or
+    RemoteProtocolError for a key of another kind.
+    """
+    public_key_of(certificate)
+    _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+
+
+def _public_bytes(holder: x509.Certificate | PrivateKey) -> bytes:
+    return holder.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises ConfigError for names outside NAME_PATTERN."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise ConfigError(
+            f"{what}: expected 1 to 63 lower-case letters, digits and inner hyphens, got {name!r}"
+        )

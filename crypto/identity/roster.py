@@ -1,0 +1,199 @@
+"""The authority's signed list of members: who belongs, with which certificate, and until when.
+
+The coordinator only relays it. Leaving the roster is revocation. Source: docs/protocol.md 1.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+
+from crypto import encoding
+from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from crypto.identity import certificates
+from crypto.identity.certificates import CLOCK_SKEW, MemberId, PrivateKey, Role
+from crypto.session.messages import SignedBody
+
+PURPOSE = "roster"
+MAX_MEMBERS = 4096
+MAX_FILE_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    role: Role
+    name: str
+    fingerprint: bytes  # SHA-256 of the certificate's DER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """A roster whose signature held; members are sorted by role and name."""
+
+    federation: str
+    version: int
+    issued: datetime
+    expires: datetime
+    members: tuple[Member, ...]
+    signed: SignedBody = field(repr=False)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the signed body."""
+        return hashlib.sha256(self.signed.body).digest()
+
+    @property
+    def silo_names(self) -> frozenset[str]:
+        return frozenset(member.name for member in self.members if member.role is Role.SILO)
+
+    def holds(self, role: Role, name: str, fingerprint: bytes) -> bool:
+        return Member(role, name, fingerprint) in self.members
+
+    def check_member(self, certificate: x509.Certificate) -> MemberId:
+        """The member whose certificate this is.
+
+        Raises RemoteProtocolError(code=ROSTER) if the roster does not hold this very certificate.
+        """
+        member = certificates.member_of(certificate)
+        if member.federation != self.federation:
+            raise _refused(f"expected federation {self.federation}, got {member.federation}")
+        if not self.holds(member.role, member.name, certificates.fingerprint(certificate)):
+            who = f"{member.role} {member.name}"
+            raise _refused(f"version {self.version} does not hold {who} with this certificate")
+        return member
+
+    def check_current(self, now: datetime, *, max_age: timedelta | None = None) -> None:
+        """Raises RemoteProtocolError(code=ROSTER) if it is of the future, expired or too old."""
+        if now < self.issued - CLOCK_SKEW:
+            raise _refused(f"issued at {self.issued.isoformat()}, after {now.isoformat()}")
+        if now > self.expires:
+            raise _refused(f"version {self.version} expired at {self.expires.isoformat()}")
+        age = now - self.issued
+        if max_age is not None and age > max_age:
+            raise _refused(f"version {self.version} is {age.days} days old, at most {max_age.days} allowed")
+
+
+def sign_roster(
+    *,
+    authority_key: PrivateKey,
+    federation: str,
+    version: int,
+    issued: datetime,
+    expires: datetime,
+    members: Iterable[Member],
+) -> SignedBody:
+    """Sign a version of the roster. Raises ConfigError for a list that nobody would accept."""
+    ordered = sorted(members)
+    if version < 1 or expires <= issued:
+        raise ConfigError("roster: expected a version from 1 on that expires after it is issued")
+    if not _has_distinct_names(ordered) or len(ordered) > MAX_MEMBERS:
+        raise ConfigError(f"roster: expected at most {MAX_MEMBERS} members, each named once")
+    rows = [[member.role.value, member.name, member.fingerprint] for member in ordered]
+    dates = _seconds(issued), _seconds(expires)
+    return certificates.sign(authority_key, PURPOSE, federation, version, *dates, rows)
+
+
+def open_roster(
+    signed: SignedBody,
+    *,
+    authority: x509.Certificate,
+    federation: str,
+    now: datetime,
+    max_age: timedelta | None = None,
+) -> Roster:
+    """The roster, if the authority signed it for this federation and it is current.
+
+    Raises RemoteProtocolError(code=ROSTER).
+    """
+    roster = read_roster(signed, authority=authority, federation=federation)
+    roster.check_current(now, max_age=max_age)
+    return roster
+
+
+def read_roster(signed: SignedBody, *, authority: x509.Certificate, federation: str) -> Roster:
+    """The roster, expired or not: what the authority itself builds the next version on.
+
+    Raises RemoteProtocolError(code=ROSTER).
+    """
+    fields = certificates.verify(signed, purpose=PURPOSE, certificate=authority, code=Refusal.ROSTER)
+    roster = _parse(fields, signed)
+    if roster.federation != federation:
+        raise _refused(f"expected federation {federation}, got {roster.federation}")
+    return roster
+
+
+def roster_to_file_bytes(signed: SignedBody) -> bytes:
+    """JSON with body and signature in base64."""
+    document = {
+        "body": base64.b64encode(signed.body).decode(),
+        "signature": base64.b64encode(signed.signature).decode(),
+    }
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def roster_from_file_bytes(data: bytes) -> SignedBody:
+    """The unverified content of a roster file. Raises ConfigError."""
+    try:
+        if len(data) > MAX_FILE_BYTES:
+            raise ValueError("too large")
+        document = json.loads(data)
+        if set(document) != {"body", "signature"}:
+            raise ValueError("fields")
+        body = base64.b64decode(document["body"], validate=True)
+        signature = base64.b64decode(document["signature"], validate=True)
+    except (ValueError, TypeError, RecursionError, binascii.Error):
+        raise ConfigError("roster file: expected JSON with body and signature in base64") from None
+    return SignedBody(body=body, signature=signature)
+
+
+def _parse(fields: list[encoding.Value], signed: SignedBody) -> Roster:
+    reader = encoding.FieldReader(fields, what=PURPOSE, code=Refusal.ROSTER)
+    roster = Roster(
+        federation=reader.text(),
+        version=reader.number(),
+        issued=_date(reader.number()),
+        expires=_date(reader.number()),
+        members=tuple(_member(row) for row in reader.items()),
+        signed=signed,
+    )
+    reader.end()
+    if list(roster.members) != sorted(roster.members) or not _has_distinct_names(roster.members):
+        raise _refused("members are not sorted or one is named twice")
+    return roster
+
+
+def _member(row: encoding.Value) -> Member:
+    outer = encoding.FieldReader([row], what=PURPOSE, code=Refusal.ROSTER)
+    reader = encoding.FieldReader(outer.items(), what=PURPOSE, code=Refusal.ROSTER)
+    role, name, fingerprint = reader.text(), reader.text(), reader.data(32)
+    reader.end()
+    if role not in set(Role) or not certificates.NAME_PATTERN.fullmatch(name):
+        raise _refused("a member's role or name is malformed")
+    return Member(Role(role), name, fingerprint)
+
+
+def _has_distinct_names(members: Iterable[Member]) -> bool:
+    names = [(member.role, member.name) for member in members]
+    return len(set(names)) == len(names)
+
+
+def _seconds(moment: datetime) -> int:
+    return int(moment.timestamp())
+
+
+def _date(seconds: int) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise _refused("a date is out of range") from None
+
+
+def _refused(message: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"roster: {message}", code=Refusal.ROSTER)

@@ -1,0 +1,1 @@
+"""Masks: key streams added to vectors and taken off their sum."""

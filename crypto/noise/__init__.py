@@ -1,0 +1,1 @@
+"""Noise in whole numbers: its laws, its streams, and how much of it a quantity carries."""

@@ -1,0 +1,272 @@
+"""Signed bodies of a session: how each is written, and how it is verified before it is read.
+
+The certificate that verifies a body is known beforehand, from the advert of its sender, and a body
+that the receiver can predict in full is compared, not parsed. The one exception is the advert
+itself, which carries its certificate. Source: docs/protocol.md 2 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography import x509
+
+from crypto import encoding
+from crypto.encoding import FieldReader
+from crypto.errors import Refusal, RemoteProtocolError
+from crypto.identity.certificates import (
+    Identity,
+    Role,
+    certificate_from_der,
+    check_certificate,
+    check_signature,
+    fingerprint,
+    verify,
+)
+from crypto.identity.roster import Roster
+from crypto.session.envelope import OVERHEAD_BYTES, PUBLIC_BYTES, SEED_BYTES, seal
+from crypto.session.messages import (
+    Advert,
+    Complaint,
+    Consistency,
+    Envelope,
+    OwnShare,
+    SessionTerms,
+    SignedBody,
+)
+from crypto.session.shamir import SHARE_BYTES
+
+DIGEST_BYTES = 32
+MAX_ADVERT_BYTES = 16 << 10  # two hybrid keys and a certificate
+SEALED_SHARES_BYTES = OVERHEAD_BYTES + 2 * SHARE_BYTES
+SEALED_SEED_BYTES = OVERHEAD_BYTES + SEED_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedAdvert:
+    """An advert that passed every check, with its certificate and the bytes that were signed."""
+
+    advert: Advert
+    certificate: x509.Certificate
+    signed: SignedBody
+
+
+def sign_advert(identity: Identity, advert: Advert) -> SignedBody:
+    return identity.sign(
+        "advert",
+        advert.name,
+        advert.session_digest,
+        advert.certificate,
+        advert.channel_key,
+        advert.mask_key,
+        advert.self_mask_commitment,
+    )
+
+
+def read_advert(signed: SignedBody) -> VerifiedAdvert:
+    """Fields of an advert whose checks were made before (open_advert) and outlived a restart."""
+    values = encoding.decode("advert", signed.body, max_bytes=MAX_ADVERT_BYTES)
+    reader = FieldReader(values, what="advert", code=Refusal.ADVERT)
+    advert = Advert(
+        name=reader.text(),
+        session_digest=reader.data(DIGEST_BYTES),
+        certificate=reader.data(),
+        channel_key=reader.data(PUBLIC_BYTES),
+        mask_key=reader.data(PUBLIC_BYTES),
+        self_mask_commitment=reader.data(DIGEST_BYTES),
+    )
+    reader.end()
+    return VerifiedAdvert(advert=advert, certificate=certificate_from_der(advert.certificate), signed=signed)
+
+
+def open_advert(
+    signed: SignedBody,
+    *,
+    terms: SessionTerms,
+    session_digest: bytes,
+    roster: Roster,
+    authority: x509.Certificate,
+    now: datetime,
+) -> VerifiedAdvert:
+    """An advert of a named silo for exactly this session.
+
+    Raises RemoteProtocolError naming the first check that fails: named set, certificate, roster,
+    signature, session digest. Source: docs/protocol.md 5.2.
+    """
+    read = read_advert(signed)
+    name, certificate = read.advert.name, read.certificate
+    if name not in terms.names:
+        raise RemoteProtocolError("advert: the silo is not in the named set", code=Refusal.NOT_NAMED)
+    member = check_certificate(
+        certificate, authority=authority, role=Role.SILO, federation=terms.federation, now=now
+    )
+    if member.name != name:
+        raise _advert_error(name, f"the certificate is of {member.name}")
+    if not roster.holds(Role.SILO, name, fingerprint(certificate)):
+        raise RemoteProtocolError(f"advert of {name}: certificate not on the roster", code=Refusal.ROSTER)
+    _open(signed, "advert", certificate, scope=f"advert of {name}", code=Refusal.ADVERT)
+    if read.advert.session_digest != session_digest:
+        raise _advert_error(name, "made for another session")
+    return read
+
+
+def check_keys(advert: Advert) -> None:
+    """Seal to both keys once: an unusable key would fail every silo that deals to it.
+
+    Raises RemoteProtocolError(code=ADVERT).
+    """
+    for key in (advert.channel_key, advert.mask_key):
+        seal(key, b"", info=b"")
+
+
+def cohort_digest(session_digest: bytes, adverts: Iterable[VerifiedAdvert]) -> bytes:
+    """What all after ADVERTISE is bound to; fresh because every advert is. docs/protocol.md 5.3."""
+    ordered = sorted(adverts, key=lambda verified: verified.advert.name)
+    return encoding.digest("cohort", session_digest, [verified.signed.body for verified in ordered])
+
+
+def sign_envelope(identity: Identity, envelope: Envelope) -> SignedBody:
+    return identity.sign(
+        "envelope",
+        envelope.cohort_digest,
+        envelope.sender,
+        envelope.receiver,
+        envelope.self_mask_share_hash,
+        envelope.recovery_share_hash,
+        envelope.sealed_shares,
+        envelope.pair_seed_hash,
+        envelope.sealed_pair_seed,
+    )
+
+
+def open_envelope(
+    signed: SignedBody, *, certificate: x509.Certificate, cohort_digest: bytes, sender: str, receiver: str
+) -> Envelope:
+    """What `sender` signed for `receiver` in this cohort, still sealed. docs/protocol.md 5.3."""
+    scope = f"envelope {sender} to {receiver}"
+    reader = _open(signed, "envelope", certificate, scope=scope, code=Refusal.ENVELOPE)
+    envelope = _envelope(reader)
+    bound = (envelope.cohort_digest, envelope.sender, envelope.receiver)
+    if bound != (cohort_digest, sender, receiver):
+        message = f"{scope}: signed for another cohort, sender or receiver"
+        raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
+    _check_sealed(envelope, scope)
+    return envelope
+
+
+def read_envelope(signed: SignedBody) -> Envelope:
+    """Fields of an envelope that was opened before (open_envelope)."""
+    return _envelope(FieldReader(encoding.decode("envelope", signed.body), what="envelope"))
+
+
+def sign_own_share(identity: Identity, own: OwnShare) -> SignedBody:
+    return identity.sign("own-share", own.cohort_digest, own.sender, own.self_mask_share_hash)
+
+
+def open_own_share(
+    signed: SignedBody, *, certificate: x509.Certificate, cohort_digest: bytes, sender: str
+) -> OwnShare:
+    scope = f"own share of {sender}"
+    reader = _open(signed, "own-share", certificate, scope=scope, code=Refusal.ENVELOPE)
+    own = _own_share(reader)
+    if (own.cohort_digest, own.sender) != (cohort_digest, sender):
+        raise RemoteProtocolError(f"{scope}: signed for another cohort or silo", code=Refusal.ENVELOPE)
+    return own
+
+
+def read_own_share(signed: SignedBody) -> OwnShare:
+    """Fields of an own share that was opened before (open_own_share)."""
+    return _own_share(FieldReader(encoding.decode("own-share", signed.body), what="own share"))
+
+
+def sign_consistency(identity: Identity, said: Consistency) -> SignedBody:
+    return identity.sign("consistency", *_consistency_fields(said))
+
+
+def check_consistency(signed: SignedBody, *, certificate: x509.Certificate, sender: str, body: bytes) -> None:
+    """The body is known in full, so it is compared and not parsed. docs/protocol.md 5.5."""
+    scope = f"consistency signature of {sender}"
+    if signed.body != body:
+        raise RemoteProtocolError(f"{scope}: made over another cohort or other sets", code=Refusal.SIGNATURES)
+    try:
+        check_signature(signed, purpose="consistency", certificate=certificate)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"{scope}: {error}", code=Refusal.SIGNATURES) from None
+
+
+def consistency_body(said: Consistency) -> bytes:
+    return encoding.encode("consistency", *_consistency_fields(said))
+
+
+def sign_complaint(identity: Identity, complaint: Complaint) -> SignedBody:
+    return identity.sign("complaint", complaint.cohort_digest, complaint.sender, complaint.accused)
+
+
+def open_complaint(
+    signed: SignedBody, *, certificate: x509.Certificate, cohort_digest: bytes, sender: str
+) -> Complaint:
+    """A complaint that `sender` signed in this cohort. docs/protocol.md 5.8."""
+    scope = f"complaint of {sender}"
+    reader = _open(signed, "complaint", certificate, scope=scope, code=Refusal.MALFORMED)
+    complaint = Complaint(
+        cohort_digest=reader.data(DIGEST_BYTES), sender=reader.text(), accused=reader.text()
+    )
+    reader.end()
+    if (complaint.cohort_digest, complaint.sender) != (cohort_digest, sender):
+        raise RemoteProtocolError(f"{scope}: signed for another cohort or silo")
+    return complaint
+
+
+def _envelope(reader: FieldReader) -> Envelope:
+    envelope = Envelope(
+        cohort_digest=reader.data(DIGEST_BYTES),
+        sender=reader.text(),
+        receiver=reader.text(),
+        self_mask_share_hash=reader.data(DIGEST_BYTES),
+        recovery_share_hash=reader.data(DIGEST_BYTES),
+        sealed_shares=reader.data(),
+        pair_seed_hash=reader.data(),
+        sealed_pair_seed=reader.data(),
+    )
+    reader.end()
+    return envelope
+
+
+def _own_share(reader: FieldReader) -> OwnShare:
+    own = OwnShare(
+        cohort_digest=reader.data(DIGEST_BYTES),
+        sender=reader.text(),
+        self_mask_share_hash=reader.data(DIGEST_BYTES),
+    )
+    reader.end()
+    return own
+
+
+def _consistency_fields(said: Consistency) -> list[encoding.Field]:
+    return [said.cohort_digest, said.sender, list(said.sharers), list(said.survivors)]
+
+
+def _open(
+    signed: SignedBody, purpose: str, certificate: x509.Certificate, *, scope: str, code: Refusal
+) -> FieldReader:
+    try:
+        values = verify(signed, purpose=purpose, certificate=certificate)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"{scope}: {error}", code=code) from None
+    return FieldReader(values, what=scope, code=code)
+
+
+def _check_sealed(envelope: Envelope, scope: str) -> None:
+    """A pair seed travels from the smaller name to the greater, and only so."""
+    has_seed = envelope.sender < envelope.receiver
+    expected = (SEALED_SHARES_BYTES, DIGEST_BYTES * has_seed, SEALED_SEED_BYTES * has_seed)
+    parts = (envelope.sealed_shares, envelope.pair_seed_hash, envelope.sealed_pair_seed)
+    if tuple(map(len, parts)) != expected:
+        message = f"{scope}: a sealed part is missing, out of place or of another length"
+        raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
+
+
+def _advert_error(name: str, message: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"advert of {name}: {message}", code=Refusal.ADVERT)

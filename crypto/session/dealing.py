@@ -1,0 +1,211 @@
+"""What one silo deals to the others after ADVERTISE, and what it opens of what they dealt.
+
+Source: docs/protocol.md 5.3 and 5.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from crypto.errors import Refusal, RemoteProtocolError
+from crypto.identity.certificates import Identity
+from crypto.session import bodies, envelope, seeds, shamir
+from crypto.session.bodies import VerifiedAdvert
+from crypto.session.messages import Envelope, OwnShare, SessionTerms, Shares, SignedBody
+
+Random = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSecrets:
+    """Fresh in every session: the self-mask seed b(u), the recovery seed r(u), the key pairs."""
+
+    self_mask_seed: bytes = field(repr=False)
+    recovery_seed: bytes = field(repr=False)
+    channel_key: envelope.KeyPair = field(repr=False)
+    mask_key: envelope.KeyPair = field(repr=False)
+
+    @classmethod
+    def fresh(cls, random: Random) -> OwnSecrets:
+        recovery_seed = random(envelope.SEED_BYTES)
+        return cls(
+            self_mask_seed=random(envelope.SEED_BYTES),
+            recovery_seed=recovery_seed,
+            channel_key=envelope.KeyPair.generate(random),
+            mask_key=seeds.mask_key_pair(recovery_seed),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """What u keeps of its own dealing: the message, its share of b(u), the pair seeds it chose."""
+
+    shares: Shares
+    own_share: bytes = field(repr=False)
+    pair_seeds: dict[str, bytes] = field(repr=False)  # by each peer of greater name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """What one dealer gave: shares of its b and r, and s(dealer, receiver) if it has the smaller name."""
+
+    self_mask_share: bytes = field(repr=False)
+    recovery_share: bytes = field(repr=False)
+    pair_seed: bytes | None = field(repr=False)
+
+
+class EnvelopeMismatch(Exception):
+    """The sender signed an envelope that does not open or does not match its hashes."""
+
+
+def share_points(terms: SessionTerms) -> dict[str, int]:
+    """Shamir x of each named silo: 1 + rank among the m names. docs/protocol.md 5.3."""
+    return {name: 1 + rank for rank, name in enumerate(terms.names)}
+
+
+def deal(
+    terms: SessionTerms,
+    secrets: OwnSecrets,
+    adverts: Mapping[str, VerifiedAdvert],
+    *,
+    cohort_digest: bytes,
+    identity: Identity,
+    random: Random,
+) -> Dealt:
+    """One signed envelope to every other member of U1, and the hash of the share that stays."""
+    dealer = identity.member.name
+    receivers = sorted(adverts)
+    points = share_points(terms)
+    xs = [points[name] for name in receivers]
+    self_mask_shares = _split(secrets.self_mask_seed, terms, receivers, xs, random)
+    recovery_shares = _split(secrets.recovery_seed, terms, receivers, xs, random)
+    pair_seeds = {
+        peer: seeds.pair_seed(secrets.recovery_seed, cohort_digest=cohort_digest, peer=peer)
+        for peer in receivers
+        if dealer < peer
+    }
+    envelopes = [
+        make_envelope(
+            adverts[peer],
+            dealer=dealer,
+            cohort_digest=cohort_digest,
+            self_mask_share=self_mask_shares[peer],
+            recovery_share=recovery_shares[peer],
+            pair_seed=pair_seeds.get(peer),
+        )
+        for peer in receivers
+        if peer != dealer
+    ]
+    own_share = self_mask_shares[dealer]
+    own_hash = seeds.self_mask_share_hash(own_share, dealer=dealer, receiver=dealer)
+    own = OwnShare(cohort_digest=cohort_digest, sender=dealer, self_mask_share_hash=own_hash)
+    shares = Shares(
+        envelopes=tuple(bodies.sign_envelope(identity, made) for made in envelopes),
+        own_share=bodies.sign_own_share(identity, own),
+    )
+    return Dealt(shares=shares, own_share=own_share, pair_seeds=pair_seeds)
+
+
+def make_envelope(
+    receiver: VerifiedAdvert,
+    *,
+    dealer: str,
+    cohort_digest: bytes,
+    self_mask_share: bytes,
+    recovery_share: bytes,
+    pair_seed: bytes | None,
+) -> Envelope:
+    """Seal one receiver's shares under its channel key and the pair seed, if any, under its mask key."""
+    advert = receiver.advert
+    names = {"dealer": dealer, "receiver": advert.name}
+    seed_hash = sealed_seed = b""
+    if pair_seed is not None:
+        seed_hash = seeds.pair_seed_hash(pair_seed, **names)
+        seed_info = seeds.pair_seed_info(cohort_digest, **names)
+        sealed_seed = envelope.seal(advert.mask_key, pair_seed, info=seed_info)
+    return Envelope(
+        cohort_digest=cohort_digest,
+        sender=dealer,
+        receiver=advert.name,
+        self_mask_share_hash=seeds.self_mask_share_hash(self_mask_share, **names),
+        recovery_share_hash=seeds.recovery_share_hash(recovery_share, **names),
+        sealed_shares=envelope.seal(
+            advert.channel_key,
+            self_mask_share + recovery_share,
+            info=seeds.shares_info(cohort_digest, **names),
+        ),
+        pair_seed_hash=seed_hash,
+        sealed_pair_seed=sealed_seed,
+    )
+
+
+def open_dealt(made: Envelope, secrets: OwnSecrets) -> Received:
+    """Contents of an envelope addressed to the holder of `secrets`.
+
+    Raises EnvelopeMismatch if a part does not open or does not match the hash beside it.
+    """
+    names = {"dealer": made.sender, "receiver": made.receiver}
+    shares = _unseal(secrets.channel_key, made.sealed_shares, seeds.shares_info(made.cohort_digest, **names))
+    self_mask_share, recovery_share = shares[: shamir.SHARE_BYTES], shares[shamir.SHARE_BYTES :]
+    _match(seeds.self_mask_share_hash(self_mask_share, **names), made.self_mask_share_hash)
+    _match(seeds.recovery_share_hash(recovery_share, **names), made.recovery_share_hash)
+    return Received(
+        self_mask_share=self_mask_share,
+        recovery_share=recovery_share,
+        pair_seed=open_pair_seed(made, secrets.mask_key) if made.sealed_pair_seed else None,
+    )
+
+
+def open_pair_seed(made: Envelope, mask_key: envelope.KeyPair) -> bytes:
+    """The pair seed of an envelope, opened by the receiver or with the receiver's rebuilt mask key.
+
+    Raises EnvelopeMismatch.
+    """
+    names = {"dealer": made.sender, "receiver": made.receiver}
+    seed = _unseal(mask_key, made.sealed_pair_seed, seeds.pair_seed_info(made.cohort_digest, **names))
+    _match(seeds.pair_seed_hash(seed, **names), made.pair_seed_hash)
+    return seed
+
+
+def open_envelopes(
+    signed: tuple[SignedBody, ...],
+    senders: list[str],
+    *,
+    adverts: Mapping[str, VerifiedAdvert],
+    cohort_digest: bytes,
+    receiver: str,
+) -> list[Envelope]:
+    """Verified envelopes to `receiver`, one from each sender, in that order; still sealed."""
+    if len(signed) != len(senders):
+        message = f"envelopes: expected {len(senders)} to {receiver}, got {len(signed)}"
+        raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
+    return [
+        bodies.open_envelope(
+            body,
+            certificate=adverts[sender].certificate,
+            cohort_digest=cohort_digest,
+            sender=sender,
+            receiver=receiver,
+        )
+        for body, sender in zip(signed, senders, strict=True)
+    ]
+
+
+def _split(
+    secret: bytes, terms: SessionTerms, receivers: list[str], xs: list[int], random: Random
+) -> dict[str, bytes]:
+    shares = shamir.split(secret, threshold=terms.rule.threshold, xs=xs, random=random)
+    return dict(zip(receivers, shares, strict=True))
+
+
+def _unseal(key: envelope.KeyPair, sealed: bytes, info: bytes) -> bytes:
+    try:
+        return envelope.open_sealed(key, sealed, info=info)
+    except RemoteProtocolError:
+        raise EnvelopeMismatch from None
+
+
+def _match(computed: bytes, dealt: bytes) -> None:
+    if not seeds.is_same(computed, dealt):
+        raise EnvelopeMismatch

@@ -1,0 +1,172 @@
+"""What travels in a session: small frozen values, and the terms that everything is bound to.
+
+Signed bodies are canonical encodings (crypto/encoding.py); the dataclasses below are what they
+hold once verified, or the unsigned messages around them. Source: docs/protocol.md 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from crypto import encoding
+from crypto.fixed_point.layout import Layout
+from crypto.session.cohort import CohortRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedBody:
+    """Bytes that were signed, as they were signed: verify first, parse after."""
+
+    body: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTerms:
+    """All that a session is about. names: the named set, sorted; rank in it gives the Shamir x."""
+
+    federation: str
+    job_digest: bytes
+    roster_version: int
+    roster_digest: bytes
+    round: int
+    phase: str
+    attempt: int
+    names: tuple[str, ...]
+    rule: CohortRule
+    layout: Layout
+    state_digest: bytes
+
+    def digest(self) -> bytes:
+        """The session digest: every silo computes it from its own reading of job and roster.
+
+        Source: docs/protocol.md 5.1.
+        """
+        return encoding.digest("session", *self.fields())
+
+    def fields(self) -> list[encoding.Field]:
+        """What the digest covers, in order; the layout stands in it by its own digest."""
+        return [
+            self.federation,
+            self.job_digest,
+            self.roster_version,
+            self.roster_digest,
+            self.round,
+            self.phase,
+            self.attempt,
+            list(self.names),
+            self.layout.digest,
+            self.rule.members,
+            self.rule.threshold,
+            self.rule.min_cohort,
+            self.state_digest,
+        ]
+
+
+# silo -> coordinator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advert:
+    """Signed. Fresh keys of one silo for one session."""
+
+    name: str
+    session_digest: bytes
+    certificate: bytes  # DER
+    channel_key: bytes  # raw HPKE public keys
+    mask_key: bytes
+    self_mask_commitment: bytes  # H(b)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """Signed. What one silo deals to another; pair_seed_* only where sender < receiver."""
+
+    cohort_digest: bytes
+    sender: str
+    receiver: str
+    self_mask_share_hash: bytes
+    recovery_share_hash: bytes
+    sealed_shares: bytes  # under the receiver's channel key
+    pair_seed_hash: bytes = b""
+    sealed_pair_seed: bytes = b""  # under the receiver's mask key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnShare:
+    """Signed. Hash of the share of b(u) that u keeps at its own x."""
+
+    cohort_digest: bytes
+    sender: str
+    self_mask_share_hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consistency:
+    """Signed. The sets as one silo was told them."""
+
+    cohort_digest: bytes
+    sender: str
+    sharers: tuple[str, ...]  # U2
+    survivors: tuple[str, ...]  # U3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complaint:
+    """Signed. An envelope did not open or match its hashes."""
+
+    cohort_digest: bytes
+    sender: str
+    accused: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    envelopes: tuple[SignedBody, ...]
+    own_share: SignedBody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnmaskShares:
+    self_mask_shares: dict[str, bytes] = field(repr=False)  # of b(v), v in U3
+    recovery_shares: dict[str, bytes] = field(repr=False)  # of r(v), v in U2 minus U3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredSeeds:
+    pair_seeds: dict[str, bytes] = field(repr=False)
+
+
+# coordinator -> silo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cohort:
+    """Adverts of U1."""
+
+    adverts: tuple[SignedBody, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelopes:
+    """U2, and the envelopes that its other members dealt to the receiver."""
+
+    sharers: tuple[str, ...]
+    envelopes: tuple[SignedBody, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survivors:
+    """U3: whose masked vector arrived whole."""
+
+    survivors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signatures:
+    signatures: tuple[SignedBody, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverRequest:
+    names: tuple[str, ...]

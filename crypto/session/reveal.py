@@ -1,0 +1,185 @@
+"""The last word of a silo in a session: which shares it may give away, once, and always the same.
+
+From its CONSISTENCY signature on, a silo keeps nothing but a PendingReveal, which its ledger holds
+too: what it answers does not depend on whether it was restarted. Source: docs/protocol.md 5.5 to
+5.7 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from crypto import encoding
+from crypto.encoding import FieldReader, Value
+from crypto.errors import Refusal, RemoteProtocolError
+from crypto.identity.certificates import certificate_from_der
+from crypto.session import bodies
+from crypto.session.messages import (
+    Consistency,
+    RecoveredSeeds,
+    RecoverRequest,
+    SessionTerms,
+    Signatures,
+    SignedBody,
+    UnmaskShares,
+)
+
+MAX_PENDING_BYTES = 16 << 20  # a certificate and a few shares for each of 4,096 silos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingReveal:
+    """One row of a silo's ledger: its whole answer to UNMASK and RECOVER in one session.
+
+    certificates: DER, of every silo in U1. sharers: U2. survivors: U3. pair_seeds: shared with each
+    silo in U2 minus U3.
+    """
+
+    job_digest: bytes
+    round: int
+    phase: str
+    attempt: int
+    state_digest: bytes
+    threshold: int
+    min_cohort: int
+    cohort_digest: bytes
+    name: str
+    certificates: dict[str, bytes]
+    sharers: tuple[str, ...]
+    survivors: tuple[str, ...]
+    answer: UnmaskShares = field(repr=False)
+    pair_seeds: dict[str, bytes] = field(repr=False)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """U2 minus U3."""
+        return tuple(name for name in self.sharers if name not in self.survivors)
+
+    def to_bytes(self) -> bytes:
+        return encoding.encode(
+            "pending-reveal",
+            self.job_digest,
+            self.round,
+            self.phase,
+            self.attempt,
+            self.state_digest,
+            self.threshold,
+            self.min_cohort,
+            self.cohort_digest,
+            self.name,
+            _rows(self.certificates),
+            list(self.sharers),
+            list(self.survivors),
+            _rows(self.answer.self_mask_shares),
+            _rows(self.answer.recovery_shares),
+            _rows(self.pair_seeds),
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PendingReveal:
+        """Raises RemoteProtocolError for anything but what to_bytes wrote."""
+        values = encoding.decode("pending-reveal", data, max_bytes=MAX_PENDING_BYTES)
+        reader = FieldReader(values, what="pending reveal")
+        pending = cls(
+            job_digest=reader.data(),
+            round=reader.number(),
+            phase=reader.text(),
+            attempt=reader.number(),
+            state_digest=reader.data(),
+            threshold=reader.number(),
+            min_cohort=reader.number(),
+            cohort_digest=reader.data(),
+            name=reader.text(),
+            certificates=_named(reader.items()),
+            sharers=reader.texts(),
+            survivors=reader.texts(),
+            answer=UnmaskShares(
+                self_mask_shares=_named(reader.items()), recovery_shares=_named(reader.items())
+            ),
+            pair_seeds=_named(reader.items()),
+        )
+        reader.end()
+        if pending.to_bytes() != data:  # one row has one encoding
+            raise RemoteProtocolError("pending reveal: it is not written as it would be")
+        return pending
+
+
+class RevealLedger(Protocol):
+    """What a session asks of the silo's ledger: synchronous, durable on return.
+
+    Source: docs/protocol.md 6.
+    """
+
+    def begin_attempt(self, terms: SessionTerms) -> None:
+        """Before ADVERTISE. PolicyRefusal if (job, round, phase) was revealed, the round goes back,
+        or the roster version of (job, round) is another; else erases the pending row of that key."""
+
+    def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
+        """The reveal rule. PolicyRefusal(code=NEAR_REVEAL or ALREADY_REVEALED)."""
+
+    def write_pending(self, pending: PendingReveal) -> None:
+        """Before the CONSISTENCY signature leaves."""
+
+    def mark_revealed(self, pending: PendingReveal) -> None:
+        """Before the first share leaves. PolicyRefusal if the key was revealed otherwise."""
+
+
+def check_signatures(pending: PendingReveal, message: Signatures) -> None:
+    """At least t distinct members of U3 signed the sets of this very cohort.
+
+    Every signature must hold; signers are counted by name, never by signature bytes.
+    Raises RemoteProtocolError(code=SIGNATURES). Source: docs/protocol.md 5.6.
+    """
+    expected = {_statement(pending, name): name for name in pending.survivors}
+    signers = {_signer(pending, signed, expected) for signed in message.signatures}
+    if len(signers) < pending.threshold:
+        wanted = f"expected signatures of {pending.threshold} survivors"
+        raise RemoteProtocolError(f"unmask: {wanted}, got {len(signers)}", code=Refusal.SIGNATURES)
+
+
+def recovered_seeds(pending: PendingReveal, request: RecoverRequest) -> RecoveredSeeds:
+    """The seeds shared with lost silos, for U2 minus U3 only. Source: docs/protocol.md 5.7."""
+    if not request.names or len(set(request.names)) != len(request.names):
+        raise RemoteProtocolError("recover: expected distinct names of lost silos")
+    for name in request.names:
+        if name not in pending.pair_seeds:
+            raise RemoteProtocolError("recover: a name is not in U2 minus U3", code=Refusal.SIGNATURES)
+    return RecoveredSeeds(pair_seeds={name: pending.pair_seeds[name] for name in request.names})
+
+
+def _statement(pending: PendingReveal, sender: str) -> bytes:
+    return bodies.consistency_body(
+        Consistency(
+            cohort_digest=pending.cohort_digest,
+            sender=sender,
+            sharers=pending.sharers,
+            survivors=pending.survivors,
+        )
+    )
+
+
+def _signer(pending: PendingReveal, signed: SignedBody, expected: Mapping[bytes, str]) -> str:
+    sender = expected.get(signed.body)
+    if sender is None:
+        message = "unmask: a signature is not a survivor's over this cohort, U2 and U3"
+        raise RemoteProtocolError(message, code=Refusal.SIGNATURES)
+    certificate = certificate_from_der(pending.certificates[sender])
+    bodies.check_consistency(signed, certificate=certificate, sender=sender, body=signed.body)
+    return sender
+
+
+def _rows(named: dict[str, bytes]) -> list[encoding.Field]:
+    return [[name, named[name]] for name in sorted(named)]
+
+
+def _named(rows: list[Value]) -> dict[str, bytes]:
+    named = {}
+    for row in rows:
+        outer = FieldReader([row], what="pending reveal")
+        reader = FieldReader(outer.items(), what="pending reveal")
+        name = reader.text()
+        named[name] = reader.data()
+        reader.end()
+    return named

@@ -1,0 +1,232 @@
+"""What a coordinator knows of one session, and how it outlives the coordinator's death.
+
+Written to disk before UNMASK is asked: terms, adverts, relayed envelopes, sets and signatures, but
+no share. Source: docs/protocol.md 5.6 and 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from crypto import encoding
+from crypto.encoding import Field, FieldReader, Value
+from crypto.errors import ChoraleError, RemoteProtocolError
+from crypto.fixed_point.layout import Layout, Quantity, quantity_fields
+from crypto.fixed_point.projection import Projection
+from crypto.noise.terms import Noise
+from crypto.session import bodies
+from crypto.session.bodies import VerifiedAdvert
+from crypto.session.cohort import CohortRule
+from crypto.session.messages import Envelope, SessionTerms, Shares, SignedBody
+
+MAX_SNAPSHOT_BYTES = 1 << 30  # 2.5 kB for each pair of silos
+NOISELESS_FIELDS = 7  # of a quantity, crypto/fixed_point/layout.py
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealing:
+    """What one silo dealt: the message as it came, and what its verified bodies say."""
+
+    shares: Shares
+    relayed: dict[str, SignedBody]  # signed envelope to each receiver
+    envelopes: dict[str, Envelope]  # the same, read
+    own_share_hash: bytes
+
+    def self_mask_share_hash(self, receiver: str) -> bytes:
+        """The hash of the share of b that the receiver holds; the dealer holds one itself."""
+        made = self.envelopes.get(receiver)
+        return self.own_share_hash if made is None else made.self_mask_share_hash
+
+
+@dataclass(slots=True, kw_only=True)
+class SessionRecord:
+    """Verified messages and agreed sets of one session. cohort: U1. sharers: U2. survivors: U3."""
+
+    terms: SessionTerms
+    adverts: dict[str, VerifiedAdvert] = field(default_factory=dict)
+    cohort: tuple[str, ...] = ()
+    cohort_digest: bytes = b""
+    dealings: dict[str, Dealing] = field(default_factory=dict)
+    sharers: tuple[str, ...] = ()
+    survivors: tuple[str, ...] = ()
+    signatures: dict[str, SignedBody] = field(default_factory=dict)
+    complaints: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """U2 minus U3."""
+        return tuple(name for name in self.sharers if name not in self.survivors)
+
+    def fix_cohort(self) -> None:
+        """U1 is who adverted; from here on everything is bound to its digest."""
+        self.cohort = tuple(sorted(self.adverts))
+        self.cohort_digest = bodies.cohort_digest(self.terms.digest(), self.adverts.values())
+
+    def pair_envelope(self, one: str, other: str) -> Envelope:
+        """The envelope that carries the pair seed of two silos: from the smaller name to the greater."""
+        dealer, receiver = sorted((one, other))
+        return self.dealings[dealer].envelopes[receiver]
+
+    def to_bytes(self) -> bytes:
+        return encoding.encode(
+            "session-record",
+            self.terms.digest(),
+            _terms_fields(self.terms),
+            [_signed_fields(self.adverts[name].signed) for name in self.cohort],
+            [[name, _shares_bytes(self.dealings[name].shares)] for name in sorted(self.dealings)],
+            list(self.sharers),
+            list(self.survivors),
+            [[name, *_signed_fields(self.signatures[name])] for name in sorted(self.signatures)],
+            [list(complaint) for complaint in self.complaints],
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SessionRecord:
+        """The record as it was; its signatures were verified before it was written.
+
+        Raises RemoteProtocolError if the bytes are damaged.
+        """
+        try:
+            record = _read_record(data)
+            if record.to_bytes() != data:  # one record has one encoding
+                raise ValueError("it is not written as it would be")
+            return record
+        except (ChoraleError, ValueError, KeyError, OverflowError) as error:
+            raise RemoteProtocolError(f"session record: damaged, {error}") from None
+
+
+def _read_record(data: bytes) -> SessionRecord:
+    reader = _reader(encoding.decode("session-record", data, max_bytes=MAX_SNAPSHOT_BYTES))
+    terms_digest = reader.data(bodies.DIGEST_BYTES)
+    record = SessionRecord(terms=_read_terms(_reader(reader.items())))
+    if record.terms.digest() != terms_digest:
+        raise RemoteProtocolError("the terms do not give their digest")
+    for row in reader.items():
+        advert = bodies.read_advert(_read_signed(_row(row)))
+        record.adverts[advert.advert.name] = advert
+    record.fix_cohort()
+    for row in reader.items():
+        fields = _row(row)
+        name = fields.text()
+        record.dealings[name] = _read_shares(fields.data())
+    record.sharers, record.survivors = reader.texts(), reader.texts()
+    for row in reader.items():
+        fields = _row(row)
+        name = fields.text()
+        record.signatures[name] = _read_signed(fields)
+    for row in reader.items():
+        fields = _row(row)
+        record.complaints.append((fields.text(), fields.text()))
+    reader.end()
+    return record
+
+
+def _terms_fields(terms: SessionTerms) -> list[Field]:
+    return [
+        terms.federation,
+        terms.job_digest,
+        terms.roster_version,
+        terms.roster_digest,
+        terms.round,
+        terms.phase,
+        terms.attempt,
+        list(terms.names),
+        [terms.rule.members, terms.rule.threshold, terms.rule.min_cohort],
+        [terms.layout.members, [quantity_fields(quantity) for quantity in terms.layout.quantities]],
+        terms.state_digest,
+    ]
+
+
+def _read_terms(reader: FieldReader) -> SessionTerms:
+    return SessionTerms(
+        federation=reader.text(),
+        job_digest=reader.data(),
+        roster_version=reader.number(),
+        roster_digest=reader.data(),
+        round=reader.number(),
+        phase=reader.text(),
+        attempt=reader.number(),
+        names=reader.texts(),
+        rule=_read_rule(_reader(reader.items())),
+        layout=_read_layout(_reader(reader.items())),
+        state_digest=reader.data(),
+    )
+
+
+def _read_rule(reader: FieldReader) -> CohortRule:
+    return CohortRule(members=reader.number(), threshold=reader.number(), min_cohort=reader.number())
+
+
+def _read_layout(reader: FieldReader) -> Layout:
+    members = reader.number()
+    quantities = tuple(_read_quantity(row) for row in reader.items())
+    return Layout(members=members, quantities=quantities)
+
+
+def _read_quantity(row: Value) -> Quantity:
+    reader = _row(row)
+    name, sizes = reader.text(), reader.items()
+    shape = _reader(sizes)
+    bound, word, is_count, sensitivity = reader.text(), reader.number(), reader.number(), reader.text()
+    projection = _read_projection(reader.items())
+    has_noise = isinstance(row, list) and len(row) > NOISELESS_FIELDS
+    return Quantity(
+        name=name,
+        shape=tuple(shape.number() for _ in sizes),
+        bound=float.fromhex(bound),
+        word=word,
+        is_count=bool(is_count),
+        sensitivity_l2=_read_number(sensitivity),
+        projection=projection,
+        noise=_read_noise(_reader(reader.items())) if has_noise else None,
+    )
+
+
+def _read_projection(fields: list[Value]) -> Projection | None:
+    if not fields:
+        return None
+    reader = _reader(fields)
+    return Projection(seed=reader.data(), size=reader.number(), block=reader.number(), kept=reader.number())
+
+
+def _read_noise(reader: FieldReader) -> Noise:
+    variance, scale, clip = reader.text(), reader.text(), reader.text()
+    return Noise(variance=float.fromhex(variance), scale=float.fromhex(scale), clip_l2=_read_number(clip))
+
+
+def _read_number(text: str) -> float | None:
+    return float.fromhex(text) if text else None
+
+
+def _shares_bytes(shares: Shares) -> bytes:
+    envelopes = [_signed_fields(signed) for signed in shares.envelopes]
+    return encoding.encode("shares", envelopes, _signed_fields(shares.own_share))
+
+
+def _read_shares(data: bytes) -> Dealing:
+    reader = _reader(encoding.decode("shares", data, max_bytes=MAX_SNAPSHOT_BYTES))
+    envelopes = tuple(_read_signed(_row(row)) for row in reader.items())
+    shares = Shares(envelopes=envelopes, own_share=_read_signed(_reader(reader.items())))
+    read = [bodies.read_envelope(signed) for signed in envelopes]
+    return Dealing(
+        shares=shares,
+        relayed={made.receiver: signed for made, signed in zip(read, envelopes, strict=True)},
+        envelopes={made.receiver: made for made in read},
+        own_share_hash=bodies.read_own_share(shares.own_share).self_mask_share_hash,
+    )
+
+
+def _signed_fields(signed: SignedBody) -> list[Field]:
+    return [signed.body, signed.signature]
+
+
+def _read_signed(reader: FieldReader) -> SignedBody:
+    return SignedBody(body=reader.data(), signature=reader.data())
+
+
+def _row(row: Value) -> FieldReader:
+    return _reader(_reader([row]).items())
+
+
+def _reader(values: list[Value]) -> FieldReader:
+    return FieldReader(values, what="session record")

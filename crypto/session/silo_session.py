@@ -1,0 +1,301 @@
+"""A silo's side of one session: messages in, messages out, at the right moment a Masker.
+
+One transition table; one object per session. An illegal or bad message fails the session for good
+and drops its secrets; only what the ledger holds as a PendingReveal can be taken up again.
+Source: docs/protocol.md 5; the table stands there as the code has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeAlias, overload
+
+from cryptography import x509
+
+from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
+from crypto.identity.certificates import Identity
+from crypto.identity.roster import Roster
+from crypto.masking.masks import Masker
+from crypto.session import bodies, dealing
+from crypto.session.dealing import EnvelopeMismatch, Random, Received
+from crypto.session.messages import (
+    Cohort,
+    Complaint,
+    Consistency,
+    Envelopes,
+    RecoveredSeeds,
+    RecoverRequest,
+    SessionTerms,
+    Shares,
+    Signatures,
+    SignedBody,
+    Survivors,
+    UnmaskShares,
+)
+from crypto.session.reveal import PendingReveal, RevealLedger, check_signatures, recovered_seeds
+from crypto.session.silo_checks import LeftOut, Setting, check_set, check_size, check_terms, open_adverts
+from crypto.session.silo_stages import (
+    Advertised,
+    Held,
+    Masked,
+    Ready,
+    Shared,
+    advertise,
+    make_masker,
+    make_pending,
+)
+
+Message: TypeAlias = Cohort | Envelopes | Survivors | Signatures | RecoverRequest
+Answer: TypeAlias = Shares | Masker | SignedBody | UnmaskShares | RecoveredSeeds
+
+
+class SiloState(StrEnum):
+    READY = "ready"
+    ADVERTISED = "advertised"
+    SHARED = "shared"
+    MASKED = "masked"
+    SIGNED = "signed"
+    REVEALED = "revealed"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+TRANSITIONS: Mapping[tuple[SiloState, type[Message]], SiloState] = {
+    (SiloState.ADVERTISED, Cohort): SiloState.SHARED,
+    (SiloState.SHARED, Envelopes): SiloState.MASKED,
+    (SiloState.MASKED, Survivors): SiloState.SIGNED,
+    (SiloState.SIGNED, Signatures): SiloState.REVEALED,
+    (SiloState.REVEALED, Signatures): SiloState.REVEALED,  # the identical answer again
+    (SiloState.REVEALED, RecoverRequest): SiloState.REVEALED,
+}
+OVER = frozenset({SiloState.ENDED, SiloState.FAILED})
+
+
+class EnvelopeComplaint(RemoteProtocolError):
+    """A silo dealt an envelope that does not open; the complaint names it."""
+
+    def __init__(self, message: str, *, complaint: SignedBody) -> None:
+        super().__init__(message, code=Refusal.ENVELOPE)
+        self.complaint = complaint
+
+
+class SiloSession:
+    """One silo in one session. Every method raises LocalProtocolError once the session is over.
+
+    Raises PolicyRefusal or RemoteProtocolError from the constructor for terms that no honest silo
+    computes. Security: `state` and the answers are all that leaves; secrets are dropped with ENDED
+    and FAILED.
+    """
+
+    state: SiloState
+    _held: Held
+    _identity: Identity
+    _ledger: RevealLedger
+
+    def __init__(
+        self,
+        *,
+        terms: SessionTerms,
+        identity: Identity,
+        roster: Roster,
+        authority: x509.Certificate,
+        ledger: RevealLedger,
+        now: datetime,
+        random: Random = os.urandom,
+    ) -> None:
+        setting = Setting(
+            terms=terms,
+            session_digest=terms.digest(),
+            roster=roster,
+            authority=authority,
+            now=now,
+            random=random,
+        )
+        check_terms(setting, identity)
+        self._start(SiloState.READY, Ready(setting=setting), identity, ledger)
+
+    @classmethod
+    def resume(
+        cls, pending: PendingReveal, *, revealed: bool, identity: Identity, ledger: RevealLedger
+    ) -> SiloSession:
+        """A session that signed before a restart: it answers as it would have."""
+        if pending.name != identity.member.name:
+            raise LocalProtocolError(f"pending reveal: written by {pending.name}, not by this silo")
+        session = cls.__new__(cls)
+        session._start(SiloState.REVEALED if revealed else SiloState.SIGNED, pending, identity, ledger)
+        return session
+
+    def advertise(self) -> SignedBody:
+        """The signed advert: fresh keys for this session. READY -> ADVERTISED.
+
+        Raises PolicyRefusal if the ledger refuses another attempt. Source: docs/protocol.md 5.2.
+        """
+        held = self._held
+        if self.state is not SiloState.READY or not isinstance(held, Ready):
+            raise LocalProtocolError(f"session: cannot advertise in state {self.state.value}")
+        try:
+            self._ledger.begin_attempt(held.setting.terms)
+            advertised = advertise(held.setting, self._identity)
+        except BaseException:
+            self._drop(SiloState.FAILED)
+            raise
+        self.state, self._held = SiloState.ADVERTISED, advertised
+        return advertised.advert
+
+    @overload
+    def receive(self, message: Cohort) -> Shares: ...
+    @overload
+    def receive(self, message: Envelopes) -> Masker: ...
+    @overload
+    def receive(self, message: Survivors) -> SignedBody: ...
+    @overload
+    def receive(self, message: Signatures) -> UnmaskShares: ...
+    @overload
+    def receive(self, message: RecoverRequest) -> RecoveredSeeds: ...
+    def receive(self, message: Message) -> Answer:
+        """The answer to one message of the coordinator.
+
+        Raises RemoteProtocolError (LeftOut, EnvelopeComplaint) or PolicyRefusal; the session is then
+        over for good.
+        """
+        if self.state in OVER:
+            raise LocalProtocolError(f"session: it is over, {self.state.value}")
+        try:
+            target = self._target(message)
+            answer, held = _HANDLERS[type(message)](self, message)
+        except LeftOut:
+            self._drop(SiloState.ENDED)
+            raise
+        except BaseException:
+            self._drop(SiloState.FAILED)
+            raise
+        self.state, self._held = target, held
+        return answer
+
+    def end(self) -> None:
+        """The coordinator ended the session, or this silo stops: drop the secrets."""
+        if self.state not in OVER:
+            self._drop(SiloState.ENDED)
+
+    def _start(self, state: SiloState, held: Held, identity: Identity, ledger: RevealLedger) -> None:
+        self.state, self._held, self._identity, self._ledger = state, held, identity, ledger
+
+    def _drop(self, state: SiloState) -> None:
+        self.state, self._held = state, None
+
+    def _target(self, message: Message) -> SiloState:
+        target = TRANSITIONS.get((self.state, type(message)))
+        if target is None:
+            got = f"got {type(message).__name__} in state {self.state.value}"
+            raise RemoteProtocolError(f"session: wrong or repeated message, {got}", code=Refusal.STAGE)
+        return target
+
+    def _on_cohort(self, message: Cohort) -> tuple[Shares, Shared]:
+        held = self._held
+        assert isinstance(held, Advertised)
+        setting, name = held.setting, self._identity.member.name
+        adverts = open_adverts(message, setting)
+        if name not in adverts:
+            raise LeftOut("cohort: this silo is not in U1")
+        if adverts[name].signed.body != held.advert.body:
+            raise RemoteProtocolError(
+                "cohort: this silo's own advert is not the one it sent", code=Refusal.ADVERT
+            )
+        check_size("cohort", len(adverts), setting.terms.rule)
+        cohort_digest = bodies.cohort_digest(setting.session_digest, adverts.values())
+        dealt = dealing.deal(
+            setting.terms,
+            held.secrets,
+            adverts,
+            cohort_digest=cohort_digest,
+            identity=self._identity,
+            random=setting.random,
+        )
+        shared = Shared(
+            setting=setting, secrets=held.secrets, dealt=dealt, adverts=adverts, cohort_digest=cohort_digest
+        )
+        return dealt.shares, shared
+
+    def _on_envelopes(self, message: Envelopes) -> tuple[Masker, Masked]:
+        held = self._held
+        assert isinstance(held, Shared)
+        name = self._identity.member.name
+        check_set("sharers", message.sharers, within=held.adverts, name=name, rule=held.setting.terms.rule)
+        received = self._open_dealt(held, message)
+        pair_seeds = {
+            peer: held.dealt.pair_seeds[peer] if given.pair_seed is None else given.pair_seed
+            for peer, given in received.items()
+        }
+        masked = Masked(
+            setting=held.setting,
+            own_share=held.dealt.own_share,
+            received=received,
+            pair_seeds=pair_seeds,
+            adverts=held.adverts,
+            cohort_digest=held.cohort_digest,
+            sharers=message.sharers,
+        )
+        return make_masker(masked, name=name, self_mask_seed=held.secrets.self_mask_seed), masked
+
+    def _open_dealt(self, held: Shared, message: Envelopes) -> dict[str, Received]:
+        name = self._identity.member.name
+        envelopes = dealing.open_envelopes(
+            message.envelopes,
+            [peer for peer in message.sharers if peer != name],
+            adverts=held.adverts,
+            cohort_digest=held.cohort_digest,
+            receiver=name,
+        )
+        received = {}
+        for envelope in envelopes:
+            try:
+                received[envelope.sender] = dealing.open_dealt(envelope, held.secrets)
+            except EnvelopeMismatch:
+                raise self._complaint(held, envelope.sender) from None
+        return received
+
+    def _complaint(self, held: Shared, accused: str) -> EnvelopeComplaint:
+        complaint = Complaint(
+            cohort_digest=held.cohort_digest, sender=self._identity.member.name, accused=accused
+        )
+        message = f"envelope of {accused}: it does not open or does not match its hashes"
+        return EnvelopeComplaint(message, complaint=bodies.sign_complaint(self._identity, complaint))
+
+    def _on_survivors(self, message: Survivors) -> tuple[SignedBody, PendingReveal]:
+        held = self._held
+        assert isinstance(held, Masked)
+        name, terms, survivors = self._identity.member.name, held.setting.terms, message.survivors
+        check_set("survivors", survivors, within=held.sharers, name=name, rule=terms.rule)
+        self._ledger.check_reveal(terms, survivors)
+        pending = make_pending(held, name=name, survivors=survivors)
+        said = Consistency(
+            cohort_digest=held.cohort_digest, sender=name, sharers=held.sharers, survivors=survivors
+        )
+        signed = bodies.sign_consistency(self._identity, said)
+        self._ledger.write_pending(pending)  # before the signature leaves, docs/protocol.md 6
+        return signed, pending
+
+    def _on_signatures(self, message: Signatures) -> tuple[UnmaskShares, PendingReveal]:
+        pending = self._held
+        assert isinstance(pending, PendingReveal)
+        check_signatures(pending, message)
+        if self.state is SiloState.SIGNED:
+            self._ledger.mark_revealed(pending)  # before the first share leaves, docs/protocol.md 6
+        return pending.answer, pending
+
+    def _on_recover(self, message: RecoverRequest) -> tuple[RecoveredSeeds, PendingReveal]:
+        pending = self._held
+        assert isinstance(pending, PendingReveal)
+        return recovered_seeds(pending, message), pending
+
+
+_HANDLERS: Mapping[type[Message], Callable[[SiloSession, Any], tuple[Answer, Held]]] = {
+    Cohort: SiloSession._on_cohort,
+    Envelopes: SiloSession._on_envelopes,
+    Survivors: SiloSession._on_survivors,
+    Signatures: SiloSession._on_signatures,
+    RecoverRequest: SiloSession._on_recover,
+}

@@ -1,0 +1,1 @@
+"""Experiments on methods and attacks. No program imports it."""

@@ -1,0 +1,62 @@
+"""The runs that are finished, one JSON line each: a suite killed at any moment goes on where it stood."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from research.accuracy.trials import Outcome, Trial
+
+
+class Book:
+    """A file that only grows. A torn last line, of a process killed while it wrote, is cut off."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab+")
+        self._outcomes: dict[str, Outcome] = {}
+        self._file.seek(0)
+        end = 0
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                break
+            end += len(line)
+            self._add(line)
+        self._file.truncate(end)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def outcome(self, trial: Trial) -> Outcome:
+        """Raises KeyError for a run that is not finished."""
+        return self._outcomes[trial.key]
+
+    def missing(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Those without an outcome, in their order."""
+        return [trial for trial in trials if trial.key not in self._outcomes]
+
+    def write(self, trial: Trial, outcome: Outcome) -> None:
+        """On the disk when it returns."""
+        line = json.dumps({"trial": json.loads(trial.key), **asdict(outcome)}).encode() + b"\n"
+        self._file.write(line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        fields = json.loads(line)
+        key = json.dumps(fields.pop("trial"), sort_keys=True)
+        self._outcomes[key] = Outcome(**{**fields, "accuracy": tuple(fields["accuracy"])})

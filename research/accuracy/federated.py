@@ -1,0 +1,98 @@
+"""One run: a trial's silos from their data, trained by the product's simulation, tested where the trial says.
+
+The class rows of FedDW and FedCSD are sent however few silos hold a class: these figures are about the
+methods as their papers have them. A silo's default holds such rows back (docs/methods.md, class statistics).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from crypto.errors import ChoraleError
+from research.accuracy.trials import Outcome, Split, Trial
+from silo_agent.data import load_partition
+from silo_agent.data.base import SiloData
+from silo_agent.data.partition import split_holdout
+from silo_agent.data.settings import DataSettings
+from silo_agent.policy.policy import ClassStatistics, KeptState, Policy
+from silo_agent.seeding import derive_seed
+from simulation.engine import Simulation
+
+VALIDATION_SHARE = 0.2
+OPEN_POLICY = Policy(
+    federation="bench",
+    class_statistics=ClassStatistics.ALLOW,
+    local_state=KeptState.ALLOW,
+    min_class_holders=1,
+    count_granularity=1,
+)
+
+
+def run(trial: Trial, path: Path | None, *, device: str = "cpu") -> Outcome:
+    """Train it. What goes wrong in the training, such as numbers that diverge, is in the outcome.
+
+    Raises ConfigError for data that are not there or cannot be cut: another try may find them.
+    """
+    started, silos = time.process_time(), silos_of(trial, path)
+    try:
+        accuracy, failed = _accuracy(trial, silos, device=device), ""
+    except ChoraleError as error:
+        accuracy, failed = (), str(error)
+    return Outcome(accuracy=accuracy, failed=failed, seconds=round(time.process_time() - started, 3))
+
+
+def silos_of(trial: Trial, path: Path | None) -> dict[str, SiloData]:
+    """Each silo's samples: those it trains on, and those on which the model is tested.
+
+    A validation trial's silos are given nothing of the hold-out. Raises ConfigError.
+    """
+    parts = _cut(_data_key(trial), path)
+    if trial.tested is Split.VALIDATION:
+        parts = tuple(_without_holdout(part, trial.seed, index) for index, part in enumerate(parts))
+    return dict(zip(trial.spec().silos, parts, strict=True))
+
+
+def classes_sent_by_default(trial: Trial, path: Path | None) -> int:
+    """Of how many classes enough silos of this cut hold samples for a default policy to send their rows."""
+    spec = trial.spec()
+    least = spec.min_class_holders(spec.rule(trial.silos))
+    held_KC = [
+        np.bincount(part.train.labels, minlength=spec.classes) > 0 for part in _cut(_data_key(trial), path)
+    ]
+    return int(np.count_nonzero(np.sum(held_KC, axis=0) >= least))
+
+
+def _accuracy(trial: Trial, silos: Mapping[str, SiloData], *, device: str) -> tuple[float, ...]:
+    simulation = Simulation(trial.spec(), silos, policy=OPEN_POLICY, device=device)
+    rounds = list(simulation.run())
+    used_up = [each for each in rounds if each.reason]
+    if used_up:
+        raise ChoraleError(f"round {used_up[0].round} was used up: {used_up[0].reason}")
+    # a round tests the model that it receives
+    return (*(each.accuracy or 0.0 for each in rounds[1:]), simulation.final_accuracy or 0.0)
+
+
+def _data_key(trial: Trial) -> str:
+    """What a trial's data follow from: alike for all methods and rates."""
+    plain = {"preset": "fedavg"}
+    return replace(trial, arm="", learning_rate=1.0, strategy=plain, tested=Split.TEST).key
+
+
+@lru_cache(maxsize=1)  # trials of one cut follow each other
+def _cut(key: str, path: Path | None) -> tuple[SiloData, ...]:
+    trial = Trial(**json.loads(key))
+    settings = DataSettings.model_validate({**trial.data, "path": path, "partition": trial.cut})
+    return load_partition(settings, trial.spec())
+
+
+def _without_holdout(whole: SiloData, seed: int, index: int) -> SiloData:
+    rng = np.random.default_rng(derive_seed("validation", seed, index))
+    kept, held = split_holdout(whole.train.labels, fraction=VALIDATION_SHARE, rng=rng)
+    return SiloData(train=whole.train.take(kept), holdout=whole.train.take(held), name=whole.name)

@@ -1,0 +1,88 @@
+"""One training, described in full: what makes two runs the same run, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from chorale.spec.job_spec import JobSpec
+from silo_agent.data.settings import PartitionSettings
+
+FAR_AWAY = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+class Split(StrEnum):
+    """On which samples the global model is tested."""
+
+    VALIDATION = "validation"  # a part of each silo's training samples, which then trains nothing
+    TEST = "test"  # the data set's hold-out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Every setting of a run. job: fields of the job file. partition: of the cut, without silos and seed.
+
+    data: format and name of the data set; where it lies on this machine changes nothing.
+    """
+
+    suite: str
+    setting: str
+    arm: str
+    tested: Split
+    seed: int
+    learning_rate: float
+    silos: int
+    strategy: Mapping[str, Any]
+    job: Mapping[str, Any]
+    partition: Mapping[str, Any]
+    data: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """The same for the same settings, in any process."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def spec(self) -> JobSpec:
+        """The job, whose every seed is the trial's. Raises ConfigError."""
+        fields = dict(self.job)
+        training = {**fields.pop("training"), "learning_rate": self.learning_rate}
+        model = {**fields.pop("model"), "seed": self.seed}
+        return JobSpec.model_validate(
+            {
+                "name": self.suite,
+                "federation": "bench",
+                "not_after": FAR_AWAY,
+                "silos": tuple(f"silo-{place}" for place in range(self.silos)),
+                "strategy": dict(self.strategy),
+                "training": training,
+                "model": model,
+                "seed": self.seed,
+                **fields,
+            }
+        )
+
+    @property
+    def cut(self) -> PartitionSettings:
+        """How the data set is cut, as the first silo's settings say it."""
+        return PartitionSettings.model_validate(
+            {**self.partition, "silos": self.silos, "index": 0, "seed": self.seed}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """accuracy: of the global model after each round, the closing phases counting to the last; empty where
+    the run failed. failed: why. seconds: of CPU."""
+
+    accuracy: tuple[float, ...]
+    seconds: float
+    failed: str = ""
+
+    @property
+    def final(self) -> float:
+        """0 for a run that failed: a diverged method classifies nothing."""
+        return self.accuracy[-1] if self.accuracy else 0.0

@@ -1,0 +1,1 @@
+"""The line to the coordinator: control stream, transfers, waiting before the next try."""

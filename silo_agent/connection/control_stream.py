@@ -1,0 +1,287 @@
+"""The control stream: dial, say hello, pass messages both ways, dial again.
+
+Nothing listens at a silo; whatever ends the stream, the agent waits a while and comes back. Only a
+fault that waiting cannot mend ends it. Source: docs/protocol.md 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, Protocol
+
+import grpc
+
+from chorale.observability.logs import get_logger
+from chorale.transport import channel_options, tls, wire
+from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
+from chorale.v1 import federation_pb2 as pb
+from crypto.errors import ChoraleError, PolicyRefusal, RemoteProtocolError
+from silo_agent.connection.backoff import Backoff
+from silo_agent.connection.stub import FederationStub
+from silo_agent.metrics import SiloMetrics
+from silo_agent.rounds.rosters import Rosters
+from silo_agent.settings import SiloSettings
+
+WELCOME_SECONDS = 30.0
+SILENCE_SECONDS = 30.0  # beyond four heartbeats that did not come
+# TCP, TLS and HTTP/2 take three round trips, and a proxy's tunnel one more: lines of 800 ms connect in 3 s
+CONNECT_SECONDS = 10.0
+MAX_QUEUED_MESSAGES = 256  # what a lost line may hold up; the coordinator asks again for the rest
+WARNED_SKEW_SECONDS = 60.0
+MOST_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated wrongly
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
+    # The agent's own backoff says when to call again. After a failed attempt gRPC connects again by itself,
+    # and until it has, calls fail at once: so it waits no more than about a second.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # despite its name how long an attempt may take, and no lower bound of the wait between two
+    ("grpc.min_reconnect_backoff_ms", round(CONNECT_SECONDS * 1000)),
+    ("grpc.dns_enable_srv_queries", 0),
+)
+
+log = get_logger("silo_agent.connection.control_stream")
+
+
+class ConnectionFailed(ChoraleError):
+    """The agent cannot work with this coordinator until somebody mends something."""
+
+
+class Served(Protocol):
+    """What the stream serves: silo_agent.rounds.participate."""
+
+    @property
+    def preparing(self) -> tuple[PhaseKey, ...]: ...
+
+    def receive(self, message: pb.CoordinatorMessage) -> None: ...
+
+    def poll(self) -> None: ...
+
+
+def dial(settings: SiloSettings, authority_pem: bytes) -> grpc.aio.Channel:
+    """A channel under mutual TLS 1.3, connected when it is first used. Raises ConfigError."""
+    credentials = tls.channel_credentials(settings.identity, authority_pem)
+    options: list[tuple[str, Any]] = [
+        *CHANNEL_OPTIONS,
+        *channel_options.client_keepalive(settings.keepalive_seconds),
+        *channel_options.through_proxy(settings.proxy),
+    ]
+    if settings.coordinator_name is not None:
+        options.append(("grpc.ssl_target_name_override", settings.coordinator_name))
+    return grpc.aio.secure_channel(settings.coordinator, credentials, options=options)
+
+
+class Outbox:
+    """Messages on their way out. Full only while the line is down, and then the oldest go."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[pb.SiloMessage] = asyncio.Queue(MAX_QUEUED_MESSAGES)
+
+    def send(self, message: pb.SiloMessage) -> None:
+        if self._queue.full():
+            self._queue.get_nowait()
+        self._queue.put_nowait(message)
+
+    async def next(self) -> pb.SiloMessage:
+        return await self._queue.get()
+
+
+class ControlStream:
+    """Attends for as long as the agent runs."""
+
+    def __init__(
+        self,
+        stub: FederationStub,
+        *,
+        target: str,
+        proxy: str | None = None,
+        software_version: str,
+        served: Served,
+        outbox: Outbox,
+        rosters: Rosters,
+        metrics: SiloMetrics,
+        check_own_certificate: Callable[[], None],
+        clock: Callable[[], datetime],
+        random: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._stub = stub
+        self._target = target
+        self._proxy = proxy
+        self._software_version = software_version
+        self._served = served
+        self._outbox = outbox
+        self._rosters = rosters
+        self._metrics = metrics
+        self._check_own_certificate = check_own_certificate
+        self._clock = clock
+        self._sleep = sleep
+        self._backoff = Backoff(random=random)
+        self._is_connected = False
+
+    @property
+    def is_connected(self) -> bool:
+        return self._is_connected
+
+    async def run(self) -> None:
+        """Until cancelled. Raises ConfigError for a certificate of one's own that no longer holds,
+        RemoteProtocolError for another protocol version, ConnectionFailed for a wrong clock."""
+        while True:
+            self._check_own_certificate()
+            reason = await self._attend()
+            self._metrics.reconnects.inc()
+            wait_seconds = self._backoff.next_seconds()
+            log.warning("not connected", reason=reason, retry_seconds=round(wait_seconds, 1))
+            await self._sleep(wait_seconds)
+
+    async def _attend(self) -> str:
+        """One stream from its beginning to its end; why it ended."""
+        call = self._stub.Attend()
+        try:
+            welcome = await self._greet(call)
+            if isinstance(welcome, str):
+                return welcome
+            self._take_welcome(welcome)
+            return await self._exchange(call, heartbeat_seconds=welcome.heartbeat_seconds)
+        except PolicyRefusal as error:
+            return str(error)
+        finally:
+            self._set_connected(False)
+            call.cancel()
+
+    async def _greet(self, call: Any) -> pb.Welcome | str:
+        hello = pb.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            software_version=self._software_version,
+            roster_version=self._rosters.version,
+        )
+        try:
+            async with asyncio.timeout(WELCOME_SECONDS):
+                await call.write(pb.SiloMessage(hello=hello))
+                message = await call.read()
+        except TimeoutError:
+            return f"coordinator did not answer at {self._target} within {WELCOME_SECONDS:g} seconds"
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            message = grpc.aio.EOF
+        if message is grpc.aio.EOF:
+            code, details = await call.code(), await call.details()
+            if code is grpc.StatusCode.FAILED_PRECONDITION:
+                raise RemoteProtocolError(f"coordinator refused: {details}")
+            return explain(code, details, target=self._target, proxy=self._proxy)
+        if message is None or message.WhichOneof("kind") != "welcome":
+            return "coordinator did not begin with a welcome"
+        welcome: pb.Welcome = message.welcome
+        if not math.isfinite(welcome.heartbeat_seconds):
+            return f"coordinator: heartbeat_seconds: expected a number, got {welcome.heartbeat_seconds}"
+        return welcome
+
+    def _take_welcome(self, welcome: pb.Welcome) -> None:
+        if welcome.protocol_version != PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"coordinator: expected protocol version {PROTOCOL_VERSION}, got {welcome.protocol_version}"
+            )
+        self._check_clock(welcome.unix_seconds)
+        self._served.receive(pb.CoordinatorMessage(roster=pb.RosterUpdate(roster=welcome.roster)))
+        self._set_connected(True)
+        self._backoff.reset()
+        log.info("connected", coordinator=self._target, coordinator_version=welcome.software_version[:64])
+
+    async def _exchange(self, call: Any, *, heartbeat_seconds: float) -> str:
+        every = min(
+            max(heartbeat_seconds, channel_options.LEAST_HEARTBEAT_SECONDS),
+            channel_options.MOST_HEARTBEAT_SECONDS,
+        )
+        beside = [asyncio.ensure_future(self._write(call)), asyncio.ensure_future(self._beat(every))]
+        try:
+            reason = await self._read(call, silence_seconds=4 * every + SILENCE_SECONDS)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+        if reason is not None:
+            return reason  # the call is still open, and the coordinator need never end it
+        code, details = await call.code(), await call.details()
+        return explain(code, details, target=self._target, proxy=self._proxy, was_welcome=True)
+
+    async def _read(self, call: Any, *, silence_seconds: float) -> str | None:
+        """Until the stream ends. Returns why, where it is this side that ends it."""
+        try:
+            while (message := await _within(silence_seconds, call.read())) is not grpc.aio.EOF:
+                if message is None:  # all that gRPC makes of bytes that do not parse
+                    return "coordinator sent bytes that are no message"
+                if message.HasField("heartbeat"):
+                    self._check_clock(message.heartbeat.unix_seconds)
+                else:
+                    self._served.receive(message)
+        except grpc.aio.AioRpcError:
+            pass  # the status says it
+        except TimeoutError:  # the line may be well: its pings are answered beside whatever hangs
+            return f"coordinator said nothing for {silence_seconds:g} seconds"
+        return None
+
+    async def _write(self, call: Any) -> None:
+        try:
+            while True:
+                await call.write(await self._outbox.next())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader sees the end too, and the coordinator asks again
+
+    async def _beat(self, every_seconds: float) -> None:
+        while True:
+            self._served.poll()
+            preparing = [key_to_wire(key) for key in self._served.preparing]
+            beat = pb.Heartbeat(unix_seconds=self._clock().timestamp(), preparing=preparing)
+            self._outbox.send(pb.SiloMessage(heartbeat=beat))
+            await self._sleep(every_seconds)
+
+    def _check_clock(self, coordinator_unix_seconds: float) -> None:
+        skew_seconds = self._clock().timestamp() - coordinator_unix_seconds
+        self._metrics.clock_skew.set(skew_seconds)
+        if not abs(skew_seconds) <= MOST_SKEW_SECONDS:  # nor is "not a number"
+            raise ConnectionFailed(
+                f"clock: this machine's differs from the coordinator's by {skew_seconds:+.0f} seconds, "
+                f"at most {MOST_SKEW_SECONDS:g} are allowed"
+            )
+        if abs(skew_seconds) > WARNED_SKEW_SECONDS:
+            log.warning("clock differs from the coordinator's", skew_seconds=round(skew_seconds))
+
+    def _set_connected(self, is_connected: bool) -> None:
+        self._is_connected = is_connected
+        self._metrics.connected.set(is_connected)
+
+
+def explain(
+    code: grpc.StatusCode,
+    details: str | None,
+    *,
+    target: str,
+    proxy: str | None = None,
+    was_welcome: bool = False,
+) -> str:
+    """One sentence on why a call ended, in an operator's words.
+
+    was_welcome: the certificates had been accepted, so it is not they that a closed socket means.
+    """
+    details = details or ""
+    if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+        return f"coordinator refused this silo: {details}"
+    if code is not grpc.StatusCode.UNAVAILABLE:
+        return f"coordinator ended the stream: {code.name.lower()} {details}".rstrip()
+    if was_welcome and any(word in details for word in tls.CLOSED_WORDS):
+        return f"the line to the coordinator at {target} was cut, or the coordinator is restarting"
+    return (
+        tls.explain_handshake(details, target=target)
+        or channel_options.explain_proxy(details, proxy=proxy, target=target)
+        or f"coordinator is unreachable at {target}"
+    )
+
+
+async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
+    """Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        return await answer

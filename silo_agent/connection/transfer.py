@@ -1,0 +1,247 @@
+"""Global models down, masked vectors up: in chunks, resumable by offset, retried while wanted.
+
+Source: docs/protocol.md 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from chorale.observability.logs import get_logger
+from chorale.runtime.background_io import Ahead, Behind
+from chorale.runtime.files import Part, write_all
+from chorale.transport.chunks import Chunk, check_chunk
+from chorale.transport.wire import PhaseKey, key_to_wire
+from chorale.v1 import federation_pb2 as pb
+from crypto.errors import Refusal, RemoteProtocolError
+from crypto.masking.masks import Masker, Source
+from silo_agent.connection.backoff import Backoff
+from silo_agent.connection.stub import FederationStub
+from silo_agent.metrics import Direction, SiloMetrics
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as HASH
+
+# The line broke or the coordinator restarts; every other code is an answer.
+RETRIED = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
+
+CHUNKS_AHEAD = 2  # masked and hashed while one is sent
+CHUNKS_BEHIND = 4  # received while as many are written and hashed: a turn of threads for each would cost more
+
+log = get_logger("silo_agent.connection.transfer")
+
+
+class Transfer:
+    """Both directions over one channel. Cancelling the awaiting task stops a transfer at once."""
+
+    def __init__(
+        self,
+        stub: FederationStub,
+        *,
+        cache: Path,
+        metrics: SiloMetrics,
+        random: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._stub = stub
+        self._cache = cache
+        self._metrics = metrics
+        self._random = random
+        self._sleep = sleep
+        self._locks: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    async def download(self, *, job_digest: bytes, state_digest: bytes, size_bytes: int) -> Path:
+        """The file of that digest, from the cache where it is there already.
+
+        Raises RemoteProtocolError(code=STATE) for other or more bytes than announced.
+        """
+        target = self._cache / f"{state_digest.hex()}.safetensors"
+        async with self._locks[state_digest]:
+            if not target.exists():
+                part = target.with_suffix(".part")
+                request = pb.DownloadRequest(job_digest=job_digest, state_digest=state_digest)
+                await self._retried("download", lambda: self._fetch(request, part, size_bytes))
+                part.rename(target)
+        return target
+
+    def forget(self, *, keep: frozenset[bytes]) -> None:
+        """Delete cached global states except those."""
+        kept = {digest.hex() for digest in keep}
+        for path in self._cache.iterdir():
+            if path.stem not in kept:
+                path.unlink(missing_ok=True)
+        for digest in [each for each, lock in self._locks.items() if each not in keep and not lock.locked()]:
+            del self._locks[digest]
+
+    async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
+        """Send the masked stream, from where the coordinator has it. Raises RemoteProtocolError."""
+        header = pb.UploadHeader(key=key_to_wire(key), total_bytes=total_bytes)
+        await self._retried("upload", lambda: self._send(header, masker, source))
+
+    async def _fetch(self, request: pb.DownloadRequest, path: Path, size_bytes: int) -> None:
+        part = await asyncio.to_thread(_Part, path, size_bytes)
+        writing = Behind(most=CHUNKS_BEHIND)
+        transferred = self._metrics.transferred.labels(direction=Direction.DOWN.value)
+        request.offset = part.accepted_bytes
+        call = self._stub.Download(request)
+        try:
+            async for chunk in call:
+                if chunk is None:  # all that gRPC makes of bytes that do not parse
+                    raise RemoteProtocolError("download: bytes that are no chunk")
+                await writing.room()
+                data = part.accept(check_chunk(chunk))
+                writing.put(partial(part.write, data))
+                transferred.inc(len(data))
+            await writing.drain()
+            part.check(request.state_digest)
+        finally:
+            call.cancel()  # before what waits: what was refused may come without end, and is kept until then
+            try:
+                await writing.end()
+            finally:
+                part.close()
+
+    async def _send(self, header: pb.UploadHeader, masker: Masker, source: Source) -> None:
+        call = self._stub.Upload()
+        try:
+            await call.write(pb.UploadMessage(header=header))
+            receipt = await _receipt(call)
+            if receipt.received_bytes > header.total_bytes:
+                raise RemoteProtocolError("upload: the coordinator has more bytes than there are")
+            if not receipt.complete:
+                sha256 = await self._send_chunks(call, masker, source, start=receipt.received_bytes)
+                await call.write(pb.UploadMessage(end=pb.UploadEnd(sha256=sha256)))
+                await call.done_writing()
+            while not receipt.complete:
+                receipt = await _receipt(call)
+        except asyncio.InvalidStateError:
+            # the stream ended between two writes; its status says why
+            raise await _broken(call) from None
+        finally:
+            call.cancel()
+
+    async def _send_chunks(self, call: Any, masker: Masker, source: Source, *, start: int) -> bytes:
+        """Gives the digest of the whole stream where it goes on after what is there already, else nothing:
+        all of the masking is repeated for it."""
+        hashed = hashlib.sha256() if start else None
+        transferred = self._metrics.transferred.labels(direction=Direction.UP.value)
+        async with Ahead(_chunks(masker, source, hashed, start=start), most=CHUNKS_AHEAD) as chunks:
+            async for chunk in chunks:
+                await call.write(chunk)
+                transferred.inc(len(chunk.data))
+        return b"" if hashed is None else hashed.digest()
+
+    async def _retried(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
+        backoff = Backoff(random=self._random)
+        while True:
+            try:
+                return await attempt()
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in RETRIED:
+                    raise _refused(what, error) from None
+                wait_seconds = backoff.next_seconds()
+                log.info(
+                    f"{what} interrupted", reason=error.code().name, retry_seconds=round(wait_seconds, 1)
+                )
+            await self._sleep(wait_seconds)
+
+
+async def _receipt(call: Any) -> pb.UploadReceipt:
+    receipt = await call.read()
+    if receipt is grpc.aio.EOF:
+        raise await _broken(call)
+    if not isinstance(receipt, pb.UploadReceipt):
+        raise RemoteProtocolError("upload: bytes that are no receipt")
+    return receipt
+
+
+async def _broken(call: Any) -> grpc.aio.AioRpcError:
+    """The end of a stream as an error; an end without a last receipt is a broken line."""
+    code = await call.code()
+    status = grpc.StatusCode.UNAVAILABLE if code is grpc.StatusCode.OK else code
+    return grpc.aio.AioRpcError(
+        status, grpc.aio.Metadata(), grpc.aio.Metadata(), details=await call.details()
+    )
+
+
+class _Part:
+    """What is here of a download, on disk and in its digest; `write` blocks and runs in a thread."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path = path
+        self._size_bytes = size_bytes
+        self._file = path.open("a+b", buffering=0)
+        if self._file.tell() > size_bytes:
+            self._file.truncate(0)
+        self._file.seek(0)
+        self._hash = hashlib.file_digest(self._file, "sha256")
+        self.accepted_bytes = self._file.tell()
+
+    def accept(self, chunk: Chunk) -> Part:
+        """The bytes, if they go on where the last ones ended. Raises RemoteProtocolError."""
+        size_bytes = len(chunk.data)
+        if chunk.offset != self.accepted_bytes or chunk.offset + size_bytes > self._size_bytes:
+            raise _odd_state("chunks do not fit the announced size")
+        self.accepted_bytes += size_bytes
+        return chunk.data
+
+    def write(self, data: Part) -> None:
+        write_all(self._file, data)
+        self._hash.update(data)
+
+    def check(self, state_digest: bytes) -> None:
+        """Raises RemoteProtocolError; bytes of another digest are thrown away."""
+        if self.accepted_bytes != self._size_bytes:
+            raise _odd_state(f"expected {self._size_bytes} bytes, got {self.accepted_bytes}")
+        if self._hash.digest() != state_digest:
+            self._path.unlink()
+            raise _odd_state("the digest is another than announced")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _chunks(
+    masker: Masker, source: Source, hashed: HASH | None, *, start: int
+) -> Generator[Chunk, None, None]:
+    """What follows the first `start` bytes of the masked stream.
+
+    All of the stream goes into `hashed`, where there is one. Blocks.
+    """
+    offset = 0
+    for chunk in masker.stream(source):
+        if hashed is not None:
+            hashed.update(chunk)
+        unsent = chunk[max(0, start - offset) :]
+        offset += len(chunk)
+        if unsent:
+            yield Chunk(offset - len(unsent), unsent)
+
+
+def _odd_state(message: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"download: {message}", code=Refusal.STATE)
+
+
+def _refused(what: str, error: grpc.aio.AioRpcError) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"{what}: the coordinator refused, {error.code().name}: {error.details()}", code=Refusal.STAGE
+    )

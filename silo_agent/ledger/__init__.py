@@ -1,0 +1,1 @@
+"""The ledger: jobs, reveals and privacy budget, durable."""

@@ -1,0 +1,1 @@
+"""Files of a job that stay at the silo: local state and personal models."""

@@ -1,0 +1,122 @@
+"""What a silo keeps of a job between rounds: named arrays, one file a job, moved by applied rounds alone.
+
+A phase reads the state that was taken over last and proposes the next. The proposal is *pending* until the
+phase was applied; then it becomes the state, in one rename. Whoever was not in the sum, or whose round was
+not applied, keeps what it had, and an input that is computed anew starts from the same arrays.
+`LocalState` is what an objective sees and knows no file; `LocalStates` is the files.
+Source: docs/protocol.md 7.8, 10.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from chorale.observability.logs import get_logger
+from chorale.runtime.files import sync_directory, write_atomic
+from chorale.spec.state import state_from_file, state_parts
+from chorale.transport.wire import PhaseKey
+from crypto.errors import ConfigError, PolicyRefusal, RemoteProtocolError
+from strategies.base import Array, Arrays
+
+SUFFIX = ".safetensors"
+ENDED = ".ended"  # an empty file: the job's local state is gone for good
+
+log = get_logger("silo_agent.local_storage.local_state")
+
+
+class LocalState:
+    """One phase's view. arrays: taken over, read-only, empty before the first applied round."""
+
+    def __init__(self, arrays: Arrays | None = None) -> None:
+        self.arrays: Arrays = MappingProxyType(dict(arrays or {}))
+        self.proposed: Arrays | None = None
+
+    def propose(self, arrays: Mapping[str, Array]) -> None:
+        """Arrays of the next state. What the parts of a method propose in one phase takes the place of the
+        whole state, if the phase is applied with this silo in its sum."""
+        self.proposed = {**(self.proposed or {}), **arrays}
+
+
+class LocalStates:
+    """One folder of a silo. is_revealed: whether the ledger shows the phase revealed with this silo in U3."""
+
+    def __init__(self, directory: Path, *, is_revealed: Callable[[PhaseKey], bool]) -> None:
+        self._directory = directory
+        self._is_revealed = is_revealed
+
+    def begin(self, job_digest: bytes) -> LocalState:
+        """The job's state as it was taken over last.
+
+        Raises PolicyRefusal for a job that ended here, ConfigError for a file that is no state.
+        """
+        if self._ended(job_digest).exists():
+            raise PolicyRefusal(f"job {job_digest.hex()[:12]}: ended here, and its local state is gone")
+        path = self._current(job_digest)
+        return LocalState(_read(path) if path.exists() else None)
+
+    def hold(self, key: PhaseKey, local: LocalState) -> None:
+        """Durable before anything of the phase's input leaves. What was pending before is given up."""
+        if local.proposed is None:
+            return
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._drop_pending(key.job_digest, but=self._pending(key))
+        try:
+            write_atomic(self._pending(key), state_parts(local.proposed))
+        except RemoteProtocolError as error:
+            raise ConfigError(f"local {error}") from error
+
+    def give_up(self, key: PhaseKey) -> None:
+        """What is pending for the phase was of an input that never leaves."""
+        self._pending(key).unlink(missing_ok=True)
+
+    def settle(self, key: PhaseKey, *, is_applied: bool) -> bool:
+        """The coordinator says that the phase has ended; whether the pending state was taken over.
+
+        Security: its word can hold the state where it is. To move it the ledger must agree, and what it moves
+        to was written before the input left.
+        """
+        pending = self._pending(key)
+        if not pending.exists():
+            return False
+        if not (is_applied and self._is_revealed(key)):
+            pending.unlink()
+            return False
+        pending.replace(self._current(key.job_digest))
+        sync_directory(self._directory)
+        log.info("local state taken over", job=key.job_digest.hex()[:12], round=key.round, phase=key.phase)
+        return True
+
+    def end(self, job_digest: bytes) -> None:
+        """Delete the job's state. The job is not served again: it would not go on from its own state."""
+        path = self._current(job_digest)
+        has_pending = any(self._directory.glob(f"{job_digest.hex()}.*{SUFFIX}"))
+        if not (path.exists() or has_pending):
+            return
+        write_atomic(self._ended(job_digest), b"")
+        path.unlink(missing_ok=True)
+        self._drop_pending(job_digest)
+
+    def _drop_pending(self, job_digest: bytes, *, but: Path | None = None) -> None:
+        for path in self._directory.glob(f"{job_digest.hex()}.*{SUFFIX}"):
+            if path != but:
+                path.unlink()
+        for torn in self._directory.glob(f".{job_digest.hex()}.*.tmp"):  # of a process that was killed
+            torn.unlink()
+
+    def _current(self, job_digest: bytes) -> Path:
+        return self._directory / f"{job_digest.hex()}{SUFFIX}"
+
+    def _pending(self, key: PhaseKey) -> Path:
+        return self._directory / f"{key.job_digest.hex()}.{key.round}.{key.phase}{SUFFIX}"
+
+    def _ended(self, job_digest: bytes) -> Path:
+        return self._directory / f"{job_digest.hex()}{ENDED}"
+
+
+def _read(path: Path) -> Arrays:
+    try:
+        return state_from_file(path)
+    except (RemoteProtocolError, OSError) as error:
+        raise ConfigError(f"local state: {path.name}: {error}") from error

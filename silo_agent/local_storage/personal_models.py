@@ -1,0 +1,142 @@
+"""Personal models on the institution's disk: one file for each job that fine-tuned one here.
+
+A file is an output for the institution: no round reads it, and it stays when the job ends. It is written when
+it is computed, durable before anything of its phase leaves; a phase that comes again replaces it, until a sum
+with this silo in it was revealed. It is safetensors with arrays named as in the global state and with facts
+in its metadata: which job, from which global model, what was tuned, how it does on the silo's hold-out.
+It was made from the silo's data without noise and never leaves by itself: whoever gives it away tells of
+the data. Source: docs/protocol.md 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import safetensors
+import safetensors.numpy
+
+from chorale.job import Job
+from chorale.runtime.files import write_atomic
+from chorale.transport.wire import PhaseKey
+from crypto.errors import ConfigError
+from strategies.base import Arrays
+
+SUFFIX = ".safetensors"
+ANY_ATTEMPT = 1  # all attempts at a phase send the same input
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonalModel:
+    """What a silo fine-tuned. correct and correct_before: of the hold-out's samples, by this model and by
+    the global one that it came from. learning_rate: 0 where nothing was trained by steps."""
+
+    arrays: Arrays = field(repr=False)
+    tuned: str
+    epochs: int
+    learning_rate: float
+    tested: int
+    correct_before: int
+    correct: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptModel:
+    """A personal model's file, the phase that it was computed for, and its facts."""
+
+    path: Path
+    key: PhaseKey
+    facts: Mapping[str, str]
+
+    @property
+    def id(self) -> str:
+        return self.key.job_digest.hex()[:12]
+
+
+class PersonalModels:
+    """The folder of these files. It need not exist."""
+
+    def __init__(self, directory: Path, *, is_revealed: Callable[[PhaseKey], bool]) -> None:
+        self._directory = directory
+        self._is_revealed = is_revealed
+
+    def keep(self, model: PersonalModel, *, job: Job, key: PhaseKey, global_model: bytes) -> None:
+        """Write the job's file in one step and durably. global_model: digest of the state it came from.
+
+        Security: a coordinator may ask for the phase again with a state of its own making. What came of a
+        state that t silos had is not replaced by what one alone may have.
+        Raises ConfigError where the job's file is no personal model, OSError.
+        """
+        path = self._directory / f"{job.digest.hex()}{SUFFIX}"
+        if path.exists() and self.is_confirmed(_opened(path)):
+            return
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for torn in self._directory.glob(f".{path.name}.*.tmp"):  # of a process that was killed
+            torn.unlink()
+        facts = {
+            "job": job.digest.hex(),
+            "name": job.spec.name,
+            "method": job.strategy.name,
+            "round": str(key.round),
+            "phase": key.phase,
+            "global_model": global_model.hex(),
+            **_facts(model),
+        }
+        write_atomic(path, safetensors.numpy.save(dict(model.arrays), metadata=facts))
+
+    def is_confirmed(self, kept: KeptModel) -> bool:
+        """Whether the sum of its phase was revealed with this silo in it: then at least t silos had the
+        same global model to fine-tune."""
+        return self._is_revealed(kept.key)
+
+    def kept(self) -> list[KeptModel]:
+        """All of them, the newest first. Raises ConfigError for a file that is none."""
+        files = [path for path in self._directory.glob(f"*{SUFFIX}") if not path.name.startswith(".")]
+        return [_opened(path) for path in sorted(files, key=lambda path: -path.stat().st_mtime_ns)]
+
+    def find(self, job_id: str) -> KeptModel:
+        """The model of the job whose digest begins so. Raises ConfigError unless there is exactly one."""
+        found = [kept for kept in self.kept() if kept.key.job_digest.hex().startswith(job_id)]
+        if len(found) != 1 or not job_id:
+            known = ", ".join(kept.id for kept in self.kept()) or "none"
+            raise ConfigError(
+                f"{self._directory}: expected one personal model of a job {job_id}, got {len(found)}; "
+                f"there are: {known}"
+            )
+        return found[0]
+
+
+def forget(model: PersonalModel) -> None:
+    """What becomes of a personal model where nobody keeps it."""
+
+
+def _facts(model: PersonalModel) -> dict[str, str]:
+    tested = {"tested": str(model.tested)}
+    if model.tested:
+        tested["accuracy"] = f"{model.correct / model.tested:.6f}"
+        tested["accuracy_of_global_model"] = f"{model.correct_before / model.tested:.6f}"
+    return {
+        "tuned": model.tuned,
+        "epochs": str(model.epochs),
+        "learning_rate": f"{model.learning_rate:g}",
+        **tested,
+    }
+
+
+def _opened(path: Path) -> KeptModel:
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            facts = dict(file.metadata() or {})
+        return KeptModel(
+            path=path,
+            key=PhaseKey(
+                job_digest=bytes.fromhex(facts["job"]),
+                round=int(facts["round"]),
+                phase=facts["phase"],
+                attempt=ANY_ATTEMPT,
+            ),
+            facts=facts,
+        )
+    except (safetensors.SafetensorError, OSError, KeyError, ValueError) as error:
+        raise ConfigError(f"{path}: expected a personal model: {error}") from None

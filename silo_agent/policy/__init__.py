@@ -1,0 +1,1 @@
+"""The policy file: the last word of the institution on what may leave it."""

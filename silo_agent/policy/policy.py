@@ -1,0 +1,257 @@
+"""The policy file: the silo's last word on what may leave it.
+
+A refusal carries a code of the closed list; its sentence stays in the silo's own log.
+Source: docs/protocol.md 6, 9 (guarantee G3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from chorale.cohort_changes import expected_cohort_changes
+from chorale.job import JobSpec
+from chorale.spec.fields import Name
+from chorale.spec.settings_file import load_settings
+from crypto.errors import PolicyRefusal, Refusal
+from crypto.fixed_point.layout import Quantity
+from crypto.session.cohort import SMALLEST_FEDERATION
+from crypto.session.messages import SessionTerms
+from silo_agent.policy.privacy_policy import PrivacyPolicy
+from strategies.presets import PRESETS
+
+ENV_PREFIX = "CHORALE_POLICY_"
+
+# Everything else is taken for a class statistic: presence, class counts, soft labels, logit
+# prototypes, moments by class, confusion matrix (docs/threat-model.md).
+PLAIN_QUANTITIES = frozenset(
+    {
+        *("silos", "samples", "correct", "tested", "loss_sum", "clipped"),
+        *("delta", "buffers", "weight", "update_sq_norm", "normaliser", "delta_mean_square", "control_delta"),
+        "gram",  # of features, over all classes together
+        *("personal_accuracy", "personal_accuracy_square", "personal_silos"),
+    }
+)
+
+
+class Approval(StrEnum):
+    MANUAL = "manual"
+    AUTOMATIC = "automatic"
+
+
+class ClassStatistics(StrEnum):
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
+class KeptState(StrEnum):
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
+class Policy(BaseModel):
+    """What a silo allows. Every default is the cautious one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    federation: Name = Field(description="jobs of this federation alone")
+    approval: Approval = Field(
+        default=Approval.MANUAL,
+        description="manual: a job waits for `chorale silo approve`; automatic: policy alone decides",
+    )
+    operators: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="operators whose jobs are accepted; null: all on the roster"
+    )
+    strategies: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="strategy presets that are accepted; null: all"
+    )
+    allowed_quantities: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="quantities that may be summed; null: all but class statistics",
+    )
+    class_statistics: ClassStatistics = Field(
+        default=ClassStatistics.REFUSE, description="sums by class without noise: refuse or allow"
+    )
+    local_state: KeptState = Field(
+        default=KeptState.REFUSE,
+        description="methods that keep something at this silo between rounds: refuse or allow",
+    )
+    min_class_holders: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="silos that must hold a class before its row is sent; null: the job's safe default",
+    )
+    least_silos: int = Field(
+        default=SMALLEST_FEDERATION,
+        ge=SMALLEST_FEDERATION,
+        le=10_000,
+        description="fewest silos in any sum this silo is part of",
+    )
+    max_rounds: int = Field(default=1_000, ge=1, le=1_000_000, description="longest job that is accepted")
+    max_attempts: int = Field(
+        default=5, ge=1, le=100, description="attempts at one phase before it is given up"
+    )
+    max_cohort_changes: int = Field(
+        default=10,
+        ge=0,
+        le=1_000_000,
+        description="sums per job and kind of phase whose cohort nearly equals an earlier one and is not "
+        "the one just before",
+    )
+    count_granularity: int = Field(
+        default=10,
+        ge=1,
+        le=1_000_000,
+        description="sample counts are rounded down to a multiple; 1 accepts that they are published",
+    )
+    max_roster_age_days: float = Field(
+        default=7.0, gt=0, le=366, description="a roster signed longer ago than this is refused"
+    )
+    max_state_megabytes: int = Field(
+        default=4_096, ge=1, le=65_536, description="largest global model this silo downloads"
+    )
+
+    privacy: PrivacyPolicy = Field(
+        default=PrivacyPolicy(), description="what a data set may spend, and the floor of private jobs"
+    )
+
+    @field_validator("strategies")
+    @classmethod
+    def _are_presets(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        unknown = [name for name in names or () if name not in PRESETS]
+        if unknown:
+            raise ValueError(f"no preset is called {unknown[0]}; known are {', '.join(sorted(PRESETS))}")
+        return names
+
+    def check_job(self, spec: JobSpec, *, operator: str) -> None:
+        """Raises PolicyRefusal where the job as such is not allowed."""
+        if spec.federation != self.federation:
+            raise _refusal(f"federation {spec.federation}", f"{self.federation}")
+        if self.operators is not None and operator not in self.operators:
+            raise _refusal(f"operator {operator}", _names(self.operators))
+        if self.strategies is not None and spec.strategy.name not in self.strategies:
+            raise _refusal(f"strategy {spec.strategy.name}", _names(self.strategies))
+        if spec.rounds > self.max_rounds:
+            raise _refusal(f"{spec.rounds} rounds", f"at most {self.max_rounds}")
+        if len(spec.silos) < self.least_silos:
+            raise _refusal(f"{len(spec.silos)} silos", f"at least {self.least_silos}")
+        expected = expected_cohort_changes(spec)
+        if expected > self.max_cohort_changes:
+            raise _refusal(
+                f"about {expected:.3g} near repeats of a cohort by fraction {spec.fraction:g}",
+                f"at most {self.max_cohort_changes} (max_cohort_changes)",
+            )
+        for name in spec.quantity_names:  # here and not in the phase that sums it: rounds may come before
+            self._check_quantity(name, is_covered=spec.privacy is not None)
+        self._check_local_state(spec)
+        self.privacy.check_job(spec)
+
+    def check_terms(self, terms: SessionTerms) -> None:
+        """Raises PolicyRefusal where this one session is not allowed."""
+        if terms.federation != self.federation:
+            raise _refusal(f"federation {terms.federation}", self.federation)
+        if terms.attempt > self.max_attempts:
+            raise _refusal(f"attempt {terms.attempt}", f"at most {self.max_attempts}")
+        self.check_cohort(terms.names)
+        self.check_quantities(terms.layout.quantities)
+
+    def check_cohort(self, members: Sized) -> None:
+        """Raises PolicyRefusal where fewer silos than `least_silos` would stand in a sum."""
+        if len(members) < self.least_silos:
+            raise PolicyRefusal(
+                f"policy: expected a cohort of at least {self.least_silos} silos, got {len(members)}",
+                code=Refusal.COHORT_TOO_SMALL,
+            )
+
+    def check_quantities(self, quantities: Sequence[Quantity]) -> None:
+        """Raises PolicyRefusal where a quantity may not be summed."""
+        for quantity in quantities:
+            self._check_quantity(quantity.name, is_covered=quantity.noise is not None)
+
+    def _check_quantity(self, name: str, *, is_covered: bool) -> None:
+        if self.allowed_quantities is not None and name not in self.allowed_quantities:
+            raise _refusal(f"quantity {name}", f"{_names(self.allowed_quantities)} (allowed_quantities)")
+        if is_covered or name in PLAIN_QUANTITIES:
+            return
+        if self.class_statistics is ClassStatistics.REFUSE:
+            raise _refusal(f"quantity {name}", "no class statistics (class_statistics: refuse)")
+
+    def _check_local_state(self, spec: JobSpec) -> None:
+        """Security: two sums between which one silo's state alone moved show that silo, unless the sums'
+        noise covers a whole silo. Source: docs/threat-model.md."""
+        is_covered = spec.privacy is not None and spec.privacy.sums is not None
+        if is_covered or not spec.method.recipe.keeps_local_state:
+            return
+        if self.local_state is KeptState.REFUSE:
+            raise _refusal(
+                f"strategy {spec.strategy.name}", "a method without local state (local_state: refuse)"
+            )
+
+    def rounded(self, samples: int) -> int:
+        """A sample count as it may be known: rounded down to `count_granularity`."""
+        return samples - samples % self.count_granularity
+
+    def describe(self) -> str:
+        """The effective policy field by field, then what it refuses."""
+        lines = [*_lines_of(self), *_lines_of(self.privacy, prefix="privacy.")]
+        return "\n".join([*lines, "", "This silo refuses:", *(f"  - {line}" for line in self._refused())])
+
+    def _refused(self) -> list[str]:
+        refused = [
+            f"jobs of other federations than {self.federation}",
+            f"jobs of more than {self.max_rounds} rounds",
+            f"jobs and sums of fewer than {self.least_silos} silos",
+            f"attempt {self.max_attempts + 1} at any phase",
+            f"more than {self.max_cohort_changes} near repeats of a cohort, per job and kind of phase",
+            f"rosters signed more than {self.max_roster_age_days:g} days ago",
+            f"global models above {self.max_state_megabytes} MB",
+        ]
+        if self.approval is Approval.MANUAL:
+            refused.append("every job that nobody approved here (chorale silo approve)")
+        if self.class_statistics is ClassStatistics.REFUSE:
+            refused.append("every statistic by class without noise")
+        if self.local_state is KeptState.REFUSE:
+            refused.append("every method with local state whose sums have no noise")
+        refused += self.privacy.refused()
+        lists = {
+            "operators": self.operators,
+            "strategies": self.strategies,
+            "quantities": self.allowed_quantities,
+        }
+        refused += [
+            f"{what} other than {_names(names)}" for what, names in lists.items() if names is not None
+        ]
+        return refused
+
+
+def load_policy(path: Path) -> Policy:
+    """Raises ConfigError that names file, field and what is allowed."""
+    return load_settings(Policy, path, ENV_PREFIX)
+
+
+def _refusal(got: str, expected: str) -> PolicyRefusal:
+    return PolicyRefusal(f"policy: expected {expected}, got {got}")
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _lines_of(settings: BaseModel, *, prefix: str = "") -> list[str]:
+    """Fields that hold a single value or a list, each with its description."""
+    return [
+        f"{prefix}{name}: {_shown(getattr(settings, name))}  # {info.description}"
+        for name, info in type(settings).model_fields.items()
+        if not isinstance(getattr(settings, name), BaseModel)
+    ]
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    return f"[{_names(value)}]" if isinstance(value, tuple) else str(value)

@@ -1,0 +1,237 @@
+"""The policy's word on differential privacy: what a data set may spend, and the floor of every private job.
+
+The floor is checked on the signed job, and the silo computes its noise from that job alone, so nothing a
+coordinator says leads below it. Source: docs/privacy.md, "The ledger".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import lru_cache
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from chorale.privacy.accountant import DpSgd, epsilon
+from chorale.privacy.protection import AFTER_DP_SGD, CONSTANTS, dp_sgd_steps
+from chorale.spec.fields import Number
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.privacy_spec import PrivacySpec
+from crypto.errors import PolicyRefusal, Refusal
+from crypto.fixed_point.layout import WORD_BITS, Quantity
+from strategies.methods import strategy_for
+from strategies.presets import PRESETS
+
+CEILING = 10.0  # beyond it a record moves the odds of any guess more than twenty-thousandfold
+
+Epsilon = Annotated[Number, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Limit = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
+
+
+class PartialJobs(StrEnum):
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
+class PrivacyPolicy(BaseModel):
+    """Budget and floor. Lengths are those of the job's own fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    epsilon: Epsilon = Field(
+        default=CEILING, description="budget of the data set, over all jobs and for good; at delta"
+    )
+    accept_epsilon_up_to: Epsilon | None = Field(
+        default=None,
+        description=f"a budget above {CEILING:g} is an error unless this says the number too; null: none is",
+    )
+    delta: Number = Field(
+        default=1e-5,
+        ge=1e-12,
+        le=1e-2,
+        allow_inf_nan=False,
+        description="chance that epsilon does not hold; below 1 / records of this silo",
+    )
+    required: bool = Field(
+        default=False, description="true: jobs without privacy are refused; they spend without a bound"
+    )
+    partial_jobs: PartialJobs = Field(
+        default=PartialJobs.REFUSE,
+        description="jobs that plan more than is left: refuse, or allow until the budget stops them",
+    )
+    max_records_clip_norm: Limit | None = Field(
+        default=None, description="largest privacy.records.clip_norm of a job; null: any"
+    )
+    max_sums_clip_norm: Limit | None = Field(
+        default=None, description="largest privacy.sums.clip_norm of a job; null: any"
+    )
+    min_records_noise_multiplier: Limit | None = Field(
+        default=None, description="least noise of DP-SGD; null: what the budget allows"
+    )
+    min_sums_noise_multiplier: Limit | None = Field(
+        default=None, description="least noise on summed updates; null: what the budget allows"
+    )
+    min_statistics_noise_multiplier: Limit | None = Field(
+        default=None, description="least noise on counts and statistics; null: what the budget allows"
+    )
+    always_noised: tuple[str, ...] = Field(
+        default=(), description="quantities that never leave without noise, whatever the job"
+    )
+
+    @field_validator("always_noised")
+    @classmethod
+    def _are_quantities(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [name for name in names if name not in _known_quantities()]
+        if unknown:
+            raise ValueError(
+                f"no method sums {unknown[0]}; known are {', '.join(sorted(_known_quantities()))}"
+            )
+        return names
+
+    @model_validator(mode="after")
+    def _is_meant(self) -> PrivacyPolicy:
+        if self.epsilon > max(CEILING, self.accept_epsilon_up_to or 0.0):
+            raise ValueError(
+                f"epsilon: expected at most {CEILING:g} for a data set, got {self.epsilon:g}; if that is "
+                f"meant, accept_epsilon_up_to: {self.epsilon:g} says so"
+            )
+        return self
+
+    def check_job(self, spec: JobSpec) -> None:
+        """Raises PolicyRefusal: POLICY for a job below the floor, BUDGET where its training alone passes the
+        whole budget."""
+        if spec.privacy is None:
+            self._check_unprotected(spec)
+            return
+        self._check_floor(spec.privacy)
+        self._check_training(spec)
+
+    def check_quantities(self, spec: JobSpec, quantities: Iterable[Quantity]) -> None:
+        """Raises PolicyRefusal for a quantity of `always_noised` that would leave as it is."""
+        for quantity in quantities:
+            if quantity.name in self.always_noised and not _is_covered(spec, quantity):
+                raise _refusal(
+                    f"quantity {quantity.name} without noise", "noise on it (privacy.always_noised)"
+                )
+
+    def refused(self) -> list[str]:
+        """What is refused, line by line, for the description of the whole policy."""
+        lines = [
+            f"private jobs once the data set has spent epsilon {self.epsilon:g} at delta {self.delta:g}",
+            f"private jobs whose training alone costs more than epsilon {self.epsilon:g}",
+        ]
+        if self.partial_jobs is PartialJobs.REFUSE:
+            lines.append("private jobs that plan more than is left")
+        if self.required:
+            lines.append("every job without privacy")
+        lines += [f"a job's privacy.{field} above {most:g}" for field, most in self._most.items() if most]
+        lines += [f"a job's privacy.{field} below {least:g}" for field, least in self._least.items() if least]
+        if self.always_noised:
+            lines.append(f"without noise: {', '.join(self.always_noised)}")
+        return lines
+
+    @property
+    def _most(self) -> dict[str, float | None]:
+        return {
+            "records.clip_norm": self.max_records_clip_norm,
+            "sums.clip_norm": self.max_sums_clip_norm,
+        }
+
+    @property
+    def _least(self) -> dict[str, float | None]:
+        return {
+            "records.noise_multiplier": self.min_records_noise_multiplier,
+            "sums.noise_multiplier": self.min_sums_noise_multiplier,
+            "statistics_noise_multiplier": self.min_statistics_noise_multiplier,
+        }
+
+    def _check_unprotected(self, spec: JobSpec) -> None:
+        if self.required:
+            raise _refusal("a job without privacy", "a private job (privacy.required)")
+        for name in spec.quantity_names:
+            if name in self.always_noised:
+                raise _refusal(
+                    f"a job without privacy that sums {name}", "noise on it (privacy.always_noised)"
+                )
+
+    def _check_floor(self, privacy: PrivacySpec) -> None:
+        given = _numbers(privacy)
+        for field, most in self._most.items():
+            value = given.get(field)
+            if most is not None and value is not None and not value <= most:
+                raise _refusal(f"privacy.{field} {value:g}", f"at most {most:g}")
+        for field, least in self._least.items():
+            if least is None or field not in given:
+                continue
+            value = given[field]
+            if value is None or not value >= least:
+                got = "null" if value is None else f"{value:g}"
+                raise _refusal(f"privacy.{field} {got}", f"at least {least:g}")
+
+    def _check_training(self, spec: JobSpec) -> None:
+        """What needs no global state to be known: an absurd setting is refused before the first phase."""
+        rounds = spec.rounds if self.partial_jobs is PartialJobs.REFUSE else 1
+        cost = _training_epsilon(spec, rounds, self.delta)
+        if cost > self.epsilon:
+            what = f"{rounds} rounds of training" if rounds > 1 else "one round of training"
+            raise _refusal(
+                f"{cost:.4g} for {what}",
+                f"at most epsilon {self.epsilon:g} for a data set (delta {self.delta:g})",
+                code=Refusal.BUDGET,
+            )
+
+
+@lru_cache(maxsize=1)
+def _known_quantities() -> frozenset[str]:
+    """Of all presets, which have every part that sums something, and of the option that names one anew."""
+    methods = [strategy_for(name, {}) for name in PRESETS]
+    methods.append(strategy_for("fedcsd", {"count_weighted": True}))
+    return frozenset(
+        name
+        for method in methods
+        for word in WORD_BITS
+        for name in method.quantity_names(has_buffers=True, update_word=word)
+    )
+
+
+def _numbers(privacy: PrivacySpec) -> dict[str, float | None]:
+    """The job's values by field; a part that the job does not have is not there."""
+    numbers = {"statistics_noise_multiplier": privacy.statistics_noise_multiplier}
+    if privacy.records is not None:
+        numbers["records.clip_norm"] = privacy.records.clip_norm
+        numbers["records.noise_multiplier"] = privacy.records.noise_multiplier
+    if privacy.sums is not None:
+        numbers["sums.clip_norm"] = privacy.sums.clip_norm
+        numbers["sums.noise_multiplier"] = privacy.sums.noise_multiplier
+    return numbers
+
+
+def _training_epsilon(spec: JobSpec, rounds: int, delta: float) -> float:
+    assert spec.privacy is not None
+    records = spec.privacy.records
+    if records is None or records.noise_multiplier is None:
+        return 0.0
+    steps = DpSgd(
+        noise_multiplier=records.noise_multiplier,
+        sample_rate=records.sample_rate,
+        steps=dp_sgd_steps(spec),
+    )
+    return _epsilon_of_rounds(steps, rounds, delta)
+
+
+@lru_cache(maxsize=64)
+def _epsilon_of_rounds(steps: DpSgd, rounds: int, delta: float) -> float:
+    return epsilon({steps: rounds}, delta)  # asked before every phase
+
+
+def _is_covered(spec: JobSpec, quantity: Quantity) -> bool:
+    """By its own noise, by DP-SGD's, or because it says nothing of the data."""
+    if spec.privacy is None:
+        return False
+    is_after_dp_sgd = spec.privacy.records is not None and quantity.name in AFTER_DP_SGD
+    return quantity.noise is not None or is_after_dp_sgd or quantity.name in CONSTANTS
+
+
+def _refusal(got: str, expected: str, *, code: Refusal = Refusal.POLICY) -> PolicyRefusal:
+    return PolicyRefusal(f"policy: expected {expected}, got {got}", code=code)

@@ -1,0 +1,1 @@
+"""One silo in a round: check, compute, join the session, answer."""

@@ -1,0 +1,260 @@
+"""x(u): what this silo contributes to a phase, computed once and reused by every attempt at it.
+
+It depends on the silo's data, its policy, its local state, the job and the global state alone; no
+message of a session reaches this module. Source: docs/protocol.md 4, 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from chorale.job import Job
+from chorale.observability.logs import get_logger
+from chorale.transport.wire import PhaseKey
+from crypto.errors import Refusal
+from crypto.fixed_point.encoder import Encoder
+from crypto.session.messages import SessionTerms
+from silo_agent.data.base import SiloData
+from silo_agent.ledger.budget import Budget, Charge
+from silo_agent.local_storage.local_state import LocalState, LocalStates
+from silo_agent.local_storage.personal_models import PersonalModel, PersonalModels
+from silo_agent.metrics import SiloMetrics
+from silo_agent.objective import Cancelled, Objective, Work
+from silo_agent.policy.policy import Policy
+from silo_agent.rounds.phase_input import Asked, cut_holdout, phase_input
+from strategies.base import Array, Arrays
+
+log = get_logger("silo_agent.rounds.inputs")
+
+PhaseName = tuple[bytes, int, str]  # job digest, round, phase: what one input belongs to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One phase of one job, as every attempt at it sees it."""
+
+    job: Job
+    key: PhaseKey
+    terms: SessionTerms
+    state: Arrays = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """An input, and what it costs to send it; the charge must be spent before a byte leaves."""
+
+    encoder: Encoder = field(repr=False)
+    charge: Charge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    state_digest: bytes
+    layout_digest: bytes
+    is_cancelled: threading.Event
+    prepared: asyncio.Future[Prepared]
+
+
+class Inputs:
+    """Computes one input at a time, in a thread of its own, while the event loop goes on."""
+
+    def __init__(
+        self,
+        *,
+        silo: str,
+        policy: Policy,
+        budget: Budget,
+        metrics: SiloMetrics,
+        local: LocalStates,
+        personal: PersonalModels,
+        load_data: Callable[[Job], SiloData],
+        load_objective: Callable[[], Objective],
+    ) -> None:
+        self._silo = silo
+        self._policy = policy
+        self._budget = budget
+        self._metrics = metrics
+        self._local = local
+        self._personal = personal
+        self._load_data = load_data
+        self._load_objective = load_objective
+        self._objective: Objective | None = None
+        self._data: dict[bytes, SiloData] = {}
+        self._entries: dict[PhaseName, _Entry] = {}
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
+
+    async def get(self, request: Request) -> Prepared:
+        """The phase's only input, its cost reserved before the data were touched.
+
+        Raises PolicyRefusal(code=STATE) for another state or layout than the first attempt's,
+        PolicyRefusal(code=BUDGET) where the data set's budget does not cover it, and
+        PolicyRefusal(code=DATA) where data or counts do not allow one, DataRefusal where it is the
+        state over these data that does not.
+        """
+        name = _name(request.key)
+        entry = self._entries.get(name)
+        if entry is None:
+            self._drop_unsent(request.key.job_digest)
+            entry = self._entries[name] = self._start(request)
+        digests = request.terms.state_digest, request.terms.layout.digest
+        if digests != (entry.state_digest, entry.layout_digest):
+            raise _asked(request).refusal("another global state or layout than before", Refusal.STATE)
+        try:
+            return await asyncio.shield(entry.prepared)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            # nothing was computed, so a later attempt may try again
+            if self._entries.get(name) is entry:
+                del self._entries[name]
+            raise
+
+    def drop_phase(self, key: PhaseKey) -> None:
+        """The phase is over: its input is never needed again."""
+        entry = self._entries.pop(_name(key), None)
+        if entry is not None:
+            self._drop(entry)
+
+    def drop_older(self, key: PhaseKey) -> None:
+        """Rounds before the key's: the ledger refuses them once this silo adverted for a later one."""
+        for name in [name for name in self._entries if name[0] == key.job_digest and name[1] < key.round]:
+            self._drop(self._entries.pop(name))
+
+    def drop_job(self, job_digest: bytes) -> None:
+        self._data.pop(job_digest, None)
+        for name in [name for name in self._entries if name[0] == job_digest]:
+            self._drop(self._entries.pop(name))
+
+    def close(self) -> None:
+        """Ask running training to stop; it looks between batches."""
+        for entry in self._entries.values():
+            entry.is_cancelled.set()
+        self._entries.clear()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _drop_unsent(self, job_digest: bytes) -> None:
+        """A job has one phase at a time: who asks for the next has given up what did not leave before."""
+        for name in [name for name in self._entries if name[0] == job_digest]:
+            prepared = self._entries[name].prepared
+            is_sent = _has_result(prepared) and prepared.result().charge.is_spent
+            if not is_sent:
+                self._drop(self._entries.pop(name))
+
+    def _drop(self, entry: _Entry) -> None:
+        """Nobody will ask for it again; what it reserved and did not spend is given back."""
+        entry.is_cancelled.set()
+        if entry.prepared.done():
+            self._give_back(entry.prepared)  # at once, so that it comes before the next reservation
+        else:
+            entry.prepared.add_done_callback(self._give_back)
+
+    def _give_back(self, prepared: asyncio.Future[Prepared]) -> None:
+        if _has_result(prepared) and not prepared.result().charge.is_spent:
+            with suppress(RuntimeError):  # closed meanwhile: the next process gives it back
+                self._worker.submit(prepared.result().charge.release)
+
+    def _start(self, request: Request) -> _Entry:
+        cancelled = threading.Event()
+        work = asyncio.get_running_loop().run_in_executor(
+            self._worker, self._compute, request, cancelled.is_set
+        )
+        work.add_done_callback(_look_at)  # its attempt may be gone by then
+        return _Entry(
+            state_digest=request.terms.state_digest,
+            layout_digest=request.terms.layout.digest,
+            is_cancelled=cancelled,
+            prepared=work,
+        )
+
+    def _compute(self, request: Request, is_cancelled: Callable[[], bool]) -> Prepared:
+        charge = self._budget.reserve(
+            request.job, request.key, request.state, members=request.terms.rule.members
+        )
+        try:
+            local = self._local.begin(request.key.job_digest)
+            encoder = self._encoder(request, local, is_cancelled)
+            if is_cancelled():
+                raise Cancelled("the input is no longer wanted")
+            self._local.hold(request.key, local)
+            if is_cancelled():  # while it was written: the job may have ended, and nobody would delete it
+                self._local.give_up(request.key)
+                raise Cancelled("the input is no longer wanted")
+            return Prepared(encoder=encoder, charge=charge)
+        except BaseException:
+            charge.release()  # nothing left
+            raise
+
+    def _encoder(self, request: Request, local: LocalState, is_cancelled: Callable[[], bool]) -> Encoder:
+        started = time.monotonic()
+        encoder = phase_input(
+            _asked(request),
+            silo=self._silo,
+            policy=self._policy,
+            load_data=lambda: self._own_data(request.job),
+            compute=partial(self._computed, request),
+            is_cancelled=is_cancelled,
+            local=local,
+        ).encoder
+        seconds = time.monotonic() - started
+        self._metrics.training_seconds.inc(seconds)
+        self._metrics.clipped.inc(encoder.clipped_total)
+        log.info(
+            "input ready",
+            job=request.job.id,
+            round=request.key.round,
+            phase=request.key.phase,
+            seconds=round(seconds, 3),
+            clipped=encoder.clipped_total,
+        )
+        return encoder
+
+    def _computed(self, request: Request, work: Work) -> Mapping[str, Array]:
+        if self._objective is None:
+            self._objective = self._load_objective()
+        started = time.monotonic()
+        values = self._objective.compute(replace(work, keep_personal=partial(self._keep_personal, request)))
+        if work.phase_kind == "train":
+            seen = len(work.data.train) * work.spec.training.local_epochs
+            self._metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
+        return values
+
+    def _keep_personal(self, request: Request, model: PersonalModel) -> None:
+        self._personal.keep(model, job=request.job, key=request.key, global_model=request.terms.state_digest)
+
+    def _own_data(self, job: Job) -> SiloData:
+        """Loaded once per job, the hold-out cut as its size is summed."""
+        if job.digest not in self._data:
+            self._data[job.digest] = cut_holdout(self._load_data(job), job=job, policy=self._policy)
+        return self._data[job.digest]
+
+
+def _asked(request: Request) -> Asked:
+    terms = request.terms
+    return Asked(
+        job=request.job,
+        key=request.key,
+        rule=terms.rule,
+        layout=terms.layout,
+        context=request.job.context(request.key, request.state, terms.rule.members),
+    )
+
+
+def _name(key: PhaseKey) -> PhaseName:
+    return key.job_digest, key.round, key.phase
+
+
+def _has_result(work: asyncio.Future[Any]) -> bool:
+    return work.done() and not work.cancelled() and work.exception() is None
+
+
+def _look_at(work: asyncio.Future[Prepared]) -> None:
+    if not work.cancelled():
+        work.exception()

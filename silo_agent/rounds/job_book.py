@@ -1,0 +1,112 @@
+"""Jobs that the coordinator offered, each opened anew against the roster before it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from cryptography import x509
+
+from chorale.job import Job, SignedJob, open_job
+from chorale.observability.logs import get_logger
+from crypto.errors import PolicyRefusal, Refusal
+from crypto.identity.roster import Roster
+from silo_agent.ledger.ledger import Ledger
+from silo_agent.ledger.reveals import Decision
+from silo_agent.policy.policy import Approval, Policy
+
+MAX_JOBS = 64  # held at once, of at most 256 KiB each
+
+log = get_logger("silo_agent.jobs")
+
+
+class JobBook:
+    """Which jobs this silo serves: signed by an operator of the roster, allowed, approved."""
+
+    def __init__(
+        self,
+        *,
+        silo: str,
+        ledger: Ledger,
+        policy: Policy,
+        authority: x509.Certificate,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._silo = silo
+        self._ledger = ledger
+        self._policy = policy
+        self._authority = authority
+        self._clock = clock
+        self._signed: dict[bytes, SignedJob] = {}
+        self._served: set[bytes] = set()  # once at least: an operator signed them, and policy allows them
+
+    def offer(self, signed: SignedJob, roster: Roster) -> Job:
+        """Take an offered job into the book; it is opened now and again for every phase.
+
+        Raises PolicyRefusal or RemoteProtocolError where it may not be served now.
+        """
+        if signed.digest not in self._signed and len(self._signed) >= MAX_JOBS:
+            self._make_room(signed)
+        self._signed[signed.digest] = signed
+        return self.approved(signed.digest, roster)
+
+    def approved(self, job_digest: bytes, roster: Roster) -> Job:
+        """The job, if it may be served now. Raises PolicyRefusal or RemoteProtocolError."""
+        signed = self._signed.get(job_digest)
+        if signed is None:
+            raise PolicyRefusal(f"job {job_digest.hex()[:12]}: was never offered", code=Refusal.JOB_INVALID)
+        job = self._open(signed, roster)
+        self._check_decision(job)
+        return job
+
+    def has(self, job_digest: bytes) -> bool:
+        """Whether the job was offered in this run and has not ended."""
+        return job_digest in self._signed
+
+    def is_approved(self, job_digest: bytes) -> bool:
+        return self._ledger.decision(job_digest) is Decision.APPROVED
+
+    def suspend(self, job_digest: bytes) -> None:
+        """Refuse the job from now on, after a restart too, until it is approved again."""
+        self._ledger.suspend(job_digest)
+        job_id = job_digest.hex()[:12]
+        log.warning("job suspended", job=job_id, resume=f"chorale silo approve --config FILE {job_id}")
+
+    def forget(self, job_digest: bytes) -> None:
+        self._signed.pop(job_digest, None)
+        self._served.discard(job_digest)
+
+    def _make_room(self, signed: SignedJob) -> None:
+        """The oldest job that could never be served goes: anybody can make up such. Raises PolicyRefusal."""
+        oldest = next((digest for digest in self._signed if digest not in self._served), None)
+        if oldest is None:
+            raise PolicyRefusal(f"job {signed.id}: {MAX_JOBS} jobs are open already", code=Refusal.POLICY)
+        self.forget(oldest)
+
+    def _open(self, signed: SignedJob, roster: Roster) -> Job:
+        job = open_job(signed, roster=roster, authority=self._authority, now=self._clock())
+        if self._silo not in job.spec.silos:
+            raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
+        self._policy.check_job(job.spec, operator=job.operator)
+        self._served.add(job.digest)
+        return job
+
+    def _check_decision(self, job: Job) -> None:
+        is_approved = self._policy.approval is Approval.AUTOMATIC
+        decision, is_new = self._ledger.record_job(job, is_approved=is_approved)
+        if is_new:
+            log.info("job offered", job=job.id, name=job.spec.name, decision=decision.value)
+        if decision is Decision.REJECTED:
+            raise PolicyRefusal(f"job {job.id}: was rejected here", code=Refusal.JOB_NOT_APPROVED)
+        if decision is Decision.SUSPENDED:
+            raise PolicyRefusal(
+                f"job {job.id}: suspended after an input was refused; to go on: "
+                f"chorale silo approve --config <this silo's file> {job.id}",
+                code=Refusal.DATA,
+            )
+        if decision is Decision.OFFERED:
+            raise PolicyRefusal(
+                f"job {job.id} ({job.spec.name}) waits for approval: "
+                f"chorale silo approve --config <this silo's file> {job.id}",
+                code=Refusal.JOB_NOT_APPROVED,
+            )

@@ -1,0 +1,153 @@
+"""Everything that must hold before a phase touches this silo's data.
+
+The silo computes its own terms from job, roster and global state; the coordinator's digest only has
+to agree with them. Source: docs/protocol.md 3, 5.1, 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from cryptography import x509
+
+from chorale.job import Job
+from chorale.spec.state import state_from_file
+from chorale.transport.wire import PhaseKey, checked_digest
+from chorale.v1 import federation_pb2 as pb
+from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.identity.certificates import Identity
+from crypto.identity.roster import Roster
+from crypto.session.messages import SessionTerms
+from crypto.session.silo_session import SiloSession
+from silo_agent.ledger.budget import Budget
+from silo_agent.ledger.reveals import Reveals
+from silo_agent.metrics import PhaseResult
+from silo_agent.policy.policy import Policy
+from silo_agent.rounds.inputs import Request
+from silo_agent.rounds.job_book import JobBook
+from silo_agent.rounds.rosters import Rosters
+from strategies.base import Arrays
+
+ENROLLING = "roll-call"
+ENROLLED_ONLY = frozenset({"train"})  # phases that weigh a silo by what roll-call counted
+
+
+class PhaseCheck:
+    """The silo's own reading of a task."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        authority: x509.Certificate,
+        policy: Policy,
+        jobs: JobBook,
+        rosters: Rosters,
+        reveals: Reveals,
+        budget: Budget,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self.policy = policy
+        self._identity = identity
+        self._authority = authority
+        self._jobs = jobs
+        self._rosters = rosters
+        self._reveals = reveals
+        self._budget = budget
+        self._clock = clock
+        self._missed_roll_call: set[bytes] = set()
+
+    def job(self, key: PhaseKey) -> tuple[Roster, Job]:
+        """Roster and job of the phase. Raises PolicyRefusal or RemoteProtocolError."""
+        roster = self._rosters.for_phase(key.job_digest, key.round, key.phase)
+        job = self._jobs.approved(key.job_digest, roster)
+        try:
+            job.check_phase(key.round, key.phase)  # before a state is downloaded for it
+        except ConfigError as error:
+            raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None
+        return roster, job
+
+    def state_bytes(self, task: pb.PhaseTask) -> int:
+        """Announced size of the global state. Raises PolicyRefusal where policy has no room for it."""
+        checked_digest(task.state_digest, what="state digest")
+        most = self.policy.max_state_megabytes << 20
+        if not 0 < task.state_bytes <= most:
+            raise PolicyRefusal(
+                f"policy: expected a global state of 1 to {most} bytes, got {task.state_bytes}"
+            )
+        return task.state_bytes
+
+    def request(self, key: PhaseKey, task: pb.PhaseTask, job: Job, roster: Roster, path: Path) -> Request:
+        """The phase as this silo understands it. Raises PolicyRefusal or RemoteProtocolError."""
+        self._check_initial_state(key, task, job)
+        state = state_from_file(path)
+        terms = _terms(key, task, job, roster, state)
+        if terms.digest() != task.session_digest:
+            raise RemoteProtocolError(
+                f"job {job.id} round {key.round} {key.phase}: the coordinator's terms are not this silo's",
+                code=Refusal.TERMS,
+            )
+        if self._identity.member.name not in terms.names:
+            raise PolicyRefusal(f"round {key.round}: this silo is not named", code=Refusal.NOT_NAMED)
+        self.policy.check_terms(terms)
+        self.policy.privacy.check_quantities(job.spec, terms.layout.quantities)
+        self._reveals.check_attempt(terms)
+        self._check_enrolled(key)
+        if key.round == 0:  # later the plan is partly behind, and each input is checked by itself
+            self._budget.check_plan(job, state)
+        return Request(job=job, key=key, terms=terms, state=state)
+
+    def session(self, terms: SessionTerms, roster: Roster) -> SiloSession:
+        """A fresh session. Raises PolicyRefusal or RemoteProtocolError."""
+        return SiloSession(
+            terms=terms,
+            identity=self._identity,
+            roster=roster,
+            authority=self._authority,
+            ledger=self._reveals,
+            now=self._clock(),
+        )
+
+    def note_outcome(self, key: PhaseKey, result: PhaseResult) -> None:
+        """Whether the total in the global state still counts this silo."""
+        if key.kind != ENROLLING:
+            return
+        if result is PhaseResult.LEFT_OUT:
+            self._missed_roll_call.add(key.job_digest)
+        elif result is PhaseResult.APPLIED:
+            self._missed_roll_call.discard(key.job_digest)
+
+    def forget(self, job_digest: bytes) -> None:
+        self._missed_roll_call.discard(job_digest)
+
+    def _check_initial_state(self, key: PhaseKey, task: pb.PhaseTask, job: Job) -> None:
+        is_first = key.round == 0 and key.phase == job.opening
+        if is_first and task.state_digest.hex() != job.spec.initial_state:
+            raise RemoteProtocolError(
+                f"job {job.id}: the first global state is not the one its operator signed", code=Refusal.STATE
+            )
+
+    def _check_enrolled(self, key: PhaseKey) -> None:
+        if key.kind not in ENROLLED_ONLY:
+            return
+        missed = key.job_digest in self._missed_roll_call
+        if missed or not self._reveals.has_answered(key.job_digest, ENROLLING):
+            raise PolicyRefusal(
+                f"round {key.round}: the roll-call did not count this silo", code=Refusal.NOT_ENROLLED
+            )
+
+
+def _terms(key: PhaseKey, task: pb.PhaseTask, job: Job, roster: Roster, state: Arrays) -> SessionTerms:
+    try:
+        return job.terms(
+            roster=roster,
+            round=key.round,
+            phase=key.phase,
+            attempt=key.attempt,
+            state=state,
+            state_digest=task.state_digest,
+        )
+    except ConfigError as error:
+        raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None

@@ -1,0 +1,98 @@
+"""The rosters that this silo accepted: the newest, and those that running rounds began with.
+
+Source: docs/protocol.md 1, 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from cryptography import x509
+
+from chorale.observability.logs import get_logger
+from crypto.errors import Refusal, RemoteProtocolError
+from crypto.identity.certificates import Identity, Role
+from crypto.identity.roster import Roster, open_roster
+from crypto.session.messages import SignedBody
+from silo_agent.ledger.ledger import Ledger
+from silo_agent.ledger.reveals import Reveals
+from silo_agent.policy.policy import Policy
+
+HELD_VERSIONS = 8  # rounds that run begin with one of the last few
+
+log = get_logger("silo_agent.rounds.rosters")
+
+
+class Rosters:
+    """Never goes back to an older version, in this run of the agent or a later one."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        authority: x509.Certificate,
+        policy: Policy,
+        ledger: Ledger,
+        reveals: Reveals,
+        lowest_version: int,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._identity = identity
+        self._authority = authority
+        self._max_age = timedelta(days=policy.max_roster_age_days)
+        self._ledger = ledger
+        self._reveals = reveals
+        self._lowest_version = lowest_version
+        self._clock = clock
+        self._held: dict[int, Roster] = {}
+
+    def take(self, signed: SignedBody) -> Roster:
+        """Accept a relayed roster. Raises PolicyRefusal or RemoteProtocolError(code=ROSTER)."""
+        roster = open_roster(
+            signed,
+            authority=self._authority,
+            federation=self._identity.member.federation,
+            now=self._clock(),
+            max_age=self._max_age,
+        )
+        self._ledger.accept_roster(roster, lowest_version=self._lowest_version)
+        if roster.version not in self._held:
+            log.info("roster accepted", version=roster.version, members=len(roster.members))
+        self._held[roster.version] = roster
+        for version in sorted(self._held)[:-HELD_VERSIONS]:
+            del self._held[version]
+        return roster
+
+    @property
+    def version(self) -> int:
+        """The newest version that this silo ever accepted; 0 before the first."""
+        return self._ledger.roster_version
+
+    @property
+    def current(self) -> Roster:
+        """The newest, if it still holds. Raises RemoteProtocolError(code=ROSTER)."""
+        if not self._held:
+            raise RemoteProtocolError("roster: the coordinator has relayed none", code=Refusal.ROSTER)
+        return self._checked(self._held[max(self._held)])
+
+    def for_phase(self, job_digest: bytes, round: int, phase: str) -> Roster:
+        """The roster that this silo first adverted under in the round, else the newest."""
+        bound = self._reveals.bound_roster(job_digest, round, phase)
+        if bound is None or bound not in self._held:
+            return self.current
+        return self._checked(self._held[bound])
+
+    def check_own_entry(self, roster: Roster) -> None:
+        """Raises RemoteProtocolError(code=ROSTER) if it does not hold this silo's certificate."""
+        name = self._identity.member.name
+        if not roster.holds(Role.SILO, name, self._identity.fingerprint):
+            raise RemoteProtocolError(
+                f"roster: version {roster.version} does not hold silo {name} with this certificate",
+                code=Refusal.ROSTER,
+            )
+
+    def _checked(self, roster: Roster) -> Roster:
+        roster.check_current(self._clock(), max_age=self._max_age)
+        self.check_own_entry(roster)
+        return roster

@@ -1,0 +1,1 @@
+"""Training with torch: the only place of the agent that imports it."""

@@ -1,0 +1,95 @@
+"""DP-SGD: Poisson sampling, a clip of each sample's gradient, noise once on the sum, a public divisor.
+
+Abadi et al. 2016 (arXiv 1607.00133), algorithm 1. Unlike there, all up to and including the noise is whole
+numbers (clipping.py, crypto/noise/gaussian.py): what is released is a function of round(x + N), x the sum of
+the clipped gradients in units and N Gaussian. Source: docs/privacy.md "Records".
+"""
+
+# N = records of the training set, P = values of all trained parameters together
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from chorale.observability.logs import get_logger
+from chorale.spec.privacy_spec import RecordsSpec
+from crypto.errors import ConfigError
+from crypto.noise.gaussian import DEVIATION
+from silo_agent.objective import Cancelled
+from silo_agent.training.batches import PRIVATE_BATCH, Tensors, padded
+from silo_agent.training.dp_sgd.clipping import clipped_sum
+from silo_agent.training.dp_sgd.draws import Draws
+from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+from silo_agent.training.parts.local_loss import LocalLoss
+
+log = get_logger("silo_agent.training.dp_sgd")
+
+
+class NoisedGradients:
+    """Writes one step's gradient into the parameters, of one round's training.
+
+    Units: a unit is 1 / clip_units of the clip norm, so that DEVIATION units are noise_multiplier clip
+    norms. expected_batch: the job's, never the number of records that were drawn.
+    """
+
+    def __init__(
+        self,
+        samples: Tensors,
+        loss: LocalLoss,
+        gradients: SampleGradients,
+        *,
+        records: RecordsSpec,
+        expected_batch: int,
+        draws: Draws,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        if records.noise_multiplier is None:
+            raise ConfigError("privacy.records.noise_multiplier: it is null, and has to be solved for first")
+        self._samples, self._loss, self._gradients = samples, loss, gradients
+        self._records, self._expected_batch = records, expected_batch
+        self._draws, self._is_cancelled = draws, is_cancelled
+        self._clip_units = DEVIATION / records.noise_multiplier
+        self._size = sum(parameter.numel() for parameter in gradients.parameters)
+        self._dropped = 0
+
+    def write(self) -> None:
+        """One step: draw, clip, sum, noise, divide. Without records it is noise alone. Raises Cancelled."""
+        places_N = self._draws.records(len(self._samples), rate=self._records.sample_rate)
+        device = self._samples.labels.device
+        sum_P = torch.zeros(self._size, dtype=torch.int64, device=device)
+        for part_N in torch.split(torch.from_numpy(places_N).to(device), PRIVATE_BATCH):
+            if len(part_N):  # splitting nothing gives one empty part
+                sum_P += self._clipped(part_N)
+        sum_P += torch.from_numpy(self._draws.noise(self._size)).to(device)
+        # post-processing from here on: floats may do as they like
+        scale = self._records.clip_norm / self._clip_units / self._expected_batch
+        self._put(sum_P.double() * scale)
+
+    def log_dropped(self) -> None:
+        """In the silo's own log alone: the number is data."""
+        if self._dropped:
+            log.warning("samples without a finite gradient counted as zero", times=self._dropped)
+
+    def _clipped(self, places_N: Tensor) -> Tensor:
+        if self._is_cancelled():
+            raise Cancelled("training: no longer wanted")
+        # of one shape that nobody chooses, or a sample's gradient would tell how many others were drawn
+        inputs, labels_N = (padded(rows, PRIVATE_BATCH) for rows in self._samples.take(places_N))
+        gradients = self._gradients.of(self._loss, inputs, labels_N, padded(places_N, PRIVATE_BATCH))
+        clipped = clipped_sum(
+            gradients,
+            count=len(places_N),
+            clip_norm=self._records.clip_norm,
+            clip_units=self._clip_units,
+        )
+        self._dropped += clipped.dropped
+        return clipped.sum_P
+
+    def _put(self, gradient_P: Tensor) -> None:
+        parameters = self._gradients.parameters
+        parts = torch.split(gradient_P, [parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)

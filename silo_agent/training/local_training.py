@@ -1,0 +1,128 @@
+"""Local training of one round: batches, an optimiser that starts anew, the loss that a recipe names.
+
+Source: FedAvg, McMahan et al. 2017 (arXiv 1602.05629), algorithm 1, ClientUpdate.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from chorale.privacy.protection import dp_sgd_steps, privacy_of
+from chorale.spec.job_spec import JobSpec
+from crypto.errors import ConfigError
+from silo_agent.objective import Cancelled
+from silo_agent.training.batches import Tensors
+from silo_agent.training.dp_sgd.model_check import BATCH_NORM, check_keeps_samples_apart
+from silo_agent.training.dp_sgd.place_check import Probes, check_gradients, one_thread
+from silo_agent.training.models.base import CutModel
+from silo_agent.training.parts.base import run_model
+from silo_agent.training.parts.local_loss import LocalLoss
+from silo_agent.training.sgd import SGD, Optimizer
+
+
+def train_locally(
+    model: CutModel,
+    samples: Tensors,
+    *,
+    spec: JobSpec,
+    round: int,
+    loss: LocalLoss,
+    generator: torch.Generator,
+    is_cancelled: Callable[[], bool],
+    random: Callable[[int], bytes] = os.urandom,
+) -> int:
+    """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled.
+
+    generator: of the shuffles, from the job's seed. random: of DP-SGD, which takes nothing from the job.
+    """
+    if spec.privacy is not None:
+        check_keeps_samples_apart(model)
+    if spec.privacy is not None and spec.privacy.records is not None:
+        with one_thread():
+            return _train_on_records(
+                model, samples, spec=spec, round=round, loss=loss, is_cancelled=is_cancelled, random=random
+            )
+    optimizer = optimizer_of(model, spec, round)
+    least = least_batch(model, len(samples))
+    model.train()
+    steps = 0
+    for _ in range(spec.training.local_epochs):
+        for places_N in samples.shuffled(spec.training.batch_size, generator=generator, least=least):
+            if is_cancelled():
+                raise Cancelled("training: no longer wanted")
+            inputs, labels_N = samples.take(places_N)
+            optimizer.zero_grad()
+            loss_N = loss.per_sample(run_model(model, inputs), labels_N, places_N)
+            torch.autograd.backward(loss_N.mean())
+            _add_penalty_gradient(model, loss)
+            optimizer.step()
+            steps += 1
+    return steps
+
+
+def _train_on_records(
+    model: CutModel,
+    samples: Tensors,
+    *,
+    spec: JobSpec,
+    round: int,
+    loss: LocalLoss,
+    is_cancelled: Callable[[], bool],
+    random: Callable[[int], bytes],
+) -> int:
+    """DP-SGD: the same number of steps at every silo, whatever it holds."""
+    # opacus takes a second to load, and most jobs do not need it
+    from silo_agent.training.dp_sgd.draws import Draws
+    from silo_agent.training.dp_sgd.records import NoisedGradients
+    from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+
+    records = privacy_of(spec).records
+    assert records is not None
+    optimizer, steps = optimizer_of(model, spec, round), dp_sgd_steps(spec)
+    shape, device = tuple(samples.features.shape[1:]), samples.labels.device
+    check_gradients(model, Probes(input_shape=shape, classes=spec.classes, device=device), loss=loss)
+    model.train()
+    with SampleGradients(model) as gradients:
+        noised = NoisedGradients(
+            samples,
+            loss,
+            gradients,
+            records=records,
+            expected_batch=spec.training.batch_size,
+            draws=Draws(random),
+            is_cancelled=is_cancelled,
+        )
+        for _ in range(steps):
+            noised.write()
+            _add_penalty_gradient(model, loss)
+            optimizer.step()
+        noised.log_dropped()
+    return steps
+
+
+def _add_penalty_gradient(model: CutModel, loss: LocalLoss) -> None:
+    """A pass of its own, because per-sample clipping and noise must not touch it (docs/privacy.md)."""
+    penalty = loss.penalty(model)
+    if penalty is not None and penalty.requires_grad:
+        torch.autograd.backward(penalty)
+
+
+def optimizer_of(model: nn.Module, spec: JobSpec, round: int) -> Optimizer:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    plan, rate = spec.training, spec.learning_rate_at(round)
+    if plan.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=plan.weight_decay)
+    return SGD(parameters, lr=rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
+
+
+def least_batch(model: nn.Module, samples: int) -> int:
+    """Batch normalisation has no statistics of a single sample, so such a last batch is left out."""
+    if not any(isinstance(layer, BATCH_NORM) for layer in model.modules()):
+        return 1
+    if samples < 2:
+        raise ConfigError("data: batch normalisation needs at least 2 training samples in each silo")
+    return 2

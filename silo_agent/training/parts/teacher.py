@@ -1,0 +1,52 @@
+"""The teacher of a round: a model that does not learn, run once over the silo's samples.
+
+Inputs are not augmented, so one pass serves every epoch. N = samples, D = feature width, C = classes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from silo_agent.objective import Cancelled
+from silo_agent.training.batches import Tensors
+from silo_agent.training.models.base import CutModel
+from silo_agent.training.parts.base import Outputs, run_model
+
+
+def frozen_copy(model: CutModel) -> CutModel:
+    """The same model in eval mode, out of reach of any gradient."""
+    teacher = copy.deepcopy(model).eval()
+    return teacher.requires_grad_(False)
+
+
+@torch.no_grad()
+def outputs_of(
+    model: CutModel, samples: Tensors, *, is_cancelled: Callable[[], bool], is_private: bool = False
+) -> Outputs:
+    """One pass in eval mode over all samples, in their order. Raises Cancelled.
+
+    is_private: all batches have one shape, so that no sample's outputs depend on how many there are.
+    """
+    model.eval()
+    parts = []
+    for batch in samples.passes(is_private=is_private):
+        if is_cancelled():
+            raise Cancelled("forward pass: no longer wanted")
+        parts.append(run_model(model, batch.inputs).take(slice(batch.count)))
+    return Outputs(
+        features_ND=_join([part.features_ND for part in parts]),
+        logits_NC=_join([part.logits_NC for part in parts]),
+    )
+
+
+def finite_rows(rows_NK: Tensor) -> Tensor:
+    """Rows with a value that is not finite become zero. Shapes: -> (N, K)."""
+    return torch.where(rows_NK.isfinite().all(dim=1, keepdim=True), rows_NK, 0.0)
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts)

@@ -1,0 +1,1 @@
+"""What a method is made of, one file a part."""

@@ -1,0 +1,120 @@
+"""docs/reference/settings.md: every field of every file that a person writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from chorale.spec.job_spec import JobSpec
+from cli.operator import ENV_PREFIX as OPERATOR_PREFIX
+from cli.operator import OperatorSettings
+from coordinator.settings import ENV_PREFIX as COORDINATOR_PREFIX
+from coordinator.settings import CoordinatorSettings
+from silo_agent.policy.policy import ENV_PREFIX as POLICY_PREFIX
+from silo_agent.policy.policy import Policy
+from silo_agent.settings import ENV_PREFIX as SILO_PREFIX
+from silo_agent.settings import SiloSettings
+from tools.reference.markdown import code, page, table
+from tools.reference.schema import Schema, allowed, alternatives, described, fields_of, kind_of, written
+
+INTRODUCTION = """\
+The files that people write, in YAML: an unknown field is an error, and so is a value that is not allowed.
+[examples/](../examples) holds each file with every field, and says when to choose which value.
+
+A field that has no default is required; inside a part that may be left out it is required where that part is
+there. A variable of the environment takes the place of the field: numbers and text as they are, lists and
+maps as `[a, b]` and `{a: 1}`, and `null`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """One kind of file. prefix: of its variables in the environment; None where it takes none."""
+
+    title: str
+    name: str
+    model: type[BaseModel]
+    prefix: str | None
+    note: str = ""
+
+
+FILES = (
+    File(
+        title="Coordinator",
+        name="coordinator.yaml",
+        model=CoordinatorSettings,
+        prefix=COORDINATOR_PREFIX,
+    ),
+    File(
+        title="Silo",
+        name="silo.yaml",
+        model=SiloSettings,
+        prefix=SILO_PREFIX,
+    ),
+    File(
+        title="Policy of a silo",
+        name="policy.yaml",
+        model=Policy,
+        prefix=POLICY_PREFIX,
+    ),
+    File(
+        title="Operator",
+        name="operator.yaml",
+        model=OperatorSettings,
+        prefix=OPERATOR_PREFIX,
+    ),
+    File(
+        title="Job",
+        name="job.yaml",
+        model=JobSpec,
+        prefix=None,
+        note=" Presets, parts and their options are in [methods.md](../methods.md).",
+    ),
+)
+
+
+def settings_page() -> str:
+    return page("Settings", INTRODUCTION, *(block for file in FILES for block in _section(file)))
+
+
+def _section(file: File) -> Iterator[str]:
+    yield f"## {file.title}"
+    what = file.model.model_json_schema()["description"]
+    yield f"[{file.name}](../examples/{file.name}): {what}{file.note}"
+    titles = ["Field", "Type", "Default", "Allowed", "Meaning"]
+    variable = ["Environment"] if file.prefix is not None else []
+    yield table([*titles, *variable], _rows(file))
+
+
+def _rows(file: File) -> Iterator[list[str]]:
+    schema = file.model.model_json_schema()
+    for path, field, is_required in fields(schema, schema.get("$defs", {})):
+        row = [code(path), *_facts(field, schema.get("$defs", {}), is_required=is_required)]
+        if file.prefix is not None:
+            row.append(code(file.prefix + path.upper().replace(".", "__")))
+        yield row
+
+
+def fields(schema: Schema, definitions: Schema, prefix: str = "") -> Iterator[tuple[str, Schema, bool]]:
+    """Every field with its dotted path, those of parts and of entries in lists behind their own."""
+    for name, field in fields_of([schema]).items():
+        yield f"{prefix}{name}", field, name in schema.get("required", ())
+        for each in alternatives(field, definitions):
+            if "properties" in each:
+                yield from fields(each, definitions, f"{prefix}{name}.")
+            for item in alternatives(each.get("items", {}), definitions):
+                yield from fields(item, definitions, f"{prefix}{name}[].")
+
+
+def _facts(field: Schema, definitions: Schema, *, is_required: bool) -> list[str]:
+    """Type, default, allowed, meaning."""
+    kind = kind_of(field, definitions)
+    default = "required" if is_required else _default(field, kind)
+    return [kind, default, allowed(field, definitions), described(field, definitions)]
+
+
+def _default(field: Schema, kind: str) -> str:
+    default = field.get("default", {})  # a map that starts empty is the one that the schema leaves out
+    is_part = kind.startswith("fields") and default is not None
+    return "its fields' own" if is_part else written(default)

@@ -1,0 +1,98 @@
+"""docs/reference/values.md: every value of both charts, by its comment, default and schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from tools.reference.markdown import code, codes, page, table
+from tools.reference.schema import Schema, allowed, alternatives, fields_of, kind_of, written
+from tools.reference.sources import CHARTS, chart_file
+
+INTRODUCTION = """\
+What `helm install --values` may set. Any other key is refused, and so is a value that is not allowed or that
+contradicts another. What `settings` and `policy` of a chart mean for the program is in
+[settings.md](settings.md); [deploy-kubernetes.md](../deploy-kubernetes.md) takes a federation from nothing to
+its first job."""
+REFUSED = "Values that contradict one another, or lack one another, are refused with one of these:"
+
+Path = tuple[str, ...]
+
+
+def values_page() -> str:
+    charts = (block for chart in CHARTS.values() for block in _chart(chart))
+    return page("Values of the charts", INTRODUCTION, *charts)
+
+
+def _chart(chart: str) -> Iterator[str]:
+    text, checks = chart_file(chart, "values.yaml"), chart_file(chart, "templates/_checks.tpl")
+    yield f"## {chart}"
+    yield _comment_above(text.splitlines(), _first_blank(text))
+    yield table(["Value", "Type", "Default", "Allowed", "Meaning"], _rows(chart, text))
+    yield REFUSED
+    yield "\n".join(f"- {sentence}" for sentence in _contradictions(checks))
+
+
+def _rows(chart: str, text: str) -> Iterator[list[str]]:
+    defaults: Mapping[str, Any] = yaml.safe_load(text)
+    comments = comments_of(text)
+    for path, schema, default in _values(json.loads(chart_file(chart, "values.schema.json")), defaults):
+        has_rows = bool(default) and bool(fields_of([schema]))
+        shown = "" if has_rows else written(default)
+        yield [code(".".join(path)), kind_of(schema, {}), shown, _allowed(schema, default), comments[path]]
+
+
+def _values(
+    schema: Schema, defaults: Mapping[str, Any], above: Path = ()
+) -> Iterator[tuple[Path, Schema, Any]]:
+    """Every value that values.yaml shows: its path, schema and default. Maps of free names are one value."""
+    properties = fields_of(alternatives(schema, {}))
+    for name, default in defaults.items():
+        yield (*above, name), properties[name], default
+        if isinstance(default, dict) and fields_of(alternatives(properties[name], {})):
+            yield from _values(properties[name], default, (*above, name))
+
+
+def _allowed(schema: Schema, default: Any) -> str:
+    """Fields that have no row of their own, because values.yaml sets none, are told by name."""
+    hidden = fields_of([schema]) if default == {} else fields_of([schema.get("items", {})])
+    return f"fields {codes(hidden)}" if hidden else allowed(schema, {})
+
+
+def comments_of(text: str) -> dict[Path, str]:
+    """The comment right above every key, by the key's path."""
+    lines = text.splitlines()
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)  # values.yaml is a mapping
+    return {path: _comment_above(lines, line) for path, line in _keys(root)}
+
+
+def _keys(node: yaml.MappingNode, above: Path = ()) -> Iterator[tuple[Path, int]]:
+    for key, value in node.value:
+        path = (*above, key.value)
+        yield path, key.start_mark.line
+        if isinstance(value, yaml.MappingNode):
+            yield from _keys(value, path)
+
+
+def _comment_above(lines: list[str], line: int) -> str:
+    """The run of comment lines that ends above a line, as one text."""
+    found: list[str] = []
+    while line > 0 and lines[line - 1].lstrip().startswith("#"):
+        line -= 1
+        found.insert(0, lines[line].lstrip(" #"))
+    return " ".join(found)
+
+
+def _first_blank(text: str) -> int:
+    return text.splitlines().index("")
+
+
+def _contradictions(template: str) -> Iterator[str]:
+    """What _checks.tpl fails with; "..." stands for a value."""
+    for sentence in re.findall(r'fail \(?(?:printf )?"([^"]+)"', template):
+        yield sentence.replace("%s", "...")
