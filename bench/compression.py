@@ -39,7 +39,7 @@ from strategies.parts.update_scale import RMS, delta_quantity, with_mean_square
 
 SILOS = 10
 PARAMETERS = 1_000_000
-MOST_SEEDS, MOST_ROUNDS = 50, 100
+MAX_SEEDS, MAX_ROUNDS = 50, 100
 UPLOAD_TARGET = 0.51  # of float32
 LOST_POINTS_TARGET = 0.5  # half of one run's standard error: 340 tested samples, accuracy near 0.97
 Settings = Mapping[str, Any]
@@ -47,10 +47,10 @@ Settings = Mapping[str, Any]
 BASELINE = "32 bits"
 HALF = "16 bits"
 SETTINGS: Mapping[str, Settings] = {
-    BASELINE: {"update_word": 32},
-    HALF: {"update_word": 16},
-    "32 bits, a quarter kept": {"update_word": 32, "update_kept": 0.25},
-    "16 bits, a quarter kept": {"update_word": 16, "update_kept": 0.25},
+    BASELINE: {"update_bits": 32},
+    HALF: {"update_bits": 16},
+    "32 bits, a quarter kept": {"update_bits": 32, "update_kept": 0.25},
+    "16 bits, a quarter kept": {"update_bits": 16, "update_kept": 0.25},
 }
 
 
@@ -247,8 +247,8 @@ def _data(spec: JobSpec, seed: int, index: int) -> SiloData:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("compression", __doc__)
-    parser.add_argument("--seeds", type=whole(2, MOST_SEEDS), default=5, help="paired runs of every setting")
-    parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=10, help="training rounds")
+    parser.add_argument("--seeds", type=whole(2, MAX_SEEDS), default=5, help="paired runs of every setting")
+    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=10, help="training rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser.parse_args(arguments)
 

@@ -34,10 +34,10 @@ def make_federation(silos: int, *, now: datetime) -> Federation:
     """An authority, a coordinator and n silos with certificates of it, and the roster of the silos."""
     authority = Authority(NAME, now=now)
     names = [f"silo-{index:03}" for index in range(silos)]
-    identities = {name: authority.enrol(Role.SILO, name) for name in names}
+    identities = {name: authority.enroll(Role.SILO, name) for name in names}
     return Federation(
         authority=authority.certificate,
-        coordinator=authority.enrol(Role.COORDINATOR, HUB, addresses=[LOOPBACK]),
+        coordinator=authority.enroll(Role.COORDINATOR, HUB, addresses=[LOOPBACK]),
         silos=identities,
         roster=authority.roster(identities),
     )

@@ -17,7 +17,7 @@ from bench import masks
 from coordinator.jobs.aggregate import MaskedSum, unmask_stored
 from crypto.fixed_point.encoder import Encoder
 
-LEAST_VALUES = 1 << 23
+MIN_VALUES = 1 << 23
 
 
 class Peak:
@@ -40,8 +40,8 @@ def peak_of_step() -> Iterator[Peak]:
 
 def silo_peak_to_vector(length: int, *, word: int, silos: int) -> float:
     """Beside its values, while a silo checks, encodes and masks them."""
-    vector = masks.layout(max(length, LEAST_VALUES), word=word, silos=silos)
-    values_L = masks.values(max(length, LEAST_VALUES), seed=0)
+    vector = masks.layout(max(length, MIN_VALUES), word=word, silos=silos)
+    values_L = masks.values(max(length, MIN_VALUES), seed=0)
     masker = masks.masker(vector, silos=silos)
     masks.exhaust(masker, Encoder({masks.QUANTITY: values_L}, layout=vector))  # loads what is compiled
     with peak_of_step() as peak:
@@ -51,7 +51,7 @@ def silo_peak_to_vector(length: int, *, word: int, silos: int) -> float:
 
 def coordinator_peak_to_vector(length: int, *, word: int, silos: int, lost: int, folder: Path) -> float:
     """While the coordinator adds every survivor's upload, stores the sum, and unmasks what it stored."""
-    vector = masks.layout(max(length, LEAST_VALUES), word=word, silos=silos)
+    vector = masks.layout(max(length, MIN_VALUES), word=word, silos=silos)
     upload, masked, revealed = (folder / name for name in ("upload", "masked", "revealed"))
     with upload.open("wb") as file:
         file.truncate(vector.total_bytes)

@@ -44,8 +44,8 @@ from silo_agent.memory import keep_chunks
 
 TURNS = 7  # of every timed step at every silo
 UNMASK_TURNS = 25  # there is one coordinator: seven turns are over in a fifth of a second
-MOST_SILOS = 200
-MOST_VALUES = 1 << 27
+MAX_SILOS = 200
+MAX_VALUES = 1 << 27
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,15 +262,15 @@ def _coordinator_peak(length: int, *, word: int, silos: int, lost: int) -> float
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("secagg", __doc__)
-    silos = whole(SMALLEST_FEDERATION, MOST_SILOS)
+    silos = whole(SMALLEST_FEDERATION, MAX_SILOS)
     parser.add_argument("--silos", type=silos, default=10, help="silos that advert")
-    parser.add_argument("--length", type=whole(1, MOST_VALUES), default=1_000_000, help="values of each")
-    parser.add_argument("--drop", type=whole(0, MOST_SILOS), default=2, help="silos lost after SHARE")
+    parser.add_argument("--length", type=whole(1, MAX_VALUES), default=1_000_000, help="values of each")
+    parser.add_argument("--drop", type=whole(0, MAX_SILOS), default=2, help="silos lost after SHARE")
     parser.add_argument("--word", type=int, choices=WORD_BITS, default=32, help="bits of a summed value")
     parser.add_argument("--noise", action="store_true", help="clip the vectors and add noise")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
-    most = options.silos - CohortRule.for_members(options.silos).least_survivors
+    most = options.silos - CohortRule.for_members(options.silos).min_survivors
     if options.drop > most:
         parser.error(f"argument --drop: {options.silos} silos bear the loss of {most}, got {options.drop}")
     return options

@@ -11,8 +11,8 @@ import numpy as np
 
 from bench.rows import Row
 
-LEAST_POINTS = 3  # of the fit, which takes the upper half: below it fixed costs show
-MOST_SLOPE = 1.1  # passes for linear: a fixed part makes a slope smaller, nothing linear makes it larger
+MIN_POINTS = 3  # of the fit, which takes the upper half: below it fixed costs show
+MAX_SLOPE = 1.1  # passes for linear: a fixed part makes a slope smaller, nothing linear makes it larger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Series:
 
     def row(self) -> Row:
         """No more than linear growth."""
-        return Row(name=f"{self.name}: slope", target=MOST_SLOPE, value=self.slope, unit="")
+        return Row(name=f"{self.name}: slope", target=MAX_SLOPE, value=self.slope, unit="")
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "slope": self.slope}
@@ -46,6 +46,6 @@ class Series:
 
 def log_slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     """The least-squares slope of log(value) over log(size), from the upper half of the points."""
-    used = max(LEAST_POINTS, math.ceil(len(sizes) / 2))
+    used = max(MIN_POINTS, math.ceil(len(sizes) / 2))
     slope, _ = np.polyfit(np.log(sizes[-used:]), np.log(values[-used:]), 1)
     return float(slope)

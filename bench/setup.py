@@ -22,7 +22,7 @@ from crypto.session.cohort import SMALLEST_FEDERATION
 
 TARGET_SILOS, TARGET_SECONDS = 100, 0.3
 STEPS = (10, 25, 50, 100)  # as far as --silos goes
-MOST_SILOS = 200
+MAX_SILOS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def _session(silos: int) -> Session:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("setup", __doc__)
-    silos = whole(SMALLEST_FEDERATION, MOST_SILOS)
+    silos = whole(SMALLEST_FEDERATION, MAX_SILOS)
     parser.add_argument("--silos", type=silos, default=TARGET_SILOS, help="silos of the largest session")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     return parser.parse_args(arguments)

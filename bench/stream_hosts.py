@@ -65,8 +65,8 @@ async def _serve_coordinator(folder: Path) -> None:
     settings = _settings(folder)
     any_job = _AnyJob(settings.spool_directory)
     async with Host(settings) as host:
-        host.desk.checkpoints.put(JOB_DIGEST, state_from_file(folder / STATE_FILE))
-        host.job_desk.driver = lambda digest: any_job  # type: ignore[assignment, method-assign, return-value]
+        host.resources.checkpoints.put(JOB_DIGEST, state_from_file(folder / STATE_FILE))
+        host.job_manager.driver = lambda digest: any_job  # type: ignore[assignment, method-assign, return-value]
         await stopping.wait()
 
 

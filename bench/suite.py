@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "bench"
 FIGURES = ROOT / "bench" / "figures.json"
 PAGE = ROOT / "docs" / "performance.md"
-MOST_SECONDS = 900  # of one benchmark: it hangs
+MAX_SECONDS = 900  # of one benchmark: it hangs
 
 BENCHMARKS = (
     Benchmark("secagg-16", "bench.secagg", ("--word", "16")),
@@ -39,7 +39,7 @@ BENCHMARKS = (
     Benchmark("round-10", "bench.round", ("--silos", "10")),
     Benchmark("compression", "bench.compression"),
     Benchmark("peers", "bench.peers"),
-    Benchmark("neighbours", "bench.neighbours"),
+    Benchmark("neighbors", "bench.neighbors"),
 )
 
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _report(results, update=options.update)
 
 
-def run(benchmark: Benchmark, *, most_seconds: float = MOST_SECONDS) -> Result:
+def run(benchmark: Benchmark, *, max_seconds: float = MAX_SECONDS) -> Result:
     """Run one benchmark; whatever goes wrong with it is in the result."""
     started = datetime.now(UTC)
     if importlib.util.find_spec(benchmark.module) is None:
@@ -64,10 +64,10 @@ def run(benchmark: Benchmark, *, most_seconds: float = MOST_SECONDS) -> Result:
     command = [sys.executable, "-m", benchmark.module, *benchmark.options, "--json"]
     try:
         done = subprocess.run(
-            command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=most_seconds, check=False
+            command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=max_seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        return Result(benchmark, started=started, failed=f"no result after {most_seconds:g} seconds")
+        return Result(benchmark, started=started, failed=f"no result after {max_seconds:g} seconds")
     if done.returncode != 0:
         return Result(benchmark, started=started, failed=f"exit code {done.returncode}")
     return Result.from_output(benchmark, done.stdout, started=started)

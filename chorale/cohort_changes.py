@@ -12,7 +12,7 @@ from chorale.spec.job_spec import JobSpec
 
 
 def expected_cohort_changes(spec: JobSpec) -> float:
-    """Near reveals that a job's rounds are expected to count, while nobody drops; an upper bound.
+    """Overlapping cohorts that a job's rounds are expected to count, while nobody drops; an upper bound.
 
     Round r is near one of the r - 1 before it with at most (r - 1) times the chance of one pair, and is free
     where it names the same silos as the round before. 0 where every round names everybody.
@@ -30,5 +30,5 @@ def expected_cohort_changes(spec: JobSpec) -> float:
 def _chance_of_near_pair(silos: int, named: int, *, least: int) -> float:
     """Two uniform sets of `named` silos share `common` of them with hypergeometric probability."""
     near = [common for common in range(named) if 2 * (named - common) < least]
-    favourable = sum(comb(named, common) * comb(silos - named, named - common) for common in near)
-    return favourable / comb(silos, named)
+    favorable = sum(comb(named, common) * comb(silos - named, named - common) for common in near)
+    return favorable / comb(silos, named)

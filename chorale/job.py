@@ -29,7 +29,7 @@ from crypto.session.cohort import CohortRule, named_set
 from crypto.session.messages import SessionTerms, SignedBody
 from strategies.base import Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
-from strategies.parts.enrollment import ROLL_CALL
+from strategies.parts.enrollment import ENROLLMENT
 
 __all__ = [
     "ColumnSpec",
@@ -152,7 +152,7 @@ class Job:
     def next_after(self, round: int, phase: str) -> tuple[int, str] | None:
         """Round and phase that follow, or None after the last.
 
-        A roll-call that is repeated between rounds leads on to the next round. Source: docs/protocol.md 7.
+        An enrollment that is repeated between rounds leads on to the next round. Source: docs/protocol.md 7.
         """
         kind, strategy = self.phase(phase).kind, self.strategy
         if kind in strategy.opening:
@@ -226,8 +226,8 @@ class Job:
         if not lowest <= round <= highest:
             allowed = f"{lowest} to {highest}" if lowest < highest else f"{highest}"
             raise ConfigError(f"job {self.id}: {phase}: expected round {allowed}, got {round}")
-        if "." in phase and phase_number(phase) >= self._most_repeats(round, phase):
-            most = self._most_repeats(round, phase) - 1
+        if "." in phase and phase_number(phase) >= self._max_repeats(round, phase):
+            most = self._max_repeats(round, phase) - 1
             raise ConfigError(f"job {self.id}: {phase}: expected at most number {most} in round {round}")
 
     def terms(
@@ -276,17 +276,18 @@ class Job:
         return round, _first(self.strategy.closing[0])
 
     def _rounds_of(self, phase: str) -> tuple[int, int]:
-        """First and last round that a phase may carry: only a roll-call comes again between rounds."""
+        """First and last round that a phase may carry: only an enrollment comes again between rounds."""
         last, kind = self.spec.rounds, phase_kind(phase)
         if not self.names_everyone(phase):
             return 1, last
         if kind not in self.strategy.opening:
             return last, last
-        return 0, last if kind == ROLL_CALL else 0
+        return 0, last if kind == ENROLLMENT else 0
 
-    def _most_repeats(self, round: int, phase: str) -> int:
-        """A phase outside rounds is tried `max_attempts` times, a roll-call anew every `roll_call_every`."""
-        occasions = 1 + round // self.spec.roll_call_every if phase_kind(phase) == ROLL_CALL else 1
+    def _max_repeats(self, round: int, phase: str) -> int:
+        """A phase outside rounds is tried `max_attempts` times, an enrollment anew every
+        `enrollment_every`."""
+        occasions = 1 + round // self.spec.enrollment_every if phase_kind(phase) == ENROLLMENT else 1
         return self.spec.max_attempts * occasions
 
 

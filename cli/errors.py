@@ -31,7 +31,7 @@ REFUSED_BY_PEER = {  # gRPC status names; every other one means that the peer fa
 UNREACHABLE_HINT = "check that the coordinator runs, its address, and that this certificate is on its roster"
 
 UNTRUSTED_HINT = (
-    "check authority, and set coordinator_name where the dialled host is not the one in the certificate"
+    "check authority, and set coordinator_name where the dialed host is not the one in the certificate"
 )
 
 
@@ -138,7 +138,7 @@ def _of_rpc_error(error: Any) -> Failure:
 def _of_unavailable(error: BaseException, details: str) -> Failure:
     from chorale.transport.tls import explain_handshake
 
-    told = explain_handshake(details, target="the dialled host")
+    told = explain_handshake(details, target="the dialed host")
     hint = UNTRUSTED_HINT if told.startswith("the certificate") else UNREACHABLE_HINT
     message = told or f"coordinator is unreachable ({details})"
     return Failure(code=ExitCode.FAILED, message=message, hint=_hint(error) or hint)

@@ -45,7 +45,7 @@ def write_request(
 
     role = Role(role_name)
     if hosts and role is not Role.COORDINATOR:
-        raise ConfigError(f"--host: only a coordinator is dialled; a {role_name} takes none")
+        raise ConfigError(f"--host: only a coordinator is dialed; a {role_name} takes none")
     member = MemberId(federation=federation, role=role, name=name)
     key_path, csr_path = out / f"{name}.key", out / f"{name}.csr"
     key = new_key()

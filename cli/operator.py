@@ -34,7 +34,7 @@ class OperatorSettings(BaseModel):
     coordinator: Address = Field(description="host:port of the coordinator")
     coordinator_name: str | None = Field(
         default=None,
-        description="name in the coordinator's certificate, where it is not the dialled host",
+        description="name in the coordinator's certificate, where it is not the dialed host",
     )
     proxy: Address | None = Field(
         default=None, description="host:port of an HTTP proxy to go through by CONNECT"

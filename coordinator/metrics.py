@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from coordinator.phase_machine import STAGES, RoundState
+from coordinator.phase_machine import STAGES, PhaseState
 from coordinator.reasons import FailureReason
 from coordinator.storage.store import JobStatus
 from strategies.base import PHASE_KINDS
@@ -63,7 +63,7 @@ class CoordinatorMetrics:
         self.clipped = self._counter("clipped_values", "Values that silos clipped to their bound.")
         for phase in PHASE_KINDS:
             self.cohort_size.labels(phase=phase)
-            for state in (RoundState.APPLIED, RoundState.USED_UP):
+            for state in (PhaseState.APPLIED, PhaseState.USED_UP):
                 self.rounds.labels(phase=phase, result=state.value)
             for result in AttemptResult:
                 self.attempts.labels(phase=phase, result=result.value)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from crypto.errors import LocalProtocolError
 
 
-class RoundState(StrEnum):
+class PhaseState(StrEnum):
     WAITING = "waiting"
     ADVERTISE = "advertise"
     SHARE = "share"
@@ -25,7 +25,7 @@ class RoundState(StrEnum):
     USED_UP = "used-up"
 
 
-class RoundEvent(StrEnum):
+class PhaseEvent(StrEnum):
     ENOUGH_ADVERTS = "enough-adverts"
     COHORT_FIXED = "cohort-fixed"
     SHARES_CLOSED = "shares-closed"
@@ -38,49 +38,49 @@ class RoundEvent(StrEnum):
 
 
 STAGES = (
-    RoundState.WAITING,
-    RoundState.ADVERTISE,
-    RoundState.SHARE,
-    RoundState.MASKED,
-    RoundState.CONSISTENCY,
-    RoundState.UNMASK,
+    PhaseState.WAITING,
+    PhaseState.ADVERTISE,
+    PhaseState.SHARE,
+    PhaseState.MASKED,
+    PhaseState.CONSISTENCY,
+    PhaseState.UNMASK,
 )
-ENDED = frozenset({RoundState.APPLIED, RoundState.USED_UP})
+ENDED = frozenset({PhaseState.APPLIED, PhaseState.USED_UP})
 
 # From UNMASK on no attempt may follow: a share may have left a silo, so the sum is taken from
 # this session or never (docs/protocol.md 6).
-RETRYABLE = frozenset(STAGES) - {RoundState.UNMASK}
+RETRYABLE = frozenset(STAGES) - {PhaseState.UNMASK}
 
-TRANSITIONS: dict[tuple[RoundState, RoundEvent], RoundState] = {
-    (RoundState.WAITING, RoundEvent.ENOUGH_ADVERTS): RoundState.ADVERTISE,
-    (RoundState.ADVERTISE, RoundEvent.COHORT_FIXED): RoundState.SHARE,
-    (RoundState.SHARE, RoundEvent.SHARES_CLOSED): RoundState.MASKED,
-    (RoundState.MASKED, RoundEvent.UPLOADS_CLOSED): RoundState.CONSISTENCY,
-    (RoundState.CONSISTENCY, RoundEvent.SUM_STORED): RoundState.UNMASK,
-    (RoundState.UNMASK, RoundEvent.SUM_REVEALED): RoundState.REVEALED,
-    (RoundState.REVEALED, RoundEvent.SUM_APPLIED): RoundState.APPLIED,
-    (RoundState.REVEALED, RoundEvent.GIVEN_UP): RoundState.USED_UP,
-    (RoundState.UNMASK, RoundEvent.GIVEN_UP): RoundState.USED_UP,
-    **{(state, RoundEvent.ATTEMPT_FAILED): RoundState.WAITING for state in RETRYABLE},
-    **{(state, RoundEvent.GIVEN_UP): RoundState.USED_UP for state in RETRYABLE},
+TRANSITIONS: dict[tuple[PhaseState, PhaseEvent], PhaseState] = {
+    (PhaseState.WAITING, PhaseEvent.ENOUGH_ADVERTS): PhaseState.ADVERTISE,
+    (PhaseState.ADVERTISE, PhaseEvent.COHORT_FIXED): PhaseState.SHARE,
+    (PhaseState.SHARE, PhaseEvent.SHARES_CLOSED): PhaseState.MASKED,
+    (PhaseState.MASKED, PhaseEvent.UPLOADS_CLOSED): PhaseState.CONSISTENCY,
+    (PhaseState.CONSISTENCY, PhaseEvent.SUM_STORED): PhaseState.UNMASK,
+    (PhaseState.UNMASK, PhaseEvent.SUM_REVEALED): PhaseState.REVEALED,
+    (PhaseState.REVEALED, PhaseEvent.SUM_APPLIED): PhaseState.APPLIED,
+    (PhaseState.REVEALED, PhaseEvent.GIVEN_UP): PhaseState.USED_UP,
+    (PhaseState.UNMASK, PhaseEvent.GIVEN_UP): PhaseState.USED_UP,
+    **{(state, PhaseEvent.ATTEMPT_FAILED): PhaseState.WAITING for state in RETRYABLE},
+    **{(state, PhaseEvent.GIVEN_UP): PhaseState.USED_UP for state in RETRYABLE},
 }
 
 
-class RoundMachine:
+class PhaseMachine:
     """Where one phase stands: its state and the number of its attempt, both only ever moving on."""
 
-    def __init__(self, *, state: RoundState = RoundState.WAITING, attempt: int = 1) -> None:
+    def __init__(self, *, state: PhaseState = PhaseState.WAITING, attempt: int = 1) -> None:
         self.state = state
         self.attempt = attempt
 
-    def advance(self, event: RoundEvent) -> RoundState:
+    def advance(self, event: PhaseEvent) -> PhaseState:
         """Raises LocalProtocolError where the table has no such step."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise LocalProtocolError(
                 f"round machine: {event.value} does not happen in state {self.state.value}"
             )
-        if event is RoundEvent.ATTEMPT_FAILED:
+        if event is PhaseEvent.ATTEMPT_FAILED:
             self.attempt += 1  # fresh keys under a fresh number: no mask is ever used twice
         self.state = following
         return following

@@ -43,5 +43,5 @@ FATAL_TO_PHASE = FATAL_TO_JOB | {
     Refusal.NOT_ENROLLED,
     Refusal.TERMS,
     Refusal.ALREADY_REVEALED,
-    Refusal.NEAR_REVEAL,
+    Refusal.OVERLAPPING_COHORT,
 }

@@ -28,7 +28,7 @@ class Refusal(StrEnum):
     ENVELOPE = "envelope"
     SIGNATURES = "signatures"
     ALREADY_REVEALED = "already-revealed"
-    NEAR_REVEAL = "near-reveal"
+    OVERLAPPING_COHORT = "overlapping-cohort"
     STAGE = "stage"
     MALFORMED = "malformed"
     INTERNAL = "internal"
@@ -42,7 +42,7 @@ class ConfigError(ChoraleError):
     """A file, option or certificate that a person gave is unusable."""
 
 
-class QuantisationError(ChoraleError):
+class QuantizationError(ChoraleError):
     """A value cannot enter the ring."""
 
 

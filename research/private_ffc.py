@@ -45,7 +45,7 @@ TEST_SAMPLES = 360
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-5
 ROUNDS = 10
-MOST_SEEDS = 50
+MAX_SEEDS = 50
 HALVINGS = 40
 TRAINED, RANDOM = "trained by SphereFed", "random"
 BACKBONES = (TRAINED, RANDOM)
@@ -336,7 +336,7 @@ def _say(line: str) -> None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("private_ffc", __doc__)
-    parser.add_argument("--seeds", type=whole(2, MOST_SEEDS), default=5, help="runs of each backbone")
+    parser.add_argument("--seeds", type=whole(2, MAX_SEEDS), default=5, help="runs of each backbone")
     parser.add_argument("--plot", type=Path, help="write the figure to this file, .svg or .png")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     return parser.parse_args(arguments)

@@ -40,7 +40,7 @@ class SiloSettings(BaseModel):
     federation: Name = Field(description="the federation's name, as in its certificate")
     coordinator: Address = Field(description="host:port that the agent dials")
     coordinator_name: str | None = Field(
-        default=None, description="host name in the coordinator's certificate, if not the dialled one"
+        default=None, description="host name in the coordinator's certificate, if not the dialed one"
     )
     proxy: Address | None = Field(
         default=None, description="host:port of an HTTP proxy that the agent goes through by CONNECT"
@@ -53,7 +53,7 @@ class SiloSettings(BaseModel):
     directory: Path = Field(description="ledger, audit log and cache; on a local disk, one agent each")
     policy: Path = Field(description="policy file: what may leave this silo")
     lowest_roster_version: int = Field(
-        default=1, ge=1, description="pinned at enrolment: no older roster is ever accepted"
+        default=1, ge=1, description="pinned at enrollment: no older roster is ever accepted"
     )
     metrics_listen: Address | None = Field(
         default="127.0.0.1:0",

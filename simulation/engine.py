@@ -32,7 +32,7 @@ from silo_agent.data.base import SiloData
 from silo_agent.objective import Objective
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import Asked
-from simulation.members import enrol
+from simulation.members import enroll
 from simulation.pool import Pool
 from simulation.results import PhaseOutcome, RoundResult, SimulationFailed, round_result
 from simulation.secure_sum import SecureSum
@@ -164,7 +164,7 @@ class Simulation:
         as_words = self._secure is not None or needs_words(asked.layout)
         answers = self._silos.answers(key, state, names, self.standing.local, as_words=as_words)
         here = [answer for answer in answers if not answer.refused]
-        if len(here) < asked.rule.least_survivors:
+        if len(here) < asked.rule.min_survivors:
             result = PhaseResult(state=None, reason="too-few-silos")
         else:
             sums = self._sums(asked, names, here, as_words)
@@ -240,7 +240,7 @@ def _silos(
 
 def _secure_sum(spec: JobSpec) -> SecureSum:
     now = datetime.now(UTC)
-    return SecureSum(enrol(spec.silos, federation=spec.federation, now=now), now=now)
+    return SecureSum(enroll(spec.silos, federation=spec.federation, now=now), now=now)
 
 
 def _check_names(spec: JobSpec, silos: Mapping[str, SiloData]) -> None:

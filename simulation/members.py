@@ -34,8 +34,8 @@ class Authority:
             federation, now=now - timedelta(days=1), valid_days=365
         )
 
-    def enrol(self, role: Role, name: str, *, addresses: Sequence[str] = ()) -> Identity:
-        """A key of its own and a certificate. addresses: where a coordinator is dialled."""
+    def enroll(self, role: Role, name: str, *, addresses: Sequence[str] = ()) -> Identity:
+        """A key of its own and a certificate. addresses: where a coordinator is dialed."""
         key, member = certificates.new_key(), MemberId(federation=self._federation, role=role, name=name)
         certificate = issuing.sign_csr(
             issuing.new_csr(key, member, addresses),
@@ -60,8 +60,8 @@ class Authority:
         return open_roster(signed, authority=self.certificate, federation=self._federation, now=self._now)
 
 
-def enrol(names: Sequence[str], *, federation: str, now: datetime) -> Members:
+def enroll(names: Sequence[str], *, federation: str, now: datetime) -> Members:
     """An authority of its own and a certificate for every silo."""
     authority = Authority(federation, now=now)
-    silos = {name: authority.enrol(Role.SILO, name) for name in names}
+    silos = {name: authority.enroll(Role.SILO, name) for name in names}
     return Members(authority=authority.certificate, silos=silos, roster=authority.roster(silos))

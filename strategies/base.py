@@ -22,10 +22,10 @@ FloatArray = NDArray[np.float64]
 MODEL = "model/"  # prefix of a model's parameters and buffers in the global state
 METHOD = "method/"  # prefix of what a method keeps between rounds
 PRESENCE = "method/presence"  # (C,) int64: how many silos hold each class, written by presence
-TOTAL = "method/total"  # sum of the rounded sample counts, written by roll-call
+TOTAL = "method/total"  # sum of the rounded sample counts, written by enrollment
 
 # every kind of phase that a method may have: metrics count by it
-PHASE_KINDS = ("roll-call", "presence", "prototypes", "train", "calibrate", "evaluate", "personal")
+PHASE_KINDS = ("enrollment", "class-presence", "prototypes", "train", "calibrate", "evaluate", "personal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class PhaseContext:
     trained: tuple[str, ...]
     buffers: tuple[str, ...] = ()
     update_bound: float = 8.0
-    update_word: int = 32
+    update_bits: int = 32
     update_kept: float = 1.0
     update_clip: float | None = None
     public_seed: bytes = bytes(32)
@@ -72,7 +72,7 @@ class Phase(Protocol):
 
     @property
     def kind(self) -> str:
-        """roll-call, presence, train, evaluate, calibrate ...: the ledger's unit of reveals."""
+        """enrollment, presence, train, evaluate, calibrate ...: the ledger's unit of reveals."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """What every silo sums in this phase, in declared order."""

@@ -16,7 +16,7 @@ from strategies.recipe import (
     OptionValue,
     Own,
     Recipe,
-    Regulariser,
+    Regularizer,
     ServerUpdate,
     StatisticName,
     options_of,
@@ -39,7 +39,7 @@ class Rule:
 
 def _is_plain(recipe: Recipe) -> bool:
     """Beside an own part: nothing else that reads or tunes the model that a silo trains."""
-    has_reader = recipe.regulariser is not Regulariser.NONE or recipe.statistic is not None
+    has_reader = recipe.regularizer is not Regularizer.NONE or recipe.statistic is not None
     return not has_reader and recipe.closing is Closing.NONE and recipe.server_update not in BY_STEPS
 
 
@@ -94,29 +94,29 @@ RULES = (
         "frozen one",
     ),
     Rule(
-        refuses=lambda recipe: recipe.mix is Mix.CONVEX and recipe.regulariser is Regulariser.NONE,
-        reason="a convex mix shares weight between loss and regulariser, and there is no regulariser",
+        refuses=lambda recipe: recipe.mix is Mix.CONVEX and recipe.regularizer is Regularizer.NONE,
+        reason="a convex mix shares weight between loss and regularizer, and there is no regularizer",
     ),
     Rule(
         refuses=lambda recipe: (
             recipe.statistic is StatisticName.SOFT_LABELS
-            and recipe.regulariser is not Regulariser.SOFT_LABELS
+            and recipe.regularizer is not Regularizer.SOFT_LABELS
         ),
-        reason="the statistic soft-labels is what the regulariser soft-labels pulls towards, and nothing "
-        "else uses it: it needs that regulariser",
+        reason="the statistic soft-labels is what the regularizer soft-labels pulls towards, and nothing "
+        "else uses it: it needs that regularizer",
     ),
     Rule(
         refuses=lambda recipe: (
-            recipe.regulariser is Regulariser.SOFT_LABELS and recipe.head is not Head.TRAINED_UNBIASED
+            recipe.regularizer is Regularizer.SOFT_LABELS and recipe.head is not Head.TRAINED_UNBIASED
         ),
-        reason="the regulariser soft-labels moves the head's rows alone: it needs head trained-unbiased",
+        reason="the regularizer soft-labels moves the head's rows alone: it needs head trained-unbiased",
     ),
     Rule(
         refuses=lambda recipe: (
-            recipe.statistic is StatisticName.LOGIT_PROTOTYPES and recipe.regulariser is not Regulariser.CSD
+            recipe.statistic is StatisticName.LOGIT_PROTOTYPES and recipe.regularizer is not Regularizer.CSD
         ),
-        reason="the statistic logit-prototypes is what the regulariser csd compares with, and nothing "
-        "else uses it: it needs that regulariser",
+        reason="the statistic logit-prototypes is what the regularizer csd compares with, and nothing "
+        "else uses it: it needs that regularizer",
     ),
     Rule(
         refuses=lambda recipe: recipe.own.has_head and recipe.head.is_frozen,
@@ -124,7 +124,7 @@ RULES = (
     ),
     Rule(
         refuses=lambda recipe: recipe.own is not Own.NONE and not _is_plain(recipe),
-        reason="an own part trains in its own way: it needs regulariser, statistic and closing none, and a "
+        reason="an own part trains in its own way: it needs regularizer, statistic and closing none, and a "
         "server update that does not count local steps",
     ),
 )
@@ -139,7 +139,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 def check_options(recipe: Recipe, options: Mapping[str, OptionValue]) -> None:
     """Raises ConfigError for options with which a part would do nothing."""
-    is_fixed = recipe.regulariser is Regulariser.SOFT_LABELS and recipe.statistic is None
+    is_fixed = recipe.regularizer is Regularizer.SOFT_LABELS and recipe.statistic is None
     if is_fixed and options_of(SoftLabelOptions, options).init_slm is InitialSoftLabels.SKIP:
         raise ConfigError(
             "strategy.options.init_slm: without the statistic soft-labels its matrix is the target of every "
@@ -149,14 +149,14 @@ def check_options(recipe: Recipe, options: Mapping[str, OptionValue]) -> None:
 
 def check_classes(recipe: Recipe, classes: int) -> None:
     """Raises ConfigError for a recipe that has nothing to do with so few classes."""
-    if recipe.regulariser is Regulariser.NTD and classes < 3:
+    if recipe.regularizer is Regularizer.NTD and classes < 3:
         raise ConfigError(
-            f"strategy.regulariser: ntd compares the other classes and needs 3 or more, the job has {classes}"
+            f"strategy.regularizer: ntd compares the other classes and needs 3 or more, the job has {classes}"
         )
 
 
 def check_optimizer(recipe: Recipe, optimizer: str) -> None:
-    """Raises ConfigError where the server update needs another local optimiser than the job's."""
+    """Raises ConfigError where the server update needs another local optimizer than the job's."""
     if recipe.server_update in BY_STEPS and optimizer != "sgd":
         raise ConfigError(
             f"training.optimizer: {recipe.server_update} knows the weights of gradients under sgd alone, "
@@ -169,7 +169,7 @@ def _named(recipe: Recipe) -> str:
         "head": recipe.head,
         "features": recipe.features,
         "loss": recipe.loss,
-        "regulariser": recipe.regulariser,
+        "regularizer": recipe.regularizer,
         "mix": recipe.mix,
         "server_update": recipe.server_update,
         "statistic": recipe.statistic or "none",

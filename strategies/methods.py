@@ -11,9 +11,9 @@ import numpy as np
 from crypto.errors import ConfigError
 from strategies.base import MODEL, TOTAL, Keeper, Phase, PhaseContext, Statistic
 from strategies.combinations import check_options, check_recipe
-from strategies.parts.class_presence import PRESENCE_KIND, PresencePhase
+from strategies.parts.class_presence import CLASS_PRESENCE_KIND, ClassPresencePhase
 from strategies.parts.ema_teacher import EmaTeacher
-from strategies.parts.enrollment import RollCallPhase
+from strategies.parts.enrollment import EnrollmentPhase
 from strategies.parts.evaluation import EvaluatePhase, Evaluation
 from strategies.parts.ffc import CalibratePhase, FfcOptions
 from strategies.parts.heads import HEAD
@@ -21,7 +21,7 @@ from strategies.parts.logit_prototypes import PrototypeOptions, PrototypesPhase
 from strategies.parts.losses import LOSS_OPTIONS
 from strategies.parts.own import OWN_OPTIONS, OwnAccuracy
 from strategies.parts.personal import PersonalOptions, PersonalPhase, check_personal
-from strategies.parts.regularizers import MIX_OPTIONS, REGULARISER_OPTIONS
+from strategies.parts.regularizers import MIX_OPTIONS, REGULARIZER_OPTIONS
 from strategies.parts.server_updates import SERVER_UPDATE_OPTIONS, SERVER_UPDATES
 from strategies.parts.soft_labels import SoftLabels
 from strategies.parts.update_scale import UpdateScale
@@ -32,7 +32,7 @@ from strategies.recipe import (
     Own,
     PartOptions,
     Recipe,
-    Regulariser,
+    Regularizer,
     StatisticName,
     T,
     options_of,
@@ -85,17 +85,17 @@ class Strategy:
 
     def under_noise(self) -> Strategy:
         """The method in a private job: without the phase of presence (strategies/parts/class_presence.py)."""
-        opening = tuple(kind for kind in self.opening if kind != PRESENCE_KIND)
-        phases = {kind: phase for kind, phase in self.phases.items() if kind != PRESENCE_KIND}
+        opening = tuple(kind for kind in self.opening if kind != CLASS_PRESENCE_KIND)
+        phases = {kind: phase for kind, phase in self.phases.items() if kind != CLASS_PRESENCE_KIND}
         return replace(self, opening=opening, phases=MappingProxyType(phases))
 
     def options_of(self, part: type[T]) -> T:
         """The options of one part."""
         return options_of(part, self.options)
 
-    def quantity_names(self, *, has_buffers: bool, update_word: int) -> tuple[str, ...]:
+    def quantity_names(self, *, has_buffers: bool, update_bits: int) -> tuple[str, ...]:
         """All that its phases sum, by name. has_buffers: whether the model keeps running means."""
-        context = _smallest_context(self.options, has_buffers=has_buffers, update_word=update_word)
+        context = _smallest_context(self.options, has_buffers=has_buffers, update_bits=update_bits)
         quantities = [each for phase in self.phases.values() for each in phase.quantities(context)]
         return tuple(dict.fromkeys(quantity.name for quantity in quantities))
 
@@ -131,10 +131,10 @@ def option_parts(recipe: Recipe) -> list[type[PartOptions]]:
     """Whose numbers a job with this recipe may set."""
     parts = [
         LOSS_OPTIONS[recipe.loss],
-        REGULARISER_OPTIONS[recipe.regulariser],
+        REGULARIZER_OPTIONS[recipe.regularizer],
         SERVER_UPDATE_OPTIONS[recipe.server_update],
     ]
-    if recipe.regulariser is not Regulariser.NONE:
+    if recipe.regularizer is not Regularizer.NONE:
         parts.append(MIX_OPTIONS[recipe.mix])
     parts.append(_statistic(recipe).options)
     parts.append(OWN_OPTIONS[recipe.own])
@@ -146,7 +146,7 @@ def option_parts(recipe: Recipe) -> list[type[PartOptions]]:
 
 
 def _smallest_context(
-    options: Mapping[str, OptionValue], *, has_buffers: bool, update_word: int
+    options: Mapping[str, OptionValue], *, has_buffers: bool, update_bits: int
 ) -> PhaseContext:
     """A model of one weight: of a quantity, the state decides the size and never the name."""
     buffers = ("norm.running_mean",) if has_buffers else ()
@@ -158,7 +158,7 @@ def _smallest_context(
         state={HEAD: ones, **{MODEL + name: ones[0] for name in buffers}, TOTAL: np.array(1)},
         trained=(HEAD.removeprefix(MODEL),),
         buffers=buffers,
-        update_word=update_word,
+        update_bits=update_bits,
         options=options,
     )
 
@@ -174,7 +174,7 @@ def _check_known(name: str, options: Mapping[str, OptionValue], parts: Iterable[
 
 def _compose(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> Strategy:
     has_class_rows = recipe.statistic is not None
-    opening: list[Phase] = [RollCallPhase(), *([PresencePhase()] if has_class_rows else [])]
+    opening: list[Phase] = [EnrollmentPhase(), *([ClassPresencePhase()] if has_class_rows else [])]
     rounds: list[Phase] = [*_statistic(recipe).before_training, _train_phase(recipe)]
     closing: list[Phase] = [*_calibration(recipe, options), _evaluate_phase(recipe), *_personal(recipe)]
     return Strategy(
@@ -189,7 +189,7 @@ def _compose(name: str, recipe: Recipe, options: Mapping[str, OptionValue]) -> S
 
 
 def _train_phase(recipe: Recipe) -> TrainPhase:
-    keepers: list[Keeper] = [EmaTeacher()] if recipe.regulariser is Regulariser.CSD else []
+    keepers: list[Keeper] = [EmaTeacher()] if recipe.regularizer is Regularizer.CSD else []
     return TrainPhase(
         update=SERVER_UPDATES[recipe.server_update],
         statistics=(UpdateScale(), *_tested(recipe), *_statistic(recipe).beside_training),

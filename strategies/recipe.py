@@ -1,4 +1,4 @@
-"""The words in which a method is written down: which head, which loss, which regulariser, and so on.
+"""The words in which a method is written down: which head, which loss, which regularizer, and so on.
 
 A recipe names parts; the parts' own numbers are options. Both sides read the same recipe:
 strategies/ says what is summed and what the sums do, silo_agent/training/parts/ how a silo computes it.
@@ -49,7 +49,7 @@ class Loss(StrEnum):
     CLIENT_ADAPTED = "client-adapted"
 
 
-class Regulariser(StrEnum):
+class Regularizer(StrEnum):
     NONE = "none"
     PROX = "prox"
     MOON = "moon"
@@ -62,7 +62,7 @@ class Regulariser(StrEnum):
 
 
 class Mix(StrEnum):
-    """How loss and regulariser join: loss + mu R, or beta loss + (1 - beta) R."""
+    """How loss and regularizer join: loss + mu R, or beta loss + (1 - beta) R."""
 
     ADDITIVE = "additive"
     CONVEX = "convex"
@@ -125,7 +125,7 @@ class Recipe:
     head: Head = Head.TRAINED
     features: Features = Features.RAW
     loss: Loss = Loss.CROSS_ENTROPY
-    regulariser: Regulariser = Regulariser.NONE
+    regularizer: Regularizer = Regularizer.NONE
     mix: Mix = Mix.ADDITIVE
     server_update: ServerUpdate = ServerUpdate.WEIGHTED_MEAN
     statistic: StatisticName | None = None
@@ -138,7 +138,7 @@ class Recipe:
         """Whether silos keep arrays of their own between rounds. Source: docs/protocol.md 7.8."""
         return (
             self.own.is_kept
-            or self.regulariser is Regulariser.MOON
+            or self.regularizer is Regularizer.MOON
             or self.server_update is ServerUpdate.SCAFFOLD
         )
 

@@ -22,7 +22,7 @@ from strategies.recipe import (
     OptionValue,
     Own,
     Recipe,
-    Regulariser,
+    Regularizer,
     ServerUpdate,
     StatisticName,
     options_of,
@@ -78,21 +78,21 @@ STANDINGS: Mapping[tuple[str, str], Standing] = MappingProxyType(
         ("loss", Loss.DOT_REGRESSION): _PER_SAMPLE,
         ("loss", Loss.BALANCED_SOFTMAX): _BY_COUNTS,
         ("loss", Loss.CLIENT_ADAPTED): _BY_COUNTS,
-        ("regulariser", Regulariser.NONE): Standing(why="adds nothing"),
-        ("regulariser", Regulariser.PROX): Standing(why=_WEIGHTS_ALONE),
-        ("regulariser", Regulariser.KD): _GLOBAL_TEACHER,
-        ("regulariser", Regulariser.NTD): _GLOBAL_TEACHER,
-        ("regulariser", Regulariser.LD): _GLOBAL_TEACHER,
-        ("regulariser", Regulariser.FD): _GLOBAL_TEACHER,
-        ("regulariser", Regulariser.MOON): Standing(
+        ("regularizer", Regularizer.NONE): Standing(why="adds nothing"),
+        ("regularizer", Regularizer.PROX): Standing(why=_WEIGHTS_ALONE),
+        ("regularizer", Regularizer.KD): _GLOBAL_TEACHER,
+        ("regularizer", Regularizer.NTD): _GLOBAL_TEACHER,
+        ("regularizer", Regularizer.LD): _GLOBAL_TEACHER,
+        ("regularizer", Regularizer.FD): _GLOBAL_TEACHER,
+        ("regularizer", Regularizer.MOON): Standing(
             why="compares each sample with the received model and with the one that the silo sent last, "
             "which came out of DP-SGD; under sums the whole update is clipped",
         ),
-        ("regulariser", Regulariser.CSD): Standing(
+        ("regularizer", Regularizer.CSD): Standing(
             why="compares each sample with a mean of global models and with noised prototypes, both "
             "post-processing of sums paid for before"
         ),
-        ("regulariser", Regulariser.SOFT_LABELS): Standing(why=_WEIGHTS_ALONE),
+        ("regularizer", Regularizer.SOFT_LABELS): Standing(why=_WEIGHTS_ALONE),
         ("server_update", ServerUpdate.WEIGHTED_MEAN): _SERVER,
         ("server_update", ServerUpdate.FEDOPT): _SERVER,
         ("server_update", ServerUpdate.SCAFFOLD): Standing(records=_CONTROLS, sums=_CONTROLS),
@@ -151,7 +151,7 @@ def parts_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "head", recipe.head
     yield "features", recipe.features
     yield "loss", recipe.loss
-    yield "regulariser", recipe.regulariser
+    yield "regularizer", recipe.regularizer
     yield "mix", recipe.mix
     yield "server_update", recipe.server_update
     if recipe.statistic is not None:

@@ -7,7 +7,7 @@ import sys
 import venv
 from pathlib import Path
 
-MOST_SECONDS = 600  # of one installation: the index does not answer
+MAX_SECONDS = 600  # of one installation: the index does not answer
 
 
 class PeerUnavailable(Exception):
@@ -48,11 +48,11 @@ def _install(python: Path, requirement: str) -> None:
             [*pip, "install", "--quiet", requirement],
             capture_output=True,
             text=True,
-            timeout=MOST_SECONDS,
+            timeout=MAX_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PeerUnavailable(f"pip did not install {requirement} in {MOST_SECONDS} seconds") from None
+        raise PeerUnavailable(f"pip did not install {requirement} in {MAX_SECONDS} seconds") from None
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         why = errors[-1].removeprefix("ERROR: ") if errors else f"exit code {done.returncode}"

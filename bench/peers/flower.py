@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def target_range(silos: int, word: int) -> int:
-    """The finest quantisation that Flower's silos can sum: n of them stay below the modulus.
+    """The finest quantization that Flower's silos can sum: n of them stay below the modulus.
 
     For 32 bits its default, 2^22.
     """

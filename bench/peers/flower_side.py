@@ -175,7 +175,7 @@ def main() -> None:
     """Read a request and print a list of measurements, one for each word size.
 
     The request: values, a .npy file of n rows; dropped, threshold, bound; and modes, whose target_range
-    and word are those of quantisation and modulus.
+    and word are those of quantization and modulus.
     """
     request = json.loads(Path(sys.argv[1]).read_text())
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -188,7 +188,7 @@ def measure(request: dict[str, Any], watch: Stopwatch) -> list[dict[str, Any]]:
     values_nL = np.load(request["values"], mmap_mode="r")
     silos = len(values_nL)
     flow = workflow.SecAggPlusWorkflow(
-        num_shares=1.0,  # as a fraction of the silos: all are neighbours, as with us
+        num_shares=1.0,  # as a fraction of the silos: all are neighbors, as with us
         reconstruction_threshold=request["threshold"],
         max_weight=float(WEIGHT),
         clipping_range=request["bound"],

@@ -12,17 +12,17 @@ import numpy as np
 from chorale.privacy.accountant import Release, Skellam, epsilon
 from chorale.privacy.protection import DELTA, named_releases, privacy_of
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.privacy_spec import LEAST_MULTIPLIER, MAX_MULTIPLIER
+from chorale.spec.privacy_spec import MAX_MULTIPLIER, MIN_MULTIPLIER
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
 from strategies.base import TOTAL
-from strategies.parts.enrollment import ROLL_CALL
+from strategies.parts.enrollment import ENROLLMENT
 
 STATISTICS = "statistics_noise_multiplier"
 # of a target epsilon, where training and statistics are both to be solved for: costs add up about by
 # their squares, so training has a tenth more noise than without statistics
 STATISTICS_SHARE = 0.4
-LEAST_USED = 0.99  # of its target that a solved job costs at least
+MIN_USED = 0.99  # of its target that a solved job costs at least
 _CLOSE_ENOUGH = 0.995  # leaves room for rounding the multiplier up
 _DIGITS = 5  # significant ones of a solved multiplier
 _HALVINGS = 60
@@ -33,7 +33,7 @@ Chosen: TypeAlias = Callable[[str, Release], bool]  # by the quantity's name and
 def planned_releases(spec: JobSpec, state: GlobalState) -> Counter[Release]:
     """All that the job's plan releases of a silo that takes part in everything, and how often.
 
-    Counts every round, every roll-call that `roll_call_every` allows, and each other phase once; not what
+    Counts every round, every enrollment that `enrollment_every` allows, and each other phase once; not what
     a crash makes a silo compute anew. `fraction` lessens nothing. state: the initial one, for its shapes.
     """
     planned: Counter[Release] = Counter()
@@ -120,8 +120,8 @@ def _bracket(cost: Callable[[float], float], target: float, *, asked: float) -> 
             low, high = high, 2.0 * high
             if high > MAX_MULTIPLIER:
                 raise ConfigError(f"no noise multiplier up to {MAX_MULTIPLIER:g} is enough")
-        while low > LEAST_MULTIPLIER and cost(low) <= target:
-            low, high = max(low / 2.0, LEAST_MULTIPLIER), low
+        while low > MIN_MULTIPLIER and cost(low) <= target:
+            low, high = max(low / 2.0, MIN_MULTIPLIER), low
     except ConfigError as error:
         raise ConfigError(
             f"privacy.epsilon: {asked:g} cannot be met, ask for a larger one or for fewer rounds: {error}"
@@ -145,7 +145,7 @@ def _cost(spec: JobSpec, state: GlobalState, of: Chosen) -> float:
 
 def _planned(spec: JobSpec, state: GlobalState) -> Iterator[tuple[str, Release, int]]:
     """Name of the quantity, what one input releases through it, how many inputs the plan has."""
-    sizes = {**state, TOTAL: np.array(1)}  # roll-call writes it; it decides no sensitivity
+    sizes = {**state, TOTAL: np.array(1)}  # enrollment writes it; it decides no sensitivity
     for kind, members, times in _plan(spec):
         for name, release in named_releases(spec, kind, sizes, members):
             yield name, release, times
@@ -155,7 +155,7 @@ def _plan(spec: JobSpec) -> Iterator[tuple[str, int, int]]:
     """Each phase's kind, how many silos it names, and how often it comes."""
     method = spec.method
     for kind in method.opening:
-        yield kind, len(spec.silos), 1 + spec.rounds // spec.roll_call_every if kind == ROLL_CALL else 1
+        yield kind, len(spec.silos), 1 + spec.rounds // spec.enrollment_every if kind == ENROLLMENT else 1
     for kind in method.round_phases:
         yield kind, spec.named_per_round, spec.rounds
     for kind in method.closing:

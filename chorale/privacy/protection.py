@@ -35,7 +35,7 @@ DELTA = "delta"
 SOFT_LABELS = "soft_labels"
 CONSTANTS = frozenset({"silos", "weight"})  # 1 and the declared p: the same whatever the data are
 AFTER_DP_SGD = frozenset(
-    {DELTA, MEAN_SQUARE, "update_sq_norm", "normaliser"}
+    {DELTA, MEAN_SQUARE, "update_sq_norm", "normalizer"}
 )  # of the update, or of the declared steps
 
 MAX_EXPONENT = 60  # of the scale
@@ -204,7 +204,7 @@ def _noise(
     The noise of h silos together has a standard deviation of multiplier times the sensitivity: those
     that are sure to be in a sum and to be honest, not the m that were named.
     """
-    honest = spec.rule(members).least_honest
+    honest = spec.rule(members).min_honest
     for exponent in range(MAX_EXPONENT, -MAX_EXPONENT, -1):
         scale = math.ldexp(1.0, exponent)
         variance = multiplier**2 * sensitivity(scale).squared_l2 / honest
@@ -221,7 +221,7 @@ def _noise(
 
 def _released(quantity: Quantity, moved: Sensitivity, spec: JobSpec, members: int) -> Protected:
     assert quantity.noise is not None
-    honest = spec.rule(members).least_honest
+    honest = spec.rule(members).min_honest
     release = Skellam(
         l1=moved.l1,
         l2=moved.l2,

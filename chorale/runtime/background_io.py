@@ -45,7 +45,7 @@ class Pieces:
         return os.preadv(self._file.fileno(), [self._piece], offset, flags)
 
 
-class Ahead(Generic[Item]):
+class Prefetcher(Generic[Item]):
     """Items of a generator that blocks; at most `most` of them are made and not taken yet.
 
     What the generator raises is raised where its next item was awaited. Leaving the context ends it:
@@ -114,7 +114,7 @@ class Ahead(Generic[Item]):
         self._news.set()
 
 
-class Behind:
+class BackgroundWriter:
     """Steps that block, taken in a thread, in order, `most` at a time while as many more may wait.
 
     Handing over wakes a thread and then the loop, so it is not done for every step. What a step raises is

@@ -29,7 +29,7 @@ from strategies.recipe import (
     Mix,
     Own,
     Recipe,
-    Regulariser,
+    Regularizer,
     ServerUpdate,
     StatisticName,
 )
@@ -39,7 +39,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
-DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without a normalisation
+DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without a normalization
 MAX_INPUT_VALUES = 1 << 24  # of one sample
 
 
@@ -52,8 +52,8 @@ class PartsSpec(_Part):
 
     head: Head = Field(default=Head.TRAINED, description="the last linear layer")
     features: Features = Field(default=Features.RAW, description="what the head is given")
-    loss: Loss = Field(default=Loss.CROSS_ENTROPY, description="what a silo minimises")
-    regulariser: Regulariser = Field(default=Regulariser.NONE, description="what is added to the loss")
+    loss: Loss = Field(default=Loss.CROSS_ENTROPY, description="what a silo minimizes")
+    regularizer: Regularizer = Field(default=Regularizer.NONE, description="what is added to the loss")
     mix: Mix = Field(default=Mix.ADDITIVE, description="loss + mu R, or beta loss + (1 - beta) R")
     server_update: ServerUpdate = Field(
         default=ServerUpdate.WEIGHTED_MEAN, description="what the mean delta does to the model"
@@ -102,7 +102,7 @@ class ModelSpec(_Part):
     )
     norm: Literal["batch", "group", "none"] = Field(
         default="none",
-        description="normalisation layers: batch sends running means as a quantity of their own, group has "
+        description="normalization layers: batch sends running means as a quantity of their own, group has "
         "none to send; left out, it is none for mlp, cnn and custom and batch for the deeper backbones",
     )
     hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = Field(
@@ -219,7 +219,7 @@ class JobSpec(_Part):
     update_bound: float = Field(
         default=8.0, gt=0, le=1e6, description="largest p * delta of a parameter; what lies beyond is clipped"
     )
-    update_word: Literal[16, 32, 64] = Field(
+    update_bits: Literal[16, 32, 64] = Field(
         default=32,
         description="bits of a summed parameter; 32 takes the bytes of float32, 16 half of them, rotated and "
         "scaled to the updates of the round before: the first round takes 32",
@@ -237,8 +237,8 @@ class JobSpec(_Part):
     max_attempts: int = Field(
         default=5, ge=1, le=100, description="sessions tried for one phase of one round"
     )
-    roll_call_every: int = Field(
-        default=10, ge=1, le=100_000, description="rounds that must lie between two repeated roll-calls"
+    enrollment_every: int = Field(
+        default=10, ge=1, le=100_000, description="rounds that must lie between two repeated enrollments"
     )
     train_deadline_seconds: float = Field(
         default=600.0, ge=1, le=604_800, description="time to train; heartbeats of a silo at work extend it"
@@ -306,7 +306,7 @@ class JobSpec(_Part):
         """All that the job sums, as far as it is known without the model's state: a custom model may keep
         running means of its own."""
         has_buffers = self.model.norm == "batch"
-        names = self.method.quantity_names(has_buffers=has_buffers, update_word=self.update_word)
+        names = self.method.quantity_names(has_buffers=has_buffers, update_bits=self.update_bits)
         return names if self.privacy is None else tuple(name for name in names if name != CLIPPED)
 
     def rule(self, members: int) -> CohortRule:

@@ -20,7 +20,7 @@ def phase_context(
         trained=tuple(name for name in trained_names(state) if method.trains(name)),
         buffers=buffer_names(state),
         update_bound=spec.update_bound,
-        update_word=spec.update_word,
+        update_bits=spec.update_bits,
         update_kept=spec.update_kept,
         update_clip=None if spec.privacy is None else spec.privacy.update_clip(members),
         public_seed=public_seed,

@@ -8,16 +8,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.spec.fields import Number
 
-LEAST_MULTIPLIER = 1e-3  # no protection to speak of: an epsilon beyond 10^5
+MIN_MULTIPLIER = 1e-3  # no protection to speak of: an epsilon beyond 10^5
 MAX_MULTIPLIER = 1e6  # noise beyond any use
 
 # beyond it what the sampler's law is off, times e^epsilon, uses up any delta (docs/privacy.md, "The noise")
 MAX_EPSILON = 30.0
 # below it the factors of the clip leave float32, and a gradient of zero would come out as no number
-LEAST_CLIP_NORM = 1e-6
+MIN_CLIP_NORM = 1e-6
 
-ClipNorm = Annotated[Number, Field(ge=LEAST_CLIP_NORM, le=1e6, allow_inf_nan=False)]
-Multiplier = Annotated[Number, Field(ge=LEAST_MULTIPLIER, le=MAX_MULTIPLIER, allow_inf_nan=False)]
+ClipNorm = Annotated[Number, Field(ge=MIN_CLIP_NORM, le=1e6, allow_inf_nan=False)]
+Multiplier = Annotated[Number, Field(ge=MIN_MULTIPLIER, le=MAX_MULTIPLIER, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):

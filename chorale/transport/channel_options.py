@@ -12,17 +12,17 @@ from typing import Annotated
 
 from pydantic import Field
 
-LEAST_KEEPALIVE_SECONDS, MOST_KEEPALIVE_SECONDS = 1.0, 3600.0
+MIN_KEEPALIVE_SECONDS, MAX_KEEPALIVE_SECONDS = 1.0, 3600.0
 KEEPALIVE_SECONDS = 30.0  # below the 60 s after which the tightest NATs forget
 CLIENT_ANSWER_SECONDS, SERVER_ANSWER_SECONDS = 10.0, 20.0  # no answer for so long, and the line is dead
 
-LEAST_HEARTBEAT_SECONDS, MOST_HEARTBEAT_SECONDS = 0.1, 300.0  # between two messages of either side
+MIN_HEARTBEAT_SECONDS, MAX_HEARTBEAT_SECONDS = 0.1, 300.0  # between two messages of either side
 
 _PAST_PROXY = "no_grpc_proxy"
 _PROXY_STATUS = re.compile(r"HTTP proxy returned response code (\d+)")  # gRPC's words
 
-KeepaliveSeconds = Annotated[float, Field(ge=LEAST_KEEPALIVE_SECONDS, le=MOST_KEEPALIVE_SECONDS)]
-HeartbeatSeconds = Annotated[float, Field(ge=LEAST_HEARTBEAT_SECONDS, le=MOST_HEARTBEAT_SECONDS)]
+KeepaliveSeconds = Annotated[float, Field(ge=MIN_KEEPALIVE_SECONDS, le=MAX_KEEPALIVE_SECONDS)]
+HeartbeatSeconds = Annotated[float, Field(ge=MIN_HEARTBEAT_SECONDS, le=MAX_HEARTBEAT_SECONDS)]
 Options = tuple[tuple[str, str | int], ...]
 
 
@@ -32,10 +32,10 @@ def client_keepalive(every_seconds: float) -> Options:
 
 
 def server_keepalive(every_seconds: float) -> Options:
-    """gRPC's options for who is dialled. Whatever its own rhythm, it puts up with every client's."""
+    """gRPC's options for who is dialed. Whatever its own rhythm, it puts up with every client's."""
     # half the shortest: a ping that was held up comes close before the next, and the third such one
     # would end the connection
-    least = _milliseconds(LEAST_KEEPALIVE_SECONDS / 2)
+    least = _milliseconds(MIN_KEEPALIVE_SECONDS / 2)
     tolerated = ("grpc.http2.min_ping_interval_without_data_ms", least)
     return (*_keepalive(every_seconds, SERVER_ANSWER_SECONDS), tolerated)
 

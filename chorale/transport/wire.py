@@ -37,7 +37,9 @@ MAX_BODY_BYTES = 16 << 10  # of one advert or envelope: keys and ciphertexts of 
 MAX_SETS_BYTES = 32 << 10  # of a CONSISTENCY body: two sets of 200 names of 63 letters
 MAX_SIGNATURE_BYTES = 72  # DER of an ECDSA P-256 signature
 MAX_ROUND = 1 << 20
-PHASE_PATTERN = re.compile(r"[a-z-]{1,32}(\.(0|[1-9][0-9]{0,5}))?")  # one name for one phase: no roll-call.00
+PHASE_PATTERN = re.compile(
+    r"[a-z-]{1,32}(\.(0|[1-9][0-9]{0,5}))?"
+)  # one name for one phase: no enrollment.00
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -51,7 +53,7 @@ class PhaseKey:
 
     @property
     def kind(self) -> str:
-        """train, roll-call ...: the phase name without its repeat counter."""
+        """train, enrollment ...: the phase name without its repeat counter."""
         return phase_kind(self.phase)
 
 
@@ -73,7 +75,7 @@ def key_to_wire(key: PhaseKey) -> session_pb2.SessionKey:
 def key_from_wire(wire: session_pb2.SessionKey) -> PhaseKey:
     digest = checked_digest(wire.job_digest, what="job digest")
     if not PHASE_PATTERN.fullmatch(wire.phase):
-        raise RemoteProtocolError("session key: expected a phase name such as train or roll-call.0")
+        raise RemoteProtocolError("session key: expected a phase name such as train or enrollment.0")
     if wire.round > MAX_ROUND or wire.attempt > MAX_ROUND:
         raise RemoteProtocolError("session key: round or attempt is out of range")
     return PhaseKey(job_digest=digest, round=wire.round, phase=wire.phase, attempt=wire.attempt)

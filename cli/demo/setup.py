@@ -80,11 +80,11 @@ class DemoPlan:
         from strategies.methods import strategy_for
 
         rule = CohortRule.for_members(self.silos)
-        largest = self.silos - rule.least_survivors
+        largest = self.silos - rule.min_survivors
         if not 0 <= self.drop <= largest:
             raise ConfigError(
                 f"--drop: expected 0 to {largest}, as {self.silos} silos must keep the "
-                f"{rule.least_survivors} that a sum needs, got {self.drop}"
+                f"{rule.min_survivors} that a sum needs, got {self.drop}"
             )
         if self.drop and self.rounds < 2:
             raise ConfigError("--drop: silos are killed in round 2, so --rounds is at least 2")

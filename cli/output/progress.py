@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ENDED = frozenset({"done", "cancelled", "stopped", "failed"})
 SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited for
 AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
-ROLL_CALL, TRAIN, EVALUATE, PERSONAL = "roll-call", "train", "evaluate", "personal"
+ENROLLMENT, TRAIN, EVALUATE, PERSONAL = "enrollment", "train", "evaluate", "personal"
 
 
 @dataclass(slots=True)

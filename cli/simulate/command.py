@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simulation.results import RoundResult
 
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)  # not_after of a file that names none: the digest must not change
-MOST_WORKERS = 256
+MAX_WORKERS = 256
 
 
 @click.command()
@@ -40,7 +40,7 @@ MOST_WORKERS = 256
 @click.option(
     "--parallel",
     default=0,
-    type=click.IntRange(0, MOST_WORKERS),
+    type=click.IntRange(0, MAX_WORKERS),
     help="Processes that compute, one thread each.  [default: this one]",
 )
 @click.option(

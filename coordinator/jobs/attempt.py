@@ -21,8 +21,8 @@ from chorale.v1 import federation_pb2 as pb
 from coordinator.clock import Clock
 from coordinator.jobs.aggregate import MaskedSum
 from coordinator.jobs.deadlines import StageDeadlines, StageLimits
-from coordinator.members.connectivity import Presence
-from coordinator.phase_machine import RoundEvent, RoundState
+from coordinator.members.connectivity import Connectivity
+from coordinator.phase_machine import PhaseEvent, PhaseState
 from coordinator.reasons import FATAL_TO_JOB, FATAL_TO_PHASE, Absent, FailureReason
 from coordinator.storage.spool import SessionSpool, Spool
 from coordinator.storage.store import Absence
@@ -99,10 +99,10 @@ class Attempt:
         terms: SessionTerms,
         session: CoordinatorSession,
         limits: AttemptLimits,
-        presence: Presence,
+        connectivity: Connectivity,
         clock: Clock,
         send: Callable[[str, pb.CoordinatorMessage], object],
-        on_stage: Callable[[RoundEvent], None],
+        on_stage: Callable[[PhaseEvent], None],
         on_progress: Callable[[str], None],
         kept_out: frozenset[str] = frozenset(),
     ) -> None:
@@ -112,7 +112,7 @@ class Attempt:
         self.sent_bytes: dict[str, int] = dict.fromkeys(terms.names, 0)
         self._terms = terms
         self._limits = limits
-        self._presence = presence
+        self._connectivity = connectivity
         self._clock = clock
         self._send = send
         self._on_stage = on_stage
@@ -205,7 +205,7 @@ class Attempt:
         """
         candidates = frozenset(self._terms.names) - self._kept_out
         for silo in sorted(self._kept_out):
-            self.absences.append(_absence(silo, RoundState.WAITING, Absent.SITS_OUT))
+            self.absences.append(_absence(silo, PhaseState.WAITING, Absent.SITS_OUT))
         message = pb.CoordinatorMessage(task=task)
         self._begin_stage(self._limits.train, dict.fromkeys(candidates, message))
         has_enough = False
@@ -218,7 +218,7 @@ class Attempt:
             is_enough = len(here) >= self._least
             if is_enough and not has_enough:
                 has_enough = True
-                self._on_stage(RoundEvent.ENOUGH_ADVERTS)
+                self._on_stage(PhaseEvent.ENOUGH_ADVERTS)
             if is_enough and not awaited:
                 return
             self._check_hope(candidates, now)
@@ -230,21 +230,21 @@ class Attempt:
 
     async def share(self) -> None:
         """Fix U1, hand out the adverts, collect the sealed shares."""
-        cohort = self._close(self.session.close_advertise, RoundState.ADVERTISE, self._terms.names)
-        self._lose(set(self._terms.names) - self._kept_out - set(self.session.cohort), RoundState.WAITING)
-        self._on_stage(RoundEvent.COHORT_FIXED)
+        cohort = self._close(self.session.close_advertise, PhaseState.ADVERTISE, self._terms.names)
+        self._lose(set(self._terms.names) - self._kept_out - set(self.session.cohort), PhaseState.WAITING)
+        self._on_stage(PhaseEvent.COHORT_FIXED)
         message = pb.CoordinatorMessage(cohort=wire.cohort_to_wire(cohort, self.key))
         self._begin_stage(self._limits.stage, dict.fromkeys(self.session.cohort, message))
         await self._collect()
 
     async def masked(self, spool: SessionSpool) -> None:
         """Relay the envelopes and take in the masked vectors."""
-        envelopes = self._close(self.session.close_share, RoundState.SHARE, self.session.cohort)
-        self._lose(set(self.session.cohort) - set(self.session.sharers), RoundState.SHARE)
+        envelopes = self._close(self.session.close_share, PhaseState.SHARE, self.session.cohort)
+        self._lose(set(self.session.cohort) - set(self.session.sharers), PhaseState.SHARE)
         if self._limits.hold_before_relay > 0:
             self._on_progress("shares received")
             await asyncio.sleep(self._limits.hold_before_relay)
-        self._on_stage(RoundEvent.SHARES_CLOSED)
+        self._on_stage(PhaseEvent.SHARES_CLOSED)
         self._spool = spool
         self._sum = MaskedSum(self._terms.layout)
         outbox = {
@@ -257,14 +257,14 @@ class Attempt:
     async def consistency(self) -> MaskedSum:
         """Fix U3 and collect signatures over the sets until t are there: who signs later is not waited
         for and loses nothing. Gives the sum over U3, still masked."""
-        survivors = self._close(self.session.close_masked, RoundState.MASKED, self.session.sharers)
-        self._lose(set(self.session.sharers) - set(self.session.survivors), RoundState.MASKED)
+        survivors = self._close(self.session.close_masked, PhaseState.MASKED, self.session.sharers)
+        self._lose(set(self.session.sharers) - set(self.session.survivors), PhaseState.MASKED)
         await self._finish_sum()
-        self._on_stage(RoundEvent.UPLOADS_CLOSED)
+        self._on_stage(PhaseEvent.UPLOADS_CLOSED)
         message = pb.CoordinatorMessage(survivors=wire.survivors_to_wire(survivors, self.key))
         self._begin_stage(self._limits.stage, dict.fromkeys(self.session.survivors, message))
         await self._collect(is_done=lambda: self.session.has_signatures)
-        self._close(self.session.close_consistency, RoundState.CONSISTENCY, self.session.survivors)
+        self._close(self.session.close_consistency, PhaseState.CONSISTENCY, self.session.survivors)
         total, self._sum = self._masked_sum, None  # whoever stores it lets go of it
         return total
 
@@ -280,7 +280,7 @@ class Attempt:
         await self._collect(is_done=lambda: self.session.can_unmask)
         if not self.session.can_unmask and self._clock.monotonic() >= self._deadlines.hard_cap_at:
             raise AttemptFailed(FailureReason.UNMASK_HARD_CAP, is_final=True)
-        answer = self._close(self.session.close_unmask, RoundState.UNMASK, self.session.survivors)
+        answer = self._close(self.session.close_unmask, PhaseState.UNMASK, self.session.survivors)
         return answer if isinstance(answer, UnmaskPlan) else await self._recover(answer)
 
     async def _recover(self, requests: Mapping[str, Any]) -> UnmaskPlan:
@@ -292,7 +292,7 @@ class Attempt:
         self._out.clear()
         self._send_outbox()
         await self._collect()
-        plan: UnmaskPlan = self._close(self.session.close_recover, RoundState.UNMASK, self.session.survivors)
+        plan: UnmaskPlan = self._close(self.session.close_recover, PhaseState.UNMASK, self.session.survivors)
         return plan
 
     def stop(self) -> None:
@@ -310,12 +310,12 @@ class Attempt:
 
     @property
     def _least(self) -> int:
-        return self._terms.rule.least_survivors
+        return self._terms.rule.min_survivors
 
     def _new_deadlines(self, limits: StageLimits) -> StageDeadlines:
         deadlines = StageDeadlines(limits, started=self._clock.monotonic())
         for silo in self._terms.names:
-            lost_at = self._presence.lost_at(silo)
+            lost_at = self._connectivity.lost_at(silo)
             if lost_at is not None:
                 deadlines.on_lost(silo, now=lost_at)
         return deadlines
@@ -363,13 +363,13 @@ class Attempt:
         for codes, ends_job in ((FATAL_TO_JOB, True), (FATAL_TO_PHASE, False)):
             refused = [silo for silo, code in self._out.items() if code in codes and silo in candidates]
             if len(candidates) - len(refused) < self._least:
-                self._lose(set(candidates), RoundState.WAITING)
+                self._lose(set(candidates), PhaseState.WAITING)
                 would_do = [silo for silo in refused if self._out[silo] == Refusal.BUDGET]
                 is_budget = len(candidates) - len(refused) + len(would_do) >= self._least
                 reason = FailureReason.BUDGET if is_budget else FailureReason.REFUSED
                 raise AttemptFailed(reason, is_final=True, ends_job=ends_job)
         if now >= self._deadlines.hard_cap_at:
-            self._lose(set(candidates) & self.session.awaited, RoundState.WAITING)
+            self._lose(set(candidates) & self.session.awaited, PhaseState.WAITING)
             raise AttemptFailed(FailureReason.TRAIN_HARD_CAP, is_final=True)
 
     def _offer_again(self) -> None:
@@ -413,7 +413,7 @@ class Attempt:
         if set(self._additions) != set(self.session.survivors):
             raise LocalProtocolError("attempt: the added vectors are not those of U3")
 
-    def _close(self, close: Callable[[], Any], stage: RoundState, expected: Iterable[str]) -> Any:
+    def _close(self, close: Callable[[], Any], stage: PhaseState, expected: Iterable[str]) -> Any:
         """Close a stage of the session; where it aborts, so does the attempt."""
         missing = set(expected) & (self.session.awaited | self._out.keys())
         try:
@@ -423,7 +423,7 @@ class Attempt:
             is_final = error.reason is AbortReason.PROVEN_LIAR
             raise AttemptFailed(FailureReason(error.reason.value), is_final=is_final) from error
 
-    def _lose(self, silos: Iterable[str], stage: RoundState) -> None:
+    def _lose(self, silos: Iterable[str], stage: PhaseState) -> None:
         known = {absence.silo for absence in self.absences}
         for silo in sorted(set(silos) - known):
             self.absences.append(Absence(silo=silo, stage=stage.value, reason=self._why(silo)))
@@ -431,7 +431,7 @@ class Attempt:
     def _why(self, silo: str) -> str:
         if silo in self._out:
             return self._out[silo]
-        is_connected = self._presence.is_connected(silo)
+        is_connected = self._connectivity.is_connected(silo)
         return (Absent.NO_ANSWER if is_connected else Absent.DISCONNECTED).value
 
     def _tell_awaited(self, awaited: Iterable[str]) -> None:
@@ -443,5 +443,5 @@ class Attempt:
         self._on_progress("; ".join(told) or "awaiting silos")
 
 
-def _absence(silo: str, stage: RoundState, reason: Absent) -> Absence:
+def _absence(silo: str, stage: PhaseState, reason: Absent) -> Absence:
     return Absence(silo=silo, stage=stage.value, reason=reason.value)

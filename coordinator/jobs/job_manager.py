@@ -13,9 +13,9 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1 import records_pb2
 from coordinator.jobs.bulletin import Bulletin
-from coordinator.jobs.job_runner import JobDriver
+from coordinator.jobs.job_runner import JobRunner
 from coordinator.jobs.phase_history import completed_rounds
-from coordinator.jobs.resources import Desk
+from coordinator.jobs.resources import Resources
 from coordinator.storage.store import JobRow, JobStatus
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.session.cohort import SMALLEST_FEDERATION
@@ -33,12 +33,12 @@ class Draining(ChoraleError):
     """The coordinator is going away; whoever watches asks again later."""
 
 
-class JobDesk:
+class JobManager:
     """Starts a driver for every unfinished job and answers for all of them."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._drivers: dict[bytes, JobDriver] = {}
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._drivers: dict[bytes, JobRunner] = {}
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         self._bulletins: dict[bytes, Bulletin] = {}
         self._known: dict[bytes, Job] = {}
@@ -48,7 +48,7 @@ class JobDesk:
     def resume_all(self) -> None:
         """At start-up: every unfinished job goes on where it was."""
         self._remove_orphaned_sums()
-        for row in self._desk.store.jobs():
+        for row in self._resources.store.jobs():
             if row.status.is_ended:
                 continue
             job = self._stored_job(row)
@@ -70,27 +70,32 @@ class JobDesk:
 
     def check(self, signed: SignedJob) -> Job:
         """Raises RemoteProtocolError for a job that this federation's silos would refuse as a whole."""
-        if len(self._drivers) >= self._desk.settings.max_jobs and self._desk.store.job(signed.digest) is None:
-            limit = self._desk.settings.max_jobs
+        if (
+            len(self._drivers) >= self._resources.settings.max_jobs
+            and self._resources.store.job(signed.digest) is None
+        ):
+            limit = self._resources.settings.max_jobs
             raise TooManyJobs(f"job {signed.id}: {limit} jobs are unfinished, which is the most allowed")
         return open_job(
             signed,
-            roster=self._desk.roster_book.current,
-            authority=self._desk.authority,
-            now=self._desk.clock.now(),
+            roster=self._resources.roster_book.current,
+            authority=self._resources.authority,
+            now=self._resources.clock.now(),
         )
 
     def has(self, digest: bytes) -> bool:
-        return self._desk.store.job(digest) is not None
+        return self._resources.store.job(digest) is not None
 
     def submit(self, job: Job, received: Path) -> None:
         """Take over a checked job and its initial state. Raises RemoteProtocolError."""
         digest = bytes.fromhex(job.spec.initial_state or "")
         self._check_state(job, received)
-        self._desk.checkpoints.adopt(job.digest, digest, received)
-        unix_seconds = self._desk.clock.unix_seconds()
-        if self._desk.store.add_job(job.signed, state_digest=digest, unix_seconds=unix_seconds):
-            self._desk.audit.append("job_submitted", job=job.id, name=job.spec.name, operator=job.operator)
+        self._resources.checkpoints.adopt(job.digest, digest, received)
+        unix_seconds = self._resources.clock.unix_seconds()
+        if self._resources.store.add_job(job.signed, state_digest=digest, unix_seconds=unix_seconds):
+            self._resources.audit.append(
+                "job_submitted", job=job.id, name=job.spec.name, operator=job.operator
+            )
             log.info("job submitted", job=job.id, name=job.spec.name, operator=job.operator)
             self._start(job)
             self._count_jobs()
@@ -99,7 +104,7 @@ class JobDesk:
         """The initial state parses, and the opening phase can be laid out over it."""
         state = state_from_file(received)
         self._check_silos(job)
-        everyone = job.named(self._desk.roster_book.current, 0, everyone=True)
+        everyone = job.named(self._resources.roster_book.current, 0, everyone=True)
         key = PhaseKey(job_digest=job.digest, round=0, phase=job.opening, attempt=1)
         try:
             job.rule(len(everyone))
@@ -113,7 +118,7 @@ class JobDesk:
 
     def _check_silos(self, job: Job) -> None:
         """Enough of the job's silos are members now: a misspelt name is nobody's."""
-        roster = self._desk.roster_book.current
+        roster = self._resources.roster_book.current
         unknown = sorted(set(job.spec.silos) - roster.silo_names)
         if len(job.spec.silos) - len(unknown) < SMALLEST_FEDERATION:
             raise RemoteProtocolError(
@@ -124,7 +129,7 @@ class JobDesk:
 
     def _start(self, job: Job, *, is_paused: bool = False) -> None:
         bulletin = self._bulletin(job.digest)
-        driver = JobDriver(self._desk, job, on_change=bulletin.notify)
+        driver = JobRunner(self._resources, job, on_change=bulletin.notify)
         if is_paused:
             driver.pause()
         self._drivers[job.digest] = driver
@@ -133,7 +138,7 @@ class JobDesk:
         task.add_done_callback(lambda _: self._forget(job.digest))
 
     def _forget(self, digest: bytes) -> None:
-        row = self._desk.store.job(digest)
+        row = self._resources.store.job(digest)
         if row is not None and row.status.is_ended:
             self._drivers.pop(digest, None)
             self._tasks.pop(digest, None)
@@ -142,7 +147,7 @@ class JobDesk:
 
     # running
 
-    def driver(self, digest: bytes) -> JobDriver:
+    def driver(self, digest: bytes) -> JobRunner:
         """Raises RemoteProtocolError where no such job is unfinished."""
         driver = self._drivers.get(digest)
         if driver is None:
@@ -154,10 +159,10 @@ class JobDesk:
         self._check_steerable(digest)
         driver = self.driver(digest)
         if action == pb.ControlRequest.ACTION_PAUSE:
-            self._desk.store.set_job_status(digest, JobStatus.PAUSED)
+            self._resources.store.set_job_status(digest, JobStatus.PAUSED)
             driver.pause()
         elif action == pb.ControlRequest.ACTION_RESUME:
-            self._desk.store.set_job_status(digest, JobStatus.RUNNING)
+            self._resources.store.set_job_status(digest, JobStatus.RUNNING)
             driver.resume()
         elif action == pb.ControlRequest.ACTION_CANCEL:
             await self._cancel(digest, driver)
@@ -168,13 +173,13 @@ class JobDesk:
         return self.summary(digest)
 
     def _check_steerable(self, digest: bytes) -> None:
-        row = self._desk.store.job(digest)
+        row = self._resources.store.job(digest)
         if row is not None and row.status.is_ended:
             raise RemoteProtocolError(
                 f"job {row.signed.id}: it has ended ({row.status.value})", code=Refusal.STAGE
             )
 
-    async def _cancel(self, digest: bytes, driver: JobDriver) -> None:
+    async def _cancel(self, digest: bytes, driver: JobRunner) -> None:
         task = self._tasks[digest]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -184,7 +189,7 @@ class JobDesk:
     # watching
 
     def summaries(self) -> list[records_pb2.JobSummary]:
-        return [self._summary(row) for row in self._desk.store.jobs()]
+        return [self._summary(row) for row in self._resources.store.jobs()]
 
     def summary(self, digest: bytes) -> records_pb2.JobSummary:
         """Raises RemoteProtocolError for an unknown job."""
@@ -201,7 +206,7 @@ class JobDesk:
             summary = self.summary(digest)
             if summary != last:
                 yield pb.JobEvent(summary=summary)
-            for row in self._desk.store.phases(digest, after=told):
+            for row in self._resources.store.phases(digest, after=told):
                 if row.is_ended:
                     yield pb.JobEvent(record=row.record)
                     told = row.sequence
@@ -214,15 +219,15 @@ class JobDesk:
 
     def model_path(self, digest: bytes) -> Path:
         """The newest global state. Raises RemoteProtocolError for an unknown job."""
-        return self._desk.checkpoints.path(digest, self._row(digest).state_digest)
+        return self._resources.checkpoints.path(digest, self._row(digest).state_digest)
 
     # helpers
 
     def _count_jobs(self) -> None:
-        self._desk.metrics.count_jobs(self._desk.store.count_jobs())
+        self._resources.metrics.count_jobs(self._resources.store.count_jobs())
 
     def _row(self, digest: bytes) -> JobRow:
-        row = self._desk.store.job(digest)
+        row = self._resources.store.job(digest)
         if row is None:
             raise RemoteProtocolError(NOT_KNOWN, code=Refusal.JOB_INVALID)
         return row
@@ -236,7 +241,7 @@ class JobDesk:
             status=row.status.value,
             strategy=job.spec.strategy.name,
             rounds=job.spec.rounds,
-            rounds_completed=completed_rounds(self._desk.store, job),
+            rounds_completed=completed_rounds(self._resources.store, job),
             reason=row.reason,
             submitted_unix_seconds=row.submitted_unix_seconds,
             float32_bytes=self._model_bytes(row),
@@ -257,7 +262,7 @@ class JobDesk:
     def _model_bytes(self, row: JobRow) -> int:
         """The same for every state of a job, so it is read from one."""
         if row.digest not in self._float32_bytes:
-            state = state_from_file(self._desk.checkpoints.path(row.digest, row.state_digest))
+            state = state_from_file(self._resources.checkpoints.path(row.digest, row.state_digest))
             self._float32_bytes[row.digest] = float32_bytes(state)
         return self._float32_bytes[row.digest]
 
@@ -265,12 +270,12 @@ class JobDesk:
         """Sums of phases that ended, or of jobs that were cancelled, while nobody could remove them."""
         wanted = {
             f"{phase.sequence}-{phase.attempt}"
-            for row in self._desk.store.jobs()
+            for row in self._resources.store.jobs()
             if not row.status.is_ended
-            for phase in self._desk.store.phases(row.digest)
+            for phase in self._resources.store.phases(row.digest)
             if not phase.is_ended
         }
-        for path in self._desk.settings.sum_directory.glob("*"):
+        for path in self._resources.settings.sum_directory.glob("*"):
             if path.stem not in wanted:
                 path.unlink(missing_ok=True)
 

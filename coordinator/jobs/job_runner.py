@@ -1,6 +1,6 @@
 """Jobs from submission to end: which phase comes next, and the silos' side of it.
 
-One JobDriver per unfinished job; what it must remember is in the store, so a driver that starts
+One JobRunner per unfinished job; what it must remember is in the store, so a driver that starts
 again goes on where the last one was. Source: docs/protocol.md 7.
 """
 
@@ -18,11 +18,11 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
 from coordinator.jobs.attempt import SESSION_MESSAGES, Attempt
 from coordinator.jobs.phase_history import PhaseHistory, completed_rounds
-from coordinator.jobs.phase_runner import RoundDriver
-from coordinator.jobs.resources import Desk
+from coordinator.jobs.phase_runner import PhaseRunner
+from coordinator.jobs.resources import Resources
 from coordinator.jobs.sequence import BudgetSpent, JobFailed, PhaseSequence, Step
 from coordinator.members.complaints import FiledComplaint
-from coordinator.members.connectivity import Presence
+from coordinator.members.connectivity import Connectivity
 from coordinator.reasons import FailureReason
 from coordinator.storage.store import JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
@@ -31,43 +31,43 @@ from crypto.identity.roster import Roster
 RESUME_SECONDS = (
     15.0  # after a fault of this machine, such as a full disk; twice as long after each that follows
 )
-MOST_RESUME_SECONDS = 960.0  # an attempt that a fault breaks off is one of the phase's few
+MAX_RESUME_SECONDS = 960.0  # an attempt that a fault breaks off is one of the phase's few
 
 log = get_logger("coordinator.jobs.job_runner")
 
 
-class JobDriver:
+class JobRunner:
     """Runs one job, phase by phase, and passes on what its silos send."""
 
-    def __init__(self, desk: Desk, job: Job, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, resources: Resources, job: Job, *, on_change: Callable[[], None]) -> None:
         self.job = job
         self.progress = "starting"
-        self._desk = desk
+        self._resources = resources
         self._on_change = on_change
-        self._round: RoundDriver | None = None
+        self._round: PhaseRunner | None = None
         self._present_states: list[bytes] = []  # of this phase and the one before
-        self._history = PhaseHistory(desk.store, job.digest)
+        self._history = PhaseHistory(resources.store, job.digest)
         self._sequence = PhaseSequence(job=job, is_outdated=self._is_outdated)
         self._resume_seconds = RESUME_SECONDS
         self._going = asyncio.Event()
         self._going.set()
-        desk.attendance.listen(self)  # before presence is read: nobody connects in between unheard
-        self._presence = Presence(
+        resources.attendance.listen(self)  # before connectivity is read: nobody connects in between unheard
+        self._connectivity = Connectivity(
             job.spec.silos,
-            connected=[silo for silo in job.spec.silos if desk.attendance.is_connected(silo)],
-            now=desk.clock.monotonic(),
+            connected=[silo for silo in job.spec.silos if resources.attendance.is_connected(silo)],
+            now=resources.clock.monotonic(),
         )
 
     async def run(self) -> None:
         """To the job's end, which is stored and told to its silos. Cancellation leaves it resumable."""
-        self._desk.metrics.know_job(self.job.id)
+        self._resources.metrics.know_job(self.job.id)
         self._offer(self.job.spec.silos)
         try:
             while not await self._is_run():
                 await asyncio.sleep(self._resume_seconds)
-                self._resume_seconds = min(2 * self._resume_seconds, MOST_RESUME_SECONDS)
+                self._resume_seconds = min(2 * self._resume_seconds, MAX_RESUME_SECONDS)
         finally:
-            self._desk.attendance.unlisten(self)
+            self._resources.attendance.unlisten(self)
 
     async def _is_run(self) -> bool:
         """Whether the job came to its end: what it must remember is stored, so it goes on after any fault."""
@@ -97,18 +97,18 @@ class JobDriver:
     def pause(self) -> None:
         """Takes effect before the next phase."""
         self._going.clear()
-        self._desk.metrics.await_no_checkpoint(self.job.id)
+        self._resources.metrics.await_no_checkpoint(self.job.id)
 
     def resume(self) -> None:
         self._going.set()
         self._note_checkpoint()
 
     def end(self, status: JobStatus, *, reason: str = "") -> None:
-        self._desk.store.set_job_status(self.job.digest, status, reason=reason)
-        self._desk.audit.append("job_ended", job=self.job.id, status=status.value, reason=reason)
+        self._resources.store.set_job_status(self.job.digest, status, reason=reason)
+        self._resources.audit.append("job_ended", job=self.job.id, status=status.value, reason=reason)
         ended = pb.JobEnded(job_digest=self.job.digest, status=status.value, reason=reason)
-        self._desk.attendance.send_all(self.job.spec.silos, pb.CoordinatorMessage(job_ended=ended))
-        self._desk.metrics.await_no_checkpoint(self.job.id)
+        self._resources.attendance.send_all(self.job.spec.silos, pb.CoordinatorMessage(job_ended=ended))
+        self._resources.metrics.await_no_checkpoint(self.job.id)
         log.info("job ended", job=self.job.id, status=status.value, reason=reason)
         self._tell_progress("")
 
@@ -128,7 +128,7 @@ class JobDriver:
     def on_connected(self, silo: str) -> None:
         if silo not in self.job.spec.silos:
             return
-        self._presence.on_connected(silo)
+        self._connectivity.on_connected(silo)
         self._offer([silo])
         self._tell_outcomes(silo)
         if self._attempt is not None:
@@ -137,7 +137,7 @@ class JobDriver:
     def on_lost(self, silo: str) -> None:
         if silo not in self.job.spec.silos:
             return
-        self._presence.on_lost(silo, now=self._desk.clock.monotonic())
+        self._connectivity.on_lost(silo, now=self._resources.clock.monotonic())
         if self._attempt is not None:
             self._attempt.on_lost(silo)
 
@@ -171,11 +171,11 @@ class JobDriver:
     async def _run_phase(self, round: int, phase: str) -> None:
         row = self._begin(round, phase)
         self._check_job()
-        driver = RoundDriver(
-            desk=self._desk,
+        driver = PhaseRunner(
+            resources=self._resources,
             job=self.job,
             row=row,
-            presence=self._presence,
+            connectivity=self._connectivity,
             complaints_before=self._complaints_before(row),
             on_progress=self._tell_progress,
         )
@@ -192,7 +192,7 @@ class JobDriver:
         refusal = f"refused by silos: {_who(record)}"
         if record.reason != FailureReason.BUDGET:
             return JobFailed(refusal)
-        rounds = completed_rounds(self._desk.store, self.job)
+        rounds = completed_rounds(self._resources.store, self.job)
         if rounds == 0:
             return JobFailed(f"{FailureReason.BUDGET.value}: {refusal}")
         return BudgetSpent(
@@ -202,7 +202,7 @@ class JobDriver:
 
     def _begin(self, round: int, phase: str) -> PhaseRow:
         """The phase's row. Phases of a round share the roster of its first one."""
-        store, version = self._desk.store, self._desk.roster_book.current.version
+        store, version = self._resources.store, self._resources.roster_book.current.version
         if not self.job.names_everyone(phase):
             version = store.pin_round_roster(self.job.digest, round, version)
         row = store.begin_phase(
@@ -210,7 +210,7 @@ class JobDriver:
             round,
             phase,
             roster_version=version,
-            unix_seconds=self._desk.clock.unix_seconds(),
+            unix_seconds=self._resources.clock.unix_seconds(),
         )
         self._present_states = store.newest_starts(self.job.digest, 2)
         return row
@@ -220,21 +220,21 @@ class JobDriver:
         try:
             open_job(
                 self.job.signed,
-                roster=self._desk.roster_book.current,
-                authority=self._desk.authority,
-                now=self._desk.clock.now(),
+                roster=self._resources.roster_book.current,
+                authority=self._resources.authority,
+                now=self._resources.clock.now(),
             )
         except ChoraleError as error:
             raise JobFailed(str(error)) from None
 
     def _after(self, record: records_pb2.PhaseRecord) -> None:
         message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
-        self._desk.attendance.send_all(self.job.spec.silos, message)
-        completed = completed_rounds(self._desk.store, self.job)
-        self._desk.metrics.rounds_completed.labels(federation_job=self.job.id).set(completed)
+        self._resources.attendance.send_all(self.job.spec.silos, message)
+        completed = completed_rounds(self._resources.store, self.job)
+        self._resources.metrics.rounds_completed.labels(federation_job=self.job.id).set(completed)
         newest = [record.state_digest, *(row.state_digest for row in reversed(self._history.rows()))]
-        kept = list(dict.fromkeys(newest))[: self._desk.settings.keep_checkpoints]
-        self._desk.checkpoints.keep_only(self.job.digest, kept)
+        kept = list(dict.fromkeys(newest))[: self._resources.settings.keep_checkpoints]
+        self._resources.checkpoints.keep_only(self.job.digest, kept)
         self._note_checkpoint()
         self._resume_seconds = RESUME_SECONDS
         self._on_change()
@@ -242,26 +242,26 @@ class JobDriver:
     def _next_step(self) -> Step | None:
         return self._sequence.next_step(self._history.rows())
 
-    def _is_outdated(self, roll_call: PhaseRow) -> bool:
-        """The job's silos on the roster have changed, or a silo that missed the roll-call asks to join."""
-        enrolled = self._silos_on(self._roster_of(roll_call))
-        if enrolled != self._silos_on(self._desk.roster_book.current):
+    def _is_outdated(self, enrollment: PhaseRow) -> bool:
+        """The job's silos on the roster have changed, or a silo that missed the enrollment asks to join."""
+        enrolled = self._silos_on(self._roster_of(enrollment))
+        if enrolled != self._silos_on(self._resources.roster_book.current):
             return True
         reason = Refusal.NOT_ENROLLED.value
-        return self._desk.store.was_absent_since(self.job.digest, roll_call.sequence, reason)
+        return self._resources.store.was_absent_since(self.job.digest, enrollment.sequence, reason)
 
     def _silos_on(self, roster: Roster) -> frozenset[str]:
         return roster.silo_names & frozenset(self.job.spec.silos)
 
     def _roster_of(self, row: PhaseRow) -> Roster:
         try:
-            return self._desk.roster_book.of_version(row.roster_version)
+            return self._resources.roster_book.of_version(row.roster_version)
         except RemoteProtocolError:
-            return self._desk.roster_book.current
+            return self._resources.roster_book.current
 
     def _complaints_before(self, row: PhaseRow) -> list[FiledComplaint]:
         earlier = [other for other in self._history.rows() if other.sequence < row.sequence]
-        return self._desk.store.complaints(earlier[-1].sequence) if earlier else []
+        return self._resources.store.complaints(earlier[-1].sequence) if earlier else []
 
     def _is_begun(self, step: Step) -> bool:
         rows = self._history.rows()
@@ -271,21 +271,21 @@ class JobDriver:
 
     def _offer(self, silos: Sequence[str]) -> None:
         offer = pb.CoordinatorMessage(job=pb.JobOffer(job=self.job.signed.to_wire()))
-        self._desk.attendance.send_all(silos, offer)
+        self._resources.attendance.send_all(silos, offer)
 
     def _tell_outcomes(self, silo: str) -> None:
         """A silo that was away, or the coordinator, may have missed how the last phase ended, and the last
         one that holds the silo's own input: its local state follows from that."""
         for record in self._history.outcomes_for(silo):
             message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
-            self._desk.attendance.send(silo, message)
+            self._resources.attendance.send(silo, message)
 
     def _note_checkpoint(self) -> None:
         """When the job's present state was written; nobody waits for the next while the job is paused."""
-        row = self._desk.store.job(self.job.digest)
+        row = self._resources.store.job(self.job.digest)
         if row is not None and self._going.is_set():
-            written = self._desk.checkpoints.written_unix_seconds(row.digest, row.state_digest)
-            self._desk.metrics.note_checkpoint(self.job.id, written)
+            written = self._resources.checkpoints.written_unix_seconds(row.digest, row.state_digest)
+            self._resources.metrics.note_checkpoint(self.job.id, written)
 
     def _tell_progress(self, line: str) -> None:
         if line != self.progress:

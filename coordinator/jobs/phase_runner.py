@@ -24,11 +24,11 @@ from chorale.v1 import records_pb2, session_pb2
 from coordinator.jobs.aggregate import MaskedSum, StoredSum, unmask_stored
 from coordinator.jobs.attempt import Attempt, AttemptFailed, AttemptLimits
 from coordinator.jobs.deadlines import StageLimits
-from coordinator.jobs.resources import Desk
+from coordinator.jobs.resources import Resources
 from coordinator.members.complaints import FiledComplaint, sitting_out
-from coordinator.members.connectivity import Presence
+from coordinator.members.connectivity import Connectivity
 from coordinator.metrics import AttemptResult
-from coordinator.phase_machine import RoundEvent, RoundMachine, RoundState
+from coordinator.phase_machine import PhaseEvent, PhaseMachine, PhaseState
 from coordinator.reasons import Absent, FailureReason
 from coordinator.storage.spool import SessionSpool
 from coordinator.storage.store import Absence, PhaseRow
@@ -41,29 +41,29 @@ from strategies.base import PhaseResult
 log = get_logger("coordinator.jobs.phase_runner")
 
 
-class RoundDriver:
+class PhaseRunner:
     """Runs one phase to its end. `attempt` is the session of this moment, if there is one."""
 
     def __init__(
         self,
         *,
-        desk: Desk,
+        resources: Resources,
         job: Job,
         row: PhaseRow,
-        presence: Presence,
+        connectivity: Connectivity,
         complaints_before: Sequence[FiledComplaint],
         on_progress: Callable[[str], None],
     ) -> None:
         self.attempt: Attempt | None = None
         self.ends_job = False
-        self._desk = desk
+        self._resources = resources
         self._job = job
         self._row = row
-        self._presence = presence
+        self._connectivity = connectivity
         self._complaints_before = complaints_before
         self._on_progress = on_progress
-        self._machine = RoundMachine(state=row.state, attempt=max(row.attempt, 1))
-        self._stage_began = desk.clock.monotonic()
+        self._machine = PhaseMachine(state=row.state, attempt=max(row.attempt, 1))
+        self._stage_began = resources.clock.monotonic()
         self._upload_bytes = row.upload_bytes
 
     async def run(self) -> records_pb2.PhaseRecord:
@@ -73,12 +73,12 @@ class RoundDriver:
 
     async def _run(self) -> records_pb2.PhaseRecord:
         try:
-            roster = self._desk.roster_book.of_version(self._row.roster_version)
-            state = self._desk.checkpoints.load(self._job.digest, self._row.state_digest)
-            if self._machine.state is RoundState.UNMASK:
+            roster = self._resources.roster_book.of_version(self._row.roster_version)
+            state = self._resources.checkpoints.load(self._job.digest, self._row.state_digest)
+            if self._machine.state is PhaseState.UNMASK:
                 with self._span(Span.ATTEMPT):
                     await self._resume(roster, state)
-            elif self._machine.state is not RoundState.REVEALED:
+            elif self._machine.state is not PhaseState.REVEALED:
                 await self._try_attempts(roster, state)
         except AttemptFailed as failure:
             self.ends_job = failure.ends_job
@@ -106,17 +106,17 @@ class RoundDriver:
                 self._tell_ended(failure.reason)
                 if failure.is_final or is_last or not self._machine.can_retry:
                     raise
-                self._advance(RoundEvent.ATTEMPT_FAILED)
+                self._advance(PhaseEvent.ATTEMPT_FAILED)
 
     async def _try_once(self, roster: Roster, state: GlobalState) -> None:
-        self._desk.store.begin_attempt(self._row.sequence, self._machine.attempt)
+        self._resources.store.begin_attempt(self._row.sequence, self._machine.attempt)
         self._log_stage()
         terms = self._terms(roster, state)
         session = CoordinatorSession(
-            terms=terms, roster=roster, authority=self._desk.authority, now=self._desk.clock.now()
+            terms=terms, roster=roster, authority=self._resources.authority, now=self._resources.clock.now()
         )
         attempt = self._new_attempt(session, terms)
-        spool_path = self._desk.spool_path(self._row.sequence, self._machine.attempt)
+        spool_path = self._resources.spool_path(self._row.sequence, self._machine.attempt)
         try:
             with SessionSpool(spool_path, total_bytes=terms.layout.total_bytes) as spool:
                 with self._span(Span.WAITING):
@@ -136,8 +136,8 @@ class RoundDriver:
         session = CoordinatorSession.resume(
             self._row.session or b"",
             roster=roster,
-            authority=self._desk.authority,
-            now=self._desk.clock.now(),
+            authority=self._resources.authority,
+            now=self._resources.clock.now(),
         )
         self._log_stage()
         attempt = self._new_attempt(session, self._terms(roster, state))
@@ -156,9 +156,9 @@ class RoundDriver:
             terms=terms,
             session=session,
             limits=self._limits(),
-            presence=self._presence,
-            clock=self._desk.clock,
-            send=self._desk.attendance.send,
+            connectivity=self._connectivity,
+            clock=self._resources.clock,
+            send=self._resources.attendance.send,
             on_stage=self._advance,
             on_progress=self._tell_progress,
             kept_out=self._kept_out() & frozenset(terms.names),
@@ -170,29 +170,29 @@ class RoundDriver:
         attempt.stop()
         self.attempt = None
         liars = attempt.session.liars
-        lied = [Absence(silo=silo, stage=RoundState.UNMASK.value, reason=Absent.LIED.value) for silo in liars]
+        lied = [Absence(silo=silo, stage=PhaseState.UNMASK.value, reason=Absent.LIED.value) for silo in liars]
         absences = [*lied, *attempt.absences]
-        self._desk.store.add_absences(self._row.sequence, self._machine.attempt, absences)
+        self._resources.store.add_absences(self._row.sequence, self._machine.attempt, absences)
         for sender, accused in attempt.session.complaints:
             filed = FiledComplaint(attempt=self._machine.attempt, sender=sender, accused=accused)
-            self._desk.store.add_complaint(self._row.sequence, filed)
+            self._resources.store.add_complaint(self._row.sequence, filed)
         for absence in absences:
-            self._desk.metrics.dropouts.labels(silo=absence.silo, stage=absence.stage).inc()
+            self._resources.metrics.dropouts.labels(silo=absence.silo, stage=absence.stage).inc()
             where = {"silo": absence.silo, "stage": absence.stage, "reason": absence.reason}
             log.warning("silo left out", **where, **self._scope)
 
     async def _store_sum(self, attempt: Attempt, total: MaskedSum) -> None:
         """Masked sum, sets, signatures and envelopes are durable before a share is asked for."""
-        path = self._desk.masked_sum_path(self._row.sequence, self._machine.attempt)
+        path = self._resources.masked_sum_path(self._row.sequence, self._machine.attempt)
         await asyncio.to_thread(total.store, path)
         self._upload_bytes = _mean_of(attempt.sent_bytes, attempt.session.survivors)
-        self._desk.store.enter_unmask(
+        self._resources.store.enter_unmask(
             self._row.sequence,
             session=attempt.session.snapshot(),
             cohort=attempt.session.survivors,
             upload_bytes=self._upload_bytes,
         )
-        self._advance(RoundEvent.SUM_STORED)
+        self._advance(PhaseEvent.SUM_STORED)
 
     async def _reveal(self, attempt: Attempt) -> None:
         with self._span(Span.UNMASK):
@@ -201,15 +201,15 @@ class RoundDriver:
     async def _unmask(self, attempt: Attempt) -> None:
         before = dict(attempt.sent_bytes)
         plan = await attempt.unmask()
-        masked = self._desk.masked_sum_path(self._row.sequence, self._machine.attempt)
-        revealed = self._desk.revealed_sum_path(self._row.sequence, self._machine.attempt)
+        masked = self._resources.masked_sum_path(self._row.sequence, self._machine.attempt)
+        revealed = self._resources.revealed_sum_path(self._row.sequence, self._machine.attempt)
         await asyncio.to_thread(unmask_stored, masked, revealed, plan=plan)
         sent = {silo: total - before[silo] for silo, total in attempt.sent_bytes.items()}
         self._upload_bytes += _mean_of(sent, plan.survivors)
-        self._desk.store.enter_revealed(self._row.sequence, upload_bytes=self._upload_bytes)
-        self._row = self._desk.store.phase(self._row.sequence)
-        self._advance(RoundEvent.SUM_REVEALED)
-        self._desk.metrics.attempts.labels(phase=self._kind, result=AttemptResult.COMPLETED.value).inc()
+        self._resources.store.enter_revealed(self._row.sequence, upload_bytes=self._upload_bytes)
+        self._row = self._resources.store.phase(self._row.sequence)
+        self._advance(PhaseEvent.SUM_REVEALED)
+        self._resources.metrics.attempts.labels(phase=self._kind, result=AttemptResult.COMPLETED.value).inc()
 
     # the end
 
@@ -221,7 +221,7 @@ class RoundDriver:
         return self._end(result, digest, [quantity.name for quantity in terms.layout.quantities])
 
     def _next_state(self, terms: SessionTerms, state: GlobalState) -> tuple[PhaseResult, bytes]:
-        path = self._desk.revealed_sum_path(self._row.sequence, self._machine.attempt)
+        path = self._resources.revealed_sum_path(self._row.sequence, self._machine.attempt)
         sums = StoredSum(path, layout=terms.layout)
         context = self._job.context(self._key, state, len(terms.names))
         assert self._row.cohort is not None  # stored with the masked sum
@@ -232,7 +232,7 @@ class RoundDriver:
             result = replace(result, figures={**result.figures, **wrap})
         if result.state is None or result.state is state:
             return result, self._row.state_digest
-        digest = self._desk.checkpoints.put(self._job.digest, result.state)
+        digest = self._resources.checkpoints.put(self._job.digest, result.state)
         return replace(result, state={}), digest  # it is on disk: nobody holds it on to the next phase
 
     def _give_up(self, reason: FailureReason) -> records_pb2.PhaseRecord:
@@ -242,9 +242,9 @@ class RoundDriver:
         self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]
     ) -> records_pb2.PhaseRecord:
         is_applied = result.state is not None
-        self._machine.advance(RoundEvent.SUM_APPLIED if is_applied else RoundEvent.GIVEN_UP)
+        self._machine.advance(PhaseEvent.SUM_APPLIED if is_applied else PhaseEvent.GIVEN_UP)
         record = self._record(result, state_digest, quantities)
-        self._desk.store.end_phase(self._row.sequence, state=self._machine.state, record=record)
+        self._resources.store.end_phase(self._row.sequence, state=self._machine.state, record=record)
         self._log_stage()
         self._remove_sums()
         self._publish(record)
@@ -266,7 +266,7 @@ class RoundDriver:
             data_share=result.data_share,
             figures=dict(result.figures),
             state_digest=state_digest,
-            wall_seconds=max(0.0, self._desk.clock.unix_seconds() - self._row.started_unix_seconds),
+            wall_seconds=max(0.0, self._resources.clock.unix_seconds() - self._row.started_unix_seconds),
             upload_bytes=self._upload_bytes,
             quantities=quantities,
         )
@@ -274,7 +274,7 @@ class RoundDriver:
     def _left_out(self, cohort: Sequence[str]) -> list[records_pb2.LeftOut]:
         """Silos that are not in the sum, each with where it was lost first; and proven liars."""
         first: dict[str, Absence] = {}
-        for absence in self._desk.store.absences(self._row.sequence):
+        for absence in self._resources.store.absences(self._row.sequence):
             if absence.silo not in cohort or absence.reason == Absent.LIED:
                 first.setdefault(absence.silo, absence)
         return [
@@ -283,7 +283,7 @@ class RoundDriver:
         ]
 
     def _publish(self, record: records_pb2.PhaseRecord) -> None:
-        metrics, kind, job_id = self._desk.metrics, self._kind, self._job.id
+        metrics, kind, job_id = self._resources.metrics, self._kind, self._job.id
         metrics.rounds.labels(phase=kind, result=record.result).inc()
         metrics.cohort_size.labels(phase=kind).set(len(record.cohort))
         metrics.clipped.inc(record.figures.get("clipped", 0.0))
@@ -292,7 +292,7 @@ class RoundDriver:
             metrics.loss.labels(federation_job=job_id).set(record.figures["loss"])
         if kind == "train":
             metrics.data_share.labels(federation_job=job_id).set(record.data_share)
-        self._desk.audit.append(
+        self._resources.audit.append(
             "phase_ended",
             job=self._job.id,
             round=record.round,
@@ -316,8 +316,8 @@ class RoundDriver:
 
     def _remove_sums(self) -> None:
         for path in (
-            self._desk.masked_sum_path(self._row.sequence, self._machine.attempt),
-            self._desk.revealed_sum_path(self._row.sequence, self._machine.attempt),
+            self._resources.masked_sum_path(self._row.sequence, self._machine.attempt),
+            self._resources.revealed_sum_path(self._row.sequence, self._machine.attempt),
         ):
             path.unlink(missing_ok=True)
 
@@ -348,16 +348,16 @@ class RoundDriver:
             "attempt": self._machine.attempt,
         }
 
-    def _advance(self, event: RoundEvent) -> None:
+    def _advance(self, event: PhaseEvent) -> None:
         """Take a step of the round machine and store it."""
-        now = self._desk.clock.monotonic()
+        now = self._resources.clock.monotonic()
         stage = self._machine.state
-        self._desk.metrics.stage_duration.labels(stage=stage.value).observe(now - self._stage_began)
+        self._resources.metrics.stage_duration.labels(stage=stage.value).observe(now - self._stage_began)
         self._stage_began = now
         state = self._machine.advance(event)
-        if event not in (RoundEvent.SUM_STORED, RoundEvent.SUM_REVEALED, RoundEvent.ATTEMPT_FAILED):
-            self._desk.store.set_phase_state(self._row.sequence, state)
-        if event is not RoundEvent.ATTEMPT_FAILED:
+        if event not in (PhaseEvent.SUM_STORED, PhaseEvent.SUM_REVEALED, PhaseEvent.ATTEMPT_FAILED):
+            self._resources.store.set_phase_state(self._row.sequence, state)
+        if event is not PhaseEvent.ATTEMPT_FAILED:
             self._log_stage()
 
     def _log_stage(self) -> None:
@@ -388,19 +388,19 @@ class RoundDriver:
         return pb.PhaseTask(
             key=wire.key_to_wire(self._key),
             state_digest=terms.state_digest,
-            state_bytes=self._desk.checkpoints.size(self._job.digest, terms.state_digest),
+            state_bytes=self._resources.checkpoints.size(self._job.digest, terms.state_digest),
             session_digest=terms.digest(),
         )
 
     def _kept_out(self) -> frozenset[str]:
         return sitting_out(
             attempt=self._machine.attempt,
-            here=self._desk.store.complaints(self._row.sequence),
+            here=self._resources.store.complaints(self._row.sequence),
             before=self._complaints_before,
         )
 
     def _limits(self) -> AttemptLimits:
-        settings, spec = self._desk.settings, self._job.spec
+        settings, spec = self._resources.settings, self._job.spec
         return AttemptLimits(
             train=StageLimits(
                 deadline=spec.train_deadline_seconds,
@@ -421,17 +421,17 @@ class RoundDriver:
     def _fail_attempt(self, reason: FailureReason) -> None:
         """An attempt that died with an earlier process."""
         self._count_failure(reason)
-        self._machine.advance(RoundEvent.ATTEMPT_FAILED)
+        self._machine.advance(PhaseEvent.ATTEMPT_FAILED)
 
     def _count_failure(self, reason: FailureReason) -> None:
-        self._desk.metrics.session_failures.labels(reason=reason.value).inc()
-        self._desk.metrics.attempts.labels(phase=self._kind, result=AttemptResult.FAILED.value).inc()
+        self._resources.metrics.session_failures.labels(reason=reason.value).inc()
+        self._resources.metrics.attempts.labels(phase=self._kind, result=AttemptResult.FAILED.value).inc()
         log.warning("attempt failed", reason=reason.value, **self._scope)
 
     def _tell_ended(self, reason: FailureReason) -> None:
         ended = session_pb2.SessionEnded(key=wire.key_to_wire(self._key), reason=reason.value)
         message = pb.CoordinatorMessage(session_ended=ended)
-        self._desk.attendance.send_all(self._job.spec.silos, message)
+        self._resources.attendance.send_all(self._job.spec.silos, message)
 
 
 def _mean_of(counts: Mapping[str, int], names: Sequence[str]) -> int:

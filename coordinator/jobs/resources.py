@@ -18,7 +18,7 @@ from coordinator.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class Resources:
     """What every part of a running coordinator works with, made once at its start."""
 
     settings: CoordinatorSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Presence:
+class Connectivity:
     """A silo never seen counts as lost at the moment the job started here."""
 
     def __init__(self, silos: Iterable[str], *, connected: Iterable[str], now: float) -> None:

@@ -182,8 +182,8 @@ def _parser(deserialize: Parse) -> Parse:
 def _guarded(handler: Any, admit: Admit, parse: Parse | None) -> Any:
     """The same handler behind the check. gRPC treats coroutines and async generators differently,
     so each is wrapped as what it is."""
-    behaviour = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
-    wrapped = _wrap_generator(behaviour, admit) if _yields(behaviour) else _wrap_coroutine(behaviour, admit)
+    behavior = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+    wrapped = _wrap_generator(behavior, admit) if _yields(behavior) else _wrap_coroutine(behavior, admit)
     factory = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -193,22 +193,22 @@ def _guarded(handler: Any, admit: Admit, parse: Parse | None) -> Any:
     return factory(wrapped, parse, handler.response_serializer)
 
 
-def _yields(behaviour: Any) -> bool:
-    return inspect.isasyncgenfunction(behaviour)
+def _yields(behavior: Any) -> bool:
+    return inspect.isasyncgenfunction(behavior)
 
 
-def _wrap_generator(behaviour: Any, admit: Admit) -> Any:
+def _wrap_generator(behavior: Any, admit: Admit) -> Any:
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-        async with aclosing(behaviour(await admit(request, context), context)) as replies:
+        async with aclosing(behavior(await admit(request, context), context)) as replies:
             async for reply in replies:
                 yield reply
 
     return guarded
 
 
-def _wrap_coroutine(behaviour: Any, admit: Admit) -> Any:
+def _wrap_coroutine(behavior: Any, admit: Admit) -> Any:
     async def guarded(request: Any, context: Context) -> Any:
-        return await behaviour(await admit(request, context), context)
+        return await behavior(await admit(request, context), context)
 
     return guarded
 

@@ -19,8 +19,8 @@ from chorale.transport import wire
 from chorale.transport.chunks import Chunk, check_chunk, chunk_to_wire, upload_from_wire
 from chorale.v1 import federation_pb2 as pb
 from coordinator.jobs.attempt import Attempt
-from coordinator.jobs.job_manager import JobDesk
-from coordinator.jobs.resources import Desk
+from coordinator.jobs.job_manager import JobManager
+from coordinator.jobs.resources import Resources
 from coordinator.members.attendance import Connection, Farewell, Leaving
 from coordinator.metrics import Transfer
 from coordinator.service.access import AccessDenied, AccessGuard, Caller, caller_of
@@ -46,11 +46,11 @@ log = get_logger("coordinator.federation")
 class FederationService:
     """Identity is the certificate's; no field of a message says who speaks."""
 
-    def __init__(self, *, desk: Desk, job_desk: JobDesk, guard: AccessGuard) -> None:
-        self._desk = desk
-        self._job_desk = job_desk
+    def __init__(self, *, resources: Resources, job_manager: JobManager, guard: AccessGuard) -> None:
+        self._resources = resources
+        self._job_manager = job_manager
         self._guard = guard
-        desk.roster_book.on_change(self._push_roster)
+        resources.roster_book.on_change(self._push_roster)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a server dispatches to: as generated, but that chunks are framed by
@@ -81,7 +81,7 @@ class FederationService:
             asyncio.create_task(self._beat(connection, caller)),
             asyncio.create_task(self._leave_at_end(connection)),
         ]
-        self._desk.attendance.join(connection)
+        self._resources.attendance.join(connection)
         try:
             async with aclosing(connection.outgoing()) as messages:
                 async for message in messages:
@@ -89,7 +89,7 @@ class FederationService:
         finally:
             for task in tasks:
                 task.cancel()
-            self._desk.attendance.leave(connection)
+            self._resources.attendance.leave(connection)
         if connection.farewell is not None:
             await abort(context, FAREWELL_CODES[connection.farewell.why], connection.farewell.sentence)
 
@@ -97,14 +97,14 @@ class FederationService:
         """The bytes of a global state, from an offset on."""
         caller = caller_of(context)
         async with errors_as_codes(context):
-            driver = self._job_desk.driver(wire.checked_digest(request.job_digest, what="job digest"))
+            driver = self._job_manager.driver(wire.checked_digest(request.job_digest, what="job digest"))
             digest = wire.checked_digest(request.state_digest, what="state digest")
             if not driver.may_download(caller.name, digest):
                 raise RemoteProtocolError(
                     "download: not a present state of a job of this silo", code=Refusal.NOT_NAMED
                 )
-            path = self._desk.checkpoints.path(request.job_digest, digest)
-            sent = self._desk.metrics.sent_bytes.labels(kind=Transfer.DOWNLOAD.value)
+            path = self._resources.checkpoints.path(request.job_digest, digest)
+            sent = self._resources.metrics.sent_bytes.labels(kind=Transfer.DOWNLOAD.value)
             offset, state_bytes = request.offset, path.stat().st_size
             if offset > state_bytes:
                 raise RemoteProtocolError("download: the offset is beyond the end of the state")
@@ -143,7 +143,7 @@ class FederationService:
         if not isinstance(first, pb.UploadMessage) or first.WhichOneof("kind") != "header":
             raise RemoteProtocolError("upload: expected a header first")
         key = wire.key_from_wire(first.header.key)
-        attempt = self._job_desk.driver(key.job_digest).attempt_for(silo, key)
+        attempt = self._job_manager.driver(key.job_digest).attempt_for(silo, key)
         spool = attempt.open_upload(silo, first.header.total_bytes)
         spool.begin_stream()
         attempt.on_upload_progress(silo, spool, chunk_bytes=first.ByteSize())
@@ -153,7 +153,7 @@ class FederationService:
         size_bytes = len(chunk.data)
         await spool.append(chunk.offset, chunk.data)
         attempt.on_upload_progress(silo, spool, chunk_bytes=size_bytes + wire.CHUNK_FRAME_BYTES)
-        self._desk.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value).inc(size_bytes)
+        self._resources.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value).inc(size_bytes)
 
     async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:
         async with errors_as_codes(context):
@@ -172,9 +172,9 @@ class FederationService:
         welcome = pb.Welcome(
             protocol_version=wire.PROTOCOL_VERSION,
             software_version=software_version(),
-            unix_seconds=self._desk.clock.unix_seconds(),
-            heartbeat_seconds=self._desk.settings.heartbeat_seconds,
-            roster=wire.signed_body_to_wire(self._desk.roster_book.current.signed),
+            unix_seconds=self._resources.clock.unix_seconds(),
+            heartbeat_seconds=self._resources.settings.heartbeat_seconds,
+            roster=wire.signed_body_to_wire(self._resources.roster_book.current.signed),
         )
         return pb.CoordinatorMessage(welcome=welcome)
 
@@ -191,7 +191,7 @@ class FederationService:
                     return
                 if message.WhichOneof("kind") == "heartbeat":
                     self._guard.check(caller, ATTEND)
-                self._desk.attendance.deliver(caller.name, message)
+                self._resources.attendance.deliver(caller.name, message)
             connection.end()
         except AccessDenied as denied:
             connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
@@ -203,24 +203,24 @@ class FederationService:
     async def _beat(self, connection: Connection, caller: Caller) -> None:
         """Heartbeats, each after a look at certificate and roster of this moment."""
         while not connection.is_ended:
-            await asyncio.sleep(self._desk.settings.heartbeat_seconds)
+            await asyncio.sleep(self._resources.settings.heartbeat_seconds)
             try:
                 self._guard.check(caller, ATTEND)
             except AccessDenied as denied:
                 connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
                 return
-            beat = pb.Heartbeat(unix_seconds=self._desk.clock.unix_seconds())
+            beat = pb.Heartbeat(unix_seconds=self._resources.clock.unix_seconds())
             connection.send(pb.CoordinatorMessage(heartbeat=beat))
 
     async def _leave_at_end(self, connection: Connection) -> None:
         """At once, however long the call goes on: gRPC ends it when the silo reads what it was sent."""
         await connection.ended()
-        self._desk.attendance.leave(connection)
+        self._resources.attendance.leave(connection)
 
     def _push_roster(self, roster: Roster) -> None:
         update = pb.RosterUpdate(roster=wire.signed_body_to_wire(roster.signed))
         message = pb.CoordinatorMessage(roster=update)
-        for connection in self._desk.attendance.connections:
+        for connection in self._resources.attendance.connections:
             connection.send(message)
 
 

@@ -25,8 +25,8 @@ from chorale.transport import channel_options, tls
 from chorale.transport.wire import MAX_MESSAGE_BYTES
 from chorale.v1 import federation_pb2, operations_pb2, operations_pb2_grpc
 from coordinator.clock import Clock
-from coordinator.jobs.job_manager import JobDesk
-from coordinator.jobs.resources import Desk
+from coordinator.jobs.job_manager import JobManager
+from coordinator.jobs.resources import Resources
 from coordinator.members.attendance import Attendance, Farewell, Leaving
 from coordinator.members.roster_book import RosterBook
 from coordinator.metrics import CoordinatorMetrics
@@ -93,21 +93,21 @@ class Host:
         self._closing.close()
 
     @property
-    def desk(self) -> Desk:
-        return self._desk
+    def resources(self) -> Resources:
+        return self._resources
 
     @property
-    def job_desk(self) -> JobDesk:
-        return self._job_desk
+    def job_manager(self) -> JobManager:
+        return self._job_manager
 
     async def _start(self) -> None:
-        self._desk = self._open_desk()
-        self._job_desk = JobDesk(self._desk)
+        self._resources = self._open_desk()
+        self._job_manager = JobManager(self._resources)
         self._server = self._new_server()
         probes = self._open_probes()
         port = self._bind(self._server)
         await self._server.start()
-        self._job_desk.resume_all()
+        self._job_manager.resume_all()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._is_serving = True
         self._watching = asyncio.create_task(self._watch_roster())
@@ -120,17 +120,17 @@ class Host:
         if self._watching is not None:
             self._watching.cancel()
         await self._health.enter_graceful_shutdown()
-        await self._job_desk.stop()
-        self._desk.attendance.end_all(
+        await self._job_manager.stop()
+        self._resources.attendance.end_all(
             Farewell(why=Leaving.DRAINING, sentence="the coordinator is shutting down")
         )
         await self._server.stop(DRAIN_SECONDS)
-        self._desk.audit.append("stopped")
+        self._resources.audit.append("stopped")
         log.info("stopped")
 
     # what it is made of
 
-    def _open_desk(self) -> Desk:
+    def _open_desk(self) -> Resources:
         settings = self._settings
         settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         authority = tls.load_authority(settings.authority)
@@ -149,7 +149,7 @@ class Host:
             store=store,
             clock=self._clock,
         )
-        desk = Desk(
+        resources = Resources(
             settings=settings,
             authority=authority,
             store=store,
@@ -160,10 +160,10 @@ class Host:
             audit=audit,
             clock=self._clock,
         )
-        roster_book.on_change(lambda roster: _note_roster(desk, roster))
-        desk.audit.append("started", federation=settings.federation)
-        _note_roster(desk, roster_book.current)
-        return desk
+        roster_book.on_change(lambda roster: _note_roster(resources, roster))
+        resources.audit.append("started", federation=settings.federation)
+        _note_roster(resources, roster_book.current)
+        return resources
 
     def _check_identity(self, authority: x509.Certificate, metrics: CoordinatorMetrics) -> None:
         identity = tls.load_identity(self._settings.identity)
@@ -178,18 +178,18 @@ class Host:
         metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
 
     def _new_server(self) -> grpc.aio.Server:
-        desk = self._desk
+        resources = self._resources
         guard = AccessGuard(
             federation=self._settings.federation,
-            authority=desk.authority,
-            roster_book=desk.roster_book,
+            authority=resources.authority,
+            roster_book=resources.roster_book,
             clock=self._clock,
-            metrics=desk.metrics,
+            metrics=resources.metrics,
         )
         options = (*OPTIONS, *channel_options.server_keepalive(self._settings.keepalive_seconds))
         server = grpc.aio.server(interceptors=[AccessInterceptor(guard)], options=options)
-        federation = FederationService(desk=desk, job_desk=self._job_desk, guard=guard)
-        operations = OperationsService(desk=desk, job_desk=self._job_desk)
+        federation = FederationService(resources=resources, job_manager=self._job_manager, guard=guard)
+        operations = OperationsService(resources=resources, job_manager=self._job_manager)
         server.add_generic_rpc_handlers([federation.handlers()])
         operations_pb2_grpc.add_OperationsServicer_to_server(operations, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -199,7 +199,7 @@ class Host:
 
     def _bind(self, server: grpc.aio.Server) -> int:
         credentials = tls.server_credentials(
-            self._settings.identity, certificate_to_pem(self._desk.authority)
+            self._settings.identity, certificate_to_pem(self._resources.authority)
         )
         try:
             return server.add_secure_port(self._settings.listen, credentials)
@@ -216,7 +216,7 @@ class Host:
             probes = ProbeServer(
                 host.strip("[]"),
                 int(port),
-                registry=self._desk.metrics.registry,
+                registry=self._resources.metrics.registry,
                 is_live=lambda: True,
                 is_ready=lambda: self._is_serving,
             )
@@ -234,7 +234,7 @@ class Host:
         """Take over a new roster within a heartbeat, whether or not anybody calls."""
         while True:
             await asyncio.sleep(self._settings.heartbeat_seconds)
-            self._desk.roster_book.refresh()
+            self._resources.roster_book.refresh()
 
     def _announce(self, port: int, probes: ProbeServer | None) -> None:
         """Say where the coordinator listens, in the log and in a file: port 0 takes a free one."""
@@ -255,12 +255,12 @@ def stop_signal() -> asyncio.Event:
     return stopping
 
 
-def _note_roster(desk: Desk, roster: Roster) -> None:
-    desk.metrics.know_silos(roster.silo_names)
-    desk.metrics.roster_version.set(roster.version)
-    desk.metrics.roster_expiry.set(roster.expires.timestamp())
-    desk.metrics.roster_signed.set(roster.issued.timestamp())
-    desk.audit.append("roster", version=roster.version, digest=roster.digest.hex())
+def _note_roster(resources: Resources, roster: Roster) -> None:
+    resources.metrics.know_silos(roster.silo_names)
+    resources.metrics.roster_version.set(roster.version)
+    resources.metrics.roster_expiry.set(roster.expires.timestamp())
+    resources.metrics.roster_signed.set(roster.issued.timestamp())
+    resources.audit.append("roster", version=roster.version, digest=roster.digest.hex())
 
 
 def _with_port(address: str, port: int) -> str:

@@ -17,8 +17,8 @@ from chorale.transport import wire
 from chorale.transport.chunks import chunk_of
 from chorale.v1 import federation_pb2, operations_pb2_grpc, records_pb2
 from chorale.v1 import operations_pb2 as pb
-from coordinator.jobs.job_manager import JobDesk, TooManyJobs
-from coordinator.jobs.resources import Desk
+from coordinator.jobs.job_manager import JobManager, TooManyJobs
+from coordinator.jobs.resources import Resources
 from coordinator.service.access import caller_of
 from coordinator.service.service_errors import Context, errors_as_codes
 from crypto.errors import RemoteProtocolError
@@ -29,16 +29,16 @@ MAX_SUBMISSIONS = 4  # of one operator at once
 class OperationsService(operations_pb2_grpc.OperationsServicer):
     """What operators ask for. A job is theirs by its signature, not by who hands it in."""
 
-    def __init__(self, *, desk: Desk, job_desk: JobDesk) -> None:
-        self._desk = desk
-        self._job_desk = job_desk
+    def __init__(self, *, resources: Resources, job_manager: JobManager) -> None:
+        self._resources = resources
+        self._job_manager = job_manager
         self._submissions: Counter[str] = Counter()  # under way, by operator
 
     async def SubmitJob(
         self, request_iterator: AsyncIterator[pb.SubmitMessage], context: Context
     ) -> pb.SubmitReceipt:
         """The signed job first, then its initial state. Handing it in twice is no error."""
-        received = self._desk.settings.spool_directory / f"submit-{secrets.token_hex(8)}"
+        received = self._resources.settings.spool_directory / f"submit-{secrets.token_hex(8)}"
         async with errors_as_codes(context):
             with self._submission_of(caller_of(context).name):
                 try:
@@ -63,15 +63,15 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         if first is None or first.WhichOneof("kind") != "job":
             raise RemoteProtocolError("submit: expected the signed job first")
         signed = SignedJob.from_wire(first.job)
-        if not self._job_desk.has(signed.digest):
-            job = self._job_desk.check(signed)
+        if not self._job_manager.has(signed.digest):
+            job = self._job_manager.check(signed)
             await self._receive(messages, received)
             await asyncio.to_thread(_check_parses, received)
-            self._job_desk.submit(job, received)
+            self._job_manager.submit(job, received)
         return pb.SubmitReceipt(job_digest=signed.digest)
 
     async def _receive(self, messages: AsyncIterator[pb.SubmitMessage], received: Path) -> None:
-        limit = self._desk.settings.max_state_bytes
+        limit = self._resources.settings.max_state_bytes
         with received.open("xb") as file:
             async for message in messages:
                 if message.WhichOneof("kind") != "chunk":
@@ -86,23 +86,23 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                 file.write(chunk.data)
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:
-        return pb.ListJobsReply(jobs=self._job_desk.summaries())
+        return pb.ListJobsReply(jobs=self._job_manager.summaries())
 
     async def WatchJob(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.JobEvent]:
         async with errors_as_codes(context):
-            async for event in self._job_desk.watch(request.job_digest):
+            async for event in self._job_manager.watch(request.job_digest):
                 yield event
 
     async def ControlJob(self, request: pb.ControlRequest, context: Context) -> records_pb2.JobSummary:
         async with errors_as_codes(context):
-            return await self._job_desk.control(request.job_digest, request.action)
+            return await self._job_manager.control(request.job_digest, request.action)
         raise AssertionError("unreachable: errors end the call")
 
     async def FetchModel(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchMessage]:
         """The summary, then the newest global state."""
         async with errors_as_codes(context):
-            summary = self._job_desk.summary(request.job_digest)
-            with self._job_desk.model_path(request.job_digest).open("rb") as file:
+            summary = self._job_manager.summary(request.job_digest)
+            with self._job_manager.model_path(request.job_digest).open("rb") as file:
                 yield pb.FetchMessage(summary=summary)
                 offset = 0
                 while data := await asyncio.to_thread(file.read, wire.CHUNK_BYTES):
@@ -110,10 +110,10 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                     offset += len(data)
 
     async def ListSilos(self, request: pb.ListSilosRequest, context: Context) -> pb.ListSilosReply:
-        roster = self._desk.roster_book.current
+        roster = self._resources.roster_book.current
         expires = {
             connection.silo: connection.certificate_expires.timestamp()
-            for connection in self._desk.attendance.connections
+            for connection in self._resources.attendance.connections
         }
         silos = [
             pb.SiloStatus(

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from chorale.runtime.background_io import Behind
+from chorale.runtime.background_io import BackgroundWriter
 from chorale.runtime.files import Part, write_all
 from crypto.errors import Refusal, RemoteProtocolError
 
@@ -37,7 +37,7 @@ class Spool:
         self._digest = b""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = path.open("w+b", buffering=0)
-        self._writing = Behind(most=CHUNKS_BEHIND)
+        self._writing = BackgroundWriter(most=CHUNKS_BEHIND)
         self._is_closed = False
 
     def begin_stream(self) -> None:

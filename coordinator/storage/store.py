@@ -18,7 +18,7 @@ from chorale.job import SignedJob
 from chorale.runtime.database import close_database, open_database
 from chorale.v1 import records_pb2
 from coordinator.members.complaints import FiledComplaint
-from coordinator.phase_machine import ENDED, RoundState
+from coordinator.phase_machine import ENDED, PhaseState
 from coordinator.storage.store_tables import (
     complaints,
     jobs,
@@ -108,7 +108,7 @@ class PhaseRow:
     round: int
     phase: str
     roster_version: int
-    state: RoundState
+    state: PhaseState
     attempt: int
     started_unix_seconds: float
     upload_bytes: int
@@ -232,7 +232,7 @@ class Store:
                     "round": round,
                     "phase": phase,
                     "roster_version": roster_version,
-                    "state": RoundState.WAITING.value,
+                    "state": PhaseState.WAITING.value,
                     "attempt": 0,
                     "started_unix_seconds": unix_seconds,
                     "state_digest": connection.execute(_JOB, of).one().state_digest,
@@ -249,7 +249,7 @@ class Store:
 
     def count_applied(self, job: bytes, phase: str) -> int:
         """In how many rounds the phase of this name was applied."""
-        of = {"of_job": job, "of_phase": phase, "of_state": RoundState.APPLIED.value}
+        of = {"of_job": job, "of_phase": phase, "of_state": PhaseState.APPLIED.value}
         with self._engine.begin() as connection:
             return connection.execute(_COUNT_IN_STATE, of).scalar_one()
 
@@ -265,14 +265,14 @@ class Store:
 
     def begin_attempt(self, sequence: int, attempt: int) -> None:
         """Durable before anything is sent under that number: none comes twice."""
-        values = {"attempt": attempt, "state": RoundState.WAITING.value, "session": None, "upload_bytes": 0}
+        values = {"attempt": attempt, "state": PhaseState.WAITING.value, "session": None, "upload_bytes": 0}
         with self._engine.begin() as connection:
             last = connection.execute(_PHASE, {"of_sequence": sequence}).one().attempt
             if attempt <= last:
                 raise LocalProtocolError(f"store: attempt {attempt} follows attempt {last}")
             _update(connection, sequence, values)
 
-    def set_phase_state(self, sequence: int, state: RoundState) -> None:
+    def set_phase_state(self, sequence: int, state: PhaseState) -> None:
         with self._engine.begin() as connection:
             _update(connection, sequence, {"state": state.value})
 
@@ -282,20 +282,20 @@ class Store:
         """From here on this very session is resumed (docs/protocol.md 6)."""
         values = {"session": session, "cohort": list(cohort), "upload_bytes": upload_bytes}
         with self._engine.begin() as connection:
-            _update(connection, sequence, {"state": RoundState.UNMASK.value, **values})
+            _update(connection, sequence, {"state": PhaseState.UNMASK.value, **values})
 
     def enter_revealed(self, sequence: int, *, upload_bytes: int) -> None:
         """The sum is known and stored; no share is asked for again."""
         with self._engine.begin() as connection:
-            _update(connection, sequence, {"state": RoundState.REVEALED.value, "upload_bytes": upload_bytes})
+            _update(connection, sequence, {"state": PhaseState.REVEALED.value, "upload_bytes": upload_bytes})
 
-    def end_phase(self, sequence: int, *, state: RoundState, record: records_pb2.PhaseRecord) -> None:
+    def end_phase(self, sequence: int, *, state: PhaseState, record: records_pb2.PhaseRecord) -> None:
         """One transaction: the phase's result, its record and the job's new state, once."""
         if state not in ENDED:
             raise LocalProtocolError(f"store: a phase does not end in state {state.value}")
         with self._engine.begin() as connection:
             row = connection.execute(_PHASE, {"of_sequence": sequence}).one()
-            if RoundState(row.state) in ENDED:
+            if PhaseState(row.state) in ENDED:
                 return
             record_json = json_format.MessageToJson(record)
             _update(
@@ -370,5 +370,5 @@ def _job_row(row: sa.Row[tuple[object, ...]]) -> JobRow:
 
 def _phase_row(row: sa.Row[tuple[object, ...]]) -> PhaseRow:
     values = dict(row._mapping)
-    values["state"] = RoundState(values["state"])
+    values["state"] = PhaseState(values["state"])
     return PhaseRow(**values)

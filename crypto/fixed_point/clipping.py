@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.errors import QuantisationError
+from crypto.errors import QuantizationError
 
 Reals = NDArray[np.floating[Any]]
 
@@ -27,14 +27,14 @@ _BLOCK_VALUES: Final = 1 << 13  # float64 of a block stay in the L1 cache; BLAS 
 _EXACT: Final = 2.0**53  # float64 adds whole numbers exactly up to here
 # what float32 multiplies and rotates without overflow, and what is an ordinary float32 factor
 _LARGEST_VALUE: Final = 2.0**60
-_LEAST_FACTOR: Final = 2.0**-60
+_MIN_FACTOR: Final = 2.0**-60
 
 
 def shrunk(value_N: Reals, clip_l2: float, *, name: str) -> tuple[Reals, float]:
     """Values, and the factor of at most 1 that takes their norm to clip_l2 where it is larger.
 
     The values are the caller's, but for those that are so large that the product has no room in their type.
-    Shapes: (N,) float32 or float64. Raises QuantisationError if a value is not finite.
+    Shapes: (N,) float32 or float64. Raises QuantizationError if a value is not finite.
     """
     largest = _largest(value_N, name)
     if largest > _LARGEST_VALUE:
@@ -43,7 +43,7 @@ def shrunk(value_N: Reals, clip_l2: float, *, name: str) -> tuple[Reals, float]:
     if norm <= clip_l2 * ROOM:  # as is the norm of nothing but zeros
         return value_N, 1.0
     factor = clip_l2 * ROOM / norm
-    if factor < _LEAST_FACTOR:
+    if factor < _MIN_FACTOR:
         return _rescaled(value_N, largest, clip_l2 * ROOM), 1.0
     return value_N, factor
 
@@ -59,7 +59,7 @@ def squared_norm(whole_N: NDArray[np.signedinteger[Any]]) -> int:
 def _largest(value_N: Reals, name: str) -> float:
     least, most = float(value_N.min()), float(value_N.max())  # NaN anywhere makes both NaN
     if not (math.isfinite(least) and math.isfinite(most)):
-        raise QuantisationError(f"quantity {name}: a value is not finite")
+        raise QuantizationError(f"quantity {name}: a value is not finite")
     return max(-least, most)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from crypto import prg
-from crypto.errors import LocalProtocolError, QuantisationError
+from crypto.errors import LocalProtocolError, QuantizationError
 from crypto.fixed_point import clipping, compiled, ring
 from crypto.fixed_point.compiled import Rounding
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
@@ -32,7 +32,7 @@ from crypto.prg import Keystream
 BLOCK_VALUES: Final = 1 << 15  # numpy's arrays of a block stay in the L2 cache, docs/performance.md
 COMPILED_BLOCK_VALUES: Final = 1 << 17  # as do the dice, the only array of the compiled loop
 CHECKED_VALUES: Final = 1 << 18  # least and largest of them, from the L3 cache the second time
-MOST_ROUNDINGS: Final = 8  # of a clipped array; each is too long with a probability of about 2^-20 at most
+MAX_ROUNDINGS: Final = 8  # of a clipped array; each is too long with a probability of about 2^-20 at most
 SIDES: Final = 1 << 16  # of a die, two bytes of the key stream
 _DIE: Final = np.dtype("<u2")
 _LARGEST_FLOAT32_SCALE: Final = 2.0**64  # units, and units times SIDES, are then ordinary float32 numbers
@@ -56,7 +56,7 @@ class Encoder:
         """Shapes and units: as the quantities declare.
 
         Contiguous arrays of float32 and float64 are held, not copied: nobody may change them any more.
-        Raises QuantisationError for missing or surplus names, wrong shapes, values that are not finite,
+        Raises QuantizationError for missing or surplus names, wrong shapes, values that are not finite,
         and counts that are not whole or beyond their bound. Source: docs/protocol.md 4.
 
         Security: random is the system's CSPRNG. It is asked anew for every input: noise that two inputs
@@ -232,7 +232,7 @@ def _arrays(values: Mapping[str, ArrayLike], layout: Layout) -> dict[str, NDArra
     expected = {quantity.name for quantity in layout.quantities} - {CLIPPED}
     if values.keys() != expected:
         odd = sorted(values.keys() ^ expected)
-        raise QuantisationError(f"values: missing or surplus quantities {', '.join(odd)}")
+        raise QuantizationError(f"values: missing or surplus quantities {', '.join(odd)}")
     return {
         quantity.name: _array(values[quantity.name], quantity)
         for quantity in layout.quantities
@@ -289,7 +289,7 @@ def _rounded_within(
 
     Conditional rounding: Kairouz, Liu, Steinke 2021; docs/privacy.md, "Sensitivity after rounding".
     """
-    for _ in range(MOST_ROUNDINGS):
+    for _ in range(MAX_ROUNDINGS):
         tried = replace(part, dice_key=random(prg.KEY_BYTES))
         if _squared_norm(tried, quantity.word, first_die) <= squared_l2:
             return tried
@@ -367,5 +367,5 @@ def _blocks(size: int, *, of: int = BLOCK_VALUES) -> Iterator[slice]:
         yield slice(start, start + of)
 
 
-def _odd(quantity: Quantity, what: str) -> QuantisationError:
-    return QuantisationError(f"quantity {quantity.name}: {what}")
+def _odd(quantity: Quantity, what: str) -> QuantizationError:
+    return QuantizationError(f"quantity {quantity.name}: {what}")

@@ -11,13 +11,13 @@ from typing import Final, Generic, TypeVar
 
 Result = TypeVar("Result")
 
-MOST_WORKERS: Final = 8  # each holds a chunk and its buffers
+MAX_WORKERS: Final = 8  # each holds a chunk and its buffers
 
 
 def workers_for(tasks: int, workers: int | None = None) -> int:
     """As many as asked for, or as the cores that this process may use; no more than there are tasks."""
     if workers is None:
-        workers = min(_cores(), MOST_WORKERS)
+        workers = min(_cores(), MAX_WORKERS)
     return max(1, min(workers, tasks))
 
 

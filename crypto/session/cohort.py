@@ -45,7 +45,7 @@ class CohortRule:
         )
 
     @property
-    def least_survivors(self) -> int:
+    def min_survivors(self) -> int:
         return max(self.threshold, self.min_cohort)
 
     @property
@@ -54,9 +54,9 @@ class CohortRule:
         return self.members // 3
 
     @property
-    def least_honest(self) -> int:
+    def min_honest(self) -> int:
         """h: the fewest honest silos in a revealed sum. Their noise alone keeps what a job promises."""
-        return self.least_survivors - self.colluders
+        return self.min_survivors - self.colluders
 
 
 def default_threshold(members: int) -> int:

@@ -330,7 +330,7 @@ class CoordinatorSession:
         return TRANSITIONS[state, Event.CLOSE]
 
     def _check_enough(self, silos: int, *, least: int | None = None) -> None:
-        expected = self.terms.rule.least_survivors if least is None else least
+        expected = self.terms.rule.min_survivors if least is None else least
         if silos < expected:
             raise self._aborted(f"{self.state.value}: expected at least {expected} silos, got {silos}")
 

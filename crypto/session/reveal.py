@@ -117,7 +117,7 @@ class RevealLedger(Protocol):
         or the roster version of (job, round) is another; else erases the pending row of that key."""
 
     def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
-        """The reveal rule. PolicyRefusal(code=NEAR_REVEAL or ALREADY_REVEALED)."""
+        """The reveal rule. PolicyRefusal(code=OVERLAPPING_COHORT or ALREADY_REVEALED)."""
 
     def write_pending(self, pending: PendingReveal) -> None:
         """Before the CONSISTENCY signature leaves."""

@@ -100,6 +100,6 @@ def check_set(
 
 
 def check_size(what: str, size: int, rule: CohortRule) -> None:
-    if size < rule.least_survivors:
-        message = f"{what}: expected at least {rule.least_survivors} silos, got {size}"
+    if size < rule.min_survivors:
+        message = f"{what}: expected at least {rule.min_survivors} silos, got {size}"
         raise RemoteProtocolError(message, code=Refusal.COHORT_TOO_SMALL)

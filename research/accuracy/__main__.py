@@ -19,7 +19,7 @@ from crypto.errors import ChoraleError
 from research.accuracy import evidence
 from research.accuracy.arms import ARMS, arms_named
 from research.accuracy.book import Book
-from research.accuracy.catalogue import SUITES
+from research.accuracy.catalog import SUITES
 from research.accuracy.federated import classes_sent_by_default
 from research.accuracy.plots import draw
 from research.accuracy.report import Report, report_of

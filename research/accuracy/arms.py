@@ -55,7 +55,7 @@ ARMS = (
     Arm(
         name="fedcsd_uniform",
         title="FedCSD with 1/C",
-        strategy={"parts": {"regulariser": "csd"}, "options": CSD_PAPER},
+        strategy={"parts": {"regularizer": "csd"}, "options": CSD_PAPER},
     ),
     Arm(
         name="fedcsd_strong",
@@ -65,20 +65,20 @@ ARMS = (
     Arm(
         name="fedcsd_strong_uniform",
         title="FedCSD, mu 0.1, with 1/C",
-        strategy={"parts": {"regulariser": "csd"}, "options": CSD_STRONG},
+        strategy={"parts": {"regularizer": "csd"}, "options": CSD_STRONG},
     ),
     Arm(name="feddw", title="FedDW", strategy={"preset": "feddw"}),
     Arm(
         name="feddw_identity",
         title="FedDW towards the identity",
         strategy={
-            "parts": {"head": "trained-unbiased", "regulariser": "soft-labels"},
+            "parts": {"head": "trained-unbiased", "regularizer": "soft-labels"},
             "options": {"init_slm": "identity", "mu": 1.0},
         },
     ),
 )
 
-PROTOTYPES = "`prototypes` (C x C) and `presence` (C)"
+PROTOTYPES = "`prototypes` (C x C) and `class_presence` (C)"
 CONTROLS = (
     Control(
         method="spherefed",
@@ -104,7 +104,7 @@ CONTROLS = (
         method="feddw",
         control="feddw_identity",
         without="soft labels (the identity in their place)",
-        sums="`soft_labels` (C x C), `class_counts` (C) and `presence` (C)",
+        sums="`soft_labels` (C x C), `class_counts` (C) and `class_presence` (C)",
     ),
 )
 

@@ -13,7 +13,7 @@ from bench.options import Parser, whole
 from bench.rows import table
 from research.attacks import differences, gradients, membership, moments
 
-MOST_SEEDS = 50
+MAX_SEEDS = 50
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("attacks", __doc__)
-    parser.add_argument("--seeds", type=whole(2, MOST_SEEDS), default=5, help="of the membership attack")
+    parser.add_argument("--seeds", type=whole(2, MAX_SEEDS), default=5, help="of the membership attack")
     parser.add_argument("--attacked", type=whole(1, 200), default=20, help="silos whose update is attacked")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     return parser.parse_args(arguments)

@@ -147,7 +147,7 @@ def _promised(spec: JobSpec, layouts: list[Layout]) -> float:
     if spec.privacy is None:
         return 0.0
     return min(
-        math.sqrt(spec.rule(layout.members).least_honest * quantity.noise.variance) / quantity.noise.scale
+        math.sqrt(spec.rule(layout.members).min_honest * quantity.noise.variance) / quantity.noise.scale
         for layout in layouts
         for quantity in layout.quantities
         if quantity.noise is not None

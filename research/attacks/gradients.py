@@ -4,7 +4,7 @@ Of a layer y = W x + b the gradients of row i are dW_i = (dL/dy_i) x and db_i = 
 exactly, whatever the loss and everything above, and over any number of SGD steps on one sample: the steps'
 sums have the same ratio. With several samples it is their mean, weighted by dL/dy_i: a row that a ReLU
 keeps silent for all samples but one gives that one away (Phong et al. 2018, IEEE TIFS 13(5); Boenisch et
-al. 2023, arXiv 2112.02918). An attack by optimisation (Zhu et al. 2019) finds no more than this.
+al. 2023, arXiv 2112.02918). An attack by optimization (Zhu et al. 2019) finds no more than this.
 """
 
 # H = rows of the first layer, D = pixels, N = samples of the attacked silo
@@ -39,7 +39,7 @@ HIDDEN = 64
 LOCAL_EPOCHS = 3  # steps, because a silo's few samples are one batch
 TARGET_EPSILON = 8.0
 FEW = 8
-# centred cosine from which an image counts as recovered: of 1,797 images 2 have a neighbour that near
+# centered cosine from which an image counts as recovered: of 1,797 images 2 have a neighbor that near
 RECOVERED = 0.99
 # of the best of 64 rows: random ones have 0.25 to 0.28 in the mean
 NEAR_COSINE, FAR_COSINE = 0.85, 0.5
@@ -52,7 +52,7 @@ Update = Callable[["_Trial"], Array]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
     """One protection. recovered: share of the attacked silos' samples of which a row gave an image with a
-    centred cosine of RECOVERED or more. cosine: the best row's, mean over the samples. mean_square_error: of
+    centered cosine of RECOVERED or more. cosine: the best row's, mean over the samples. mean_square_error: of
     that row, in units of a pixel's range. epsilon: of the update's release alone, at DELTA_DP."""
 
     protection: str
@@ -170,7 +170,7 @@ class _Trial:
         layout, values = self.layout(spec), self.values(spec, 0)
         total = ring.zeros(layout)
         nothing = {name: np.zeros_like(value) for name, value in values.items()}
-        for number in range(spec.rule(SILOS).least_honest):
+        for number in range(spec.rule(SILOS).min_honest):
             ring.add_into(total, encoded(nothing if number else values, layout).vectors)
         return decoded(total, layout)[DELTA]
 
@@ -216,7 +216,7 @@ def _arm(protection: str, samples: int, trials: Sequence[_Trial], update: Update
 
 
 def _best(rows_HD: FloatArray, images_ND: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Centred cosine and mean square error of the row that is nearest to each image; what a row says
+    """Centered cosine and mean square error of the row that is nearest to each image; what a row says
     beyond a pixel's range is cut, as an attacker would."""
     if not len(rows_HD):
         return np.zeros(len(images_ND)), np.full(len(images_ND), np.mean(images_ND**2))

@@ -56,7 +56,7 @@ class Arm:
     auc: chance that an odd member's loss is lower than that of an odd sample of nobody; 0.5 is guessing.
     advantage: share of odd members found less share of odd others suspected, at the threshold that is best
     on one half of them, measured on the other half. accuracy: of the model, on samples of nobody with the
-    right labels. epsilon: of all updates of one silo at DELTA_DP. most_advantage: what that epsilon leaves
+    right labels. epsilon: of all updates of one silo at DELTA_DP. max_advantage: what that epsilon leaves
     any attack.
     """
 
@@ -68,7 +68,7 @@ class Arm:
     advantage_standard_error: float
     accuracy: float
     epsilon: float | None
-    most_advantage: float
+    max_advantage: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def advantage(member_N: FloatArray, other_N: FloatArray) -> float:
 
 
 def largest_advantage(epsilon: float, delta: float) -> float:
-    """Of any test between two neighbouring data sets (Kairouz, Oh, Viswanath 2015, arXiv 1311.0776)."""
+    """Of any test between two neighboring data sets (Kairouz, Oh, Viswanath 2015, arXiv 1311.0776)."""
     return (math.expm1(epsilon) + 2.0 * delta) / (math.exp(epsilon) + 1.0)
 
 
@@ -207,7 +207,7 @@ def _arm(target: float | None, spec: JobSpec, runs: Sequence[_Run]) -> Arm:
         advantage_standard_error=_standard_error([run.advantage for run in runs]),
         accuracy=statistics.mean(run.accuracy for run in runs),
         epsilon=spent,
-        most_advantage=1.0 if spent is None else largest_advantage(spent, DELTA_DP),
+        max_advantage=1.0 if spent is None else largest_advantage(spent, DELTA_DP),
     )
 
 

@@ -16,7 +16,7 @@ FloatArray = NDArray[np.float64]
 
 
 def features(state: Arrays, images_ND: FloatArray) -> FloatArray:
-    """What the backbone gives; of a model without normalisation layers. Shapes: (N, pixels) -> (N, D)."""
+    """What the backbone gives; of a model without normalization layers. Shapes: (N, pixels) -> (N, D)."""
     features_ND = images_ND
     for place in count(1, LAYERS):
         layer = f"{MODEL}body.{place}."

@@ -26,7 +26,7 @@ from research.heart_disease.runs import RATES, Outcome, most_frequent, run
 
 OUT = ROOT / "build" / "bench" / "heart-disease.jsonl"
 PAGE = ROOT / "docs" / "heart-disease.md"
-MOST_SEEDS = 50
+MAX_SEEDS = 50
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def _say(line: str) -> None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("heart_disease", __doc__)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the four files")
-    parser.add_argument("--seeds", type=whole(2, MOST_SEEDS), default=10, help="splits, weights and shuffles")
+    parser.add_argument("--seeds", type=whole(2, MAX_SEEDS), default=10, help="splits, weights and shuffles")
     parser.add_argument("--workers", type=whole(1, 64), default=2, help="processes of one thread")
     parser.add_argument("--out", type=Path, default=OUT, help="file of the finished runs")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")

@@ -1,6 +1,6 @@
 """One training: a federation by the product's simulation, or one party with all the records that it has.
 
-Both run the silos' own training with the same rounds, passes and optimiser; alone and pooled there is one
+Both run the silos' own training with the same rounds, passes and optimizer; alone and pooled there is one
 silo, whose update is the whole step. What comes out is a model for each hospital.
 """
 

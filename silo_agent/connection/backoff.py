@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 FIRST_SECONDS = 0.5
-MOST_SECONDS = 30.0  # a coordinator that restarts finds its silos back within half a minute
+MAX_SECONDS = 30.0  # a coordinator that restarts finds its silos back within half a minute
 
 
 class Backoff:
@@ -16,11 +16,11 @@ class Backoff:
         *,
         random: Callable[[], float],
         first_seconds: float = FIRST_SECONDS,
-        most_seconds: float = MOST_SECONDS,
+        max_seconds: float = MAX_SECONDS,
     ) -> None:
         self._random = random
         self._first_seconds = first_seconds
-        self._most_seconds = most_seconds
+        self._max_seconds = max_seconds
         self._failures = 0
 
     def reset(self) -> None:
@@ -28,6 +28,6 @@ class Backoff:
 
     def next_seconds(self) -> float:
         """How long to wait now; at least a tenth of the step, so that no loop spins."""
-        step = min(self._most_seconds, self._first_seconds * 2.0 ** min(self._failures, 16))
+        step = min(self._max_seconds, self._first_seconds * 2.0 ** min(self._failures, 16))
         self._failures += 1
         return step * (0.1 + 0.9 * self._random())

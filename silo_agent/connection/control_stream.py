@@ -31,7 +31,7 @@ SILENCE_SECONDS = 30.0  # beyond four heartbeats that did not come
 CONNECT_SECONDS = 10.0
 MAX_QUEUED_MESSAGES = 256  # what a lost line may hold up; the coordinator asks again for the rest
 WARNED_SKEW_SECONDS = 60.0
-MOST_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated wrongly
+MAX_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated wrongly
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
@@ -193,8 +193,8 @@ class ControlStream:
 
     async def _exchange(self, call: Any, *, heartbeat_seconds: float) -> str:
         every = min(
-            max(heartbeat_seconds, channel_options.LEAST_HEARTBEAT_SECONDS),
-            channel_options.MOST_HEARTBEAT_SECONDS,
+            max(heartbeat_seconds, channel_options.MIN_HEARTBEAT_SECONDS),
+            channel_options.MAX_HEARTBEAT_SECONDS,
         )
         beside = [asyncio.ensure_future(self._write(call)), asyncio.ensure_future(self._beat(every))]
         try:
@@ -242,10 +242,10 @@ class ControlStream:
     def _check_clock(self, coordinator_unix_seconds: float) -> None:
         skew_seconds = self._clock().timestamp() - coordinator_unix_seconds
         self._metrics.clock_skew.set(skew_seconds)
-        if not abs(skew_seconds) <= MOST_SKEW_SECONDS:  # nor is "not a number"
+        if not abs(skew_seconds) <= MAX_SKEW_SECONDS:  # nor is "not a number"
             raise ConnectionFailed(
                 f"clock: this machine's differs from the coordinator's by {skew_seconds:+.0f} seconds, "
-                f"at most {MOST_SKEW_SECONDS:g} are allowed"
+                f"at most {MAX_SKEW_SECONDS:g} are allowed"
             )
         if abs(skew_seconds) > WARNED_SKEW_SECONDS:
             log.warning("clock differs from the coordinator's", skew_seconds=round(skew_seconds))

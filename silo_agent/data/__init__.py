@@ -224,7 +224,7 @@ def _check_labels(samples: Samples, *, classes: int) -> None:
 
 
 def _in_shape(features: Features, shape: tuple[int, ...], *, name: str) -> Features:
-    """Channels first, a grey channel added, or flat where the job asks for a flat vector."""
+    """Channels first, a gray channel added, or flat where the job asks for a flat vector."""
     found = features.shape[1:]
     if found == shape:
         return features

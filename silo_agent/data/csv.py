@@ -118,7 +118,7 @@ def _cells(line: str) -> tuple[str, ...]:
 
 
 def _column(table: _Table, column: ColumnSpec, missing: Collection[str]) -> tuple[NDArray[np.float64], int]:
-    """The standardised values (N,), and how many cells were neither a number nor a text for 'missing'."""
+    """The standardized values (N,), and how many cells were neither a number nor a text for 'missing'."""
     place = table.position(column.name)
     texts_as_missing = MISSING.union(missing)
     values = [

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from crypto import encoding
 from silo_agent.data.base import Features, Labels, Samples
 
-FARTHEST = 1e6  # no feature of a private job is beyond it; standardised ones are about 1
+FARTHEST = 1e6  # no feature of a private job is beyond it; standardized ones are about 1
 HASHED_BITS = 64
 Mask = NDArray[np.bool_]
 
@@ -31,7 +31,7 @@ def fitting(labels: Labels, *, classes: int) -> Mask:
 def boxed(features: Features) -> tuple[Features, int]:
     """The features with every value finite and within +-FARTHEST, and how many were not.
 
-    NaN and infinity become 0, which is where standardised columns have their mean.
+    NaN and infinity become 0, which is where standardized columns have their mean.
     """
     if features.dtype.kind != "f":
         clipped = np.clip(features, -FARTHEST, FARTHEST) if features.dtype.itemsize > 2 else features

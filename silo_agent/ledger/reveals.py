@@ -35,7 +35,7 @@ from silo_agent.ledger.ledger_tables import jobs, phases, reveals, signed_sets
 from silo_agent.policy.policy import Policy
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
-DIFFERENCED_KINDS = frozenset({"presence", "calibrate", "personal"})
+DIFFERENCED_KINDS = frozenset({"class-presence", "calibrate", "personal"})
 SHARES_KEPT = timedelta(days=30)
 
 
@@ -234,14 +234,14 @@ class Reveals:
             return False
         if kind in DIFFERENCED_KINDS:
             raise _refusal(
-                key, f"a {kind} sum over nearly the same silos was signed before", Refusal.NEAR_REVEAL
+                key, f"a {kind} sum over nearly the same silos was signed before", Refusal.OVERLAPPING_COHORT
             )
         before = set(connection.execute(_SETS_BEFORE, of).scalars())
         if before == {_joined(survivors)}:  # a dropout that lasts counts once
             return False
         limit = self._policy.max_cohort_changes
         if len(connection.execute(_CHANGES, of).all()) >= limit:
-            raise _refusal(key, f"cohort changed nearly, more than {limit} times", Refusal.NEAR_REVEAL)
+            raise _refusal(key, f"cohort changed nearly, more than {limit} times", Refusal.OVERLAPPING_COHORT)
         return True
 
     def _signed_set(self, pending: PendingReveal, *, is_change: bool) -> dict[str, Any]:

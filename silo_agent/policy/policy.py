@@ -30,7 +30,7 @@ ENV_PREFIX = "CHORALE_POLICY_"
 PLAIN_QUANTITIES = frozenset(
     {
         *("silos", "samples", "correct", "tested", "loss_sum", "clipped"),
-        *("delta", "buffers", "weight", "update_sq_norm", "normaliser", "delta_mean_square", "control_delta"),
+        *("delta", "buffers", "weight", "update_sq_norm", "normalizer", "delta_mean_square", "control_delta"),
         "gram",  # of features, over all classes together
         *("personal_accuracy", "personal_accuracy_square", "personal_silos"),
     }
@@ -86,7 +86,7 @@ class Policy(BaseModel):
         le=10_000,
         description="silos that must hold a class before its row is sent; null: the job's safe default",
     )
-    least_silos: int = Field(
+    min_silos: int = Field(
         default=SMALLEST_FEDERATION,
         ge=SMALLEST_FEDERATION,
         le=10_000,
@@ -138,8 +138,8 @@ class Policy(BaseModel):
             raise _refusal(f"strategy {spec.strategy.name}", _names(self.strategies))
         if spec.rounds > self.max_rounds:
             raise _refusal(f"{spec.rounds} rounds", f"at most {self.max_rounds}")
-        if len(spec.silos) < self.least_silos:
-            raise _refusal(f"{len(spec.silos)} silos", f"at least {self.least_silos}")
+        if len(spec.silos) < self.min_silos:
+            raise _refusal(f"{len(spec.silos)} silos", f"at least {self.min_silos}")
         expected = expected_cohort_changes(spec)
         if expected > self.max_cohort_changes:
             raise _refusal(
@@ -161,10 +161,10 @@ class Policy(BaseModel):
         self.check_quantities(terms.layout.quantities)
 
     def check_cohort(self, members: Sized) -> None:
-        """Raises PolicyRefusal where fewer silos than `least_silos` would stand in a sum."""
-        if len(members) < self.least_silos:
+        """Raises PolicyRefusal where fewer silos than `min_silos` would stand in a sum."""
+        if len(members) < self.min_silos:
             raise PolicyRefusal(
-                f"policy: expected a cohort of at least {self.least_silos} silos, got {len(members)}",
+                f"policy: expected a cohort of at least {self.min_silos} silos, got {len(members)}",
                 code=Refusal.COHORT_TOO_SMALL,
             )
 
@@ -205,7 +205,7 @@ class Policy(BaseModel):
         refused = [
             f"jobs of other federations than {self.federation}",
             f"jobs of more than {self.max_rounds} rounds",
-            f"jobs and sums of fewer than {self.least_silos} silos",
+            f"jobs and sums of fewer than {self.min_silos} silos",
             f"attempt {self.max_attempts + 1} at any phase",
             f"more than {self.max_cohort_changes} near repeats of a cohort, per job and kind of phase",
             f"rosters signed more than {self.max_roster_age_days:g} days ago",

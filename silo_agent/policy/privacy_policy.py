@@ -191,7 +191,7 @@ def _known_quantities() -> frozenset[str]:
         name
         for method in methods
         for word in WORD_BITS
-        for name in method.quantity_names(has_buffers=True, update_word=word)
+        for name in method.quantity_names(has_buffers=True, update_bits=word)
     )
 
 

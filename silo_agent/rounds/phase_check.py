@@ -30,8 +30,8 @@ from silo_agent.rounds.job_book import JobBook
 from silo_agent.rounds.rosters import Rosters
 from strategies.base import Arrays
 
-ENROLLING = "roll-call"
-ENROLLED_ONLY = frozenset({"train"})  # phases that weigh a silo by what roll-call counted
+ENROLLING = "enrollment"
+ENROLLED_ONLY = frozenset({"train"})  # phases that weigh a silo by what enrollment counted
 
 
 class PhaseCheck:
@@ -57,7 +57,7 @@ class PhaseCheck:
         self._reveals = reveals
         self._budget = budget
         self._clock = clock
-        self._missed_roll_call: set[bytes] = set()
+        self._missed_enrollment: set[bytes] = set()
 
     def job(self, key: PhaseKey) -> tuple[Roster, Job]:
         """Roster and job of the phase. Raises PolicyRefusal or RemoteProtocolError."""
@@ -115,12 +115,12 @@ class PhaseCheck:
         if key.kind != ENROLLING:
             return
         if result is PhaseResult.LEFT_OUT:
-            self._missed_roll_call.add(key.job_digest)
+            self._missed_enrollment.add(key.job_digest)
         elif result is PhaseResult.APPLIED:
-            self._missed_roll_call.discard(key.job_digest)
+            self._missed_enrollment.discard(key.job_digest)
 
     def forget(self, job_digest: bytes) -> None:
-        self._missed_roll_call.discard(job_digest)
+        self._missed_enrollment.discard(job_digest)
 
     def _check_initial_state(self, key: PhaseKey, task: pb.PhaseTask, job: Job) -> None:
         is_first = key.round == 0 and key.phase == job.opening
@@ -132,10 +132,10 @@ class PhaseCheck:
     def _check_enrolled(self, key: PhaseKey) -> None:
         if key.kind not in ENROLLED_ONLY:
             return
-        missed = key.job_digest in self._missed_roll_call
+        missed = key.job_digest in self._missed_enrollment
         if missed or not self._reveals.has_answered(key.job_digest, ENROLLING):
             raise PolicyRefusal(
-                f"round {key.round}: the roll-call did not count this silo", code=Refusal.NOT_ENROLLED
+                f"round {key.round}: the enrollment did not count this silo", code=Refusal.NOT_ENROLLED
             )
 
 

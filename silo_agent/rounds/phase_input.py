@@ -18,7 +18,7 @@ from chorale.job import Job
 from chorale.privacy.protection import declared_weight
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
-from crypto.errors import ConfigError, PolicyRefusal, QuantisationError, Refusal
+from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
@@ -27,7 +27,7 @@ from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Work
 from silo_agent.policy.policy import Policy
 from strategies.base import PRESENCE, TOTAL, Array, PhaseContext
-from strategies.parts.enrollment import ROLL_CALL
+from strategies.parts.enrollment import ENROLLMENT
 from strategies.parts.update_scale import with_mean_square
 
 WEIGHT = "weight"  # the quantity that carries p
@@ -101,7 +101,7 @@ def phase_input(
         return PhaseInput(values=values, encoder=Encoder(values, layout=asked.layout, random=random))
     except ConfigError as error:
         raise asked.refusal(str(error), Refusal.DATA) from error
-    except QuantisationError as error:
+    except QuantizationError as error:
         raise DataRefusal(asked.said(str(error)), code=Refusal.DATA) from error
 
 
@@ -137,7 +137,7 @@ def _values(
     if samples == 0 and spec.privacy is None:  # in a private job a refusal would tell the last record
         least = policy.count_granularity
         raise asked.refusal(f"fewer than {least} samples (count_granularity)", Refusal.DATA)
-    if asked.key.kind == ROLL_CALL:
+    if asked.key.kind == ENROLLMENT:
         return {"silos": np.array(1), "samples": np.array(samples)}
     work = Work(
         spec=spec,
@@ -171,7 +171,7 @@ def _summed(job: Job, policy: Policy, samples: int) -> int:
 
 
 def _weight(asked: Asked, samples: int) -> float:
-    """p = n / total, with the total that roll-call left in the global state; 0 where none is sent.
+    """p = n / total, with the total that enrollment left in the global state; 0 where none is sent.
 
     In a private job it is the declared one, which tells no count.
     """
@@ -182,6 +182,6 @@ def _weight(asked: Asked, samples: int) -> float:
     state = asked.context.state
     total = int(state[TOTAL]) if TOTAL in state else 0
     if samples > total:
-        said = asked.said("more samples than roll-call counted in all silos")
+        said = asked.said("more samples than enrollment counted in all silos")
         raise DataRefusal(said, code=Refusal.NOT_ENROLLED)
     return samples / total

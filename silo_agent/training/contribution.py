@@ -22,7 +22,7 @@ from strategies.recipe import ServerUpdate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """One round's local result. Shapes: delta (P,) float32, not yet weighted. steps: of the optimiser."""
+    """One round's local result. Shapes: delta (P,) float32, not yet weighted. steps: of the optimizer."""
 
     work: Work
     model: CutModel
@@ -33,7 +33,7 @@ class Trained:
 Extra = Callable[[Trained], Mapping[str, Array]]
 
 
-def normaliser(*, steps: int, momentum: float) -> float:
+def normalizer(*, steps: int, momentum: float) -> float:
     """FedNova's a_k: the sum of the coefficients with which the gradients of SGD steps enter the delta.
 
     A gradient taken s steps before the last weighs 1 + momentum + ... + momentum^s; without momentum a_k is
@@ -52,9 +52,9 @@ def _squared_length(trained: Trained) -> dict[str, Array]:
 def _direction(trained: Trained) -> dict[str, Array]:
     """FedNova: p d_k in place of p delta_k, and p a_k. Without a step there is neither."""
     work = trained.work
-    a = normaliser(steps=trained.steps, momentum=work.spec.training.momentum)
+    a = normalizer(steps=trained.steps, momentum=work.spec.training.momentum)
     scale = np.float32(work.weight / a if a > 0.0 else 0.0)
-    return {"delta": scale * trained.delta_P, "normaliser": np.asarray(work.weight * a)}
+    return {"delta": scale * trained.delta_P, "normalizer": np.asarray(work.weight * a)}
 
 
 def _control(trained: Trained) -> dict[str, Array]:
@@ -63,7 +63,7 @@ def _control(trained: Trained) -> dict[str, Array]:
     Where encoding clips the change, the variate that is kept has moved by no more, so that c stays sum p c_i.
     """
     work = trained.work
-    steps = normaliser(steps=trained.steps, momentum=work.spec.training.momentum)
+    steps = normalizer(steps=trained.steps, momentum=work.spec.training.momentum)
     before_P = own_control(work, trained.delta_P.size)
     after_P = next_control(work, trained.delta_P, steps=steps)
     weight = np.float32(work.weight)

@@ -1,4 +1,4 @@
-"""Local training of one round: batches, an optimiser that starts anew, the loss that a recipe names.
+"""Local training of one round: batches, an optimizer that starts anew, the loss that a recipe names.
 
 Source: FedAvg, McMahan et al. 2017 (arXiv 1602.05629), algorithm 1, ClientUpdate.
 """
@@ -47,7 +47,7 @@ def train_locally(
                 model, samples, spec=spec, round=round, loss=loss, is_cancelled=is_cancelled, random=random
             )
     optimizer = optimizer_of(model, spec, round)
-    least = least_batch(model, len(samples))
+    least = min_batch(model, len(samples))
     model.train()
     steps = 0
     for _ in range(spec.training.local_epochs):
@@ -119,10 +119,10 @@ def optimizer_of(model: nn.Module, spec: JobSpec, round: int) -> Optimizer:
     return SGD(parameters, lr=rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
 
 
-def least_batch(model: nn.Module, samples: int) -> int:
-    """Batch normalisation has no statistics of a single sample, so such a last batch is left out."""
+def min_batch(model: nn.Module, samples: int) -> int:
+    """Batch normalization has no statistics of a single sample, so such a last batch is left out."""
     if not any(isinstance(layer, BATCH_NORM) for layer in model.modules()):
         return 1
     if samples < 2:
-        raise ConfigError("data: batch normalisation needs at least 2 training samples in each silo")
+        raise ConfigError("data: batch normalization needs at least 2 training samples in each silo")
     return 2

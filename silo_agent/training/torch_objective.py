@@ -106,7 +106,7 @@ class TorchObjective:
         generator = shuffler(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round))
         own = OWNS.get(work.spec.method.recipe.own)
         steps = (own.train if own else _train_shared)(setting, samples, generator)
-        keeps = KEEPS.get(work.spec.method.recipe.regulariser)
+        keeps = KEEPS.get(work.spec.method.recipe.regularizer)
         if keeps is not None:
             keeps(setting)
         trained = time.monotonic()
@@ -125,7 +125,7 @@ class TorchObjective:
 def _train_shared(setting: Setting, samples: Tensors, generator: torch.Generator) -> int:
     """The received model, in place, where no part of it is the silo's own."""
     work, recipe = setting.work, setting.work.spec.method.recipe
-    teacher, correction = TEACHERS.get(recipe.regulariser), CORRECTIONS.get(recipe.server_update)
+    teacher, correction = TEACHERS.get(recipe.regularizer), CORRECTIONS.get(recipe.server_update)
     loss = local_loss(setting, samples, teacher=None if teacher is None else teacher(setting, samples))
     return train_locally(
         setting.received,

@@ -20,26 +20,28 @@ import numpy as np
 from crypto.fixed_point.layout import Quantity
 from strategies.base import PRESENCE, Array, PhaseContext, PhaseResult
 
-PRESENCE_KIND = "presence"
+CLASS_PRESENCE_KIND = "class-presence"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PresencePhase:
+class ClassPresencePhase:
     """Sums a 1 for every class that a silo trains on, and writes the sums into the state."""
 
     @property
     def kind(self) -> str:
-        return PRESENCE_KIND
+        return CLASS_PRESENCE_KIND
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Shapes: presence (C,)."""
         presence = Quantity(
-            name="presence", shape=(context.classes,), bound=1.0, is_count=True, sensitivity_l2=1.0
+            name="class_presence", shape=(context.classes,), bound=1.0, is_count=True, sensitivity_l2=1.0
         )
         return (presence,)
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write method/presence, (C,) int64. Figure: classes that no silo holds."""
-        holders_C = np.maximum(np.rint(sums["presence"]), 0).astype(np.int64)  # below 0 under noise alone
+        holders_C = np.maximum(np.rint(sums["class_presence"]), 0).astype(
+            np.int64
+        )  # below 0 under noise alone
         figures = {"classes_without_holder": float(np.sum(holders_C == 0))}
         return PhaseResult(state={**context.state, PRESENCE: holders_C}, figures=figures)

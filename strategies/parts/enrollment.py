@@ -1,4 +1,4 @@
-"""Roll-call: how many silos there are and how many samples they hold together.
+"""Enrollment: how many silos there are and how many samples they hold together.
 
 Leaks the sum of the silos' rounded sample counts; sums over two cohorts show the count of a silo
 that missed one, which is why counts are rounded at the silo (docs/threat-model.md). Under noise they
@@ -16,16 +16,16 @@ from crypto.fixed_point.layout import Quantity
 from strategies.base import TOTAL, Array, PhaseContext, PhaseResult
 from strategies.parts.evaluation import MAX_COUNT
 
-ROLL_CALL = "roll-call"
+ENROLLMENT = "enrollment"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollCallPhase:
+class EnrollmentPhase:
     """Sums 1 and the rounded sample count, and writes their total into the state."""
 
     @property
     def kind(self) -> str:
-        return ROLL_CALL
+        return ENROLLMENT
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         return (

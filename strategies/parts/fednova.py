@@ -1,4 +1,4 @@
-"""FedNova: directions normalised by the local steps behind them, so that no silo pulls by stepping more.
+"""FedNova: directions normalized by the local steps behind them, so that no silo pulls by stepping more.
 
 Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
 NeurIPS 2020 (arXiv 2007.07481), Eqs. 6 and 8; with a_k the sum of the coefficients with which silo k's
@@ -9,7 +9,7 @@ Where all silos take the same steps it is FedAvg.
 Leaks the weighted mean of the silos' a_k beside what FedAvg leaks: with epochs and batch size known, how
 evenly the samples are spread over the silos.
 The quantity `delta` holds p d_k, smaller than p delta_k by a_k: in a job with thousands of local steps
-`update_bound` may be lower by as much, or `update_word` 64, because the step multiplies the ring's
+`update_bound` may be lower by as much, or `update_bits` 64, because the step multiplies the ring's
 rounding by the mean a_k again.
 """
 
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from crypto.fixed_point.layout import Quantity
 from strategies.base import Array, PhaseContext, ServerStep
 
-NORMALISER = "normaliser"
-MAX_NORMALISER = float(1 << 32)  # p a_k; a_k is at most local steps / (1 - momentum)
+NORMALIZER = "normalizer"
+MAX_NORMALIZER = float(1 << 32)  # p a_k; a_k is at most local steps / (1 - momentum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +30,12 @@ class FedNova:
     """Needs p a_k summed beside, and p d_k in place of p delta_k."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        return (Quantity(name=NORMALISER, bound=MAX_NORMALISER),)
+        return (Quantity(name=NORMALIZER, bound=MAX_NORMALIZER),)
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
         """The mean direction, as far as the mean silo went."""
         weight = float(sums["weight"])
-        effective_steps = float(sums[NORMALISER]) / weight
+        effective_steps = float(sums[NORMALIZER]) / weight
         return ServerStep(
             step_P=effective_steps * sums["delta"] / weight, figures={"effective_steps": effective_steps}
         )

@@ -1,4 +1,4 @@
-"""FedOpt: the mean delta taken for a gradient by an optimiser at the coordinator.
+"""FedOpt: the mean delta taken for a gradient by an optimizer at the coordinator.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (arXiv 2003.00295), algorithm 2; with D the mean
 delta, m = 0 and v = tau^2 at first and no bias correction:
@@ -45,7 +45,7 @@ DEFAULT_RATES: Mapping[ServerOptimizer, float] = {
 
 
 class FedOptOptions(PartOptions):
-    """The coordinator's optimiser. Only sgd reads the momentum; only adam and yogi the betas and tau."""
+    """The coordinator's optimizer. Only sgd reads the momentum; only adam and yogi the betas and tau."""
 
     server_optimizer: ServerOptimizer = Field(
         default=ServerOptimizer.SGD, description="what the mean delta is a gradient for: sgd, adam, yogi"
@@ -72,7 +72,7 @@ class FedOpt:
         return ()
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
-        """The optimiser's step, and its moments for the next round."""
+        """The optimizer's step, and its moments for the next round."""
         options = options_of(FedOptOptions, context.options)
         mean_P = sums["delta"] / float(sums["weight"])
         if options.server_optimizer is ServerOptimizer.SGD:

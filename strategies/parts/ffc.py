@@ -64,7 +64,7 @@ class CalibratePhase:
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Shapes: gram (T,), moment (D, C). Units: samples, because features have unit length; so no
-        silo's value is above the number of samples that roll-call counted.
+        silo's value is above the number of samples that enrollment counted.
 
         Raises ConfigError for a state without a head or a total.
         """
@@ -166,5 +166,7 @@ def _head(context: PhaseContext) -> Array:
 
 def _total(context: PhaseContext) -> float:
     if TOTAL not in context.state:
-        raise ConfigError(f"calibrate: expected the array {TOTAL} in the global state: roll-call comes first")
+        raise ConfigError(
+            f"calibrate: expected the array {TOTAL} in the global state: enrollment comes first"
+        )
     return float(context.state[TOTAL])

@@ -56,13 +56,13 @@ def etf_head(classes: int, width: int, generator: np.random.Generator) -> FloatA
             f"strategy.head: a simplex of {classes} classes needs a feature width of at least {classes - 1}, "
             f"got {width}"
         )
-    centring_CC = np.eye(classes) - 1.0 / classes
+    centering_CC = np.eye(classes) - 1.0 / classes
     stretch = np.sqrt(classes / (classes - 1.0))
     if width >= classes:
-        wide_CD: FloatArray = stretch * (_orthonormal_columns(width, classes, generator) @ centring_CC).T
+        wide_CD: FloatArray = stretch * (_orthonormal_columns(width, classes, generator) @ centering_CC).T
         return wide_CD
     # the simplex spans C - 1 dimensions: its own eigenvectors, turned into the features' space
-    basis = np.linalg.eigh(centring_CC)[1][:, 1:]
+    basis = np.linalg.eigh(centering_CC)[1][:, 1:]
     head_CD: FloatArray = stretch * (_orthonormal_columns(width, classes - 1, generator) @ basis.T).T
     return head_CD
 

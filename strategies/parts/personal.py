@@ -41,7 +41,7 @@ class Tuned(StrEnum):
 
 
 class PersonalOptions(PartOptions):
-    """How a silo fine-tunes; batches, optimiser, momentum and weight decay are the job's training's."""
+    """How a silo fine-tunes; batches, optimizer, momentum and weight decay are the job's training's."""
 
     personal_tunes: Tuned = Field(
         default=Tuned.FULL,
@@ -53,8 +53,8 @@ class PersonalOptions(PartOptions):
     personal_learning_rate: float | None = Field(
         default=None, gt=0, le=100, description="of all of them; left out, that of the last round"
     )
-    personal_regulariser: bool = Field(
-        default=True, description="whether the method's regulariser joins its loss here, too"
+    personal_regularizer: bool = Field(
+        default=True, description="whether the method's regularizer joins its loss here, too"
     )
 
 

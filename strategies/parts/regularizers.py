@@ -1,4 +1,4 @@
-"""Options of the regularisers; what they compute stands in silo_agent/training/parts/, a file a part."""
+"""Options of the regularizers; what they compute stands in silo_agent/training/parts/, a file a part."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import Field
 from strategies.parts.ema_teacher import TeacherOptions
 from strategies.parts.moon import MoonOptions
 from strategies.parts.soft_labels import SoftLabelOptions
-from strategies.recipe import Mix, PartOptions, Regulariser
+from strategies.recipe import Mix, PartOptions, Regularizer
 
 
 class AdditiveWeight(PartOptions):
     """loss + mu R."""
 
-    mu: float = Field(default=1.0, ge=0, le=1e6, description="mu: weight of the regulariser")
+    mu: float = Field(default=1.0, ge=0, le=1e6, description="mu: weight of the regularizer")
 
 
 class ConvexWeight(PartOptions):
@@ -64,13 +64,13 @@ class CsdOptions(TemperatureOptions, TeacherOptions):
 MIX_OPTIONS: Mapping[Mix, type[PartOptions]] = MappingProxyType(
     {Mix.ADDITIVE: AdditiveWeight, Mix.CONVEX: ConvexWeight}
 )
-REGULARISER_OPTIONS: Mapping[Regulariser, type[PartOptions]] = MappingProxyType(
+REGULARIZER_OPTIONS: Mapping[Regularizer, type[PartOptions]] = MappingProxyType(
     {
-        **dict.fromkeys(Regulariser, PartOptions),
-        Regulariser.KD: TemperatureOptions,
-        Regulariser.NTD: TemperatureOptions,
-        Regulariser.MOON: MoonOptions,
-        Regulariser.CSD: CsdOptions,
-        Regulariser.SOFT_LABELS: SoftLabelOptions,
+        **dict.fromkeys(Regularizer, PartOptions),
+        Regularizer.KD: TemperatureOptions,
+        Regularizer.NTD: TemperatureOptions,
+        Regularizer.MOON: MoonOptions,
+        Regularizer.CSD: CsdOptions,
+        Regularizer.SOFT_LABELS: SoftLabelOptions,
     }
 )

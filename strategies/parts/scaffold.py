@@ -4,9 +4,9 @@ Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Lea
 (arXiv 1910.06378), algorithm 1 with option II. A silo steps along g(y) - c_i + c; after K steps of rate lr
 from x to y_i its control variate becomes c_i+ = c_i - c + (x - y_i) / (K lr), and
 c <- c + sum_i w_i (c_i+ - c_i) over the silos of the sum. c_i is the silo's local state and stays there.
-The paper weighs all N silos by 1/N. Here w_i = p_i, as for the deltas: the method minimises sum p_i f_i, for
+The paper weighs all N silos by 1/N. Here w_i = p_i, as for the deltas: the method minimizes sum p_i f_i, for
 which c must be sum p_i c_i, and then the corrections cancel in the mean whatever the counts are. c stays that
-sum while all silos apply what they took part in and the roll-call's total stays as it is.
+sum while all silos apply what they took part in and the enrollment's total stays as it is.
 With momentum K is FedNova's a_k, the sum of the gradients' coefficients
 (silo_agent/training/contribution.py).
 

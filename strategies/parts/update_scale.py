@@ -29,7 +29,7 @@ from crypto.fixed_point.layout import BOUND_RANGE, Quantity
 from crypto.fixed_point.projection import Projection
 from strategies.base import METHOD, Array, PhaseContext
 
-MEAN_SQUARE = "delta_mean_square"  # of a silo's `delta`; in update_word 16 alone
+MEAN_SQUARE = "delta_mean_square"  # of a silo's `delta`; in update_bits 16 alone
 RMS = METHOD + "update_rms"  # () float64: root of the silos' summed mean squares, of the last rounds
 ADAPTIVE_WORD: Final = 16
 FIRST_WORD: Final = 32  # while nothing is known of the updates' size
@@ -41,7 +41,7 @@ MEMORY: Final = 0.5  # what a round leaves of the figure before: silos that sat 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateScale:
-    """The statistic that rides in the train phase of jobs with update_word 16."""
+    """The statistic that rides in the train phase of jobs with update_bits 16."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """The bound is that of an update whose every parameter is update_bound."""
@@ -67,7 +67,7 @@ def delta_quantity(context: PhaseContext, *, size: int) -> Quantity:
     bound = adaptive_bound(context) if _is_adaptive(context) else None
     is_projected = bound is not None or context.update_kept < 1.0
     seed, share = context.public_seed, context.update_kept
-    word = FIRST_WORD if _is_adaptive(context) and bound is None else context.update_word
+    word = FIRST_WORD if _is_adaptive(context) and bound is None else context.update_bits
     return Quantity(
         name="delta",
         shape=(size,),
@@ -78,8 +78,8 @@ def delta_quantity(context: PhaseContext, *, size: int) -> Quantity:
 
 
 def _is_adaptive(context: PhaseContext) -> bool:
-    """A clip norm bounds every word, so nothing need be learnt of the rounds before."""
-    return context.update_word == ADAPTIVE_WORD and context.update_clip is None
+    """A clip norm bounds every word, so nothing need be learned of the rounds before."""
+    return context.update_bits == ADAPTIVE_WORD and context.update_clip is None
 
 
 def _clipped_quantity(context: PhaseContext, clip: float, *, size: int) -> Quantity:
@@ -87,13 +87,13 @@ def _clipped_quantity(context: PhaseContext, clip: float, *, size: int) -> Quant
 
     With a share of the words kept, none is larger than the whole update either.
     """
-    is_projected = context.update_word == ADAPTIVE_WORD or context.update_kept < 1.0
+    is_projected = context.update_bits == ADAPTIVE_WORD or context.update_kept < 1.0
     projection = Projection.of(size, seed=context.public_seed, share=context.update_kept)
     return Quantity(
         name="delta",
         shape=(size,),
         bound=min(context.update_bound, clip),
-        word=context.update_word,
+        word=context.update_bits,
         projection=projection if is_projected else None,
     )
 

@@ -78,7 +78,7 @@ OBSERVABILITY = {"kubernetes.io/metadata.name": "observability"}
 PROMETHEUS = Peer(namespace=MONITORING, pod={"app.kubernetes.io/name": "prometheus"})
 TRACES = Peer(namespace=MONITORING, pod={"app.kubernetes.io/name": "opentelemetry-collector"})
 STRANGER = Peer(namespace=OTHER, pod={"app": "stranger"})
-NEIGHBOUR = Peer(namespace=HEART, pod={"app": "neighbour"})
+NEIGHBOR = Peer(namespace=HEART, pod={"app": "neighbor"})
 CONTROLLER = Peer(namespace=INGRESS, pod={"app.kubernetes.io/component": "controller"})
 OPENSHIFT_DNS = {"kubernetes.io/metadata.name": "openshift-dns"}
 OTHER_DNS = Peer(namespace=OPENSHIFT_DNS, pod={"dns.operator.openshift.io/daemonset-dns": "default"})
@@ -115,12 +115,12 @@ FLOWS = [
     # metrics from Prometheus alone
     (COORDINATOR, "gateway", IN, PROMETHEUS, 9463, "TCP", True),
     (COORDINATOR, "gateway", IN, STRANGER, 9463, "TCP", False),
-    (COORDINATOR, "gateway", IN, NEIGHBOUR, 9463, "TCP", False),
+    (COORDINATOR, "gateway", IN, NEIGHBOR, 9463, "TCP", False),
     (COORDINATOR, "gateway", IN, ELSEWHERE, 9463, "TCP", False),
     # it dials nobody
     (COORDINATOR, "gateway", OUT, ELSEWHERE, 443, "TCP", False),
     (COORDINATOR, "gateway", OUT, COREDNS, 53, "UDP", False),
-    (COORDINATOR, "gateway", OUT, NEIGHBOUR, 80, "TCP", False),
+    (COORDINATOR, "gateway", OUT, NEIGHBOR, 80, "TCP", False),
     # a silo dials the coordinator on its port, asks for names, and nothing else
     (AGENT, "hospital", OUT, HUB, 7443, "TCP", True),
     (AGENT, "hospital", OUT, HUB, 443, "TCP", False),
@@ -132,7 +132,7 @@ FLOWS = [
     (AGENT, "hospital", OUT, COREDNS, 443, "TCP", False),
     (AGENT, "hospital", OUT, Peer(namespace=KUBE_SYSTEM, pod={"app": "x"}), 53, "UDP", False),
     (AGENT, "hospital", OUT, ELSEWHERE, 53, "UDP", False),
-    (AGENT, "hospital", OUT, NEIGHBOUR, 7443, "TCP", False),
+    (AGENT, "hospital", OUT, NEIGHBOR, 7443, "TCP", False),
     (AGENT, "gpu", OUT, HUB, 443, "TCP", True),
     (AGENT, "gpu", OUT, Peer(address="2001:db8::10"), 443, "TCP", True),
     (AGENT, "gpu", OUT, Peer(address="2001:db8::11"), 443, "TCP", False),
@@ -151,7 +151,7 @@ FLOWS = [
     (AGENT, "hospital", IN, PROMETHEUS, 9464, "TCP", True),
     (AGENT, "hospital", IN, PROMETHEUS, 7443, "TCP", False),
     (AGENT, "hospital", IN, STRANGER, 9464, "TCP", False),
-    (AGENT, "hospital", IN, NEIGHBOUR, 9464, "TCP", False),
+    (AGENT, "hospital", IN, NEIGHBOR, 9464, "TCP", False),
     (AGENT, "hospital", IN, HUB, 9464, "TCP", False),
     (AGENT, "proxy", IN, OTHER_PROMETHEUS, 9464, "TCP", True),
     (AGENT, "proxy", IN, OBSERVER, 9464, "TCP", False),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.phase_machine import RoundState
+from coordinator.phase_machine import PhaseState
 from tests.faults.conftest import MakeFederation
 from tests.support.federation import LocalFederation
 from tests.support.halting import Halt
@@ -19,17 +19,17 @@ ROUND_ONE = {"round": 1, "phase": "train"}
 EARLY = {
     state.value: state
     for state in (
-        RoundState.WAITING,
-        RoundState.ADVERTISE,
-        RoundState.SHARE,
-        RoundState.MASKED,
-        RoundState.CONSISTENCY,
+        PhaseState.WAITING,
+        PhaseState.ADVERTISE,
+        PhaseState.SHARE,
+        PhaseState.MASKED,
+        PhaseState.CONSISTENCY,
     )
 }
-DURABLE = {state.value: state for state in (RoundState.UNMASK, RoundState.REVEALED, RoundState.APPLIED)}
+DURABLE = {state.value: state for state in (PhaseState.UNMASK, PhaseState.REVEALED, PhaseState.APPLIED)}
 
 
-def in_state(state: RoundState, **where: object) -> Halt:
+def in_state(state: PhaseState, **where: object) -> Halt:
     return Halt(at={"event": "stage", "state": state.value, **ROUND_ONE, **where})
 
 
@@ -46,7 +46,7 @@ def kill_coordinator(federation: LocalFederation, halt: Halt) -> str:
 
 @pytest.mark.parametrize("state", cases(EARLY, always=["masked", "consistency"]))
 def test_round_goes_on_with_fresh_keys_when_coordinator_dies_before_the_sum_is_stored(
-    make_federation: MakeFederation, state: RoundState
+    make_federation: MakeFederation, state: PhaseState
 ) -> None:
     federation = make_federation()
     job_id = kill_coordinator(federation, in_state(state))
@@ -61,7 +61,7 @@ def test_round_goes_on_with_fresh_keys_when_coordinator_dies_before_the_sum_is_s
 
 @pytest.mark.parametrize("state", cases(DURABLE, always=["unmask", "applied"]))
 def test_stored_sum_counts_once_when_coordinator_dies_after_it(
-    make_federation: MakeFederation, state: RoundState
+    make_federation: MakeFederation, state: PhaseState
 ) -> None:
     federation = make_federation()
     job_id = kill_coordinator(federation, in_state(state))
@@ -75,9 +75,9 @@ def test_stored_sum_counts_once_when_coordinator_dies_after_it(
 
 
 BETWEEN = {
-    "masked sum on disk, session not": ("Store.enter_unmask", RoundState.CONSISTENCY, 2),
-    "sum unmasked, not marked as revealed": ("Store.enter_revealed", RoundState.UNMASK, 1),
-    "checkpoint on disk, phase not ended": ("Store.end_phase", RoundState.REVEALED, 1),
+    "masked sum on disk, session not": ("Store.enter_unmask", PhaseState.CONSISTENCY, 2),
+    "sum unmasked, not marked as revealed": ("Store.enter_revealed", PhaseState.UNMASK, 1),
+    "checkpoint on disk, phase not ended": ("Store.end_phase", PhaseState.REVEALED, 1),
 }
 
 
@@ -86,7 +86,7 @@ BETWEEN = {
     cases(BETWEEN, always=["masked sum on disk, session not", "checkpoint on disk, phase not ended"]),
 )
 def test_sum_counts_once_when_coordinator_dies_between_two_writes(
-    make_federation: MakeFederation, method: str, stored: RoundState, attempts: int
+    make_federation: MakeFederation, method: str, stored: PhaseState, attempts: int
 ) -> None:
     federation = make_federation()
     halt = Halt(at={"event": "stage", **ROUND_ONE}, call=f"coordinator.storage.store:{method}", when="before")
@@ -101,7 +101,7 @@ def test_sum_counts_once_when_coordinator_dies_between_two_writes(
 
 
 OUTSIDE_ROUNDS = {
-    "roll-call": {"state": "masked", "round": 0, "phase": "roll-call.0"},
+    "enrollment": {"state": "masked", "round": 0, "phase": "enrollment.0"},
     "closing": {"state": "unmask", "round": 2, "phase": "evaluate.0"},
     "job not ended": {"state": "applied", "round": 2, "phase": "evaluate.0"},
 }
@@ -124,12 +124,12 @@ def test_no_attempt_comes_twice_when_coordinator_dies_again_and_again(
     make_federation: MakeFederation,
 ) -> None:
     federation = make_federation()
-    job_id = kill_coordinator(federation, in_state(RoundState.SHARE))
-    for attempt, state in ((2, RoundState.MASKED), (3, RoundState.UNMASK)):
+    job_id = kill_coordinator(federation, in_state(PhaseState.SHARE))
+    for attempt, state in ((2, PhaseState.MASKED), (3, PhaseState.UNMASK)):
         federation.start_coordinator(halt=in_state(state, attempt=attempt))
         federation.hub.wait_halted()
         federation.hub.kill()
-    federation.start_coordinator(halt=in_state(RoundState.UNMASK))
+    federation.start_coordinator(halt=in_state(PhaseState.UNMASK))
     federation.hub.wait_halted()
     federation.hub.kill()
     federation.start_coordinator()
@@ -141,7 +141,7 @@ def test_no_attempt_comes_twice_when_coordinator_dies_again_and_again(
 
 def test_round_is_used_up_when_coordinator_dies_in_its_last_attempt(make_federation: MakeFederation) -> None:
     federation = make_federation()
-    federation.start_coordinator(halt=in_state(RoundState.MASKED))
+    federation.start_coordinator(halt=in_state(PhaseState.MASKED))
     for name in federation.names:
         federation.start_silo(name)
     job_id = federation.submit(max_attempts=1)
@@ -163,7 +163,7 @@ def test_silos_that_were_killed_too_answer_from_their_ledgers(make_federation: M
     job_id = kill_coordinator(federation, halt)
     for name in federation.names:
         federation.services[name].kill()
-    assert read_history(federation).row(1).state is RoundState.UNMASK
+    assert read_history(federation).row(1).state is PhaseState.UNMASK
     federation.start()
 
     history = check_finished(federation, job_id)
@@ -178,7 +178,7 @@ def test_silos_that_were_killed_too_answer_from_their_ledgers(make_federation: M
 
 def test_round_is_used_up_when_too_few_silos_are_left_to_unmask_it(make_federation: MakeFederation) -> None:
     federation = make_federation(silos=3, coordinator={"unmask_hard_cap_seconds": 2.0})
-    job_id = kill_coordinator(federation, in_state(RoundState.UNMASK))
+    job_id = kill_coordinator(federation, in_state(PhaseState.UNMASK))
     federation.services["silo-2"].kill()
     federation.start_coordinator()
     federation.hub.wait_for(lambda record: record["event"] == "phase ended" and record["round"] == 1)

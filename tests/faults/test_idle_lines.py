@@ -11,9 +11,9 @@ import pytest
 
 from chorale.transport.channel_options import (
     KEEPALIVE_SECONDS,
-    LEAST_KEEPALIVE_SECONDS,
-    MOST_HEARTBEAT_SECONDS,
-    MOST_KEEPALIVE_SECONDS,
+    MAX_HEARTBEAT_SECONDS,
+    MAX_KEEPALIVE_SECONDS,
+    MIN_KEEPALIVE_SECONDS,
 )
 from tests.faults.conftest import MakeFederation
 from tests.support.federation import LocalFederation
@@ -24,14 +24,14 @@ NAT_SECONDS = 60.0  # the tightest ones in use
 HELD, CUT = "silo-0", "silo-1"
 CUTS = 2  # of one line, while the other must hold
 LOST = "the line to the coordinator"
-NEVER = MOST_KEEPALIVE_SECONDS
-FAR_APART = {"heartbeat_seconds": MOST_HEARTBEAT_SECONDS}
+NEVER = MAX_KEEPALIVE_SECONDS
+FAR_APART = {"heartbeat_seconds": MAX_HEARTBEAT_SECONDS}
 
 soak = pytest.mark.soak  # minutes
 patience_and_keepalive = pytest.mark.parametrize(
     "idle_seconds, keepalive_seconds",
     [
-        pytest.param(3.0, LEAST_KEEPALIVE_SECONDS, id="3 s"),
+        pytest.param(3.0, MIN_KEEPALIVE_SECONDS, id="3 s"),
         pytest.param(NAT_SECONDS, KEEPALIVE_SECONDS, id="60 s", marks=soak),
     ],
 )

@@ -8,7 +8,7 @@ from tests.faults.conftest import MakeFederation
 from tests.support.history import check_finished
 
 MODULES_OF_TORCH = ("libtorch", "libc10", "torch/_C")
-MOST_MEGABYTES = 200
+MAX_MEGABYTES = 200
 VALUES = 1_000_000
 
 
@@ -23,7 +23,7 @@ def test_coordinator_holds_under_200_mb_and_no_torch_with_ten_silos_and_a_millio
 
     assert history.cohorts() == [federation.names]
     process = Path("/proc") / str(federation.hub.process.pid)
-    assert peak_megabytes(process) < MOST_MEGABYTES
+    assert peak_megabytes(process) < MAX_MEGABYTES
     loaded = (process / "maps").read_text()
     assert "cygrpc" in loaded, "the libraries of the running process are not seen"
     assert [name for name in MODULES_OF_TORCH if name in loaded] == []

@@ -13,7 +13,7 @@ from tests.support.processes import wait_until
 
 ROUNDS = 8
 KILLS = 10
-MOST_LINES_BETWEEN = 25  # of the coordinator's log; a round has about as many
+MAX_LINES_BETWEEN = 25  # of the coordinator's log; a round has about as many
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 21))]
 
 
@@ -24,7 +24,7 @@ def test_every_sum_counts_once_whoever_is_killed_whenever(make_federation: MakeF
     job_id = federation.submit(values=5, rounds=ROUNDS)
     chance = random.Random(seed)
     for _ in range(KILLS):
-        wait_for_lines(federation, chance.randint(1, MOST_LINES_BETWEEN))
+        wait_for_lines(federation, chance.randint(1, MAX_LINES_BETWEEN))
         victim = chance.choice([COORDINATOR, *federation.names])
         federation.services[victim].kill()
         if victim == COORDINATOR:

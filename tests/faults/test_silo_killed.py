@@ -127,7 +127,7 @@ def test_round_goes_on_without_silo_that_never_returns(make_federation: MakeFede
     federation.start_coordinator()
     for name in federation.names:
         federation.start_silo(name, halt=Halt(at=INPUT_READY, sent="shares") if name == VICTIM else None)
-    federation.wait_connected()  # else one second of grace leaves a slow starter out of the roll-call
+    federation.wait_connected()  # else one second of grace leaves a slow starter out of the enrollment
     job_id = federation.submit()
     federation.services[VICTIM].wait_halted()
     federation.services[VICTIM].kill()
@@ -180,5 +180,5 @@ def test_nothing_is_revealed_when_too_few_silos_are_left_for_good(make_federatio
     assert (history.record(1).result, history.record(1).reason) == ("used-up", "train-hard-cap")
     assert VICTIM in [left.silo for left in history.record(1).left_out]
     revealed = [row.phase for row in history.phases if row.record is not None and row.record.cohort]
-    assert revealed == ["roll-call.0"]
+    assert revealed == ["enrollment.0"]
     check_logs(federation)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from chorale.transport.wire import CHUNK_BYTES
-from coordinator.phase_machine import RoundState
+from coordinator.phase_machine import PhaseState
 from tests.faults.conftest import MakeFederation
 from tests.support.federation import LocalFederation
 from tests.support.history import check_finished
@@ -64,7 +64,7 @@ def test_line_that_trickles_is_dropped_at_the_hard_cap(
     start_behind(slow_line, federation)
     job_id = federation.submit(values=VALUES)
     federation.hub.wait_for(
-        lambda line: line.get("state") == RoundState.MASKED and line["round"] == 1  # seconds from its end
+        lambda line: line.get("state") == PhaseState.MASKED and line["round"] == 1  # seconds from its end
     )
     slow_line.upload_bytes_per_second = KILOBYTE_PER_SECOND
     federation.hub.wait_for(lambda line: line["event"] == "silo left out")

@@ -62,7 +62,7 @@ def test_a_job_that_plans_too_much_is_refused_at_once(tmp_path: Path) -> None:
 def _cost_of_rounds(federation: LocalFederation, rounds: int) -> float:
     spec = federation.job_spec(rounds=10, privacy=PRIVACY)
     state = {"model/votes": np.zeros(3, np.float32), TOTAL: np.array(300)}
-    releases = list(releases_of(spec, "roll-call", state, 3))
+    releases = list(releases_of(spec, "enrollment", state, 3))
     releases += list(releases_of(spec, "train", state, 3)) * rounds
     return epsilon(releases, Policy(federation="test").privacy.delta)
 

@@ -18,16 +18,16 @@ from tests.support.processes import REPOSITORY, environment
 
 pytestmark = pytest.mark.timeout(300)
 
-# of every method: roll-call, the update, the evaluation, values that did not fit
+# of every method: enrollment, the update, the evaluation, values that did not fit
 COMMON = {"silos", "samples", "delta", "weight", "correct", "tested", "loss_sum", "clipped"}
-PRESENCE, CALIBRATION = {"presence"}, {"gram", "moment"}
+PRESENCE, CALIBRATION = {"class_presence"}, {"gram", "moment"}
 PERSONAL = {"personal_accuracy", "personal_accuracy_square", "personal_silos"}
 BESIDE: dict[str, set[str]] = {
     "fedavg": set(),
     "fedavg_ft": PERSONAL,
     "fedexp": {"update_sq_norm"},
     "fedopt": set(),
-    "fednova": {"normaliser"},
+    "fednova": {"normalizer"},
     "scaffold": {"control_delta"},
     "feddw": PRESENCE | {"soft_labels", "class_counts"},
     "fedcsd": PRESENCE | {"prototypes"},
@@ -44,7 +44,7 @@ BESIDE: dict[str, set[str]] = {
     "spherefed": CALIBRATION,
     "spherefed_ft": CALIBRATION | PERSONAL,
     "spherefed_fedprox": CALIBRATION,
-    "spherefed_fednova": CALIBRATION | {"normaliser"},
+    "spherefed_fednova": CALIBRATION | {"normalizer"},
     "spherefed_fedopt": CALIBRATION,
     "fedper": PERSONAL,
     "fedrep": PERSONAL,

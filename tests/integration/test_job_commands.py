@@ -77,7 +77,7 @@ def test_submit_with_watch_stays_until_the_job_is_done(tmp_path: Path) -> None:
     assert submitted.split()[0] != first  # a fresh nonce keeps two equal jobs apart
     assert ended.startswith(f"{submitted.split()[0]}  done  1 rounds")
     told = [line.split()[0] for line in done.stderr.splitlines()]
-    assert [word for word in told if word != "now:"] == ["roll-call", "round", "evaluate"]
+    assert [word for word in told if word != "now:"] == ["enrollment", "round", "evaluate"]
 
 
 def test_silo_shows_its_ledger_and_compares_it_with_its_audit_log(finished: LocalFederation) -> None:
@@ -89,7 +89,7 @@ def test_silo_shows_its_ledger_and_compares_it_with_its_audit_log(finished: Loca
     assert by_job.split()[1:] == ["not", "private", "4", "inputs", "one-hot"]
     assert warning.strip().startswith("4 inputs left without noise: ")
     (checked,) = _lines(run_cli("silo", "ledger", "--config", config, "--check"))
-    # roll-call, two rounds, evaluation
+    # enrollment, two rounds, evaluation
     assert checked.endswith(": 4 reveals and 4 spends agree with the audit log")
 
 

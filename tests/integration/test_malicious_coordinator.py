@@ -147,7 +147,7 @@ async def test_silos_refuse_answers_split_into_groups_of_three(ten: Rogue, stage
 
 async def test_silo_refuses_every_set_below_its_policys_least_silos(tmp_path) -> None:
     """t would allow three of four; this institution asks for four."""
-    async with Rogue(tmp_path, policy={"least_silos": 4}, rounds=5) as rogue:
+    async with Rogue(tmp_path, policy={"min_silos": 4}, rounds=5) as rogue:
         await rogue.start()
         three, line = rogue.names[:3], rogue.agents[VICTIM]
         reason = "policy: expected a cohort of at least 4 silos, got 3"
@@ -453,7 +453,7 @@ async def test_silo_refuses_a_cohort_that_differs_by_one_silo(tmp_path, is_secon
             await rogue.control()
             if is_second_job:
                 rogue.take_job(nonce="1" * 32)
-                await rogue.run(0, "roll-call.0")
+                await rogue.run(0, "enrollment.0")
             exchange = rogue.begin_next()
             await rogue.advertise(exchange)
             await rogue.share(exchange)
@@ -466,5 +466,5 @@ async def test_silo_refuses_a_cohort_that_differs_by_one_silo(tmp_path, is_secon
             for name in rogue.names[:3]:
                 tell_survivors(rogue, exchange.key, name, rogue.names[:3])
                 reason = "cohort changed nearly, more than 0 times"
-                await rogue.agents[name].refuses(Refusal.NEAR_REVEAL, reason)
+                await rogue.agents[name].refuses(Refusal.OVERLAPPING_COHORT, reason)
             rogue.check_nothing_left(exchange, vectors=True)

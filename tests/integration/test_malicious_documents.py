@@ -232,7 +232,7 @@ async def test_silo_refuses_a_job(
     signed, line = forge(four), four.agents[VICTIM]
     line.tell(job=pb.JobOffer(job=signed.to_wire()))
     await message_refused(line, code, reason)
-    key = PhaseKey(job_digest=signed.digest, round=0, phase="roll-call.0", attempt=1)
+    key = PhaseKey(job_digest=signed.digest, round=0, phase="enrollment.0", attempt=1)
     line.tell(task=changed(exchange.task, key=wire.key_to_wire(key)))
     await line.refuses(code, reason)
     four.check_nothing_left(dataclasses.replace(exchange, key=key))
@@ -254,7 +254,7 @@ async def test_silo_that_the_draw_does_not_name_joins_nothing(tmp_path) -> None:
     """fraction 0.6 of five: the coordinator asks a silo that no hash chose."""
     async with Rogue(tmp_path, silos=5, fraction=0.6) as rogue:
         await rogue.start()
-        await rogue.run(0, "roll-call.0")
+        await rogue.run(0, "enrollment.0")
         exchange = rogue.begin(1, "train")
         drawn = exchange.session.terms.names
         assert len(drawn) == 3
@@ -351,7 +351,7 @@ async def test_silo_refuses_a_total_below_its_own_count(four: Rogue) -> None:
     await honest(four)
     exchange = four.begin(four.round, "train", state={**four.state, TOTAL: np.array(90, np.int64)})
     four.agents[VICTIM].tell(task=exchange.task)
-    reason = "more samples than roll-call counted in all silos"
+    reason = "more samples than enrollment counted in all silos"
     await four.agents[VICTIM].refuses(Refusal.NOT_ENROLLED, reason)
     four.check_nothing_left(exchange)
     four.agents[VICTIM].tell(task=four.begin_next().task)  # no second total is compared with the count
@@ -379,7 +379,7 @@ async def test_silo_refuses_a_first_model_that_the_operator_did_not_sign(tmp_pat
         await rogue.control()
         rogue.take_job(nonce="1" * 32)
         marked = {"model/votes": np.full(4, 7, np.float32)}
-        exchange = rogue.begin(0, "roll-call.0", state=marked)
+        exchange = rogue.begin(0, "enrollment.0", state=marked)
         rogue.agents[VICTIM].tell(task=exchange.task)
         reason = "the first global state is not the one its operator signed"
         await rogue.agents[VICTIM].refuses(Refusal.STATE, reason)

@@ -33,7 +33,7 @@ EVERY_CLASS_SHARED, TWO_CLASSES_ALONE = 2, 8  # seeds of cuts: the second gives 
 COUNTS = {"silos", "samples", "correct", "tested"}  # one small number a silo: covered by the masked words
 NUMBER = {"words of 64 bits", DECIMAL}  # forms in which real numbers must be searchable
 ARRAY = {"float64", *NUMBER}  # of a single float64 with a short mantissa there may be too little
-MOST_CHI_SQUARE = 377.1  # with 255 degrees of freedom; a uniform sample passes it once in 10^6 times
+MAX_CHI_SQUARE = 377.1  # with 255 degrees of freedom; a uniform sample passes it once in 10^6 times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +53,20 @@ METHODS = [
         name="feddw",
         seed=TWO_CLASSES_ALONE,
         rounds=2,
-        searched={*ALWAYS, "presence", "soft_labels", "class_counts"},
+        searched={*ALWAYS, "class_presence", "soft_labels", "class_counts"},
     ),
     Method(name="spherefed", seed=EVERY_CLASS_SHARED, rounds=1, searched={*ALWAYS, "gram", "moment"}),
-    Method(name="fedcsd", seed=TWO_CLASSES_ALONE, rounds=2, searched={*ALWAYS, "presence", "prototypes"}),
+    Method(
+        name="fedcsd", seed=TWO_CLASSES_ALONE, rounds=2, searched={*ALWAYS, "class_presence", "prototypes"}
+    ),
     Method(
         name="fedcsd",
         seed=TWO_CLASSES_ALONE,
         rounds=1,
-        searched={*ALWAYS, "presence", "prototype_sums", "class_counts"},
+        searched={*ALWAYS, "class_presence", "prototype_sums", "class_counts"},
         options=(("count_weighted", True),),
     ),
-    Method(name="fednova", seed=EVERY_CLASS_SHARED, rounds=1, searched={*ALWAYS, "normaliser"}),
+    Method(name="fednova", seed=EVERY_CLASS_SHARED, rounds=1, searched={*ALWAYS, "normalizer"}),
     Method(name="fedexp", seed=EVERY_CLASS_SHARED, rounds=1, searched={*ALWAYS, "update_sq_norm"}),
 ]
 
@@ -173,7 +175,7 @@ def test_masked_vectors_hold_no_word_of_the_silo_and_differ_from_it_by_uniform_o
     seen_B = np.bincount(np.frombuffer(b"".join(masks), np.uint8), minlength=256)
     assert seen_B.sum() > 256 * 20
     expected = seen_B.sum() / 256
-    assert np.sum((seen_B - expected) ** 2) / expected < MOST_CHI_SQUARE
+    assert np.sum((seen_B - expected) ** 2) / expected < MAX_CHI_SQUARE
 
 
 # what was kept is all there was

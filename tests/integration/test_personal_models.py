@@ -91,7 +91,7 @@ def test_the_report_has_mean_and_deviation_and_nothing_of_a_single_silo(finished
     assert report["personal_accuracy_deviation"] == pytest.approx(0.05 * math.sqrt(2 / 3), abs=1e-2)
     assert report["personal_silos"] == 3
     assert [phase["phase"] for phase in report["phases"]] == [
-        "roll-call.0",
+        "enrollment.0",
         "train",
         "evaluate.0",
         "personal.0",

@@ -44,7 +44,7 @@ def test_demo_by_record_learns_and_tells_what_it_spent(tmp_path: Path) -> None:
     assert told["final_accuracy"] > 5 * BY_CHANCE
     assert "clipped" not in told["quantities"]
     assert told["epsilon_updates_per_silo"] is None
-    # every silo took part in all that was planned but a repeated roll-call, and its ledger alone knows
+    # every silo took part in all that was planned but a repeated enrollment, and its ledger alone knows
     spent = told["epsilon_spent_by_silo"]
     assert list(spent) == ["silo-1", "silo-2", "silo-3"]
     assert all(0.97 * told["epsilon"] <= value <= told["epsilon"] for value in spent.values())
@@ -102,7 +102,7 @@ def test_demo_that_cannot_be_private_ends_with_a_sentence(
 @pytest.mark.soak  # test_budget_exhausted.py has the stop alone
 def test_job_stops_where_others_have_spent_and_the_next_is_refused_after_a_restart(tmp_path: Path) -> None:
     with LocalFederation(folder=tmp_path, silos=3) as federation:
-        enough = _cost(federation, {"roll-call": 2, "train": 3, "evaluate": 1})
+        enough = _cost(federation, {"enrollment": 2, "train": 3, "evaluate": 1})
         federation.policy = {"privacy": {"epsilon": enough * 1.0005, "partial_jobs": "allow"}}
         federation.start()
         federation.wait_connected()
@@ -129,7 +129,7 @@ def test_job_stops_where_others_have_spent_and_the_next_is_refused_after_a_resta
 
 def test_job_that_plans_more_than_the_budget_ends_its_submission_with_the_sentence(tmp_path: Path) -> None:
     with LocalFederation(folder=tmp_path, silos=3) as federation:
-        two_rounds = _cost(federation, {"roll-call": 1, "train": 2, "evaluate": 1})
+        two_rounds = _cost(federation, {"enrollment": 1, "train": 2, "evaluate": 1})
         federation.policy = {"privacy": {"epsilon": two_rounds * 1.0005}}
         federation.start()
         federation.wait_connected()

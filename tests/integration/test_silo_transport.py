@@ -60,7 +60,7 @@ def _expired_coordinator(rogue: Rogue) -> IdentityFiles:
 
 def _coordinator_of_another_authority(rogue: Rogue) -> IdentityFiles:
     other = Ceremony(folder=rogue.folder / "other")
-    other.enrol(Role.COORDINATOR, "hub")
+    other.enroll(Role.COORDINATOR, "hub")
     return files(other, Role.COORDINATOR, "hub")
 
 
@@ -200,10 +200,10 @@ def test_job_goes_on_without_the_silo_that_a_new_roster_strikes(tmp_path: Path) 
     hub = {"heartbeat_seconds": 0.2, "reconnect_grace_seconds": 0.5}
     with LocalFederation(folder=tmp_path, coordinator=hub, env={GATE: str(gate)}) as federation:
         federation.start()
-        federation.wait_connected()  # half a second of grace leaves a slow starter out of the roll-call
+        federation.wait_connected()  # half a second of grace leaves a slow starter out of the enrollment
         job_id = federation.submit(rounds=2)
         for name in federation.names:
-            federation.services[name].wait_for(lambda record: record.get("phase") == "roll-call.0")
+            federation.services[name].wait_for(lambda record: record.get("phase") == "enrollment.0")
         federation.hub.wait_for(lambda record: record.get("round") == 1 and record["event"] == "stage")
         federation.ceremony.publish(without=("silo-3",))
         struck = (

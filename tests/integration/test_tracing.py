@@ -99,7 +99,7 @@ def check_attributes(each: Received, *, job: bytes, round: int) -> None:
     assert each.attributes["chorale.job"] == job.hex()[:12]
     assert each.attributes["chorale.round"] == round
     if not is_round:
-        assert each.attributes["chorale.phase"] in ("roll-call.0", "train", "evaluate.0")
+        assert each.attributes["chorale.phase"] in ("enrollment.0", "train", "evaluate.0")
         assert each.attributes["chorale.attempt"] == 1
     assert set(each.process) == PROCESS
     assert (list(each.span.events), list(each.span.links)) == ([], [])

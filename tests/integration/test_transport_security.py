@@ -102,7 +102,7 @@ def _none(hub: LocalFederation, folder: Path) -> None:
 
 def _of_another_authority(hub: LocalFederation, folder: Path) -> IdentityFiles:
     other = Ceremony(folder=folder)
-    other.enrol(Role.SILO, "silo-0")
+    other.enroll(Role.SILO, "silo-0")
     return files(other, Role.SILO, "silo-0")
 
 
@@ -160,8 +160,8 @@ async def test_unknown_method_does_not_exist(hub: LocalFederation) -> None:
 async def test_member_whom_the_roster_does_not_list_is_denied(hub: LocalFederation, tmp_path: Path) -> None:
     """A sound certificate of the authority: one that was replaced, or never enrolled."""
     own = _beside(hub, tmp_path)
-    own.enrol(Role.SILO, "silo-0")
-    own.enrol(Role.OPERATOR, "stranger")
+    own.enroll(Role.SILO, "silo-0")
+    own.enroll(Role.OPERATOR, "stranger")
     for role, name in own.members:
         method = next(method for allowed, method in METHODS if allowed is role)
         async with dial(hub, files(own, role, name)) as channel:

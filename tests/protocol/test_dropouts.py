@@ -57,7 +57,7 @@ def check_outcome(exchange: Exchange, drops: Mapping[str, Collection[str]]) -> N
     for stage in STAGES:
         gone |= set(drops.get(stage, ()))
         left[stage] = sorted(set(exchange.terms.names) - gone)
-    least = dict.fromkeys(STAGES[:3], rule.least_survivors) | dict.fromkeys(STAGES[3:], rule.threshold)
+    least = dict.fromkeys(STAGES[:3], rule.min_survivors) | dict.fromkeys(STAGES[3:], rule.threshold)
     failing = [stage for stage in STAGES if len(left[stage]) < least[stage]]
     if failing:
         with pytest.raises(SessionAborted, match=f"{failing[0]}: expected at least") as caught:

@@ -65,7 +65,7 @@ class Network:
             CoordinatorState.MASKED: session.sharers,
             CoordinatorState.CONSISTENCY: session.survivors,
         }[session.state]
-        return len(in_stage) - len(session.awaited) >= self.exchange.terms.rule.least_survivors
+        return len(in_stage) - len(session.awaited) >= self.exchange.terms.rule.min_survivors
 
     def close(self, closed: Any) -> None:
         session = self.exchange.coordinator
@@ -128,7 +128,7 @@ def test_most_orders_reveal_a_sum():
             Network(exchange, Random(seed)).run()
         except SessionAborted:
             continue
-        revealed += int(exchange.revealed().sum() >= exchange.terms.rule.least_survivors)
+        revealed += int(exchange.revealed().sum() >= exchange.terms.rule.min_survivors)
     assert revealed >= 5
 
 

@@ -254,7 +254,7 @@ def test_statistics_phase_near_a_revealed_one_is_refused_before_the_silo_signs()
     survivors = again.coordinator.close_masked()
     for name in survivors.survivors:
         match = "too near to a revealed sum"
-        assert_refused(again.silos[name], survivors, match, Refusal.NEAR_REVEAL)
+        assert_refused(again.silos[name], survivors, match, Refusal.OVERLAPPING_COHORT)
         assert not again.ledgers[name].pending
     assert not again.sent
 

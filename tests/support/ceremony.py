@@ -35,7 +35,7 @@ class Ceremony:
     def roster_path(self) -> Path:
         return self.folder / "roster.json"
 
-    def enrol(self, role: Role, name: str, *, days: int = 5, now: datetime | None = None) -> Identity:
+    def enroll(self, role: Role, name: str, *, days: int = 5, now: datetime | None = None) -> Identity:
         """A member with files; it stands on the next roster."""
         key = certificates.new_key()
         hosts = ["127.0.0.1", "localhost"] if role is Role.COORDINATOR else []

@@ -51,10 +51,10 @@ class LocalFederation:
 
     def __post_init__(self) -> None:
         self.ceremony = Ceremony(folder=self.folder / "members")
-        self.ceremony.enrol(Role.COORDINATOR, COORDINATOR)
-        self.ceremony.enrol(Role.OPERATOR, OPERATOR)
+        self.ceremony.enroll(Role.COORDINATOR, COORDINATOR)
+        self.ceremony.enroll(Role.OPERATOR, OPERATOR)
         for name in self.names:
-            self.ceremony.enrol(Role.SILO, name)
+            self.ceremony.enroll(Role.SILO, name)
         self.ceremony.publish()
 
     def __enter__(self) -> Self:

@@ -15,7 +15,7 @@ import numpy as np
 
 from chorale.runtime import audit
 from chorale.v1.records_pb2 import PhaseRecord
-from coordinator.phase_machine import RoundState
+from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import JobRow, PhaseRow, Store
 from tests.support.federation import COORDINATOR, LocalFederation
 
@@ -42,7 +42,7 @@ class History:
         return [
             list(row.record.cohort)
             for row in self.phases
-            if row.phase == "train" and row.state is RoundState.APPLIED and row.record is not None
+            if row.phase == "train" and row.state is PhaseState.APPLIED and row.record is not None
         ]
 
 
@@ -81,7 +81,7 @@ def check_votes(federation: LocalFederation, job_id: str, history: History) -> N
 def check_attempts(federation: LocalFederation) -> None:
     """No attempt of a phase was begun twice, by the coordinator or in one life of a silo."""
     stages = [record for record in federation.hub.records() if record["event"] == "stage"]
-    begun = Counter(_attempt(record) for record in stages if record["state"] == RoundState.WAITING)
+    begun = Counter(_attempt(record) for record in stages if record["state"] == PhaseState.WAITING)
     assert begun, "the coordinator's log names no attempt"
     assert max(begun.values()) == 1, begun.most_common(1)
     for name in federation.names:

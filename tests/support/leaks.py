@@ -6,11 +6,11 @@ decimal; the bytes at any offset, plain, in hexadecimal or in base64. So is the 
 which tells as much to whoever knows the sum.
 
 Bytes are compared window by window: 8 bytes for a number that fills them, 16 or 32 for several smaller ones.
-A window of several numbers must hold LEAST_BITS bits of them, a single number LEAST_BITS_ALONE. What chance
+A window of several numbers must hold MIN_BITS bits of them, a single number MIN_BITS_ALONE. What chance
 finds in a run of tests/integration/test_nothing_per_silo.py, about 2^21 windows for 2^21 searched ones:
 2^-21 in masked and sealed bytes; 2^-15 among the 2^12 words of sums, which are of the same size as a silo's;
 2^-14 for the 2^6 single numbers of 32 bits, which only the 2^12 windows with an empty upper half can equal.
-Decimals are compared as they are read, with LEAST_DIGITS digits or more: some ten texts of up to 10 digits,
+Decimals are compared as they are read, with MIN_DIGITS digits or more: some ten texts of up to 10 digits,
 and 10^4 numbers of 7 to 9 digits over several decades, 2^-12.
 Counts are too small for windows: a list of them is searched as a whole, a single one not at all.
 
@@ -38,10 +38,10 @@ from crypto.fixed_point.layout import Quantity
 from strategies.base import Array
 
 WINDOWS = (8, 16, 32)
-MOST_VALUES = 4  # in a window: their roundings multiply
-LEAST_BITS, LEAST_BITS_ALONE = 48, 32
-LEAST_DIGITS = 6  # of a decimal number
-LEAST_LISTED = 4  # counts that are not zero, in a list of them
+MAX_VALUES = 4  # in a window: their roundings multiply
+MIN_BITS, MIN_BITS_ALONE = 48, 32
+MIN_DIGITS = 6  # of a decimal number
+MIN_LISTED = 4  # counts that are not zero, in a list of them
 TABLE_BITS = 22  # of the table that most windows do not pass
 MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
 
@@ -178,7 +178,7 @@ class Search:
             if (offset := data.find(run)) >= 0:
                 yield offset, source
         for match in NUMBER.finditer(data):
-            if _digits(match[0]) >= LEAST_DIGITS and abs(float(match[0])) in self._decimals:
+            if _digits(match[0]) >= MIN_DIGITS and abs(float(match[0])) in self._decimals:
                 yield match.start(), self._decimals[abs(float(match[0]))]
 
 
@@ -221,7 +221,7 @@ def _forms(held: Held) -> Iterator[tuple[str, Array]]:
 def _lists(held: Held) -> Iterator[bytes]:
     """Counts by class as they would stand in a file, if there is more to them than chance gives."""
     values_N = np.asarray(held.values).reshape(-1)
-    if np.count_nonzero(values_N) >= LEAST_LISTED and np.ptp(values_N) > 0:
+    if np.count_nonzero(values_N) >= MIN_LISTED and np.ptp(values_N) > 0:
         yield from (values_N.astype(kind).tobytes() for kind in ("<i8", "<i4", "<f8", "<f4"))
         for separator in (",", ", "):
             yield separator.join(str(int(value)) for value in values_N).encode()
@@ -234,7 +234,7 @@ def _decimals(held: Held) -> Iterator[float]:
         texts = [repr(value), str(np.float32(value))]
         if values_N.size == 1:  # of many rounded numbers some would be met by chance
             texts += [f"{value:.6g}", repr(round(value, 6))]
-        yield from (abs(float(text)) for text in texts if _digits(text.encode()) >= LEAST_DIGITS)
+        yield from (abs(float(text)) for text in texts if _digits(text.encode()) >= MIN_DIGITS)
 
 
 def _windows(alternatives_KN: Array, shared_N: NDArray[np.bool_], size: int) -> Bytes:
@@ -244,7 +244,7 @@ def _windows(alternatives_KN: Array, shared_N: NDArray[np.bool_], size: int) -> 
     if width > N:
         return np.zeros((0, size), np.uint8)
     bits = sliding_window_view(_bits(alternatives_KN[0]), width).sum(axis=1)
-    is_searched = bits >= (LEAST_BITS if N > 1 else LEAST_BITS_ALONE)
+    is_searched = bits >= (MIN_BITS if N > 1 else MIN_BITS_ALONE)
     starts = np.flatnonzero(is_searched & sliding_window_view(shared_N, width).any(axis=1))
     parts = [
         np.stack([alternatives_KN[k, starts + place] for place, k in enumerate(choice)], axis=1)

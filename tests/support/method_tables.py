@@ -25,7 +25,7 @@ from strategies.recipe import (
     Mix,
     Own,
     Recipe,
-    Regulariser,
+    Regularizer,
     ServerUpdate,
     StatisticName,
 )
@@ -34,14 +34,14 @@ PARTS: Mapping[str, type[StrEnum]] = {
     "head": Head,
     "features": Features,
     "loss": Loss,
-    "regulariser": Regulariser,
+    "regularizer": Regularizer,
     "mix": Mix,
     "server_update": ServerUpdate,
     "statistic": StatisticName,
     "own": Own,
     "closing": Closing,
 }
-# what every method sums: the update and its weight, evaluation, roll-call
+# what every method sums: the update and its weight, evaluation, enrollment
 COMMON = {"silos", "samples", "delta", "buffers", "weight", "correct", "tested", "loss_sum", "clipped"}
 CLASSES, WIDTH = 3, 4
 SIDES = {CLASSES: "C", WIDTH: "D", CLASSES * WIDTH: "P", WIDTH * (WIDTH + 1) // 2: "D(D+1)/2"}

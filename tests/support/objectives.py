@@ -143,8 +143,8 @@ class LocalRound:
 def simplex(classes: int, width: int) -> Array:
     """The simplex on the first coordinates: U of Eq. 3 is the first columns of the identity. -> (C, D)"""
     stretch = np.sqrt(classes / (classes - 1))
-    centring_CC = np.eye(classes) - 1.0 / classes
-    return np.asarray(stretch * (np.eye(width)[:, :classes] @ centring_CC).T)
+    centering_CC = np.eye(classes) - 1.0 / classes
+    return np.asarray(stretch * (np.eye(width)[:, :classes] @ centering_CC).T)
 
 
 def gradient_by_differences(function: Any, at: Tensor, *, step: float = 1e-6) -> Tensor:

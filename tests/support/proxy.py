@@ -26,11 +26,11 @@ class ThrottlingProxy(Relay):
         self.upload_bytes_per_second = upload_bytes_per_second
         self.uploaded_bytes = 0
 
-    async def _relay(self, accepted: Stream, dialled: Stream) -> None:
-        async with self._watched(accepted[1], dialled[1]) as note_bytes:
+    async def _relay(self, accepted: Stream, dialed: Stream) -> None:
+        async with self._watched(accepted[1], dialed[1]) as note_bytes:
             await asyncio.gather(
-                self._copy(accepted[0], dialled[1], note_bytes, is_upload=True),
-                self._copy(dialled[0], accepted[1], note_bytes, is_upload=False),
+                self._copy(accepted[0], dialed[1], note_bytes, is_upload=True),
+                self._copy(dialed[0], accepted[1], note_bytes, is_upload=False),
             )
 
     @contextlib.asynccontextmanager
@@ -104,11 +104,11 @@ class DistantProxy(Relay):
         self.round_trip_seconds = round_trip_seconds
         self.accepted = 0
 
-    async def _relay(self, accepted: Stream, dialled: Stream) -> None:
+    async def _relay(self, accepted: Stream, dialed: Stream) -> None:
         self.accepted += 1
         await asyncio.gather(
-            self._carry(accepted[0], dialled[1]),
-            self._carry(dialled[0], accepted[1]),
+            self._carry(accepted[0], dialed[1]),
+            self._carry(dialed[0], accepted[1]),
         )
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

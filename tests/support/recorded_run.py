@@ -145,7 +145,7 @@ class RecordedRun:
         )
 
     def _inputs(self, round: int, phase: str, silo: str) -> dict[str, Array]:
-        if phase_kind(phase) == "roll-call":  # computed by the agent itself, so not written down
+        if phase_kind(phase) == "enrollment":  # computed by the agent itself, so not written down
             total = float(self.state[TOTAL])
             samples = np.rint(float(self._inputs(1, "train", silo)["weight"]) * total)
             return {"silos": np.array(1), "samples": np.array(samples)}

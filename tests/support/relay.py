@@ -48,7 +48,7 @@ class Relay(ABC):
         self._thread.join()
 
     @abstractmethod
-    async def _relay(self, accepted: Stream, dialled: Stream) -> None:
+    async def _relay(self, accepted: Stream, dialed: Stream) -> None:
         """Both directions of one connection to their ends."""
 
     def _run(self) -> None:
@@ -70,9 +70,9 @@ class Relay(ABC):
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            dialled = await asyncio.open_connection(*self.target, ssl=self._as_client)
+            dialed = await asyncio.open_connection(*self.target, ssl=self._as_client)
         except OSError:
             writer.transport.abort()
             return
-        self._writers.add(dialled[1])
-        await self._relay((reader, writer), dialled)
+        self._writers.add(dialed[1])
+        await self._relay((reader, writer), dialed)

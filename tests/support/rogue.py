@@ -228,13 +228,13 @@ class Rogue(Hub):
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.ceremony = Ceremony(folder=folder / "members")
-        self.ceremony.enrol(Role.COORDINATOR, "hub")
+        self.ceremony.enroll(Role.COORDINATOR, "hub")
         names = [*(f"silo-{place}" for place in range(silos)), SPARE]
         members = Members(
             authority_key=self.ceremony.key,
             authority=self.ceremony.certificate,
-            silos={name: self.ceremony.enrol(Role.SILO, name) for name in names},
-            operator=self.ceremony.enrol(Role.OPERATOR, "ops"),
+            silos={name: self.ceremony.enroll(Role.SILO, name) for name in names},
+            operator=self.ceremony.enroll(Role.OPERATOR, "ops"),
         )
         super().__init__(folder, members=members, now=datetime.now(UTC), **job)
         self.round = self.port = 0
@@ -285,9 +285,9 @@ class Rogue(Hub):
             self.agents[name].meet()
 
     async def control(self) -> None:
-        """The next round without tampering, roll-call first: every silo counts once."""
+        """The next round without tampering, enrollment first: every silo counts once."""
         if self.round == 0:
-            await self.run(0, "roll-call.0")
+            await self.run(0, "enrollment.0")
         self.round += 1
         sums = await self.run(self.round, "train")
         votes = np.full(len(self.names), 1 / len(self.names))

@@ -124,7 +124,7 @@ def _context(spec: JobSpec, round: int, phase: str, state: Arrays, *, members: i
         trained=tuple(name for name in trained_names(state) if spec.method.trains(name)),
         buffers=buffer_names(state),
         update_bound=spec.update_bound,
-        update_word=spec.update_word,
+        update_bits=spec.update_bits,
         update_kept=spec.update_kept,
         public_seed=encoding.digest("projection", spec.to_yaml(), round, phase),
         min_weight=spec.min_weight,
@@ -143,7 +143,7 @@ def _values(
     local: LocalState,
 ) -> Mapping[str, Array]:
     samples = len(data.train)
-    if kind == "roll-call":
+    if kind == "enrollment":
         return {"silos": np.array(1), "samples": np.array(samples)}
     holders_C = context.state.get(PRESENCE)
     work = Work(

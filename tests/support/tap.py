@@ -42,11 +42,11 @@ class Tap(Relay):
     def address(self) -> str:
         return f"{HERE}:{self.port}"
 
-    async def _relay(self, accepted: Stream, dialled: Stream) -> None:
+    async def _relay(self, accepted: Stream, dialed: Stream) -> None:
         kept = self._folder / f"{self._name}-{next(self._numbers)}"
         await asyncio.gather(
-            _copy(accepted[0], dialled[1], kept.with_suffix(".up")),
-            _copy(dialled[0], accepted[1], kept.with_suffix(".down")),
+            _copy(accepted[0], dialed[1], kept.with_suffix(".up")),
+            _copy(dialed[0], accepted[1], kept.with_suffix(".down")),
         )
 
 

@@ -25,7 +25,16 @@ ARROWS = {
     "simulation": {"crypto", "strategies", "chorale", "silo_agent", "simulation"},
     "cli": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli"},
     "bench": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "bench"},
-    "research": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "bench", "research"},
+    "research": {
+        "crypto",
+        "strategies",
+        "chorale",
+        "coordinator",
+        "silo_agent",
+        "simulation",
+        "bench",
+        "research",
+    },
     "tools": {"chorale", "coordinator", "silo_agent", "cli", "tools"},
 }
 # what the innermost packages may import of others

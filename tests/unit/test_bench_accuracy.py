@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crypto.errors import ConfigError, QuantisationError
+from crypto.errors import ConfigError, QuantizationError
 from research.accuracy import __main__ as command
 from research.accuracy import evidence, words
 from research.accuracy.arms import ARMS, BASELINE, CONTROLS, Control, arm
 from research.accuracy.book import Book
-from research.accuracy.catalogue import SMALL, SUITES
+from research.accuracy.catalog import SMALL, SUITES
 from research.accuracy.federated import run, silos_of
 from research.accuracy.paired import Verdict, paired
 from research.accuracy.plots import draw
@@ -198,7 +198,7 @@ def test_training_that_fails_is_an_outcome_and_counts_as_nothing_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_: Simulation) -> None:
-        raise QuantisationError("silo-1: delta is not finite")
+        raise QuantizationError("silo-1: delta is not finite")
 
     monkeypatch.setattr(Simulation, "run", fails)
     outcome = run(final_trial(), numbers(tmp_path / "numbers.npz"))
@@ -340,7 +340,7 @@ def test_sentence_calls_a_difference_that_is_not_significant_undecided() -> None
     assert said == (
         "**FedDW against FedDW towards the identity**, which leaves out soft labels (the identity in their "
         "place): undecided on every cut (even: +0.0 +- 0.0, 0/5). For that part alone silos sum "
-        "`soft_labels` (C x C), `class_counts` (C) and `presence` (C)."
+        "`soft_labels` (C x C), `class_counts` (C) and `class_presence` (C)."
     )
 
 
@@ -426,7 +426,7 @@ def test_report_has_a_cell_for_every_method_and_counts_failures() -> None:
 
 
 def test_update_writes_figures_page_and_pictures_that_belong_together(tmp_path: Path) -> None:
-    for folder in ("docs", "bench"):
+    for folder in ("docs", "research"):
         (tmp_path / folder).mkdir()
     page = tmp_path / evidence.PAGE
     page.write_text("before\n<!-- bench:accuracy-small -->\n<!-- /bench:accuracy-small -->\nafter\n")

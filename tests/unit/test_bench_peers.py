@@ -126,7 +126,7 @@ def test_a_wrong_sum_is_no_measurement(error: float) -> None:
 @pytest.mark.parametrize(
     ("silos", "word", "expected"), [(10, 32, 1 << 22), (10, 16, 1 << 12), (50, 16, 1 << 10), (8, 16, 1 << 13)]
 )
-def test_quantised_values_of_all_silos_stay_below_the_modulus(silos: int, word: int, expected: int) -> None:
+def test_quantized_values_of_all_silos_stay_below_the_modulus(silos: int, word: int, expected: int) -> None:
     assert target_range(silos, word) == expected
     assert silos * expected <= 1 << word
 

@@ -45,7 +45,7 @@ KEYS = [
 @pytest.fixture(autouse=True)
 def short_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is measured at the length that a test asks for."""
-    monkeypatch.setattr(memory, "LEAST_VALUES", 1)
+    monkeypatch.setattr(memory, "MIN_VALUES", 1)
 
 
 def test_json_is_one_object_with_every_documented_key(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,7 @@ def test_what_cannot_run_says_why() -> None:
     assert suite.run(Benchmark("none", "bench.nowhere")).skipped == "there is no bench.nowhere"
     assert suite.run(Benchmark("setup", "bench.setup", ("--silos", "1"))).failed == "exit code 2"
     hanging = Benchmark("setup", "bench.setup", ("--silos", "100"))
-    assert suite.run(hanging, most_seconds=0.1).failed == "no result after 0.1 seconds"
+    assert suite.run(hanging, max_seconds=0.1).failed == "no result after 0.1 seconds"
 
 
 def test_the_suite_leaves_json_and_table_and_says_what_failed(

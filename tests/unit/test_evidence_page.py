@@ -8,14 +8,14 @@ import pytest
 
 from research.accuracy import evidence, words
 from research.accuracy.arms import arm
-from research.accuracy.catalogue import SUITES
+from research.accuracy.catalog import SUITES
 from research.accuracy.federated import run
 from research.accuracy.report import Report
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / evidence.PAGE).read_text()
 COMMITTED = evidence.read(ROOT)
-LEAST_TOLERANCE = 0.01  # where all seeds agree to less
+MIN_TOLERANCE = 0.01  # where all seeds agree to less
 needs_small = pytest.mark.skipif("small" not in COMMITTED, reason="research/evidence.json has no small suite")
 
 
@@ -75,4 +75,4 @@ def test_a_cell_trained_again_gives_what_is_committed(setting: str, name: str) -
         if (each.setting, each.seed) == (setting, suite.seeds[0])
     )
     outcome = run(trial, None)
-    assert outcome.final == pytest.approx(cell.accuracy[0], abs=max(cell.deviation, LEAST_TOLERANCE))
+    assert outcome.final == pytest.approx(cell.accuracy[0], abs=max(cell.deviation, MIN_TOLERANCE))

@@ -16,7 +16,7 @@ def check_keeps_samples_apart(model: nn.Module) -> None:
     for name, layer in model.named_modules():
         if isinstance(layer, BATCH_NORM):
             raise ConfigError(
-                f"model: {name} is a batch normalisation, which mixes the records of a batch: a private job "
+                f"model: {name} is a batch normalization, which mixes the records of a batch: a private job "
                 "needs norm: group (or none)"
             )
         if isinstance(layer, DROPOUT):

@@ -49,7 +49,7 @@ class CutModel(nn.Module):
         self._is_unit = features is not Features.RAW
 
     def features(self, inputs: Tensor) -> Tensor:
-        """What the backbone gives, not normalised."""
+        """What the backbone gives, not normalized."""
         features_ND: Tensor = self.body(inputs)
         return features_ND
 
@@ -66,8 +66,8 @@ class CutModel(nn.Module):
         return self.logits(self.features(inputs))
 
 
-def initialise(body: nn.Module) -> nn.Module:
-    """He's initialisation for every layer that a ReLU follows; deep plain networks need it to start.
+def initialize(body: nn.Module) -> nn.Module:
+    """He's initialization for every layer that a ReLU follows; deep plain networks need it to start.
 
     Source: He et al. 2015 (arXiv 1502.01852), fan out for convolutions as in torchvision.
     """

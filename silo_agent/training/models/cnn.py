@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from silo_agent.training.models.base import Backbone, initialise
+from silo_agent.training.models.base import Backbone, initialize
 from silo_agent.training.models.norm import norm1d, norm2d
 
 CHANNELS = (32, 64)
@@ -22,4 +22,4 @@ def cnn(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
         before = channels
     layers += [nn.AdaptiveAvgPool2d(GRID), nn.Flatten()]
     layers += [nn.Linear(before * GRID * GRID, WIDTH), norm1d(norm, WIDTH), nn.ReLU()]
-    return Backbone(body=initialise(nn.Sequential(*layers)), width=WIDTH)
+    return Backbone(body=initialize(nn.Sequential(*layers)), width=WIDTH)

@@ -6,7 +6,7 @@ import math
 
 from torch import nn
 
-from silo_agent.training.models.base import Backbone, initialise
+from silo_agent.training.models.base import Backbone, initialize
 from silo_agent.training.models.norm import norm1d
 
 
@@ -17,4 +17,4 @@ def mlp(*, input_shape: tuple[int, ...], hidden: tuple[int, ...], norm: str) -> 
     for next_width in hidden:
         layers += [nn.Linear(width, next_width), norm1d(norm, next_width), nn.ReLU()]
         width = next_width
-    return Backbone(body=initialise(nn.Sequential(*layers)), width=width)
+    return Backbone(body=initialize(nn.Sequential(*layers)), width=width)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from silo_agent.training.models.base import Backbone, initialise
+from silo_agent.training.models.base import Backbone, initialize
 from silo_agent.training.models.norm import norm2d
 
 STEM = 32
@@ -52,7 +52,7 @@ def mobilenet_v2(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
             before = channels
     layers += _conv(before, WIDTH, size=1, norm=norm)
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Backbone(body=initialise(nn.Sequential(*layers)), width=WIDTH)
+    return Backbone(body=initialize(nn.Sequential(*layers)), width=WIDTH)
 
 
 def _conv(

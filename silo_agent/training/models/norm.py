@@ -1,4 +1,4 @@
-"""The normalisation that a job chooses for a backbone: batch, group or none."""
+"""The normalization that a job chooses for a backbone: batch, group or none."""
 
 from __future__ import annotations
 

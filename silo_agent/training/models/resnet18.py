@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from silo_agent.training.models.base import Backbone, initialise
+from silo_agent.training.models.base import Backbone, initialize
 from silo_agent.training.models.norm import norm2d
 
 STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))  # channels and stride of the stage's first block
@@ -42,7 +42,7 @@ def resnet18(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
             layers.append(BasicBlock(before, channels, stride=stride, norm=norm))
             before = channels
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Backbone(body=initialise(nn.Sequential(*layers)), width=before)
+    return Backbone(body=initialize(nn.Sequential(*layers)), width=before)
 
 
 def _shortcut(before: int, channels: int, *, stride: int, norm: str) -> nn.Module:

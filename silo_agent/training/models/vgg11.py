@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from silo_agent.training.models.base import Backbone, initialise
+from silo_agent.training.models.base import Backbone, initialize
 from silo_agent.training.models.norm import norm2d
 
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pool ends each stage
@@ -27,4 +27,4 @@ def vgg11(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
         layers.append(nn.MaxPool2d(2, ceil_mode=True))  # 28x28 ends at 1x1 too
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     layers += [nn.Linear(before, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
-    return Backbone(body=initialise(nn.Sequential(*layers)), width=WIDTH)
+    return Backbone(body=initialize(nn.Sequential(*layers)), width=WIDTH)

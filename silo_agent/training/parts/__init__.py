@@ -1,4 +1,4 @@
-"""What a silo minimises and what it computes beside, one file a part; a recipe names them."""
+"""What a silo minimizes and what it computes beside, one file a part; a recipe names them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from crypto.errors import ConfigError
 from silo_agent.training.parts.balanced_softmax import BalancedSoftmax
 from silo_agent.training.parts.base import (
     LossFactory,
-    RegulariserFactory,
+    RegularizerFactory,
     SampleLoss,
-    SampleRegulariser,
+    SampleRegularizer,
     Setting,
     WeightPenalty,
 )
@@ -31,7 +31,7 @@ from silo_agent.training.parts.sphere_mse import SphereMse
 from strategies.parts.losses import BalancedSoftmaxOptions
 from strategies.parts.moon import MoonOptions
 from strategies.parts.regularizers import TemperatureOptions
-from strategies.recipe import Loss, Regulariser
+from strategies.recipe import Loss, Regularizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +63,16 @@ LOSSES: Mapping[Loss, LossKind] = MappingProxyType(
         ),
     }
 )
-REGULARISERS: Mapping[Regulariser, RegulariserFactory] = MappingProxyType(
+REGULARIZERS: Mapping[Regularizer, RegularizerFactory] = MappingProxyType(
     {
-        Regulariser.PROX: prox,
-        Regulariser.MOON: lambda setting: ModelContrast(tau=setting.options(MoonOptions).contrast_tau),
-        Regulariser.KD: lambda setting: KnowledgeDistillation(tau=setting.options(TemperatureOptions).tau),
-        Regulariser.NTD: lambda setting: NotTrueDistillation(tau=setting.options(TemperatureOptions).tau),
-        Regulariser.LD: lambda _: LogitDistillation(),
-        Regulariser.FD: lambda _: FeatureDistillation(),
-        Regulariser.CSD: class_similarity_distillation,
-        Regulariser.SOFT_LABELS: class_relations,
+        Regularizer.PROX: prox,
+        Regularizer.MOON: lambda setting: ModelContrast(tau=setting.options(MoonOptions).contrast_tau),
+        Regularizer.KD: lambda setting: KnowledgeDistillation(tau=setting.options(TemperatureOptions).tau),
+        Regularizer.NTD: lambda setting: NotTrueDistillation(tau=setting.options(TemperatureOptions).tau),
+        Regularizer.LD: lambda _: LogitDistillation(),
+        Regularizer.FD: lambda _: FeatureDistillation(),
+        Regularizer.CSD: class_similarity_distillation,
+        Regularizer.SOFT_LABELS: class_relations,
     }
 )
 
@@ -88,15 +88,15 @@ def evaluation_loss_for(setting: Setting) -> SampleLoss:
     return (kind.test or kind.train)(setting)
 
 
-def regulariser_for(setting: Setting) -> SampleRegulariser | WeightPenalty | None:
-    """The regulariser that the job's recipe names. Raises ConfigError if this silo has none of that name."""
-    name = setting.work.spec.method.recipe.regulariser
-    if name is Regulariser.NONE:
+def regularizer_for(setting: Setting) -> SampleRegularizer | WeightPenalty | None:
+    """The regularizer that the job's recipe names. Raises ConfigError if this silo has none of that name."""
+    name = setting.work.spec.method.recipe.regularizer
+    if name is Regularizer.NONE:
         return None
-    if name not in REGULARISERS:
-        known = ", ".join(["none", *REGULARISERS])
-        raise ConfigError(f"strategy: this silo has the regularisers {known}, got {name}")
-    return REGULARISERS[name](setting)
+    if name not in REGULARIZERS:
+        known = ", ".join(["none", *REGULARIZERS])
+        raise ConfigError(f"strategy: this silo has the regularizers {known}, got {name}")
+    return REGULARIZERS[name](setting)
 
 
 def _kind(setting: Setting) -> LossKind:

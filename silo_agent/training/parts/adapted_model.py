@@ -2,7 +2,7 @@
 
 Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
 Meta-Learning Approach", NeurIPS 2020 (arXiv 2002.07948), algorithm 1, first-order variant (FO): with two
-batches, D and D', w' = w - alpha grad f(w, D), and the optimiser's step at w is along grad f(w', D'). The
+batches, D and D', w' = w - alpha grad f(w, D), and the optimizer's step at w is along grad f(w', D'). The
 Hessian in the gradient of f(w - alpha grad f(w)) is left out.
 The own model is w - alpha grad f(w) over all of the silo's training samples, in eval mode: it follows from
 the received model and the data, so the local state holds nothing. strategies/parts/own.py says what leaves.
@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from silo_agent.objective import Cancelled
 from silo_agent.training.batches import Tensors
-from silo_agent.training.local_training import least_batch, optimizer_of
+from silo_agent.training.local_training import min_batch, optimizer_of
 from silo_agent.training.models.base import CutModel
 from silo_agent.training.parts import loss_for
 from silo_agent.training.parts.base import SampleLoss, Setting, run_model
@@ -46,7 +46,7 @@ def train_for_adaptation(setting: Setting, samples: Tensors, generator: torch.Ge
     """
     model, spec, loss = setting.received, setting.work.spec, loss_for(setting)
     optimizer = optimizer_of(model, spec, setting.work.round)
-    rate, least = setting.options(AdaptedOptions).inner_rate, least_batch(model, len(samples))
+    rate, least = setting.options(AdaptedOptions).inner_rate, min_batch(model, len(samples))
     size = spec.training.batch_size
     model.train()
     steps = 0

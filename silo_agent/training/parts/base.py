@@ -1,4 +1,4 @@
-"""The words of what a silo minimises: one pass through the model, one loss a sample.
+"""The words of what a silo minimizes: one pass through the model, one loss a sample.
 
 Means are taken by the training loop, because per-sample gradients need the single losses; what
 depends on the weights alone stands apart, because it has no per-sample gradient.
@@ -26,7 +26,7 @@ Options = TypeVar("Options", bound=PartOptions)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What one forward pass gives: the backbone's features, not normalised, and the logits."""
+    """What one forward pass gives: the backbone's features, not normalized, and the logits."""
 
     features_ND: Tensor
     logits_NC: Tensor
@@ -79,8 +79,8 @@ class SampleLoss(Protocol):
 
 
 @runtime_checkable
-class SampleRegulariser(Protocol):
-    """A regulariser that compares student and teacher, sample by sample. The teacher is constant."""
+class SampleRegularizer(Protocol):
+    """A regularizer that compares student and teacher, sample by sample. The teacher is constant."""
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
         """Shapes: labels (N,) int64 -> (N,) float32."""
@@ -88,14 +88,14 @@ class SampleRegulariser(Protocol):
 
 @runtime_checkable
 class WeightPenalty(Protocol):
-    """A regulariser of the weights alone: its exact gradient is the same for every batch."""
+    """A regularizer of the weights alone: its exact gradient is the same for every batch."""
 
     def penalty(self, model: CutModel) -> Tensor:
         """Shapes: -> ()."""
 
 
 LossFactory: TypeAlias = Callable[[Setting], SampleLoss]
-RegulariserFactory: TypeAlias = Callable[[Setting], SampleRegulariser | WeightPenalty]
+RegularizerFactory: TypeAlias = Callable[[Setting], SampleRegularizer | WeightPenalty]
 
 
 def run_model(model: CutModel, inputs: Tensor) -> Outputs:

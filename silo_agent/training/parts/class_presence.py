@@ -17,4 +17,4 @@ from strategies.base import Array
 def presence(setting: Setting) -> Mapping[str, Array]:
     """Shapes: presence (C,) int64."""
     counts_C = np.bincount(setting.work.data.train.labels, minlength=setting.work.spec.classes)
-    return {"presence": (counts_C > 0).astype(np.int64)}
+    return {"class_presence": (counts_C > 0).astype(np.int64)}

@@ -1,7 +1,7 @@
-"""FedDW's regulariser: the head's rows relate to one another as the soft labels say the classes do.
+"""FedDW's regularizer: the head's rows relate to one another as the soft labels say the classes do.
 
 Liu et al., FedDW, Eq. 11: R = ||Omega - S||_F^2 / C^2 with S the softmax of each row of W W^T; no
-temperature, no scaling, no normalised rows. Omega, the soft-label matrix of the round before, is data;
+temperature, no scaling, no normalized rows. Omega, the soft-label matrix of the round before, is data;
 in a method without the statistic soft-labels it stays what `init_slm` says.
 Both factors of W W^T are differentiated; nothing but the head's weight takes a gradient. A class whose
 row is not known drops out of the sum, and C^2 stays.

@@ -55,7 +55,7 @@ class ClassSimilarityDistillation:
 
 
 def class_similarity_distillation(setting: Setting) -> ClassSimilarityDistillation:
-    """The regulariser of this round. Raises RemoteProtocolError for a state without its prototypes."""
+    """The regularizer of this round. Raises RemoteProtocolError for a state without its prototypes."""
     if setting.work.spec.method.recipe.statistic is None:
         return ClassSimilarityDistillation(None, setting.options(CsdOptions))
     prototypes_CC, classes = setting.tensor(PROTOTYPES), setting.work.spec.classes

@@ -1,4 +1,4 @@
-"""Loss and regulariser joined as the recipe says: loss + mu R, or beta loss + (1 - beta) R."""
+"""Loss and regularizer joined as the recipe says: loss + mu R, or beta loss + (1 - beta) R."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from silo_agent.training.batches import Tensors
 from silo_agent.training.models.base import CutModel
-from silo_agent.training.parts import loss_for, regulariser_for
-from silo_agent.training.parts.base import Outputs, SampleLoss, SampleRegulariser, Setting, WeightPenalty
+from silo_agent.training.parts import loss_for, regularizer_for
+from silo_agent.training.parts.base import Outputs, SampleLoss, SampleRegularizer, Setting, WeightPenalty
 from silo_agent.training.parts.fd import FeatureDistillation, feature_scale, log_feature_scale
 from silo_agent.training.parts.teacher import frozen_copy, outputs_of
 from strategies.parts.regularizers import AdditiveWeight, ConvexWeight
@@ -18,7 +18,7 @@ from strategies.recipe import Mix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLoss:
-    """What one round of local training minimises.
+    """What one round of local training minimizes.
 
     per_sample needs the samples' outputs and places in the training set; penalty the weights alone.
     correction: of every step, by the server update; no mix weighs it.
@@ -26,29 +26,29 @@ class LocalLoss:
 
     loss: SampleLoss
     loss_weight: float = 1.0
-    regulariser: SampleRegulariser | None = None
+    regularizer: SampleRegularizer | None = None
     weight_penalty: WeightPenalty | None = None
-    regulariser_weight: float = 0.0
+    regularizer_weight: float = 0.0
     teacher: Outputs | None = None
     correction: WeightPenalty | None = None
 
     def per_sample(self, student: Outputs, labels_N: Tensor, places_N: Tensor) -> Tensor:
         """Shapes: -> (N,). places: of the samples in the training set, for the teacher's outputs."""
         loss_N = self.loss_weight * self.loss.per_sample(student, labels_N)
-        if self.regulariser is None or self.teacher is None:
+        if self.regularizer is None or self.teacher is None:
             return loss_N
-        regularised_N = self.regulariser.per_sample(student, self.teacher.take(places_N), labels_N)
-        return loss_N + self.regulariser_weight * regularised_N
+        regularized_N = self.regularizer.per_sample(student, self.teacher.take(places_N), labels_N)
+        return loss_N + self.regularizer_weight * regularized_N
 
     def penalty(self, model: CutModel) -> Tensor | None:
         """Shapes: -> (); None where there is none."""
-        regularised = None
+        regularized = None
         if self.weight_penalty is not None:
-            regularised = self.regulariser_weight * self.weight_penalty.penalty(model)
+            regularized = self.regularizer_weight * self.weight_penalty.penalty(model)
         if self.correction is None:
-            return regularised
+            return regularized
         corrected = self.correction.penalty(model)
-        return corrected if regularised is None else regularised + corrected
+        return corrected if regularized is None else regularized + corrected
 
 
 def local_loss(setting: Setting, samples: Tensors, *, teacher: Outputs | None = None) -> LocalLoss:
@@ -56,32 +56,32 @@ def local_loss(setting: Setting, samples: Tensors, *, teacher: Outputs | None = 
 
     Raises ConfigError, Cancelled.
     """
-    loss, regulariser = loss_for(setting), regulariser_for(setting)
-    if regulariser is None:
+    loss, regularizer = loss_for(setting), regularizer_for(setting)
+    if regularizer is None:
         return LocalLoss(loss=loss)
-    loss_weight, regulariser_weight = _weights(setting)
-    if isinstance(regulariser, WeightPenalty):
+    loss_weight, regularizer_weight = _weights(setting)
+    if isinstance(regularizer, WeightPenalty):
         return LocalLoss(
             loss=loss,
             loss_weight=loss_weight,
-            weight_penalty=regulariser,
-            regulariser_weight=regulariser_weight,
+            weight_penalty=regularizer,
+            regularizer_weight=regularizer_weight,
         )
     if teacher is None:
         received = frozen_copy(setting.received)
         work = setting.work
         is_private = work.spec.privacy is not None
         teacher = outputs_of(received, samples, is_cancelled=work.is_cancelled, is_private=is_private)
-    if isinstance(regulariser, FeatureDistillation):
+    if isinstance(regularizer, FeatureDistillation):
         scale = feature_scale(
-            teacher.features_ND, loss_weight=loss_weight, regulariser_weight=regulariser_weight
+            teacher.features_ND, loss_weight=loss_weight, regularizer_weight=regularizer_weight
         )
         log_feature_scale(setting.work, scale)
     return LocalLoss(
         loss=loss,
         loss_weight=loss_weight,
-        regulariser=regulariser,
-        regulariser_weight=regulariser_weight,
+        regularizer=regularizer,
+        regularizer_weight=regularizer_weight,
         teacher=teacher,
     )
 

@@ -41,7 +41,7 @@ def train_beside_own_model(setting: Setting, samples: Tensors, generator: torch.
     near = LocalLoss(
         loss=loss_for(setting),
         weight_penalty=Prox(received, factor=0.5),
-        regulariser_weight=setting.options(OwnModelOptions).own_pull,
+        regularizer_weight=setting.options(OwnModelOptions).own_pull,
     )
     steps = _train(setting, setting.received, samples, generator, local_loss(setting, samples))
     _train(setting, own, samples, generator, near)

@@ -1,6 +1,6 @@
 """A silo's personal model: fine-tuned from the final global model, tested on the silo's own hold-out.
 
-strategies/parts/personal.py names the papers and says what is summed and what that leaks. The optimiser
+strategies/parts/personal.py names the papers and says what is summed and what that leaks. The optimizer
 starts
 anew, at one rate for all epochs. Where only the head is tuned the body runs once, in eval mode: its features
 are what the head learns from, and neither its weights nor its running means move.
@@ -82,7 +82,7 @@ def fine_tune(setting: Setting) -> None:
         model.head.weight.data.copy_(_solved_head(setting))
         return
     _take_gradients(model, options.personal_tunes)
-    loss = _loss(setting, samples, has_regulariser=options.personal_regulariser)
+    loss = _loss(setting, samples, has_regularizer=options.personal_regularizer)
     if options.personal_tunes is not Tuned.HEAD:
         _train(setting, samples, loss)
         return
@@ -108,11 +108,11 @@ def fine_tuning(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"training": training})
 
 
-def _loss(setting: Setting, samples: Tensors, *, has_regulariser: bool) -> LocalLoss:
+def _loss(setting: Setting, samples: Tensors, *, has_regularizer: bool) -> LocalLoss:
     """The method's own, with the final global model where a round has the received one."""
-    if not has_regulariser:
+    if not has_regularizer:
         return LocalLoss(loss=loss_for(setting))
-    teacher = TEACHERS.get(setting.work.spec.method.recipe.regulariser)
+    teacher = TEACHERS.get(setting.work.spec.method.recipe.regularizer)
     return local_loss(setting, samples, teacher=None if teacher is None else teacher(setting, samples))
 
 

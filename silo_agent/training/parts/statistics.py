@@ -17,7 +17,7 @@ from silo_agent.training.parts.moon import both_models, keep_trained
 from silo_agent.training.parts.scaffold import drift_correction
 from silo_agent.training.parts.soft_labels import soft_labels
 from strategies.base import Array
-from strategies.recipe import Regulariser, ServerUpdate, StatisticName
+from strategies.recipe import Regularizer, ServerUpdate, StatisticName
 
 Computes: TypeAlias = Callable[[Setting], Mapping[str, Array]]
 ComputesBeside: TypeAlias = Callable[[Setting, Tensors], Mapping[str, Array]]
@@ -27,17 +27,17 @@ MakesTeacher: TypeAlias = Callable[[Setting, Tensors], Outputs]
 
 # phases beside train and evaluate, by kind
 PHASES: Mapping[str, Computes] = MappingProxyType(
-    {"presence": presence, "prototypes": logit_prototypes, "calibrate": calibrate}
+    {"class-presence": presence, "prototypes": logit_prototypes, "calibrate": calibrate}
 )
 # what rides in the train phase; called after training, when setting.received is the trained model
 TRAIN_STATISTICS: Mapping[StatisticName, ComputesBeside] = MappingProxyType(
     {StatisticName.SOFT_LABELS: soft_labels}
 )
 # outputs of a teacher that is not the model received in this round
-TEACHERS: Mapping[Regulariser, MakesTeacher] = MappingProxyType(
-    {Regulariser.CSD: ema_teacher, Regulariser.MOON: both_models}
+TEACHERS: Mapping[Regularizer, MakesTeacher] = MappingProxyType(
+    {Regularizer.CSD: ema_teacher, Regularizer.MOON: both_models}
 )
-# what a regulariser keeps of the trained model for the next round
-KEEPS: Mapping[Regulariser, Keeps] = MappingProxyType({Regulariser.MOON: keep_trained})
+# what a regularizer keeps of the trained model for the next round
+KEEPS: Mapping[Regularizer, Keeps] = MappingProxyType({Regularizer.MOON: keep_trained})
 # what a server update adds to the gradient of every local step
 CORRECTIONS: Mapping[ServerUpdate, Corrects] = MappingProxyType({ServerUpdate.SCAFFOLD: drift_correction})

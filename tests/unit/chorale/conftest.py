@@ -32,7 +32,7 @@ class Party:
     silos: dict[str, Identity]
 
     @classmethod
-    def enrol(cls, now: datetime) -> Party:
+    def enroll(cls, now: datetime) -> Party:
         key, authority = issuing.new_authority("test", now=now - timedelta(days=1), valid_days=365)
         silos = {name: _issue(key, authority, Role.SILO, name, now=now) for name in SILOS}
         operator = _issue(key, authority, Role.OPERATOR, "ops", now=now)
@@ -57,7 +57,7 @@ class Party:
 
 @pytest.fixture(scope="session")
 def party() -> Party:
-    return Party.enrol(NOW)
+    return Party.enroll(NOW)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def make_spec() -> Callable[..., JobSpec]:
 
 @pytest.fixture
 def state() -> dict[str, Array]:
-    """A model with a BatchNorm layer, and what roll-call wrote."""
+    """A model with a BatchNorm layer, and what enrollment wrote."""
     return {
         "model/body.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
         "model/body.bias": np.ones(2, dtype=np.float32),

@@ -1,4 +1,4 @@
-"""The expected number of near reveals, against draws of the very rule that names a round's silos."""
+"""The expected number of overlapping cohorts, against draws of the very rule that names a round's silos."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_bound_holds_for_cohorts_as_rounds_draw_them(
 ) -> None:
     """Means over 40 rosters; the bound is on the expectation, and the draws are fixed by their hashes."""
     spec = job(make_spec, silos, rounds=rounds, fraction=fraction)
-    counted = [_near_reveals(spec, roster_digest=bytes([seed]) * 32) for seed in range(40)]
+    counted = [_overlapping_cohorts(spec, roster_digest=bytes([seed]) * 32) for seed in range(40)]
     assert 0 < sum(counted) / len(counted) <= expected_cohort_changes(spec)
 
 
@@ -45,7 +45,7 @@ def test_every_round_that_names_other_silos_counts(make_spec: MakeSpec) -> None:
     assert expected == pytest.approx(999 * 5 / 6)
 
 
-def _near_reveals(spec: JobSpec, *, roster_digest: bytes) -> int:
+def _overlapping_cohorts(spec: JobSpec, *, roster_digest: bytes) -> int:
     """As a ledger counts them: a set near an earlier one that is not the one just before."""
     least = spec.rule(spec.named_per_round).min_cohort
     seen: list[frozenset[str]] = []

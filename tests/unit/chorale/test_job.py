@@ -147,14 +147,14 @@ class TestSequence:
         while place is not None:
             seen.append(place)
             place = job.next_after(*place)
-        assert seen == [(0, "roll-call.0"), (1, "train"), (2, "train"), (3, "train"), (3, "evaluate.0")]
+        assert seen == [(0, "enrollment.0"), (1, "train"), (2, "train"), (3, "train"), (3, "evaluate.0")]
 
     @pytest.mark.parametrize(
         ("place", "after"),
         [
-            ((0, "roll-call.1"), (1, "train")),
-            ((2, "roll-call.1"), (3, "train")),
-            ((3, "roll-call.7"), (3, "evaluate.0")),
+            ((0, "enrollment.1"), (1, "train")),
+            ((2, "enrollment.1"), (3, "train")),
+            ((3, "enrollment.7"), (3, "evaluate.0")),
             ((3, "evaluate.4"), None),
         ],
     )
@@ -164,8 +164,10 @@ class TestSequence:
         assert make_job(rounds=3).next_after(*place) == after
 
     def test_a_phase_of_another_method_is_refused(self, make_job: Callable[..., Job]) -> None:
-        with pytest.raises(ConfigError, match="phase: expected one of evaluate, roll-call, train for fedavg"):
-            make_job().next_after(1, "presence.0")
+        with pytest.raises(
+            ConfigError, match="phase: expected one of enrollment, evaluate, train for fedavg"
+        ):
+            make_job().next_after(1, "class-presence.0")
 
 
 class TestTerms:
@@ -199,8 +201,8 @@ class TestTerms:
         [
             {"round": 2},
             {"attempt": 2},
-            {"round": 1, "phase": "roll-call.0"},
-            {"round": 1, "phase": "roll-call.1"},
+            {"round": 1, "phase": "enrollment.0"},
+            {"round": 1, "phase": "enrollment.1"},
             {"round": 10, "phase": "evaluate.0"},
             {"state_digest": b"\x02" * 32},
         ],
@@ -240,7 +242,7 @@ class TestTerms:
         drawn = {terms_of(job, party, state, round=round).names for round in range(1, 11)}
         assert {len(names) for names in drawn} == {3}
         assert len(drawn) > 1  # the same three in 10 rounds: 4 ** -9
-        assert terms_of(job, party, state, round=0, phase="roll-call.0").names == SILOS
+        assert terms_of(job, party, state, round=0, phase="enrollment.0").names == SILOS
         assert terms_of(job, party, state, round=10, phase="evaluate.0").names == SILOS
 
     @pytest.mark.parametrize(
@@ -251,12 +253,16 @@ class TestTerms:
             (11, "evaluate.0", "evaluate.0: expected round 10, got 11"),
             (9, "evaluate.0", "evaluate.0: expected round 10, got 9"),
             (10, "evaluate.5", "evaluate.5: expected at most number 4 in round 10"),
-            (0, "roll-call.5", "roll-call.5: expected at most number 4 in round 0"),
-            (9, "roll-call.5", "roll-call.5: expected at most number 4 in round 9"),
-            (10, "roll-call.10", "roll-call.10: expected at most number 9 in round 10"),
+            (0, "enrollment.5", "enrollment.5: expected at most number 4 in round 0"),
+            (9, "enrollment.5", "enrollment.5: expected at most number 4 in round 9"),
+            (10, "enrollment.10", "enrollment.10: expected at most number 9 in round 10"),
             (1, "train.0", "phases outside rounds, and only they, end"),
             (1, "evaluate", "phases outside rounds, and only they, end"),
-            (1, "presence.0", "phase: expected one of evaluate, roll-call, train for fedavg, got presence"),
+            (
+                1,
+                "class-presence.0",
+                "phase: expected one of enrollment, evaluate, train for fedavg, got class-presence",
+            ),
         ],
     )
     def test_a_phase_that_the_job_does_not_have_gets_no_terms(
@@ -273,7 +279,7 @@ class TestTerms:
 
     @pytest.mark.parametrize(
         ("round", "phase"),
-        [(10, "evaluate.4"), (0, "roll-call.4"), (9, "roll-call.4"), (10, "roll-call.9")],
+        [(10, "evaluate.4"), (0, "enrollment.4"), (9, "enrollment.4"), (10, "enrollment.9")],
     )
     def test_the_last_repeat_that_a_job_can_come_to_gets_terms(
         self, make_job: Callable[..., Job], party: Party, state: State, round: int, phase: str
@@ -282,7 +288,7 @@ class TestTerms:
 
 
 def test_context_and_layout_follow_job_and_state(make_job: Callable[..., Job], state: State) -> None:
-    job = make_job(update_bound=2.0, update_word=16, min_weight=0.5)
+    job = make_job(update_bound=2.0, update_bits=16, min_weight=0.5)
     key = PhaseKey(job_digest=job.digest, round=4, phase="train", attempt=1)
     context = job.context(key, state, 4)
     assert (context.round, context.members, context.classes, context.min_weight) == (4, 4, 10, 0.5)
@@ -325,7 +331,7 @@ def test_a_sum_of_weights_far_below_the_silos_share_is_not_applied(
 def test_an_update_in_16_bits_is_bound_by_the_rounds_before(
     make_job: Callable[..., Job], state: State
 ) -> None:
-    job = make_job(update_bound=2.0, update_word=16, update_kept=0.5)
+    job = make_job(update_bound=2.0, update_bits=16, update_kept=0.5)
     key = PhaseKey(job_digest=job.digest, round=4, phase="train", attempt=1)
     known = {**state, "method/update_rms": np.array(0.01)}
     delta = job.layout(key, known, 4).quantities[0]
@@ -367,7 +373,7 @@ def test_a_state_with_an_odd_size_of_updates_gets_no_terms(
     make_job: Callable[..., Job], party: Party, state: State, rms: Array
 ) -> None:
     with pytest.raises(ConfigError, match="state: method/update_rms: expected "):
-        terms_of(make_job(update_word=16), party, {**state, "method/update_rms": rms}, round=1, phase="train")
+        terms_of(make_job(update_bits=16), party, {**state, "method/update_rms": rms}, round=1, phase="train")
 
 
 def test_context_of_a_private_phase_says_how_strong_its_sums_noise_is(
@@ -378,7 +384,7 @@ def test_context_of_a_private_phase_says_how_strong_its_sums_noise_is(
         "statistics_noise_multiplier": 3.0,
     }
     for job, least in ((make_job(), 0), (make_job(privacy=privacy), 1)):
-        key = PhaseKey(job_digest=job.digest, round=0, phase="roll-call.0", attempt=1)
+        key = PhaseKey(job_digest=job.digest, round=0, phase="enrollment.0", attempt=1)
         noise = job.context(key, state, 4).noise
         assert len(noise) == least
     # 3 by the two silos of four that are relied on; the sum has that of all four

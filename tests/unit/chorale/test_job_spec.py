@@ -34,7 +34,7 @@ def test_a_job_survives_its_file(make_spec: MakeSpec) -> None:
 def test_a_job_that_a_person_wrote_gets_its_defaults() -> None:
     text = yaml.safe_dump({**job_fields(), "silos": list(SILOS), "input_shape": [1, 8, 8]})
     spec = JobSpec.from_yaml(text.encode(), source="job.yaml")
-    assert (spec.strategy.name, spec.update_bound, spec.update_word) == ("fedavg", 8.0, 32)
+    assert (spec.strategy.name, spec.update_bound, spec.update_bits) == ("fedavg", 8.0, 32)
     assert (spec.threshold, spec.min_cohort, spec.max_attempts, spec.fraction) == (None, None, 5, 1.0)
 
 
@@ -49,13 +49,13 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"colour": "red"}, "colour: unknown field, expected one of name, federation, nonce"),
+        ({"color": "red"}, "color: unknown field, expected one of name, federation, nonce"),
         ({"training": {"learning_rate": 1, "epochs": 3}}, "training.epochs: unknown field, expected one of"),
         ({"strategy": {"preset": "fedbest"}}, "strategy.preset: expected one of .*fedavg.*, got fedbest"),
         ({"strategy": {"options": {"mu": 1}}}, "strategy.options.mu: unknown option, fedavg has none"),
         (
             {"strategy": {"preset": "fedntd"}, "classes": 2},
-            "strategy.regulariser: ntd compares the other classes and needs 3 or more, the job has 2",
+            "strategy.regularizer: ntd compares the other classes and needs 3 or more, the job has 2",
         ),
         ({"name": "Digits"}, "name: expected 1 to 63 lower-case letters.*, got 'Digits'"),
         ({"federation": "a b"}, "federation: expected 1 to 63 lower-case letters"),
@@ -82,12 +82,12 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
         ({"min_cohort": 5}, "min_cohort: expected 3 to 4 for 4 silos, got 5"),
         ({"update_bound": 0}, "update_bound: .*more than 0"),
         ({"update_bound": float("nan")}, "update_bound: "),
-        ({"update_word": 8}, "update_word: .*16, 32 or 64, got 8"),
+        ({"update_bits": 8}, "update_bits: .*16, 32 or 64, got 8"),
         ({"update_kept": 0}, "update_kept: .*more than 0"),
         ({"update_kept": 1.1}, "update_kept: .*at most 1"),
         ({"min_weight": 1.1}, "min_weight: .*at most 1"),
         ({"max_attempts": 0}, "max_attempts: .*at least 1"),
-        ({"roll_call_every": 0}, "roll_call_every: .*at least 1"),
+        ({"enrollment_every": 0}, "enrollment_every: .*at least 1"),
         ({"train_deadline_seconds": 7200}, "train_hard_cap_seconds: it should be at least"),
         ({"seed": -1}, "seed: .*at least 0"),
         ({"input_shape": []}, "input_shape: .*at least 1"),
@@ -135,7 +135,7 @@ def test_a_job_may_raise_the_sizes_of_its_rounds_and_never_lower_them(make_spec:
 
 
 def test_sizes_raised_for_a_drawn_round_do_not_lower_those_of_a_full_phase(make_spec: MakeSpec) -> None:
-    """5 of 10 silos are drawn: t = 5 is a raise there, and must not stand in a roll-call of 10."""
+    """5 of 10 silos are drawn: t = 5 is a raise there, and must not stand in an enrollment of 10."""
     spec = make_spec(silos=[f"a{number}" for number in range(10)], fraction=0.5, threshold=5)
     assert spec.named_per_round == 5
     assert spec.rule(5).threshold == 5

@@ -13,7 +13,7 @@ import pytest
 
 from chorale.privacy.accountant import DpSgd, Skellam, epsilon
 from chorale.privacy.plan import (
-    LEAST_USED,
+    MIN_USED,
     planned_epsilon,
     planned_releases,
     planned_statistics_epsilon,
@@ -150,7 +150,7 @@ class TestSpec:
         with pytest.raises(ConfigError, match="privacy.sums.noise_multiplier: it is null"):
             quantities(spec, "train")
 
-    def test_batch_normalisation_is_refused_with_advice(self, make_spec: MakeSpec) -> None:
+    def test_batch_normalization_is_refused_with_advice(self, make_spec: MakeSpec) -> None:
         with pytest.raises(ConfigError, match="model.norm: batch mixes the records.*needs norm: group"):
             private(make_spec, model={"name": "resnet18"})
         private(make_spec, model={"name": "resnet18", "norm": "group"})
@@ -194,19 +194,19 @@ class TestNoise:
         spec = private(make_spec, threshold=raised)
         rule = spec.rule(members)
         honest = max(rule.threshold, rule.min_cohort) - members // 3
-        noise = named(spec, "roll-call", "samples", members=members).noise
+        noise = named(spec, "enrollment", "samples", members=members).noise
         assert noise is not None
         assert honest < members
         assert honest * noise.variance == pytest.approx((5.0 * noise.scale) ** 2, rel=1e-12)
 
     def test_h_is_what_the_design_says(self) -> None:
         rules = [CohortRule.for_members(members) for members in (3, 4, 6, 9, 10)]
-        assert [rule.least_honest for rule in rules] == [2, 2, 3, 4, 4]
-        assert CohortRule.for_members(10, threshold=9).least_honest == 6
+        assert [rule.min_honest for rule in rules] == [2, 2, 3, 4, 4]
+        assert CohortRule.for_members(10, threshold=9).min_honest == 6
 
     @pytest.mark.parametrize("multiplier", [0.1, 1.0, 3.3, 50.0, 700.0])
     @pytest.mark.parametrize(
-        ("kind", "name"), [("train", "delta"), ("train", "loss_sum"), ("roll-call", "samples")]
+        ("kind", "name"), [("train", "delta"), ("train", "loss_sum"), ("enrollment", "samples")]
     )
     def test_the_scale_is_the_finest_that_keeps_the_deviation(
         self, make_spec: MakeSpec, multiplier: float, kind: str, name: str
@@ -224,9 +224,9 @@ class TestNoise:
         assert delta.noise.clip_l2 == delta.bound == 0.5 / 10
 
     def test_a_noised_count_is_no_count(self, make_spec: MakeSpec) -> None:
-        samples = named(private(make_spec), "roll-call", "samples")
+        samples = named(private(make_spec), "enrollment", "samples")
         assert not samples.is_count
-        assert named(private(make_spec), "roll-call", "silos").is_count
+        assert named(private(make_spec), "enrollment", "silos").is_count
 
     @pytest.mark.parametrize("privacy", BOTH_WAYS)
     @pytest.mark.parametrize("preset", ["fedavg", "spherefed"])
@@ -247,7 +247,7 @@ class TestNoise:
             with pytest.raises(ConfigError, match="quantity confusion: a private job cannot sum it, because"):
                 noised([Quantity(name="confusion", bound=8.0)], private(make_spec, privacy=privacy), 10)
 
-    @pytest.mark.parametrize("name", ["update_sq_norm", "normaliser", "soft_labels"])
+    @pytest.mark.parametrize("name", ["update_sq_norm", "normalizer", "soft_labels"])
     def test_what_else_the_update_decides_is_refused_under_sums(self, make_spec: MakeSpec, name: str) -> None:
         quantity = Quantity(name=name, bound=8.0, sensitivity_l2=1.0 if name == "soft_labels" else None)
         noised([quantity], private(make_spec), 10)
@@ -285,7 +285,7 @@ class TestNoise:
         privacy = {"sums": SUMS}
         wide, narrow = (
             Layout(
-                quantities=tuple(quantities(private(make_spec, privacy=privacy, update_word=word), "train")),
+                quantities=tuple(quantities(private(make_spec, privacy=privacy, update_bits=word), "train")),
                 members=10,
             )
             for word in (32, 16)
@@ -296,7 +296,7 @@ class TestNoise:
     def test_a_rotated_word_has_a_narrower_bound_than_the_whole_update(self, make_spec: MakeSpec) -> None:
         """So a 16-bit word has a finer scale. What lies beyond is clipped: the norm only shrinks."""
         state = STATE | {"model/body.weight": np.zeros((512, 512), np.float32)}
-        spec = private(make_spec, privacy={"sums": SUMS}, update_word=16)
+        spec = private(make_spec, privacy={"sums": SUMS}, update_bits=16)
         delta = quantities(spec, "train", state=state)[0]
         assert delta.projection is not None
         assert delta.noise is not None
@@ -304,7 +304,7 @@ class TestNoise:
         largest = rotated_bound(0.5 / 10, block=delta.projection.block, words=10 * delta.size)
         assert delta.bound == largest < 0.3 * delta.noise.clip_l2
         assert delta.wrap_probability(10) <= MAX_WRAP_PROBABILITY / 256
-        wide = private(make_spec, privacy={"sums": SUMS}, update_word=32)
+        wide = private(make_spec, privacy={"sums": SUMS}, update_bits=32)
         assert quantities(wide, "train", state=state)[0].bound == 0.5 / 10
 
     def test_noise_that_fits_no_word_is_refused(self, make_spec: MakeSpec) -> None:
@@ -314,8 +314,8 @@ class TestNoise:
 
 
 class TestCost:
-    def test_a_roll_call_costs_one_release_of_the_counts(self, make_spec: MakeSpec) -> None:
-        (release,) = releases_of(private(make_spec), "roll-call", STATE, 10)
+    def test_a_enrollment_costs_one_release_of_the_counts(self, make_spec: MakeSpec) -> None:
+        (release,) = releases_of(private(make_spec), "enrollment", STATE, 10)
         assert isinstance(release, Skellam)
         assert release.variance == pytest.approx((5.0 * release.l2) ** 2, rel=1e-12)
         assert release.failure == 0.0
@@ -336,22 +336,22 @@ class TestCost:
 
     def test_the_cost_is_that_of_h_silos_and_not_of_all(self, make_spec: MakeSpec) -> None:
         spec = private(make_spec)
-        noise = named(spec, "roll-call", "samples").noise
-        (release,) = releases_of(spec, "roll-call", STATE, 10)
+        noise = named(spec, "enrollment", "samples").noise
+        (release,) = releases_of(spec, "enrollment", STATE, 10)
         assert noise is not None
         assert isinstance(release, Skellam)
         assert release.variance == 4 * noise.variance
 
     def test_a_job_without_privacy_has_no_cost_to_state(self, make_spec: MakeSpec) -> None:
         with pytest.raises(ConfigError, match="privacy: the job promises none"):
-            releases_of(make_spec(), "roll-call", STATE, 4)
+            releases_of(make_spec(), "enrollment", STATE, 4)
 
     def test_the_plan_counts_every_phase_as_often_as_it_may_come(self, make_spec: MakeSpec) -> None:
-        spec = private(make_spec, rounds=20, roll_call_every=8, strategy={"preset": "spherefed"})
+        spec = private(make_spec, rounds=20, enrollment_every=8, strategy={"preset": "spherefed"})
         planned = planned_releases(spec, {name: array for name, array in STATE.items() if name != TOTAL})
         train = releases_of(spec, "train", STATE, 10)
         assert planned[train[0]] == 20
-        # 3 roll-calls; 3 figures in 20 rounds and once at the end; Gram and moment
+        # 3 enrollments; 3 figures in 20 rounds and once at the end; Gram and moment
         assert sum(planned.values()) == 3 + 20 + 3 * 21 + 2
 
     def test_the_drawing_of_silos_makes_nothing_cheaper(self, make_spec: MakeSpec) -> None:
@@ -372,7 +372,7 @@ class TestCost:
     def test_a_solved_job_meets_its_target(self, make_spec: MakeSpec, privacy: dict[str, Any]) -> None:
         spec = make_spec(silos=NAMES, privacy=privacy)
         solved = solve(spec, STATE)
-        assert LEAST_USED * privacy["epsilon"] <= planned_epsilon(solved, STATE) <= privacy["epsilon"]
+        assert MIN_USED * privacy["epsilon"] <= planned_epsilon(solved, STATE) <= privacy["epsilon"]
         assert solved == solve(spec, STATE)
         assert solve(solved, STATE) is solved
         assert JobSpec.from_yaml(solved.to_yaml(), source="job.yaml") == solved
@@ -396,7 +396,7 @@ class TestCost:
 
     def test_the_job_costs_the_sum_of_its_phases(self, make_spec: MakeSpec) -> None:
         spec = private(make_spec, rounds=3)
-        parts = [*releases_of(spec, "roll-call", STATE, 10), *releases_of(spec, "evaluate", STATE, 10)]
+        parts = [*releases_of(spec, "enrollment", STATE, 10), *releases_of(spec, "evaluate", STATE, 10)]
         parts += 3 * list(releases_of(spec, "train", STATE, 10))
         assert epsilon(parts, 1e-5) == pytest.approx(planned_epsilon(spec, STATE), rel=1e-12)
 
@@ -405,7 +405,7 @@ class TestCost:
         spec = private(make_spec, rounds=3, privacy={"sums": SUMS})
         delta, *figures = releases_of(spec, "train", STATE, 10)
         assert planned_updates_epsilon(spec, STATE) == pytest.approx(epsilon({delta: 3}, 1e-5), rel=1e-12)
-        statistics = [*releases_of(spec, "roll-call", STATE, 10), *releases_of(spec, "evaluate", STATE, 10)]
+        statistics = [*releases_of(spec, "enrollment", STATE, 10), *releases_of(spec, "evaluate", STATE, 10)]
         cost = epsilon(statistics + 3 * figures, 1e-5)
         assert planned_statistics_epsilon(spec, STATE) == pytest.approx(cost, rel=1e-12)
 
@@ -426,9 +426,9 @@ class TestMethods:
         assert all(standing.why or standing.records or standing.sums for standing in STANDINGS.values())
 
     def test_a_part_that_stands_nowhere_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        rest = {key: standing for key, standing in STANDINGS.items() if key != ("regulariser", "prox")}
+        rest = {key: standing for key, standing in STANDINGS.items() if key != ("regularizer", "prox")}
         monkeypatch.setattr("strategies.standing.STANDINGS", rest)
-        with pytest.raises(ConfigError, match="strategy.regulariser: nobody has said what prox costs"):
+        with pytest.raises(ConfigError, match="strategy.regularizer: nobody has said what prox costs"):
             check_private(PRESETS["fedprox"], {}, has_records=True, has_sums=False)
 
     @pytest.mark.parametrize(
@@ -466,8 +466,8 @@ class TestMethods:
     def test_a_private_job_asks_nobody_which_classes_it_holds(self, make_spec: MakeSpec, preset: str) -> None:
         options = {"logit_clip": 10.0} if preset == "fedcsd" else {}
         spec = private(make_spec, strategy={"preset": preset, "options": options})
-        assert spec.method.opening == ("roll-call",)
-        assert "presence" not in spec.quantity_names
+        assert spec.method.opening == ("enrollment",)
+        assert "class_presence" not in spec.quantity_names
 
     def test_losses_are_clipped_in_private_jobs_alone(self, make_spec: MakeSpec) -> None:
         assert loss_clip(private(make_spec)) == LOSS_CLIP

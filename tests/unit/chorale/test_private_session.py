@@ -115,7 +115,7 @@ def error_units(quantity: Quantity, revealed: Array, exact: Any) -> np.ndarray[A
     ("privacy", "kind", "fields"),
     [
         ({"sums": SUMS}, "train", {}),
-        ({"sums": SUMS}, "train", {"update_word": 16}),
+        ({"sums": SUMS}, "train", {"update_bits": 16}),
         ({"records": {"clip_norm": 1.0, "noise_multiplier": 1.1, "sample_rate": 0.1}}, "calibrate", {}),
     ],
     ids=["sums", "sums in 16 bits", "records"],
@@ -153,7 +153,7 @@ def test_the_revealed_sum_has_the_noise_of_those_who_are_in_it(
 def test_the_noise_that_is_paid_for_is_that_of_h_silos(make_spec: MakeSpec) -> None:
     """Not of the m that are named, nor of the five that have to survive."""
     spec = private(make_spec, privacy={"sums": SUMS})
-    assert spec.rule(SILOS).least_honest == HONEST
+    assert spec.rule(SILOS).min_honest == HONEST
     layout = layout_of(spec, "train")
     delta = layout.quantities[0]
     assert delta.noise is not None

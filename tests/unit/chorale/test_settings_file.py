@@ -61,8 +61,8 @@ def test_environment_does_not_reach_into_a_single_value(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("inner: {}", r"settings.yaml: name: a value is required$"),
-        ("name: a\ncolour: red", r"colour: unknown field, expected one of name, inner, several, ports$"),
-        ("name: a\ninner: {colour: red}", r"inner.colour: unknown field, expected one of seconds, path$"),
+        ("name: a\ncolor: red", r"color: unknown field, expected one of name, inner, several, ports$"),
+        ("name: a\ninner: {color: red}", r"inner.color: unknown field, expected one of seconds, path$"),
         ("name: a\nseveral: [{}, {x: 1}]", r"several.1.x: unknown field, expected one of seconds, path$"),
         ("name: a\ninner: {seconds: 0}", r"inner.seconds: expected more than 0, got 0$"),
         ("name: a\ninner: {seconds: soon}", r"inner.seconds: expected a number, got 'soon'$"),

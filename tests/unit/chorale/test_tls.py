@@ -41,7 +41,7 @@ class Echo(grpc.GenericRpcHandler):
 @pytest.fixture(scope="module")
 def party() -> Party:
     """Enrolled in real time, because TLS reads the clock itself."""
-    return Party.enrol(datetime.now(UTC))
+    return Party.enroll(datetime.now(UTC))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_client_of_tls_12_is_refused(port: int, files: dict[Role, Files]) -> N
 def test_a_client_of_another_authority_is_refused(
     port: int, files: dict[Role, Files], tmp_path: Path
 ) -> None:
-    stranger = Party.enrol(datetime.now(UTC))
+    stranger = Party.enroll(datetime.now(UTC))
     foreign = write(stranger, stranger.silos["clinic-a"], tmp_path / "foreign")
     foreign.authority.write_bytes(files[Role.SILO].authority.read_bytes())
     with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
@@ -175,7 +175,7 @@ class TestOwnCertificate:
 
     @pytest.fixture
     def party(self) -> Party:
-        return Party.enrol(NOW)
+        return Party.enroll(NOW)
 
     def test_a_sound_one_passes(self, party: Party) -> None:
         check(party.silos["clinic-a"], party)
@@ -191,7 +191,7 @@ class TestOwnCertificate:
             check(party.silos["clinic-a"], party, now=NOW - timedelta(days=1))
 
     def test_one_of_another_authority_is_named(self, party: Party) -> None:
-        stranger = Party.enrol(NOW)
+        stranger = Party.enroll(NOW)
         with pytest.raises(ConfigError, match="own certificate: it was not issued by this federation's"):
             check(stranger.silos["clinic-a"], party)
 

@@ -37,7 +37,7 @@ MESSAGES: list[tuple[str, Any]] = [
         ),
     ),
     ("recovered_seeds", RecoveredSeeds(pair_seeds={"a": b"\x01" * 32})),
-    ("refused", Refusal.NEAR_REVEAL),
+    ("refused", Refusal.OVERLAPPING_COHORT),
     ("cohort", Cohort(adverts=(SIGNED, OTHER))),
     ("envelopes", Envelopes(sharers=("a", "b"), envelopes=(SIGNED,))),
     ("survivors", Survivors(survivors=("a", "b"))),
@@ -56,7 +56,7 @@ def test_every_message_survives_the_wire_with_its_key(kind: str, message: Any) -
     assert wire.key_from_wire(received.key) == KEY
 
 
-@pytest.mark.parametrize("phase", ["train", "roll-call.0", "roll-call.999999", "a" * 32])
+@pytest.mark.parametrize("phase", ["train", "enrollment.0", "enrollment.999999", "a" * 32])
 def test_phase_names(phase: str) -> None:
     key = PhaseKey(job_digest=b"\x01" * 32, round=0, phase=phase, attempt=1)
     assert wire.key_from_wire(wire.key_to_wire(key)) == key
@@ -71,9 +71,9 @@ def test_phase_names(phase: str) -> None:
         ({"phase": "Train"}, "expected a phase name"),
         ({"phase": "train\n"}, "expected a phase name"),
         ({"phase": "a" * 33}, "expected a phase name"),
-        ({"phase": "roll-call.00"}, "expected a phase name"),  # a second name for roll-call.0: a replay
-        ({"phase": "roll-call.1000000"}, "expected a phase name"),
-        ({"phase": "roll-call."}, "expected a phase name"),
+        ({"phase": "enrollment.00"}, "expected a phase name"),  # a second name for enrollment.0: a replay
+        ({"phase": "enrollment.1000000"}, "expected a phase name"),
+        ({"phase": "enrollment."}, "expected a phase name"),
         ({"round": (1 << 20) + 1}, "round or attempt is out of range"),
         ({"attempt": (1 << 20) + 1}, "round or attempt is out of range"),
     ],

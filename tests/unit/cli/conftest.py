@@ -96,9 +96,9 @@ class Desk:
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     ceremony = Ceremony(folder=tmp_path / "members")
-    ceremony.enrol(Role.COORDINATOR, "hub")
-    ceremony.enrol(Role.OPERATOR, "ops")
-    ceremony.enrol(Role.SILO, "silo-0")
+    ceremony.enroll(Role.COORDINATOR, "hub")
+    ceremony.enroll(Role.OPERATOR, "ops")
+    ceremony.enroll(Role.SILO, "silo-0")
     ceremony.publish()
     with socket.create_server(("127.0.0.1", 0)) as taken, ExitStack() as stack:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -152,7 +152,7 @@ def test_file_that_is_no_certificate_is_named(founded: Path, chorale: Chorale) -
 
 def test_host_is_for_coordinators_alone(tmp_path: Path, chorale: Chorale) -> None:
     ended = _request(chorale, tmp_path, "silo", "a", "--host", "a.example.org", code=2)
-    assert "--host: only a coordinator is dialled" in ended.err
+    assert "--host: only a coordinator is dialed" in ended.err
     assert not (tmp_path / "a.key").exists()
 
 

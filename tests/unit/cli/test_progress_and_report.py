@@ -51,7 +51,7 @@ def history() -> JobHistory:
     """Three rounds; the sum of round 2 was lost, so the model after round 1 is not measured by it."""
     lost = LeftOut(silo="d", stage="masked", reason="disconnected")
     return _history(
-        _record(0, "roll-call.0", quantities=["silos", "samples"]),
+        _record(0, "enrollment.0", quantities=["silos", "samples"]),
         _record(1, "train", figures={"accuracy": 0.1}, data_share=1.0, quantities=["delta", "weight"]),
         _record(
             2, "train", result="used-up", reason="too-few-silos", cohort=[], upload_bytes=0, left_out=[lost]
@@ -80,7 +80,7 @@ def test_record_that_is_told_twice_counts_once(history: JobHistory) -> None:
 @pytest.mark.parametrize(
     ("place", "line"),
     [
-        (0, "roll-call  4 silos, 0.5 s"),
+        (0, "enrollment  4 silos, 0.5 s"),
         (1, "round 1/3  4 silos, 100% of the data, 0.5 s  model after round 0: accuracy 0.100"),
         (2, "round 2/3  used up (too-few-silos)  without d (masked: disconnected)"),
         (4, "evaluate  3 silos, 0.5 s  final model: accuracy 0.800, loss 0.300"),
@@ -212,7 +212,7 @@ def test_page_of_a_job_that_measured_nothing() -> None:
 )
 def test_refused_job_ends_the_command_by_why_silos_refused(code: str, error: type[Exception]) -> None:
     left = [LeftOut(silo="a", stage="waiting", reason=code)]
-    refused = _record(0, "roll-call.0", result="used-up", reason="refused", cohort=[], left_out=left)
+    refused = _record(0, "enrollment.0", result="used-up", reason="refused", cohort=[], left_out=left)
     with pytest.raises(error, match="job 6a6a6a6a6a6a: failed: refused by silos"):
         check_done(_history(refused, status="failed", reason="refused by silos"))
 

@@ -74,13 +74,13 @@ def _out_folder_cannot_be_made(desk: Desk) -> Arguments:
 
 def _policy_out_of_range(desk: Desk) -> Arguments:
     config = desk.silo()
-    desk.write("policy.yaml", {"federation": "test", "least_silos": 2})
+    desk.write("policy.yaml", {"federation": "test", "min_silos": 2})
     return ["silo", "policy", "--config", config]
 
 
 def _expired_certificate(desk: Desk) -> Arguments:
     long_ago = datetime.now(UTC) - timedelta(days=9)
-    desk.ceremony.enrol(Role.OPERATOR, "ops", days=1, now=long_ago)
+    desk.ceremony.enroll(Role.OPERATOR, "ops", days=1, now=long_ago)
     return ["job", "list", "--config", desk.operator()]
 
 
@@ -197,7 +197,7 @@ HERE = [
     (_folder_for_a_file, 2, r": is a directory"),
     (_invalid_yaml, 2, r"silo\.yaml: line 2: expected ',' or ']'"),
     (_missing_policy, 2, r"nowhere\.yaml: no such file or directory"),
-    (_policy_out_of_range, 2, r"policy\.yaml: least_silos: expected at least 3, got 2"),
+    (_policy_out_of_range, 2, r"policy\.yaml: min_silos: expected at least 3, got 2"),
     (_objective_is_no_function, 2, r"objective: expected package\.module:function, got 'os\.system'"),
     (_out_folder_cannot_be_made, 2, r"--out: cannot make .*/taken/out: not a directory"),
     (_expired_certificate, 2, r"\.crt: own certificate: expired on "),
@@ -252,13 +252,13 @@ def _metrics_port_in_use(desk: Desk) -> Arguments:
 
 def _coordinator_certificate_expired(desk: Desk) -> Arguments:
     long_ago = datetime.now(UTC) - timedelta(days=9)
-    desk.ceremony.enrol(Role.COORDINATOR, "hub", days=1, now=long_ago)
+    desk.ceremony.enroll(Role.COORDINATOR, "hub", days=1, now=long_ago)
     return ["coordinator", "run", "--config", desk.coordinator()]
 
 
 def _silo_certificate_expired(desk: Desk) -> Arguments:
     long_ago = datetime.now(UTC) - timedelta(days=9)
-    desk.ceremony.enrol(Role.SILO, "silo-0", days=1, now=long_ago)
+    desk.ceremony.enroll(Role.SILO, "silo-0", days=1, now=long_ago)
     return ["silo", "run", "--config", desk.silo()]
 
 

@@ -39,9 +39,9 @@ class Hub:
 
     def __post_init__(self) -> None:
         self.ceremony = Ceremony(folder=self.folder / "members")
-        self.ceremony.enrol(Role.COORDINATOR, "hub")
-        self.operator = self.ceremony.enrol(Role.OPERATOR, "ops")
-        self.identities = {name: self.ceremony.enrol(Role.SILO, name) for name in self.names}
+        self.ceremony.enroll(Role.COORDINATOR, "hub")
+        self.operator = self.ceremony.enroll(Role.OPERATOR, "ops")
+        self.identities = {name: self.ceremony.enroll(Role.SILO, name) for name in self.names}
         self.ceremony.publish()
         self.stack = AsyncExitStack()
 

@@ -247,7 +247,7 @@ class FakeSilo:
 
 def one_hot(terms: SessionTerms, kind: str, place: int, silos: int) -> dict[str, Any]:
     """The silo's vector is e_place, weighted 1/silos; its evaluation counts `place` correct answers."""
-    if kind == "roll-call":
+    if kind == "enrollment":
         return {"silos": 1, "samples": SAMPLES}
     values: dict[str, Any] = {"correct": place, "tested": 10, "loss_sum": float(place)}
     if kind == "train":

@@ -8,7 +8,7 @@ from typing import Any
 from chorale.job import Job, SignedJob
 from chorale.spec.job_spec import JobSpec
 from coordinator.jobs.sequence import Step
-from coordinator.phase_machine import RoundState
+from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import PhaseRow
 
 
@@ -21,7 +21,7 @@ def make_job(preset: str = "fedavg", **fields: Any) -> Job:
             "not_after": datetime(2100, 1, 1, tzinfo=UTC),
             "silos": ("a", "b", "c", "d"),
             "rounds": 3,
-            "roll_call_every": 1,
+            "enrollment_every": 1,
             "max_attempts": 2,
             "strategy": {"preset": preset},
             "model": {"name": "mlp"},
@@ -35,7 +35,7 @@ def make_job(preset: str = "fedavg", **fields: Any) -> Job:
     return Job(spec=spec, signed=signed, operator="ops")
 
 
-def make_row(sequence: int, step: Step, state: RoundState, *, record_json: str | None = None) -> PhaseRow:
+def make_row(sequence: int, step: Step, state: PhaseState, *, record_json: str | None = None) -> PhaseRow:
     round, phase = step
     return PhaseRow(
         sequence=sequence,

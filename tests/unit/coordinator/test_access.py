@@ -53,7 +53,7 @@ async def test_member_that_is_not_on_the_roster_is_refused_by_name(make_hub):
 async def test_new_certificate_of_a_known_name_is_refused_until_the_roster_lists_it(make_hub):
     hub = make_hub()
     await hub.start()
-    hub.ceremony.enrol(Role.SILO, "silo-1")
+    hub.ceremony.enroll(Role.SILO, "silo-1")
     fake = hub.silo("silo-1")
     assert "does not list this certificate" in (await fake.wait_for("error")).details()
     hub.ceremony.publish()
@@ -81,7 +81,7 @@ async def test_certificate_that_expires_during_the_connection_ends_it(make_hub):
     moved = timedelta()
     hub = make_hub()
     hub.clock = Clock(now=lambda: datetime.now(UTC) + moved)
-    hub.identities["silo-1"] = hub.ceremony.enrol(Role.SILO, "silo-1", days=1)
+    hub.identities["silo-1"] = hub.ceremony.enroll(Role.SILO, "silo-1", days=1)
     hub.ceremony.publish()
     await hub.start()
     fake = hub.silo("silo-1")
@@ -99,7 +99,7 @@ async def test_expired_roster_lets_nobody_in(make_hub):
     hub = make_hub()
     hub.clock = Clock(now=lambda: datetime.now(UTC) + moved)
     for name in hub.names:
-        hub.identities[name] = hub.ceremony.enrol(Role.SILO, name, days=9)
+        hub.identities[name] = hub.ceremony.enroll(Role.SILO, name, days=9)
     hub.ceremony.publish()
     await hub.start()
     moved = timedelta(days=6)
@@ -113,7 +113,7 @@ async def test_older_roster_is_never_taken_back(make_hub):
     hub.ceremony.publish(without=("silo-1",))
     await hub.start()
     hub.ceremony.roster_path.write_bytes(old)
-    assert hub.host.desk.roster_book.current.version == 2
+    assert hub.host.resources.roster_book.current.version == 2
     fake = hub.silo("silo-1")
     assert "version 2 does not list" in (await fake.wait_for("error")).details()
     await hub.stop()

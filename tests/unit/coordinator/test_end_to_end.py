@@ -10,7 +10,7 @@ import pytest
 from chorale.spec.state import state_from_bytes
 from chorale.v1 import operations_pb2
 from coordinator.jobs.aggregate import MaskedSum
-from coordinator.jobs.job_runner import JobDriver
+from coordinator.jobs.job_runner import JobRunner
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.storage.store import Store
 from crypto.errors import Refusal
@@ -28,7 +28,7 @@ async def test_job_runs_to_its_end_and_sums_every_silo_once(make_hub):
     assert (summary.status, summary.rounds_completed) == ("done", 2)
     phases = [(record.round, record.phase, record.result) for record in records]
     assert phases == [
-        (0, "roll-call.0", "applied"),
+        (0, "enrollment.0", "applied"),
         (1, "train", "applied"),
         (2, "train", "applied"),
         (2, "evaluate.0", "applied"),
@@ -162,7 +162,7 @@ async def test_coordinator_that_stops_in_unmask_resumes_the_same_session(make_hu
     await hub.start()
     # two of four answer, three are needed: the sum is stored and waits
     hub.start_silos(
-        silo_0={"vanish_on": ("roll-call", "signatures")}, silo_1={"vanish_on": ("roll-call", "signatures")}
+        silo_0={"vanish_on": ("enrollment", "signatures")}, silo_1={"vanish_on": ("enrollment", "signatures")}
     )
     digest = await hub.submit(rounds=1)
     await hub.fakes["silo-3"].wait_for("signatures")
@@ -179,7 +179,7 @@ async def test_coordinator_that_stops_in_unmask_resumes_the_same_session(make_hu
 
     summary, records = await hub.finish(digest)
 
-    assert (records[0].phase, records[0].attempts, records[0].result) == ("roll-call.0", 1, "applied")
+    assert (records[0].phase, records[0].attempts, records[0].result) == ("enrollment.0", 1, "applied")
     assert list(records[0].cohort) == hub.names
     assert summary.status == "done"
     state = state_from_bytes(await hub.fetch(digest))
@@ -191,7 +191,7 @@ async def test_coordinator_that_stops_before_unmask_begins_a_new_attempt(make_hu
     await hub.start()
     hub.start_silos(silo_0={"vanish_on": ("train", "survivors")})
     digest = await hub.submit(rounds=1)
-    await hub.fakes["silo-1"].wait_for("survivors", count=2)  # of roll-call and of train
+    await hub.fakes["silo-1"].wait_for("survivors", count=2)  # of enrollment and of train
     await hub.stop()
     await hub.stop_silos()
     ledgers = {name: fake.ledger for name, fake in hub.fakes.items()}
@@ -225,7 +225,7 @@ async def test_job_goes_on_by_itself_after_a_fault_of_this_machine(make_hub, mon
     summary, records = await hub.finish(await hub.submit(rounds=1))
 
     assert (summary.status, summary.rounds_completed) == ("done", 1)
-    assert (records[0].phase, records[0].attempts, records[0].result) == ("roll-call.0", 2, "applied")
+    assert (records[0].phase, records[0].attempts, records[0].result) == ("enrollment.0", 2, "applied")
     assert list(records[0].cohort) == hub.names
 
 
@@ -240,16 +240,16 @@ async def test_a_job_waits_twice_as_long_after_each_fault_and_anew_once_a_phase_
             raise fault
         enter(store, sequence, **values)
 
-    tell_progress, told = JobDriver._tell_progress, []
+    tell_progress, told = JobRunner._tell_progress, []
 
     def tell(driver, line):
         told.append(line)
         tell_progress(driver, line)
 
     monkeypatch.setattr(Store, "enter_unmask", enter_after_a_fault)
-    monkeypatch.setattr(JobDriver, "_tell_progress", tell)
+    monkeypatch.setattr(JobRunner, "_tell_progress", tell)
     monkeypatch.setattr("coordinator.jobs.job_runner.RESUME_SECONDS", 0.05)
-    monkeypatch.setattr("coordinator.jobs.job_runner.MOST_RESUME_SECONDS", 0.15)
+    monkeypatch.setattr("coordinator.jobs.job_runner.MAX_RESUME_SECONDS", 0.15)
     hub = make_hub(silos=3)
     await hub.start()
     hub.start_silos()
@@ -284,7 +284,7 @@ async def test_accused_of_a_complaint_sits_out_the_next_round_and_comes_back(mak
 
 
 def sample(hub, name, **labels):
-    return hub.host.desk.metrics.registry.get_sample_value(f"chorale_coordinator_{name}", labels)
+    return hub.host.resources.metrics.registry.get_sample_value(f"chorale_coordinator_{name}", labels)
 
 
 async def test_metrics_count_jobs_and_know_when_a_running_one_wrote_its_checkpoint(make_hub):
@@ -293,8 +293,8 @@ async def test_metrics_count_jobs_and_know_when_a_running_one_wrote_its_checkpoi
     digest = await hub.submit(rounds=1)
     job_id = digest.hex()[:12]
     assert sample(hub, "jobs", status="running") == 1
-    checkpoints = hub.host.desk.checkpoints
-    initial = checkpoints.written_unix_seconds(digest, hub.host.desk.store.job(digest).state_digest)
+    checkpoints = hub.host.resources.checkpoints
+    initial = checkpoints.written_unix_seconds(digest, hub.host.resources.store.job(digest).state_digest)
     assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) == initial
 
     await control(hub, digest, "PAUSE")
@@ -335,7 +335,7 @@ async def test_no_series_appears_that_was_not_there_from_the_start(make_hub):
     expected.know_silos(hub.names)
     expected.know_job(digest.hex()[:12])
     assert sample(hub, "dropouts_total", silo="silo-2", stage="masked") > 0
-    assert series(hub.host.desk.metrics) == series(expected)
+    assert series(hub.host.resources.metrics) == series(expected)
 
 
 async def control(hub, digest, action):
@@ -359,7 +359,7 @@ async def test_new_roster_takes_effect_with_the_next_round(make_hub):
 
     assert summary.status == "done"
     cohorts = {record.phase: list(record.cohort) for record in records}
-    assert cohorts["roll-call.0"] == hub.names
+    assert cohorts["enrollment.0"] == hub.names
     assert cohorts["train"] == hub.names[:4]
     # it is no longer named, so it is not left out either
     assert not next(record for record in records if record.phase == "train").left_out
@@ -385,7 +385,7 @@ async def test_silo_that_was_away_hears_of_the_last_sum_that_it_is_in_and_of_the
 
     assert list(records[1].cohort) == hub.names[:3]
     told = [(outcome.record.round, outcome.record.phase) for outcome in back.told["outcome"][:2]]
-    assert told == [(0, "roll-call.0"), (1, "train")]
+    assert told == [(0, "enrollment.0"), (1, "train")]
 
 
 async def test_job_whose_operator_left_the_roster_starts_no_further_phase(make_hub):
@@ -396,7 +396,7 @@ async def test_job_whose_operator_left_the_roster_starts_no_further_phase(make_h
     hub.start_silos()
     await hub.fakes["silo-0"].wait_for("outcome")
     del hub.ceremony.members[Role.OPERATOR, "ops"]
-    hub.operator = hub.ceremony.enrol(Role.OPERATOR, "other")
+    hub.operator = hub.ceremony.enroll(Role.OPERATOR, "other")
     hub.ceremony.publish()
     await hub.fakes["silo-0"].wait_for("roster")
     await control(hub, digest, "RESUME")
@@ -405,7 +405,7 @@ async def test_job_whose_operator_left_the_roster_starts_no_further_phase(make_h
 
     assert summary.status == "failed"
     assert "does not hold operator ops" in summary.reason
-    assert [record.phase for record in records] == ["roll-call.0"]
+    assert [record.phase for record in records] == ["enrollment.0"]
 
 
 async def test_private_job_reports_how_seldom_its_noise_leaves_a_word(make_hub):
@@ -416,12 +416,12 @@ async def test_private_job_reports_how_seldom_its_noise_leaves_a_word(make_hub):
         "sums": {"clip_norm": 0.5, "noise_multiplier": 2.0},
         "statistics_noise_multiplier": 0.05,
     }
-    digest = await hub.submit(rounds=1, privacy=privacy, update_word=16)
+    digest = await hub.submit(rounds=1, privacy=privacy, update_bits=16)
 
     summary, records = await hub.finish(digest)
 
     assert summary.status == "done"
-    assert [record.phase for record in records] == ["roll-call.0", "train", "evaluate.0"]
+    assert [record.phase for record in records] == ["enrollment.0", "train", "evaluate.0"]
     for record in records:
         assert record.result == "applied"
         assert 0 <= dict(record.figures)["wrap_probability"] <= 2.0**-40

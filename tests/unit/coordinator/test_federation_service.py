@@ -85,7 +85,7 @@ async def test_newer_connection_replaces_the_older(make_hub):
     error = await older.wait_for("error")
     assert error.code() is grpc.StatusCode.ABORTED
     await newer.wait_for("heartbeat", count=2)
-    assert len(hub.host.desk.attendance.connections) == 1
+    assert len(hub.host.resources.attendance.connections) == 1
     await older.stop()
 
 
@@ -118,7 +118,7 @@ async def test_revoked_silo_that_reads_nothing_counts_as_gone_and_is_not_heard(m
     await call.read()
     kept = hub.silo("silo-2")
     await kept.wait_for("heartbeat")
-    attendance = hub.host.desk.attendance
+    attendance = hub.host.resources.attendance
     unread = pb.CoordinatorMessage(job_ended=pb.JobEnded(reason="x" * (1 << 20)))
     attendance.send("silo-1", unread)
 

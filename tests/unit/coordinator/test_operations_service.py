@@ -136,7 +136,7 @@ async def test_paused_job_stays_paused_over_a_restart_and_goes_on_when_resumed(m
     await hub.operations().ControlJob(pause)
     hub.start_silos()
     outcome = await hub.fakes["silo-0"].wait_for("outcome")
-    assert outcome.record.phase == "roll-call.0"
+    assert outcome.record.phase == "enrollment.0"
     await hub.stop_silos()
     await hub.stop()
     await hub.start()
@@ -147,7 +147,7 @@ async def test_paused_job_stays_paused_over_a_restart_and_goes_on_when_resumed(m
     await hub.operations().ControlJob(resume)
     summary, records = await hub.finish(digest)
     assert summary.status == "done"
-    assert [record.phase for record in records] == ["roll-call.0", "train", "evaluate.0"]
+    assert [record.phase for record in records] == ["enrollment.0", "train", "evaluate.0"]
 
 
 async def test_silos_are_listed_with_connection_and_expiry(make_hub):
@@ -179,4 +179,4 @@ async def test_nothing_is_kept_of_a_job_that_nobody_knows(make_hub):
     await hub.start()
     with pytest.raises(grpc.aio.AioRpcError, match="not known here"):
         await anext(aiter(hub.operations().WatchJob(pb.WatchRequest(job_digest=b"j" * (1 << 20)))))
-    assert not hub.host.job_desk._bulletins
+    assert not hub.host.job_manager._bulletins

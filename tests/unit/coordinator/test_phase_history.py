@@ -7,7 +7,7 @@ import pytest
 from chorale.job import SignedJob
 from chorale.v1.records_pb2 import PhaseRecord
 from coordinator.jobs.phase_history import PhaseHistory, completed_rounds
-from coordinator.phase_machine import RoundState
+from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import PhaseRow, Store
 from crypto.session.messages import SignedBody
 from tests.unit.coordinator.job_phases import make_job
@@ -35,7 +35,7 @@ def begin(store: Store, round: int, signed: SignedJob = SIGNED, phase: str = "tr
     return store.begin_phase(signed.digest, round, phase, roster_version=1, unix_seconds=2.0)
 
 
-def end(store: Store, row: PhaseRow, *cohort: str, state: RoundState = RoundState.APPLIED) -> None:
+def end(store: Store, row: PhaseRow, *cohort: str, state: PhaseState = PhaseState.APPLIED) -> None:
     record = PhaseRecord(round=row.round, phase=row.phase, cohort=cohort, state_digest=bytes(32))
     store.end_phase(row.sequence, state=state, record=record)
 
@@ -50,7 +50,7 @@ def test_rows_are_those_of_the_store_at_every_step(store, history):
         row = begin(store, round)
         check()
         store.begin_attempt(row.sequence, 1)
-        store.set_phase_state(row.sequence, RoundState.MASKED)
+        store.set_phase_state(row.sequence, PhaseState.MASKED)
         check()
         end(store, row)
         check()
@@ -83,7 +83,7 @@ def test_a_round_is_completed_once_its_last_phase_was_applied(store):
     job = make_job("fedcsd")
     store.add_job(job.signed, state_digest=bytes(32), unix_seconds=1.0)
     end(store, begin(store, 1))  # of another job
-    applied, lost = RoundState.APPLIED, RoundState.USED_UP
+    applied, lost = PhaseState.APPLIED, PhaseState.USED_UP
     phases = [
         (1, "prototypes", applied),
         (1, "train", applied),

@@ -20,7 +20,7 @@ LATER = timedelta(days=2)  # the second roster expires so much after the first
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_roster_of_a_phase_is_refused_once_it_has_expired(tmp_path: Path, version: int) -> None:
     ceremony, now = Ceremony(folder=tmp_path), [datetime.now(UTC)]
-    ceremony.enrol(Role.SILO, "a")
+    ceremony.enroll(Role.SILO, "a")
     ceremony.publish()
     store = Store(tmp_path / "coordinator.sqlite")
     book = RosterBook(
@@ -30,7 +30,7 @@ def test_a_roster_of_a_phase_is_refused_once_it_has_expired(tmp_path: Path, vers
         store=store,
         clock=Clock(now=lambda: now[0]),
     )
-    ceremony.enrol(Role.SILO, "b")
+    ceremony.enroll(Role.SILO, "b")
     now[0] += LATER
     ceremony.publish(issued=now[0])
     assert book.current.version == 2

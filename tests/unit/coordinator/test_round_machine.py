@@ -6,23 +6,23 @@ import itertools
 
 import pytest
 
-from coordinator.phase_machine import ENDED, TRANSITIONS, RoundEvent, RoundMachine, RoundState
+from coordinator.phase_machine import ENDED, TRANSITIONS, PhaseEvent, PhaseMachine, PhaseState
 from crypto.errors import LocalProtocolError
 
 HAPPY = [
-    (RoundEvent.ENOUGH_ADVERTS, RoundState.ADVERTISE),
-    (RoundEvent.COHORT_FIXED, RoundState.SHARE),
-    (RoundEvent.SHARES_CLOSED, RoundState.MASKED),
-    (RoundEvent.UPLOADS_CLOSED, RoundState.CONSISTENCY),
-    (RoundEvent.SUM_STORED, RoundState.UNMASK),
-    (RoundEvent.SUM_REVEALED, RoundState.REVEALED),
-    (RoundEvent.SUM_APPLIED, RoundState.APPLIED),
+    (PhaseEvent.ENOUGH_ADVERTS, PhaseState.ADVERTISE),
+    (PhaseEvent.COHORT_FIXED, PhaseState.SHARE),
+    (PhaseEvent.SHARES_CLOSED, PhaseState.MASKED),
+    (PhaseEvent.UPLOADS_CLOSED, PhaseState.CONSISTENCY),
+    (PhaseEvent.SUM_STORED, PhaseState.UNMASK),
+    (PhaseEvent.SUM_REVEALED, PhaseState.REVEALED),
+    (PhaseEvent.SUM_APPLIED, PhaseState.APPLIED),
 ]
 BEFORE_UNMASK = ["waiting", "advertise", "share", "masked", "consistency"]
 
 
 def test_phase_goes_through_every_state_in_order():
-    machine = RoundMachine()
+    machine = PhaseMachine()
     for event, state in HAPPY:
         assert machine.advance(event) is state
     assert machine.is_ended
@@ -31,28 +31,28 @@ def test_phase_goes_through_every_state_in_order():
 
 @pytest.mark.parametrize("state", BEFORE_UNMASK)
 def test_failed_attempt_starts_over_under_the_next_number(state):
-    machine = RoundMachine(state=RoundState(state), attempt=3)
-    machine.advance(RoundEvent.ATTEMPT_FAILED)
-    assert (machine.state, machine.attempt) == (RoundState.WAITING, 4)
+    machine = PhaseMachine(state=PhaseState(state), attempt=3)
+    machine.advance(PhaseEvent.ATTEMPT_FAILED)
+    assert (machine.state, machine.attempt) == (PhaseState.WAITING, 4)
 
 
-@pytest.mark.parametrize("state", [RoundState.UNMASK, RoundState.REVEALED])
+@pytest.mark.parametrize("state", [PhaseState.UNMASK, PhaseState.REVEALED])
 def test_no_attempt_follows_once_shares_may_have_left(state):
-    machine = RoundMachine(state=state)
+    machine = PhaseMachine(state=state)
     assert not machine.can_retry
     with pytest.raises(LocalProtocolError, match="attempt-failed does not happen in state"):
-        machine.advance(RoundEvent.ATTEMPT_FAILED)
+        machine.advance(PhaseEvent.ATTEMPT_FAILED)
 
 
-@pytest.mark.parametrize("state", [state for state in RoundState if state not in ENDED])
+@pytest.mark.parametrize("state", [state for state in PhaseState if state not in ENDED])
 def test_phase_can_be_given_up_in_every_state_that_is_not_its_end(state):
-    machine = RoundMachine(state=state)
-    assert machine.advance(RoundEvent.GIVEN_UP) is RoundState.USED_UP
+    machine = PhaseMachine(state=state)
+    assert machine.advance(PhaseEvent.GIVEN_UP) is PhaseState.USED_UP
 
 
-@pytest.mark.parametrize("state, event", list(itertools.product(RoundState, RoundEvent)))
+@pytest.mark.parametrize("state, event", list(itertools.product(PhaseState, PhaseEvent)))
 def test_whatever_the_table_does_not_hold_is_refused(state, event):
-    machine = RoundMachine(state=state)
+    machine = PhaseMachine(state=state)
     if (state, event) in TRANSITIONS:
         assert machine.advance(event) is TRANSITIONS[state, event]
         return

@@ -7,7 +7,7 @@ from google.protobuf import json_format
 
 from chorale.v1 import records_pb2
 from coordinator.jobs.sequence import JobFailed, PhaseSequence
-from coordinator.phase_machine import RoundState
+from coordinator.phase_machine import PhaseState
 from tests.unit.coordinator.job_phases import make_job, make_row
 
 
@@ -24,20 +24,20 @@ def sequence(is_outdated=False, **fields):
     return PhaseSequence(job=make_job(**fields), is_outdated=lambda _: is_outdated)
 
 
-DONE, LOST, BUSY = RoundState.APPLIED, RoundState.USED_UP, RoundState.MASKED
+DONE, LOST, BUSY = PhaseState.APPLIED, PhaseState.USED_UP, PhaseState.MASKED
 
 
 @pytest.mark.parametrize(
     "ended, following",
     [
-        ([], (0, "roll-call.0")),
-        ([(0, "roll-call.0", BUSY)], (0, "roll-call.0")),
-        ([(0, "roll-call.0", DONE)], (1, "train")),
-        ([(0, "roll-call.0", LOST)], (0, "roll-call.1")),
-        ([(0, "roll-call.0", DONE), (1, "train", LOST)], (2, "train")),
-        ([(0, "roll-call.0", DONE), (3, "train", DONE)], (3, "evaluate.0")),
-        ([(0, "roll-call.0", DONE), (3, "evaluate.0", LOST)], (3, "evaluate.1")),
-        ([(0, "roll-call.0", DONE), (3, "evaluate.0", DONE)], None),
+        ([], (0, "enrollment.0")),
+        ([(0, "enrollment.0", BUSY)], (0, "enrollment.0")),
+        ([(0, "enrollment.0", DONE)], (1, "train")),
+        ([(0, "enrollment.0", LOST)], (0, "enrollment.1")),
+        ([(0, "enrollment.0", DONE), (1, "train", LOST)], (2, "train")),
+        ([(0, "enrollment.0", DONE), (3, "train", DONE)], (3, "evaluate.0")),
+        ([(0, "enrollment.0", DONE), (3, "evaluate.0", LOST)], (3, "evaluate.1")),
+        ([(0, "enrollment.0", DONE), (3, "evaluate.0", DONE)], None),
     ],
 )
 def test_next_phase_follows_from_what_has_ended(ended, following):
@@ -45,26 +45,26 @@ def test_next_phase_follows_from_what_has_ended(ended, following):
 
 
 def test_opening_phase_that_is_used_up_too_often_ends_the_job():
-    ended = rows((0, "roll-call.0", LOST), (0, "roll-call.1", LOST))
-    with pytest.raises(JobFailed, match="roll-call: used up 2 times, the last time by too-few-silos"):
+    ended = rows((0, "enrollment.0", LOST), (0, "enrollment.1", LOST))
+    with pytest.raises(JobFailed, match="enrollment: used up 2 times, the last time by too-few-silos"):
         sequence().next_step(ended)
 
 
-def test_roll_call_is_repeated_between_rounds_under_the_number_of_the_last():
-    ended = rows((0, "roll-call.0", DONE), (1, "train", DONE))
-    assert sequence(is_outdated=True).next_step(ended) == (1, "roll-call.1")
-    again = [*ended, *rows((1, "roll-call.1", DONE))]
+def test_enrollment_is_repeated_between_rounds_under_the_number_of_the_last():
+    ended = rows((0, "enrollment.0", DONE), (1, "train", DONE))
+    assert sequence(is_outdated=True).next_step(ended) == (1, "enrollment.1")
+    again = [*ended, *rows((1, "enrollment.1", DONE))]
     assert sequence(is_outdated=True).next_step(again) == (2, "train")
 
 
-def test_roll_call_is_not_repeated_sooner_than_the_job_allows():
-    ended = rows((0, "roll-call.0", DONE), (1, "train", DONE))
-    assert sequence(is_outdated=True, roll_call_every=2).next_step(ended) == (2, "train")
-    later = rows((0, "roll-call.0", DONE), (1, "train", DONE), (2, "train", LOST))
-    assert sequence(is_outdated=True, roll_call_every=2).next_step(later) == (2, "roll-call.1")
+def test_enrollment_is_not_repeated_sooner_than_the_job_allows():
+    ended = rows((0, "enrollment.0", DONE), (1, "train", DONE))
+    assert sequence(is_outdated=True, enrollment_every=2).next_step(ended) == (2, "train")
+    later = rows((0, "enrollment.0", DONE), (1, "train", DONE), (2, "train", LOST))
+    assert sequence(is_outdated=True, enrollment_every=2).next_step(later) == (2, "enrollment.1")
 
 
-def test_roll_call_is_not_repeated_before_the_first_round_or_the_closing_phase():
-    assert sequence(is_outdated=True).next_step(rows((0, "roll-call.0", DONE))) == (1, "train")
-    ended = rows((0, "roll-call.0", DONE), (3, "train", DONE))
+def test_enrollment_is_not_repeated_before_the_first_round_or_the_closing_phase():
+    assert sequence(is_outdated=True).next_step(rows((0, "enrollment.0", DONE))) == (1, "train")
+    ended = rows((0, "enrollment.0", DONE), (3, "train", DONE))
     assert sequence(is_outdated=True).next_step(ended) == (3, "evaluate.0")

@@ -8,11 +8,11 @@ import pytest
 
 from chorale.job import Job
 from coordinator.jobs.sequence import JobFailed, PhaseSequence, Step
-from coordinator.phase_machine import RoundState
+from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import PhaseRow
 from tests.unit.coordinator.job_phases import make_job, make_row
 
-OPENING = [(0, "roll-call.0"), (0, "presence.0")]
+OPENING = [(0, "enrollment.0"), (0, "class-presence.0")]
 
 
 def walk(
@@ -22,7 +22,7 @@ def walk(
     sequence = PhaseSequence(job=job, is_outdated=is_outdated)
     rows: list[PhaseRow] = []
     while (step := sequence.next_step(rows)) is not None:
-        state = RoundState.USED_UP if step in lost else RoundState.APPLIED
+        state = PhaseState.USED_UP if step in lost else PhaseState.APPLIED
         rows.append(make_row(len(rows), step, state))
     return [(row.round, row.phase) for row in rows]
 
@@ -36,23 +36,23 @@ def test_presence_runs_once_before_the_first_round_and_prototypes_before_every_t
 
 
 def test_presence_that_was_used_up_is_repeated_under_its_next_number() -> None:
-    steps = walk(make_job("fedcsd"), lost=[(0, "presence.0")])
-    assert steps == [*OPENING, (0, "presence.1"), *rounds(1, 2, 3), (3, "evaluate.0")]
+    steps = walk(make_job("fedcsd"), lost=[(0, "class-presence.0")])
+    assert steps == [*OPENING, (0, "class-presence.1"), *rounds(1, 2, 3), (3, "evaluate.0")]
 
 
 def test_presence_that_is_used_up_every_time_ends_the_job() -> None:
     with pytest.raises(JobFailed, match="presence: used up 2 times"):
-        walk(make_job("fedcsd"), lost=[(0, "presence.0"), (0, "presence.1")])
+        walk(make_job("fedcsd"), lost=[(0, "class-presence.0"), (0, "class-presence.1")])
 
 
-def test_an_opening_roll_call_that_was_used_up_is_repeated_before_presence() -> None:
-    steps = walk(make_job("fedcsd"), lost=[(0, "roll-call.0")])
-    assert steps[:3] == [(0, "roll-call.0"), (0, "roll-call.1"), (0, "presence.0")]
+def test_an_opening_enrollment_that_was_used_up_is_repeated_before_presence() -> None:
+    steps = walk(make_job("fedcsd"), lost=[(0, "enrollment.0")])
+    assert steps[:3] == [(0, "enrollment.0"), (0, "enrollment.1"), (0, "class-presence.0")]
 
 
-def test_a_repeated_roll_call_between_rounds_repeats_no_presence() -> None:
-    steps = walk(make_job("fedcsd"), is_outdated=lambda roll_call: roll_call.round == 0)
-    assert steps == [*OPENING, *rounds(1), (1, "roll-call.1"), *rounds(2, 3), (3, "evaluate.0")]
+def test_a_repeated_enrollment_between_rounds_repeats_no_presence() -> None:
+    steps = walk(make_job("fedcsd"), is_outdated=lambda enrollment: enrollment.round == 0)
+    assert steps == [*OPENING, *rounds(1), (1, "enrollment.1"), *rounds(2, 3), (3, "evaluate.0")]
 
 
 def test_prototypes_that_were_used_up_use_up_their_round() -> None:
@@ -67,7 +67,7 @@ def test_the_last_rounds_prototypes_used_up_lead_to_the_closing_phase() -> None:
 
 def test_training_that_was_used_up_leads_to_the_next_round() -> None:
     steps = walk(make_job("fedavg"), lost=[(1, "train")])
-    assert steps == [(0, "roll-call.0"), (1, "train"), (2, "train"), (3, "train"), (3, "evaluate.0")]
+    assert steps == [(0, "enrollment.0"), (1, "train"), (2, "train"), (3, "train"), (3, "evaluate.0")]
 
 
 def test_opening_and_closing_phases_name_every_silo_and_phases_of_rounds_their_share() -> None:

@@ -7,7 +7,7 @@ import pytest
 from chorale.job import SignedJob
 from chorale.v1 import records_pb2
 from coordinator.members.complaints import FiledComplaint
-from coordinator.phase_machine import RoundState
+from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import Absence, JobStatus, Store
 from crypto.errors import ConfigError, LocalProtocolError
 from crypto.session.messages import SignedBody
@@ -92,28 +92,28 @@ def test_unmask_is_found_again_with_its_session_and_cohort(store, reopened):
     store.begin_attempt(row.sequence, 1)
     store.enter_unmask(row.sequence, session=b"snapshot", cohort=["a", "b"], upload_bytes=77)
     (found,) = reopened().phases(SIGNED.digest)
-    assert (found.state, found.session, found.cohort) == (RoundState.UNMASK, b"snapshot", ["a", "b"])
+    assert (found.state, found.session, found.cohort) == (PhaseState.UNMASK, b"snapshot", ["a", "b"])
     assert found.upload_bytes == 77
 
 
 def test_beginning_a_phase_again_gives_the_row_as_it_stands(store, reopened):
     row = begin(store)
     store.begin_attempt(row.sequence, 1)
-    store.set_phase_state(row.sequence, RoundState.MASKED)
+    store.set_phase_state(row.sequence, PhaseState.MASKED)
     again = begin(reopened())
-    assert (again.sequence, again.state, again.attempt) == (row.sequence, RoundState.MASKED, 1)
+    assert (again.sequence, again.state, again.attempt) == (row.sequence, PhaseState.MASKED, 1)
     assert again.state_digest == FIRST
 
 
 def test_phase_ends_once_and_moves_the_job_to_its_state(store, reopened):
     row = begin(store)
-    store.end_phase(row.sequence, state=RoundState.APPLIED, record=record(SECOND))
+    store.end_phase(row.sequence, state=PhaseState.APPLIED, record=record(SECOND))
     # a second application, as after a crash between the file and the answer, changes nothing
-    store.end_phase(row.sequence, state=RoundState.USED_UP, record=record(FIRST))
+    store.end_phase(row.sequence, state=PhaseState.USED_UP, record=record(FIRST))
     again = reopened()
     assert again.job(SIGNED.digest).state_digest == SECOND
     (found,) = again.phases(SIGNED.digest)
-    assert found.state is RoundState.APPLIED
+    assert found.state is PhaseState.APPLIED
     assert found.session is None
     assert found.record.figures["accuracy"] == 0.5
 
@@ -121,13 +121,13 @@ def test_phase_ends_once_and_moves_the_job_to_its_state(store, reopened):
 def test_phase_does_not_end_in_a_state_that_is_no_end(store):
     row = begin(store)
     with pytest.raises(LocalProtocolError, match="does not end in state masked"):
-        store.end_phase(row.sequence, state=RoundState.MASKED, record=record(SECOND))
+        store.end_phase(row.sequence, state=PhaseState.MASKED, record=record(SECOND))
 
 
 def test_newest_phases_tell_the_states_that_may_still_be_fetched(store):
     for round, digest in ((1, SECOND), (2, b"3" * 32), (3, FIRST)):
         row = begin(store, round=round)
-        store.end_phase(row.sequence, state=RoundState.APPLIED, record=record(digest))
+        store.end_phase(row.sequence, state=PhaseState.APPLIED, record=record(digest))
     assert store.newest_starts(SIGNED.digest, 2) == [b"3" * 32, SECOND]
     assert store.newest_starts(b"another job", 2) == []
 

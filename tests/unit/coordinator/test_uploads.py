@@ -134,7 +134,7 @@ async def test_vector_of_a_stage_that_has_closed_is_refused(make_hub):
 
     class Late(Uploader):
         async def send(self, key: Any, data: bytes) -> None:
-            if key.phase == "roll-call.0":
+            if key.phase == "enrollment.0":
                 call, _ = await self.open(key, len(data))
                 late["call"], late["data"] = call, data
             else:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto.errors import LocalProtocolError, QuantisationError
+from crypto.errors import LocalProtocolError, QuantizationError
 from crypto.fixed_point import compiled, encoder, ring
 from crypto.fixed_point.encoder import BLOCK_VALUES, COMPILED_BLOCK_VALUES, SIDES, Encoder, round_into
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
@@ -297,7 +297,7 @@ def test_a_projected_quantity_is_encoded_as_its_numbers() -> None:
 def test_every_value_is_checked_before_any_word_is_read(place: int) -> None:
     value_N = np.zeros(encoder.CHECKED_VALUES + 1, np.float32)
     value_N[place] = np.nan
-    with pytest.raises(QuantisationError, match="quantity delta: a value is not finite"):
+    with pytest.raises(QuantizationError, match="quantity delta: a value is not finite"):
         single(value_N)
     value_N[place] = 9.0
     assert single(value_N).clipped_total == 1

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto.errors import QuantisationError
+from crypto.errors import QuantizationError
 from crypto.fixed_point import compiled, encoder, ring
 from crypto.fixed_point.clipping import shrunk, squared_norm
 from crypto.fixed_point.encoder import BLOCK_VALUES, Encoder
@@ -161,7 +161,7 @@ class TestClip:
         value_N = np.full(40_001, 5.0, np.float32)
         value_N[place] = odd
         projection = Projection.of(value_N.size, seed=bytes(32)) if projected else None
-        with pytest.raises(QuantisationError, match="quantity delta: a value is not finite"):
+        with pytest.raises(QuantizationError, match="quantity delta: a value is not finite"):
             single(value_N, projection=projection)
 
     def test_a_share_of_the_rotation_is_no_longer_than_the_clip(self) -> None:
@@ -190,7 +190,7 @@ class TestConditionalRounding:
         """Halves round up or down: a bound near the mean is passed by half of all roundings."""
         value_N = np.full(1000, 0.5 / NOISE.scale, np.float32)
         limit = 490
-        monkeypatch.setattr(encoder, "MOST_ROUNDINGS", 200)
+        monkeypatch.setattr(encoder, "MAX_ROUNDINGS", 200)
         free = [squared_norm(signed(single(value_N, terms=FAINT, seed=seed))) for seed in range(20)]
         assert max(free) > limit
         limited = replace(clipped_sensitivity(CLIP, scale=NOISE.scale, coordinates=1000), squared_l2=limit)
@@ -208,9 +208,9 @@ class TestConditionalRounding:
         limited = replace(clipped_sensitivity(CLIP, scale=NOISE.scale, coordinates=2), squared_l2=10)
         monkeypatch.setattr(encoder, "clipped_sensitivity", lambda *_, **__: limited)
         layout = Layout(quantities=(quantity_of((2,)),), members=MEMBERS)
-        with pytest.raises(QuantisationError, match="quantity delta: no rounding of it is within its norm"):
+        with pytest.raises(QuantizationError, match="quantity delta: no rounding of it is within its norm"):
             Encoder({"delta": np.ones(2)}, layout=layout, random=random)
-        assert len(drawn) == 1 + encoder.MOST_ROUNDINGS
+        assert len(drawn) == 1 + encoder.MAX_ROUNDINGS
 
     def test_rounding_has_no_bias(self) -> None:
         """The mean of 20,000 dice is 0.25 +- 0.0031; false alarms below 2 * 10^-9 (six deviations)."""
@@ -344,7 +344,10 @@ class TestNoise:
 class TestSources:
     """What the sampler and its callers may be made of."""
 
-    @pytest.mark.parametrize("name", ["fixed_point/encoder.py", "fixed_point/clipping.py", "noise/skellam_stream.py", "noise/kernel.py"])
+    @pytest.mark.parametrize(
+        "name",
+        ["fixed_point/encoder.py", "fixed_point/clipping.py", "noise/skellam_stream.py", "noise/kernel.py"],
+    )
     def test_no_other_generator_makes_noise_or_dice(self, name: str) -> None:
         tree = ast.parse((SOURCES / name).read_text())
         imported = {

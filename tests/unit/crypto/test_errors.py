@@ -9,7 +9,7 @@ from crypto.errors import (
     LocalProtocolError,
     PolicyRefusal,
     ProtocolError,
-    QuantisationError,
+    QuantizationError,
     Refusal,
     RemoteProtocolError,
 )
@@ -17,7 +17,7 @@ from crypto.errors import (
 
 @pytest.mark.parametrize(
     "kind",
-    [ConfigError, QuantisationError, BudgetExhausted, PolicyRefusal, LocalProtocolError, RemoteProtocolError],
+    [ConfigError, QuantizationError, BudgetExhausted, PolicyRefusal, LocalProtocolError, RemoteProtocolError],
 )
 def test_every_error_is_of_one_family(kind: type[ChoraleError]) -> None:
     assert issubclass(kind, ChoraleError)
@@ -32,7 +32,7 @@ def test_blame_is_part_of_the_type() -> None:
 
 def test_refusals_carry_a_code_of_the_closed_list() -> None:
     assert PolicyRefusal("no").code is Refusal.POLICY
-    assert PolicyRefusal("no", code=Refusal.NEAR_REVEAL).code is Refusal.NEAR_REVEAL
+    assert PolicyRefusal("no", code=Refusal.OVERLAPPING_COHORT).code is Refusal.OVERLAPPING_COHORT
     assert RemoteProtocolError("no").code is Refusal.MALFORMED
     assert RemoteProtocolError("no", code=Refusal.ROSTER).code is Refusal.ROSTER
     assert all(code.value.replace("-", "").isalpha() for code in Refusal)

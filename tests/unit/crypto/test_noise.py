@@ -257,11 +257,11 @@ def chi_square_probability(drawn_N: NDArray[Any], variance: float, *, least: flo
 
 
 @pytest.mark.parametrize("make_key", KEYS)
-@pytest.mark.parametrize(("variance", "least_cells"), CELLS)
-def test_samples_follow_the_law_over_many_cells(make_key: Any, variance: float, least_cells: int) -> None:
+@pytest.mark.parametrize(("variance", "min_cells"), CELLS)
+def test_samples_follow_the_law_over_many_cells(make_key: Any, variance: float, min_cells: int) -> None:
     drawn_N = samples(variance, SAMPLES, key=make_key(f"chi {variance}"))
     probability, cells = chi_square_probability(drawn_N, variance, least=FINE)
-    assert cells >= least_cells
+    assert cells >= min_cells
     assert probability > RARE
     assert chi_square_probability(drawn_N, variance, least=COARSE)[0] > RARE
 

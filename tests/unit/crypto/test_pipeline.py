@@ -136,7 +136,7 @@ def test_workers_are_the_cores_of_the_process_but_never_more_than_tasks(
     assert workers_for(0) == 1
     assert workers_for(100, 2) == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(500)), raising=False)
-    assert workers_for(1000) == pipeline.MOST_WORKERS
+    assert workers_for(1000) == pipeline.MAX_WORKERS
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert workers_for(1000) == 1

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from crypto.errors import ConfigError, LocalProtocolError, QuantisationError
+from crypto.errors import ConfigError, LocalProtocolError, QuantizationError
 from crypto.fixed_point import compiled, ring
 from crypto.fixed_point import projection as projection_module
 from crypto.fixed_point.layout import Layout, Quantity
@@ -174,7 +174,7 @@ def test_what_is_not_finite_stays_so_and_the_ring_refuses_it() -> None:
     value_N[7] = np.nan
     assert not np.isfinite(projection.project(value_N)).all()
     layout = Layout(quantities=(projected(projection, word=16),), members=3)
-    with pytest.raises(QuantisationError, match="quantity delta: a value is not finite"):
+    with pytest.raises(QuantizationError, match="quantity delta: a value is not finite"):
         ring.encode({"delta": value_N}, layout=layout)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto import prg
-from crypto.errors import LocalProtocolError, QuantisationError
+from crypto.errors import LocalProtocolError, QuantizationError
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import BLOCK_VALUES
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
@@ -96,8 +96,8 @@ def test_rounding_is_unbiased(word: int, fraction: float, dtype: type) -> None:
         assert abs(mean - expected) < 6 * deviation, f"key {key.hex()}"
 
 
-def test_rounding_of_neighbours_is_independent() -> None:
-    """Products of neighbouring residuals, each of mean 0 and deviation 1/4 at one half; alarm at 6
+def test_rounding_of_neighbors_is_independent() -> None:
+    """Products of neighboring residuals, each of mean 0 and deviation 1/4 at one half; alarm at 6
     standard deviations, falsely once in 5e8 runs. Blocks must not share their random numbers."""
     size = 8 * BLOCK_VALUES
     quantity = real((size,), bound=1.0)
@@ -159,7 +159,7 @@ def test_the_clipped_count_saturates_and_is_optional() -> None:
 def test_a_value_that_is_not_finite_is_refused(odd: float, place: int) -> None:
     value_N = np.zeros(BLOCK_VALUES + 2, np.float32)
     value_N[place] = odd
-    with pytest.raises(QuantisationError, match="quantity delta: a value is not finite"):
+    with pytest.raises(QuantizationError, match="quantity delta: a value is not finite"):
         ring.encode({"delta": value_N}, layout=layout_of(real(value_N.shape)))
 
 
@@ -178,7 +178,7 @@ def test_a_value_that_is_not_finite_is_refused(odd: float, place: int) -> None:
 )
 def test_a_count_is_whole_and_within_its_bound(value: object, message: str) -> None:
     with pytest.raises(
-        QuantisationError, match=f"quantity correct: a count is .*{message.split('count ')[-1]}"
+        QuantizationError, match=f"quantity correct: a count is .*{message.split('count ')[-1]}"
     ):
         ring.encode({"correct": value}, layout=layout_of(count()))
 
@@ -207,7 +207,7 @@ def test_large_counts_do_not_pass_through_floats() -> None:
 def test_counts_are_checked_in_every_block() -> None:
     count_N = np.zeros(BLOCK_VALUES + 1, np.int64)
     count_N[-1] = 101
-    with pytest.raises(QuantisationError, match="beyond its bound"):
+    with pytest.raises(QuantizationError, match="beyond its bound"):
         ring.encode({"correct": count_N}, layout=layout_of(count(count_N.shape)))
 
 
@@ -227,7 +227,7 @@ def test_counts_are_checked_in_every_block() -> None:
     ],
 )
 def test_odd_inputs_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(QuantisationError, match=message):
+    with pytest.raises(QuantizationError, match=message):
         ring.encode(values, layout=layout_of(real((2,)), COUNTED))
 
 

@@ -105,7 +105,7 @@ def test_image_folder_numbers_classes_by_sorted_names(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.train.features[:, 0, 0, 0] * 255, data.train.labels, rtol=1e-6)
 
 
-def test_image_folder_resizes_and_turns_grey(tmp_path: Path) -> None:
+def test_image_folder_resizes_and_turns_gray(tmp_path: Path) -> None:
     write_images(tmp_path, 2)
     data = load(make_job(2, (1, 8, 8)), format="image-folder", path=tmp_path, holdout=0.0)
     assert data.train.features.shape == (6, 1, 8, 8)

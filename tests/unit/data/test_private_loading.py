@@ -24,7 +24,7 @@ from tests.unit.data import loading
 
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 10.0, "sample_rate": 0.1}
 PRIVATE = {"records": RECORDS, "statistics_noise_multiplier": 5.0}
-ALTERED = 17  # the record in which neighbours differ
+ALTERED = 17  # the record in which neighbors differ
 Write = Callable[[Path, "Records"], DataSettings]
 Records = list[tuple[list[float], int]]
 
@@ -134,7 +134,7 @@ def test_a_job_without_privacy_keeps_its_even_split(tmp_path: Path) -> None:
 
 
 def test_sides_of_a_table_do_not_follow_the_job(tmp_path: Path) -> None:
-    """Another standardisation of the same rows, and other columns of it."""
+    """Another standardization of the same rows, and other columns of it."""
     settings = write_csv(tmp_path, [([float(number), 0.0, 0.0, 0.0], 0) for number in range(100)])
     one = load_data(settings, table_job("a", "b"))
     other = load_data(settings, table_job("a", scale=0.5))

@@ -63,7 +63,7 @@ def test_a_threshold_that_few_words_could_not_hold_is_no_threshold() -> None:
     assert chance.largest_chance_cosine(16) == 1.0
 
 
-def test_bytes_of_a_generator_pass_and_bytes_with_a_favourite_do_not() -> None:
+def test_bytes_of_a_generator_pass_and_bytes_with_a_favorite_do_not() -> None:
     random = np.random.default_rng(0).integers(0, 256, 20_000, dtype=np.uint8)
     limit = chance.largest_chance_chi_square(255)
     assert chance.byte_chi_square(random.tobytes()) < limit
@@ -276,7 +276,7 @@ def test_json_is_one_object_with_rows_and_details(
         advantage_standard_error=0.01,
         accuracy=0.9,
         epsilon=None,
-        most_advantage=1.0,
+        max_advantage=1.0,
     )
     found = membership.MembershipAttack(arms=(arm, replace(arm, protection="records", auc=0.5, epsilon=8.0)))
     monkeypatch.setattr(membership, "measure", lambda **options: found)

@@ -1,4 +1,4 @@
-"""FedDW's regulariser: the card's examples 2, 3 and 5, its invariants, its gradient."""
+"""FedDW's regularizer: the card's examples 2, 3 and 5, its invariants, its gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.data.base import SiloData
-from silo_agent.training.parts import regulariser_for
+from silo_agent.training.parts import regularizer_for
 from silo_agent.training.parts.base import Outputs, Setting
 from silo_agent.training.parts.class_relations import (
     ClassRelations,
@@ -24,7 +24,7 @@ from silo_agent.training.parts.local_loss import LocalLoss
 from strategies.base import Array
 from strategies.methods import strategy_for, strategy_of
 from strategies.parts.soft_labels import KNOWN_ROWS, SOFT_LABELS
-from strategies.recipe import Head, Recipe, Regulariser, StatisticName
+from strategies.recipe import Head, Recipe, Regularizer, StatisticName
 from tests.support.objectives import (
     CPU,
     gradient_by_backward,
@@ -83,7 +83,7 @@ def random_case(seed: int, classes: int = 5, width: int = 4) -> tuple[Tensor, Te
 
 def loss_of(mu: float) -> LocalLoss:
     penalty = ClassRelations(soft_labels_CC=OMEGA, is_known_C=ALL)
-    return LocalLoss(loss=CrossEntropy(), weight_penalty=penalty, regulariser_weight=mu)
+    return LocalLoss(loss=CrossEntropy(), weight_penalty=penalty, regularizer_weight=mu)
 
 
 def total(loss: LocalLoss, model: Any, features_ND: Tensor) -> Tensor:
@@ -259,21 +259,21 @@ def test_a_target_of_another_shape_is_refused() -> None:
         class_relations(setting_with(state))
 
 
-def test_feddw_finds_its_regulariser_by_name() -> None:
+def test_feddw_finds_its_regularizer_by_name() -> None:
     setting = make_setting(feddw(), linear(), make_data(FEATURES, LABELS))
-    assert isinstance(regulariser_for(setting), ClassRelations)
+    assert isinstance(regularizer_for(setting), ClassRelations)
 
 
 @pytest.mark.parametrize(
     "recipe, reason",
     [
         (
-            Recipe(head=Head.TRAINED_UNBIASED, regulariser=Regulariser.SOFT_LABELS),
+            Recipe(head=Head.TRAINED_UNBIASED, regularizer=Regularizer.SOFT_LABELS),
             "init_slm: .* expected identity or uniform, got skip",
         ),
-        (Recipe(statistic=StatisticName.SOFT_LABELS), "needs that regulariser"),
+        (Recipe(statistic=StatisticName.SOFT_LABELS), "needs that regularizer"),
         (
-            Recipe(regulariser=Regulariser.SOFT_LABELS, statistic=StatisticName.SOFT_LABELS),
+            Recipe(regularizer=Regularizer.SOFT_LABELS, statistic=StatisticName.SOFT_LABELS),
             "needs head trained-unbiased",
         ),
     ],
@@ -285,9 +285,9 @@ def test_parts_that_do_not_go_together_are_refused(recipe: Recipe, reason: str) 
 
 def test_without_the_statistic_the_target_of_every_round_is_the_first() -> None:
     """And no class statistic leaves a silo, presence included."""
-    strategy = {"parts": {"head": "trained-unbiased", "regulariser": "soft-labels"}}
+    strategy = {"parts": {"head": "trained-unbiased", "regularizer": "soft-labels"}}
     job = make_job({**strategy, "options": {"init_slm": "identity"}}, classes=3, input_shape=(4,), rounds=2)
-    assert set(job.quantity_names).isdisjoint({"presence", "soft_labels", "class_counts"})
+    assert set(job.quantity_names).isdisjoint({"class_presence", "soft_labels", "class_counts"})
     last = list(simulate(job, three_silos()))[-1].state
     assert SOFT_LABELS not in last
     work = make_work(job, make_data(np.zeros((3, 4)), [0, 1, 2]), state=last)

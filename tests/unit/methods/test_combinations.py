@@ -18,7 +18,7 @@ from strategies.recipe import (
     Mix,
     Own,
     Recipe,
-    Regulariser,
+    Regularizer,
     ServerUpdate,
     StatisticName,
 )
@@ -43,18 +43,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**ETF, "loss": Loss.BALANCED_SOFTMAX}, "a softmax of cosines stays nearly even"),
     ({"closing": Closing.FFC, "head": Head.FROZEN_RANDOM}, "ffc sums products of features"),
     ({"closing": Closing.FFC, "features": Features.UNIT}, "ffc fits a head without a bias"),
-    ({"mix": Mix.CONVEX}, "a convex mix shares weight .* there is no regulariser"),
-    ({"statistic": StatisticName.SOFT_LABELS}, "the statistic soft-labels .* needs that regulariser"),
+    ({"mix": Mix.CONVEX}, "a convex mix shares weight .* there is no regularizer"),
+    ({"statistic": StatisticName.SOFT_LABELS}, "the statistic soft-labels .* needs that regularizer"),
     (
-        {"regulariser": Regulariser.SOFT_LABELS, "statistic": StatisticName.SOFT_LABELS},
+        {"regularizer": Regularizer.SOFT_LABELS, "statistic": StatisticName.SOFT_LABELS},
         "needs head trained-unbiased",
     ),
     (
         {"statistic": StatisticName.LOGIT_PROTOTYPES},
-        "the statistic logit-prototypes .* needs that regulariser",
+        "the statistic logit-prototypes .* needs that regularizer",
     ),
     ({"own": Own.HEAD, "head": Head.FROZEN_RANDOM}, "an own head is one that each silo trains"),
-    ({"own": Own.MODEL, "regulariser": Regulariser.PROX}, "an own part trains in its own way"),
+    ({"own": Own.MODEL, "regularizer": Regularizer.PROX}, "an own part trains in its own way"),
     ({"own": Own.HEAD, "server_update": ServerUpdate.SCAFFOLD}, "an own part trains in its own way"),
     ({"own": Own.ADAPTED, "closing": Closing.PERSONAL}, "an own part trains in its own way"),
 ]
@@ -82,13 +82,13 @@ def test_every_preset_goes_together_and_knows_its_own_numbers(preset: str) -> No
     ids=["avg", "babu", "dr"],
 )
 @pytest.mark.parametrize(
-    "regulariser",
-    [Regulariser.PROX, Regulariser.KD, Regulariser.NTD, Regulariser.LD, Regulariser.FD],
+    "regularizer",
+    [Regularizer.PROX, Regularizer.KD, Regularizer.NTD, Regularizer.LD, Regularizer.FD],
 )
-def test_regularisers_of_the_papers_table_go_with_its_losses(
-    base: dict[str, Any], regulariser: Regulariser
+def test_regularizers_of_the_papers_table_go_with_its_losses(
+    base: dict[str, Any], regularizer: Regularizer
 ) -> None:
-    recipe = Recipe(**base, regulariser=regulariser, mix=Mix.CONVEX)
+    recipe = Recipe(**base, regularizer=regularizer, mix=Mix.CONVEX)
     assert strategy_of("custom", recipe, {"beta": 0.5}).options["beta"] == 0.5
 
 

@@ -48,7 +48,7 @@ def model_of(state: Mapping[str, Array]) -> Array:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_sixteen_bits_lead_where_thirty_two_lead(preset: str) -> None:
-    half, whole = run(preset, update_word=16), run(preset)
+    half, whole = run(preset, update_bits=16), run(preset)
     start_P, end_P = model_of(whole[0].state), model_of(whole[-1].state)
     apart = np.linalg.norm(model_of(half[-1].state) - end_P)
     assert apart < 0.05 * np.linalg.norm(end_P - start_P)
@@ -60,7 +60,7 @@ def test_sixteen_bits_lead_where_thirty_two_lead(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ["fedavg", "fedexp", "fedopt", "fednova", "feddw", "fedcsd"])
 def test_a_share_of_the_words_moves_the_model_and_breaks_nothing(preset: str) -> None:
-    steps = run(preset, update_word=16, update_kept=0.5)
+    steps = run(preset, update_bits=16, update_kept=0.5)
     assert np.isfinite(model_of(steps[-1].state)).all()
     assert not np.array_equal(model_of(steps[0].state), model_of(steps[-1].state))
     assert np.isfinite(steps[-1].figures["loss"])
@@ -69,7 +69,7 @@ def test_a_share_of_the_words_moves_the_model_and_breaks_nothing(preset: str) ->
 @pytest.mark.parametrize("share", [1.0, 0.5])
 async def test_masked_sessions_agree_on_the_bound_and_the_projection(tmp_path: Path, share: float) -> None:
     """Coordinator and silos compute the layout apart; where one differed there would be no session."""
-    fields = {**JOB, "strategy": {"preset": "fedavg"}, "update_word": 16, "update_kept": share}
+    fields = {**JOB, "strategy": {"preset": "fedavg"}, "update_bits": 16, "update_kept": share}
     hub = Hub(tmp_path, silos=SILOS)
     try:
         hub.state = initial_state(hub.sign(**fields).spec)

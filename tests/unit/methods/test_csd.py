@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.training.parts import regulariser_for
+from silo_agent.training.parts import regularizer_for
 from silo_agent.training.parts.base import Outputs, Setting
 from silo_agent.training.parts.cross_entropy import CrossEntropy
 from silo_agent.training.parts.csd import ClassSimilarityDistillation, mask_of, similarities
@@ -297,7 +297,7 @@ def test_n10_both_forms_differ_by_the_targets_entropy() -> None:
 
 
 @pytest.mark.parametrize(("tau", "deviation"), [(10.0, 5.4e-3), (100.0, 5.4e-4), (1000.0, 5.4e-5)])
-def test_n11_at_high_temperature_centred_logits_are_pulled_together(tau: float, deviation: float) -> None:
+def test_n11_at_high_temperature_centered_logits_are_pulled_together(tau: float, deviation: float) -> None:
     weights = torch.softmax(similarities(STUDENT, PROTOTYPES), dim=1)
     gap = STUDENT - weights * TEACHER
     limit = mask_of(Mask.ADAPTIVE, TEACHER, LABELS)[:, None] / 9 * (gap - gap.mean(dim=1, keepdim=True))
@@ -354,7 +354,7 @@ def setting_of(state: dict[str, Any], strategy: dict[str, Any] | None = None) ->
 
 
 def test_prototypes_come_from_the_global_state() -> None:
-    part = regulariser_for(setting_of({"method/prototypes": PROTOTYPES.numpy()}))
+    part = regularizer_for(setting_of({"method/prototypes": PROTOTYPES.numpy()}))
     assert isinstance(part, ClassSimilarityDistillation)
     close(losses(part, STUDENT.float(), TEACHER.float()).mean(), 73.43809994, within=1e-4)
 
@@ -364,16 +364,16 @@ def test_prototypes_come_from_the_global_state() -> None:
 )
 def test_a_state_without_its_prototypes_is_refused(state: dict[str, Any], got: str) -> None:
     with pytest.raises(RemoteProtocolError, match=rf"method/prototypes is {got}, expected \(3, 3\)"):
-        regulariser_for(setting_of(state))
+        regularizer_for(setting_of(state))
 
 
 def test_a_method_without_the_statistic_needs_no_prototypes_and_sums_none() -> None:
-    setting = setting_of({}, {"parts": {"regulariser": "csd"}, "options": {"tau": 10.0}})
-    part = regulariser_for(setting)
+    setting = setting_of({}, {"parts": {"regularizer": "csd"}, "options": {"tau": 10.0}})
+    part = regularizer_for(setting)
     assert isinstance(part, ClassSimilarityDistillation)
     close(losses(part), losses(ClassSimilarityDistillation(None, CsdOptions.model_validate({"tau": 10.0}))))
     method = setting.work.spec.method
-    assert (method.opening, method.round_phases) == (("roll-call",), ("train",))
+    assert (method.opening, method.round_phases) == (("enrollment",), ("train",))
 
 
 def test_fedcsd_has_the_papers_numbers_and_prototypes_before_training() -> None:
@@ -387,7 +387,7 @@ def test_fedcsd_has_the_papers_numbers_and_prototypes_before_training() -> None:
         False,
     )
     assert (fedcsd.opening, fedcsd.round_phases, fedcsd.closing) == (
-        ("roll-call", "presence"),
+        ("enrollment", "class-presence"),
         ("prototypes", "train"),
         ("evaluate",),
     )

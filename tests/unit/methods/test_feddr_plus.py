@@ -177,7 +177,7 @@ def test_teacher_is_in_eval_mode_so_batch_statistics_alone_part_it_from_the_stud
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "silo_agent.training.parts.REGULARISERS", {job.method.recipe.regulariser: lambda _: Spy()}
+            "silo_agent.training.parts.REGULARIZERS", {job.method.recipe.regularizer: lambda _: Spy()}
         )
         TorchObjective(device="cpu").compute(work)
     assert (seen[0] < 1e-10) is starts_at_zero
@@ -242,6 +242,6 @@ def test_each_round_logs_length_of_features_and_strength_of_distillation(
 def test_preset_is_the_mix_of_the_card() -> None:
     strategy = strategy_for("feddr_plus", {})
     assert strategy.options["beta"] == 0.9
-    assert dataclasses.asdict(strategy.recipe)["regulariser"] == "fd"
+    assert dataclasses.asdict(strategy.recipe)["regularizer"] == "fd"
     assert not strategy.trains("head.weight")
     assert strategy.trains("body.1.weight")

@@ -49,8 +49,8 @@ class Example:
         self.loss = LocalLoss(
             loss=DotRegression(),
             loss_weight=beta,
-            regulariser=FeatureDistillation(),
-            regulariser_weight=1 - beta,
+            regularizer=FeatureDistillation(),
+            regularizer_weight=1 - beta,
             teacher=run_model(self.model, double(teacher_ND)),
         )
 
@@ -169,7 +169,7 @@ def test_example_e3_batch_loss_and_gradient() -> None:
 
 
 def test_example_e3_numbers_of_wrong_variants_are_not_ours() -> None:
-    """What distilling normalised features, or a sum over the features, would have given."""
+    """What distilling normalized features, or a sum over the features, would have given."""
     features_ND, example = example_e3()
     assert example.loss.teacher is not None
     teacher_ND = example.loss.teacher.features_ND

@@ -54,14 +54,14 @@ class View:
 def mixtures(
     seed: int, *, width: int, modes: int, spread: float, per_class: tuple[int, int]
 ) -> list[Samples]:
-    """Training and test samples; each class is a mixture of unit Gaussians around `modes` centres."""
+    """Training and test samples; each class is a mixture of unit Gaussians around `modes` centers."""
     generator = np.random.default_rng(seed)
-    centres = spread * generator.normal(size=(CLASSES, modes, width))
+    centers = spread * generator.normal(size=(CLASSES, modes, width))
     drawn = []
     for count in per_class:
         labels = np.repeat(np.arange(CLASSES), count)
         modes_N = generator.integers(modes, size=len(labels))
-        features = centres[labels, modes_N] + generator.normal(size=(len(labels), width))
+        features = centers[labels, modes_N] + generator.normal(size=(len(labels), width))
         drawn.append(Samples(features=features.astype(np.float32), labels=labels))
     return drawn
 
@@ -109,7 +109,7 @@ def trained_on(seed: int, strengths: tuple[float, ...]) -> dict[float, tuple[Cha
     found = {}
     for strength in strengths:
         # 0.9 L_DR + lambda L_FD at rate 0.3 is L_DR + lambda/0.9 L_FD at rate 0.27
-        parts = {"head": "frozen-etf", "features": "unit", "loss": "dot-regression", "regulariser": "fd"}
+        parts = {"head": "frozen-etf", "features": "unit", "loss": "dot-regression", "regularizer": "fd"}
         strategy = {"parts": parts, "options": {"mu": strength / 0.9}}
         job = forgetting_job(seed, strategy, local_epochs=5, learning_rate=0.27)
         *_, after = simulate(job, [make_data(own.features, own.labels)], state=last.state)
@@ -166,7 +166,7 @@ def test_less_is_forgotten_on_unheld_classes_the_stronger_the_distillation(forge
     assert lost[0] > lost[1] + 0.01
     assert lost[1] > lost[2] + 0.01
     assert lost[2] < 0.02
-    # the other side of the trade: less is learnt on held classes
+    # the other side of the trade: less is learned on held classes
     assert forgetting[0.0][0].accuracy > forgetting[1.0][0].accuracy
 
 

@@ -127,7 +127,7 @@ def test_worked_example_in_16_bit_fixed_point_gives_the_cards_digits() -> None:
 # --- properties of the solution (card, 10.4)
 
 
-def test_solution_is_the_pooled_least_squares_head_and_fulfils_the_normal_equations() -> None:
+def test_solution_is_the_pooled_least_squares_head_and_fulfills_the_normal_equations() -> None:
     unit_ND, labels_N = random_samples(400, 12, 5)
     gram_DD, moment_DC = sums_of(unit_ND, labels_N, 5)
     solution_DC = least_squares(gram_DD, moment_DC, ridge=0.0)
@@ -299,7 +299,7 @@ def test_message_has_the_size_that_the_card_says(width: int, classes: int, numbe
     assert (layout.length(64), layout.total_bytes) == (numbers, 8 * numbers)
 
 
-def test_bound_of_both_sums_is_the_number_of_samples_that_roll_call_counted() -> None:
+def test_bound_of_both_sums_is_the_number_of_samples_that_enrollment_counted() -> None:
     gram, moment = CalibratePhase().quantities(context(np.zeros((3, 5)), total=740))
     assert [(one.name, one.shape, one.bound, one.word) for one in (gram, moment)] == [
         ("gram", (15,), 740.0, 64),
@@ -318,7 +318,7 @@ def test_one_more_sample_changes_each_sum_by_no_more_than_its_sensitivity() -> N
         assert np.linalg.norm(moment_DC) <= moment.sensitivity_l2
 
 
-@pytest.mark.parametrize(("missing", "why"), [(TOTAL, "roll-call comes first"), (HEAD, "what ffc replaces")])
+@pytest.mark.parametrize(("missing", "why"), [(TOTAL, "enrollment comes first"), (HEAD, "what ffc replaces")])
 def test_a_state_without_head_or_total_cannot_be_calibrated(missing: str, why: str) -> None:
     of = context(np.zeros((3, 5)))
     state = {name: array for name, array in of.state.items() if name != missing}

@@ -22,7 +22,7 @@ from silo_agent.training.parts.ema_teacher import ema_teacher, teacher_logits
 from silo_agent.training.parts.logit_prototypes import logit_prototypes, logit_sums
 from silo_agent.training.parts.teacher import outputs_of
 from strategies.base import Array, PhaseContext
-from strategies.parts.class_presence import PresencePhase
+from strategies.parts.class_presence import ClassPresencePhase
 from strategies.parts.logit_prototypes import PROTOTYPES, PrototypesPhase
 from tests.support.objectives import CPU, make_data, make_job, make_model, make_work
 
@@ -66,13 +66,13 @@ def summed(silos: list[Mapping[str, Array]], of: PhaseContext) -> Array:
 
 def test_presence_is_a_one_for_every_class_in_the_training_set() -> None:
     values = presence(make_setting(*SILO_B))
-    assert list(values) == ["presence"]
-    assert values["presence"].tolist() == [0, 1, 1]
+    assert list(values) == ["class_presence"]
+    assert values["class_presence"].tolist() == [0, 1, 1]
 
 
 def test_presence_counts_holders_by_class() -> None:
-    silos = [presence(make_setting(*data))["presence"] for data in (SILO_A, SILO_B, SILO_C)]
-    result = PresencePhase().apply(context(), {"presence": np.sum(silos, axis=0)})
+    silos = [presence(make_setting(*data))["class_presence"] for data in (SILO_A, SILO_B, SILO_C)]
+    result = ClassPresencePhase().apply(context(), {"class_presence": np.sum(silos, axis=0)})
     assert result.state is not None
     holders = result.state["method/presence"]
     assert holders.dtype == np.int64
@@ -82,7 +82,7 @@ def test_presence_counts_holders_by_class() -> None:
 
 
 def test_a_class_without_holder_is_counted() -> None:
-    result = PresencePhase().apply(context(), {"presence": np.array([2, 0, 1])})
+    result = ClassPresencePhase().apply(context(), {"class_presence": np.array([2, 0, 1])})
     assert result.figures == {"classes_without_holder": 1.0}
 
 

@@ -154,7 +154,7 @@ def test_no_epochs_leave_the_final_model_as_it_is() -> None:
     assert body_weight(setting.received) == 1.0
 
 
-# --- the solved head: the card's personalised example of SphereFed (10.3), ridge 0
+# --- the solved head: the card's personalized example of SphereFed (10.3), ridge 0
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_feddr_plus_fine_tunes_by_its_whole_loss_or_by_dot_regression_alone() ->
     """The paper's two rows, FT with L_Dr+ and with L_DR."""
     whole, alone = (
         kept_by(small_job("feddr_plus_ft")),
-        kept_by(small_job("feddr_plus_ft", personal_regulariser=False)),
+        kept_by(small_job("feddr_plus_ft", personal_regularizer=False)),
     )
     parts = {"head": "frozen-etf", "features": "unit", "loss": "dot-regression", "closing": "personal"}
     plain = kept_by(job_of({"parts": parts, "options": {"personal_tunes": "body"}}))
@@ -338,7 +338,7 @@ def test_a_diverged_personal_model_is_told_in_the_silos_own_log_alone(
 def test_a_teacher_that_is_kept_between_rounds_teaches_here_too() -> None:
     """FedCSD's is a mean of global models in the state: fine-tuning asks that one, not the model received."""
     strategy = {
-        "parts": {"regulariser": "csd", "statistic": "logit-prototypes", "closing": "personal"},
+        "parts": {"regularizer": "csd", "statistic": "logit-prototypes", "closing": "personal"},
         "options": {"mu": 1.0, "mask": "none"},
     }
     spec = job_of(strategy)

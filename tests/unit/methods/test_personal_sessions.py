@@ -63,7 +63,7 @@ async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
     hub.job = hub.sign(**JOB)
     for place, name in enumerate(hub.names):
         hub.add(name, objective=Trained(data_of(place)))
-    for round, phase in ((0, "roll-call.0"), (1, "train"), (1, "evaluate.0")):
+    for round, phase in ((0, "enrollment.0"), (1, "train"), (1, "evaluate.0")):
         await hub.run(round, phase)
     yield hub
     await hub.close()
@@ -147,4 +147,4 @@ async def test_personal_sums_of_nearly_the_same_silos_are_refused(hub: Hub) -> N
     survivors = wire.survivors_to_wire(exchange.session.close_masked(), exchange.key)
     for name in ("silo-0", "silo-1", "silo-3"):
         hub.agents[name].tell(survivors=survivors)
-        assert await hub.agents[name].refusal() == Refusal.NEAR_REVEAL.value
+        assert await hub.agents[name].refusal() == Refusal.OVERLAPPING_COHORT.value

@@ -13,7 +13,7 @@ from chorale.spec.state import state_from_bytes, state_to_bytes
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import CLIPPED, Layout
 from silo_agent.policy.policy import PLAIN_QUANTITIES
-from silo_agent.training.contribution import normaliser
+from silo_agent.training.contribution import normalizer
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext
 from strategies.methods import strategy_for
@@ -203,14 +203,14 @@ def test_fedopt_options_are_checked(option: str, value: Any, message: str) -> No
 
 
 def nova_sums(steps: tuple[int, int], *, momentum: float = 0.0) -> dict[str, Array]:
-    a = [normaliser(steps=each, momentum=momentum) for each in steps]
+    a = [normalizer(steps=each, momentum=momentum) for each in steps]
     return sums(
         delta=sum(p * delta / each for p, delta, each in zip(WEIGHTS, DELTAS, a, strict=True)),
-        normaliser=sum(p * each for p, each in zip(WEIGHTS, a, strict=True)),
+        normalizer=sum(p * each for p, each in zip(WEIGHTS, a, strict=True)),
     )
 
 
-def test_fednova_normalises_by_steps_and_goes_as_far_as_the_mean_silo() -> None:
+def test_fednova_normalizes_by_steps_and_goes_as_far_as_the_mean_silo() -> None:
     """a = 2 and 5: effective steps (0.25 * 2 + 0.5 * 5) / 0.75 = 4, direction mean of d/a."""
     result = stepped("fednova", nova_sums((2, 5)))
     assert result.figures["effective_steps"] == pytest.approx(4.0)
@@ -227,20 +227,20 @@ def test_fednova_with_equal_steps_is_fedavg(momentum: float) -> None:
 @pytest.mark.parametrize(
     "steps, momentum, expected", [(3, 0.0, 3.0), (2, 0.9, 2.9), (3, 0.5, 4.25), (0, 0.9, 0.0)]
 )
-def test_normaliser_by_hand(steps: int, momentum: float, expected: float) -> None:
+def test_normalizer_by_hand(steps: int, momentum: float, expected: float) -> None:
     """Momentum 0.5, three steps: 1.75 + 1.5 + 1."""
-    assert normaliser(steps=steps, momentum=momentum) == pytest.approx(expected)
+    assert normalizer(steps=steps, momentum=momentum) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_normaliser_is_what_the_optimizer_adds_up(momentum: float) -> None:
-    """Under a gradient of one, the optimiser's own path is minus the rate times a."""
+def test_normalizer_is_what_the_optimizer_adds_up(momentum: float) -> None:
+    """Under a gradient of one, the optimizer's own path is minus the rate times a."""
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=momentum)
     for _ in range(6):
         weight.grad = torch.ones_like(weight)
         optimizer.step()
-    assert -weight.item() / 0.1 == pytest.approx(normaliser(steps=6, momentum=momentum), rel=1e-12)
+    assert -weight.item() / 0.1 == pytest.approx(normalizer(steps=6, momentum=momentum), rel=1e-12)
 
 
 def test_fednova_finds_the_optimum_that_fedavg_misses() -> None:
@@ -258,25 +258,25 @@ def test_fednova_finds_the_optimum_that_fedavg_misses() -> None:
 
 
 def one_round(preset: str, w: float) -> float:
-    rate, centres, steps = 0.01, (0.0, 3.0), (1, 10)
-    deltas = [(centre - w) * (1 - (1 - rate) ** each) for centre, each in zip(centres, steps, strict=True)]
-    a = [normaliser(steps=each, momentum=0.0) if preset == "fednova" else 1.0 for each in steps]
+    rate, centers, steps = 0.01, (0.0, 3.0), (1, 10)
+    deltas = [(center - w) * (1 - (1 - rate) ** each) for center, each in zip(centers, steps, strict=True)]
+    a = [normalizer(steps=each, momentum=0.0) if preset == "fednova" else 1.0 for each in steps]
     state: dict[str, Array] = {"model/w": np.zeros(1, dtype=np.float32)}
     revealed = sums(
         delta=np.array([sum(0.5 * delta / each for delta, each in zip(deltas, a, strict=True))]),
         weight=1.0,
-        normaliser=sum(0.5 * each for each in a),
+        normalizer=sum(0.5 * each for each in a),
     )
     return float(stepped(preset, revealed, state=state).state["model/w"][0])
 
 
-def test_fednova_silo_sends_direction_and_normaliser() -> None:
+def test_fednova_silo_sends_direction_and_normalizer() -> None:
     """16 samples in batches of 4, two epochs, momentum 0.9: eight steps."""
-    plain, normalised = trained("fedavg"), trained("fednova")
-    a = normaliser(steps=8, momentum=0.9)
-    np.testing.assert_allclose(normalised["delta"] * a, plain["delta"], rtol=1e-5, atol=1e-9)
-    assert normalised["normaliser"] == pytest.approx(0.25 * a)
-    assert normalised["weight"] == plain["weight"] == 0.25
+    plain, normalized = trained("fedavg"), trained("fednova")
+    a = normalizer(steps=8, momentum=0.9)
+    np.testing.assert_allclose(normalized["delta"] * a, plain["delta"], rtol=1e-5, atol=1e-9)
+    assert normalized["normalizer"] == pytest.approx(0.25 * a)
+    assert normalized["weight"] == plain["weight"] == 0.25
 
 
 def test_fednova_needs_sgd_at_the_silos() -> None:
@@ -304,7 +304,7 @@ def test_rounds_run_and_learn(preset: str) -> None:
     features = np.eye(3)[labels] + 0.3 * generator.normal(size=(90, 3))
     silos = [make_data(features[place::3], labels[place::3]) for place in range(3)]
     job = make_job({"preset": preset}, classes=3, input_shape=(3,), rounds=6)
-    accuracies = [phase.figures["accuracy"] for phase in simulate(job, silos) if phase.phase != "roll-call"]
+    accuracies = [phase.figures["accuracy"] for phase in simulate(job, silos) if phase.phase != "enrollment"]
     assert accuracies[-1] >= 0.9 > accuracies[0]
 
 

@@ -231,7 +231,7 @@ def test_unknown_initial_matrix_is_refused_with_what_is_allowed() -> None:
 
 def test_feddw_counts_presence_before_its_rounds() -> None:
     strategy = strategy_for("feddw", {})
-    assert (strategy.opening, strategy.round_phases) == (("roll-call", "presence"), ("train",))
+    assert (strategy.opening, strategy.round_phases) == (("enrollment", "class-presence"), ("train",))
 
 
 def test_training_sends_the_soft_labels_of_the_trained_model() -> None:

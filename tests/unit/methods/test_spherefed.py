@@ -38,11 +38,11 @@ SPHEREFED = ("spherefed", "spherefed_fedprox", "spherefed_fednova", "spherefed_f
 
 def skewed_data(seed: int, *, samples: int = 3000, tested: int = 1500) -> list[SiloData]:
     generator = np.random.default_rng(seed)
-    centres = generator.standard_normal((CLASSES, 3, INPUTS))
+    centers = generator.standard_normal((CLASSES, 3, INPUTS))
 
     def draw(count: int) -> Samples:
         labels_N, modes_N = generator.integers(0, CLASSES, count), generator.integers(0, 3, count)
-        features = centres[labels_N, modes_N] + 1.4 * generator.standard_normal((count, INPUTS))
+        features = centers[labels_N, modes_N] + 1.4 * generator.standard_normal((count, INPUTS))
         return Samples(features=features.astype(np.float32), labels=labels_N)
 
     train, test = draw(samples), draw(tested)
@@ -208,7 +208,7 @@ def test_no_round_sums_the_head_and_each_message_is_shorter_by_its_size() -> Non
 def test_every_base_method_trains_under_the_frozen_head_and_is_calibrated_once(preset: str) -> None:
     spec, data = make_spec(preset, rate=10.0, rounds=2, epochs=1), skewed_data(3, samples=600, tested=200)
     phases = list(simulate(spec, data))
-    assert [one.phase for one in phases] == ["roll-call", "train", "train", "calibrate", "evaluate"]
+    assert [one.phase for one in phases] == ["enrollment", "train", "train", "calibrate", "evaluate"]
     first = initial_state(spec)
     for one in phases[:3]:
         assert one.state[HEAD].tobytes() == first[HEAD].tobytes()

@@ -1,4 +1,4 @@
-"""A hub of four silos whose roll-call is done, and what they refused."""
+"""A hub of four silos whose enrollment is done, and what they refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tests.unit.silo_agent.conftest import MakeHub
 
 
 async def enrolled(make_hub: MakeHub, **options: Any) -> Hub:
-    """Four silos whose roll-call is done."""
+    """Four silos whose enrollment is done."""
     hub = make_hub(**options)
     hub.add_all()
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     return hub
 
 

@@ -32,8 +32,8 @@ def make_settings(tmp_path: Path) -> MakeSettings:
     """Settings of silo clinic-a, whose coordinator nobody runs."""
     ceremony = Ceremony(folder=tmp_path / "members")
     for name in ("clinic-a", "clinic-b"):
-        ceremony.enrol(Role.SILO, name)
-    ceremony.enrol(Role.OPERATOR, "clinic-a")
+        ceremony.enroll(Role.SILO, name)
+    ceremony.enroll(Role.OPERATOR, "clinic-a")
     policy = tmp_path / "policy.yaml"
     policy.write_text("federation: test\n")
 

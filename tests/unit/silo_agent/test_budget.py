@@ -67,10 +67,10 @@ def test_a_new_ledger_has_spent_nothing(make_book: MakeBook) -> None:
 
 
 def test_every_kind_of_phase_costs_something(make_book: MakeBook, job: Job) -> None:
-    """Evaluation, counts and roll-call that spend nothing are a known mistake."""
+    """Evaluation, counts and enrollment that spend nothing are a known mistake."""
     book = make_book()
     last = 0.0
-    for phase in ("roll-call.0", "train", "evaluate.0"):
+    for phase in ("enrollment.0", "train", "evaluate.0"):
         book.spend(job, phase=phase)
         assert book.standing.spent > last
         last = book.standing.spent
@@ -240,7 +240,7 @@ def test_a_job_that_plans_more_than_is_left_is_refused_before_it_begins(
 def test_a_job_that_has_begun_is_not_asked_for_its_plan_again(make_book: MakeBook, tmp_path: Path) -> None:
     book = make_book(epsilon=5.0)
     long = private_job(tmp_path, SUMS, rounds=500)
-    book.spend(long, round=0, phase="roll-call.0")
+    book.spend(long, round=0, phase="enrollment.0")
     book.budget.check_plan(long, STATE)
 
 

@@ -28,7 +28,7 @@ JOBS = [
     private_job(Path("unused"), SUMS | {"sums": {"clip_norm": 0.5, "noise_multiplier": 2.0}}, nonce=1),
     private_job(Path("unused"), None, nonce=2),
 ]
-KINDS = {"roll-call.0": "roll-call", "train": "train", "evaluate.0": "evaluate"}
+KINDS = {"enrollment.0": "enrollment", "train": "train", "evaluate.0": "evaluate"}
 MOST = 6.0
 DELTA = 1e-5
 SLACK = 1e-9  # relative: sums in another order

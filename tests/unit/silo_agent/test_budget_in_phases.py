@@ -49,10 +49,10 @@ def held(agent: Agent) -> float:
 
 
 async def test_every_phase_of_a_job_is_charged_once(make_hub: MakeHub) -> None:
-    """Evaluation, counts and roll-call that spend nothing are a known mistake."""
+    """Evaluation, counts and enrollment that spend nothing are a known mistake."""
     hub = make_hub()
     hub.add_all()
-    phases = [(0, "roll-call.0"), (1, "train"), (2, "train"), (3, "evaluate.0")]
+    phases = [(0, "enrollment.0"), (1, "train"), (2, "train"), (3, "evaluate.0")]
     for done, (round, phase) in enumerate(phases, start=1):
         await hub.run(round, phase)
         expected = costs(hub, *[name for _, name in phases[:done]])
@@ -62,45 +62,45 @@ async def test_every_phase_of_a_job_is_charged_once(make_hub: MakeHub) -> None:
 async def test_an_attempt_that_sends_the_same_input_again_is_no_new_spend(make_hub: MakeHub) -> None:
     hub = make_hub()
     hub.add_all()
-    first = hub.begin(0, "roll-call.0")
+    first = hub.begin(0, "enrollment.0")
     await hub.advertise(first)
     await hub.share(first)
     await hub.mask(first)
-    assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "roll-call"))
-    await hub.run(0, "roll-call.0", attempt=2)
-    assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "roll-call"))
+    assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "enrollment"))
+    await hub.run(0, "enrollment.0", attempt=2)
+    assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "enrollment"))
 
 
 async def test_an_input_that_is_made_again_after_a_crash_is_paid_again(make_hub: MakeHub) -> None:
     hub = make_hub()
     hub.add_all()
-    first = hub.begin(0, "roll-call.0")
+    first = hub.begin(0, "enrollment.0")
     await hub.advertise(first)
     await hub.share(first)
     await hub.mask(first)
     await hub.agents[ME].restart()
-    await hub.run(0, "roll-call.0", attempt=2)
-    assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "roll-call", "roll-call"))
-    assert spent(hub.agents["silo-1"]) == pytest.approx(costs(hub, "roll-call"))
+    await hub.run(0, "enrollment.0", attempt=2)
+    assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "enrollment", "enrollment"))
+    assert spent(hub.agents["silo-1"]) == pytest.approx(costs(hub, "enrollment"))
 
 
 async def test_an_input_that_never_left_costs_nothing_once_the_job_goes_on(make_hub: MakeHub) -> None:
     """There is room for one round: the next must not be refused for what the last one gave up."""
     hub = make_hub()
-    hub.add_all(privacy={"epsilon": costs(hub, "roll-call", "train") * 1.001, "partial_jobs": "allow"})
-    await hub.run(0, "roll-call.0")
-    agent, before = hub.agents[ME], costs(hub, "roll-call")
+    hub.add_all(privacy={"epsilon": costs(hub, "enrollment", "train") * 1.001, "partial_jobs": "allow"})
+    await hub.run(0, "enrollment.0")
+    agent, before = hub.agents[ME], costs(hub, "enrollment")
     lost = hub.begin(1, "train")
     await hub.advertise(lost)
-    assert (spent(agent), held(agent)) == pytest.approx((before, costs(hub, "roll-call", "train")))
+    assert (spent(agent), held(agent)) == pytest.approx((before, costs(hub, "enrollment", "train")))
     await hub.advertise(hub.begin(2, "train"))
-    assert (spent(agent), held(agent)) == pytest.approx((before, costs(hub, "roll-call", "train")))
+    assert (spent(agent), held(agent)) == pytest.approx((before, costs(hub, "enrollment", "train")))
 
 
 async def test_what_does_not_fit_is_refused_before_the_data_are_touched(make_hub: MakeHub) -> None:
     """The coordinator hears one code; the numbers stay in the silo's own trail."""
     hub = make_hub()
-    enough_for_one = costs(hub, "roll-call", "train") * 1.001
+    enough_for_one = costs(hub, "enrollment", "train") * 1.001
     hub.add_all()
     agent = hub.agents[ME]
     await agent.close()
@@ -113,7 +113,7 @@ async def test_what_does_not_fit_is_refused_before_the_data_are_touched(make_hub
     )
     agent._start()
     agent.meet()
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     await hub.run(1, "train")
     trained = len(agent.objective.works)
     task = hub.begin(2, "train").task
@@ -122,7 +122,7 @@ async def test_what_does_not_fit_is_refused_before_the_data_are_touched(make_hub
     assert answer.code == "budget"
     assert {field.name for field, _ in answer.ListFields()} == {"code", "key"}  # and no number
     assert len(agent.objective.works) == trained
-    assert held(agent) == pytest.approx(costs(hub, "roll-call", "train"))
+    assert held(agent) == pytest.approx(costs(hub, "enrollment", "train"))
     told = [entry for entry in read_entries(agent.folder / "audit.jsonl") if entry["event"] == "refused"]
     assert "expected at most epsilon" in told[-1]["reason"]
 
@@ -132,15 +132,15 @@ async def test_a_refused_job_loads_no_data(make_hub: MakeHub) -> None:
     agent = hub.add(ME, privacy={"epsilon": 0.01, "partial_jobs": "allow"})
     touched: list[object] = []
     agent.participant._inputs._load_data = touched.append  # type: ignore[assignment]
-    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "budget"
     assert touched == []
 
 
 async def test_a_job_that_plans_too_much_is_refused_at_its_first_phase(make_hub: MakeHub) -> None:
     hub = make_hub()
-    agent = hub.add(ME, privacy={"epsilon": costs(hub, "roll-call", "train")})
-    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    agent = hub.add(ME, privacy={"epsilon": costs(hub, "enrollment", "train")})
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "budget"
     assert (held(agent), agent.objective.works) == (0.0, [])
 
@@ -148,14 +148,14 @@ async def test_a_job_that_plans_too_much_is_refused_at_its_first_phase(make_hub:
 async def test_a_job_without_privacy_is_refused_where_policy_requires_it(make_hub: MakeHub) -> None:
     hub = make_hub(privacy=None)
     agent = hub.add(ME, privacy={"required": True})
-    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "policy"
 
 
 async def test_a_job_without_privacy_is_told_apart_in_the_ledger(make_hub: MakeHub) -> None:
     hub = make_hub(privacy=None)
     hub.add_all()
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     standing = hub.agents[ME].budget.standing()
     assert (standing.spent, standing.unnoised, standing.jobs[0].inputs) == (0.0, 1, 1)
 
@@ -194,7 +194,7 @@ async def test_a_job_below_the_floor_is_refused_however_often_it_is_offered(make
     hub = make_hub()
     agent = hub.add(ME, privacy={"min_sums_noise_multiplier": 4.5})
     for attempt in (1, 2):
-        agent.tell(task=hub.begin(0, "roll-call.0", attempt=attempt).task)
+        agent.tell(task=hub.begin(0, "enrollment.0", attempt=attempt).task)
         assert await agent.refusal() == "policy"
     assert held(agent) == 0.0
 
@@ -223,8 +223,8 @@ async def test_spend_is_durable_and_told_before_the_first_byte(make_hub: MakeHub
     carrier = WatchedCarrier(agent.folder, hub.states)
     carrier.agent = agent
     agent.carrier = agent.participant._carrier = carrier
-    await hub.run(0, "roll-call.0")
-    assert carrier.seen == (pytest.approx(costs(hub, "roll-call")), [(0, "roll-call.0")])
+    await hub.run(0, "enrollment.0")
+    assert carrier.seen == (pytest.approx(costs(hub, "enrollment")), [(0, "enrollment.0")])
 
 
 @pytest.mark.parametrize("trouble", ["the ledger's disk is full", "the input was given up"])
@@ -232,7 +232,7 @@ async def test_nothing_leaves_where_the_spend_cannot_be_written(make_hub: MakeHu
     hub = make_hub()
     hub.add_all()
     agent = hub.agents[ME]
-    exchange = hub.begin(0, "roll-call.0")
+    exchange = hub.begin(0, "enrollment.0")
     await hub.advertise(exchange)
     if trouble == "the input was given up":
         agent.participant._inputs.drop_job(hub.job.digest)
@@ -246,7 +246,7 @@ async def test_nothing_leaves_where_the_spend_cannot_be_written(make_hub: MakeHu
     await hub.share(exchange)
     envelopes = exchange.session.close_share()[ME]
     agent.tell(envelopes=wire.envelopes_to_wire(envelopes, exchange.key))
-    upload = agent.participant._works[(hub.job.digest, 0, "roll-call.0")].upload
+    upload = agent.participant._works[(hub.job.digest, 0, "enrollment.0")].upload
     assert upload is not None
     await upload
     assert agent.is_silent()
@@ -267,7 +267,7 @@ async def test_no_sequence_of_phases_and_restarts_lets_out_more_than_was_spent(
     hub.add_all(privacy=boundless, max_attempts=20)
     left: list[Release] = []
     sent: set[tuple[int, int, str]] = set()  # life of the process, round, phase: one input each
-    life, round, attempt, phase = 0, 0, 1, "roll-call.0"
+    life, round, attempt, phase = 0, 0, 1, "enrollment.0"
     for _ in range(14):
         agent = hub.agents[ME]
         exchange = hub.begin(round, phase, attempt=attempt)

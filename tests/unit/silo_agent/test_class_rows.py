@@ -30,8 +30,8 @@ class Rows(OneHot):
     def compute(self, work: Work) -> Mapping[str, Array]:
         self.works.append(work)
         place = work.spec.silos.index(work.silo)
-        if work.phase_kind == "presence":
-            return {"presence": HOLDS[place]}
+        if work.phase_kind == "class-presence":
+            return {"class_presence": HOLDS[place]}
         assert work.class_rows is not None
         return {"prototypes": np.outer(HOLDS[place] * work.class_rows, np.eye(4)[place])}
 
@@ -43,8 +43,8 @@ def make_hub(make_hub: MakeHub) -> MakeHub:
 
 async def prototypes_of(hub: Hub) -> Array:
     """The sum of the first round's prototypes. Shapes: (C, silos)."""
-    await hub.run(0, "roll-call.0")
-    await hub.run(0, "presence.0")
+    await hub.run(0, "enrollment.0")
+    await hub.run(0, "class-presence.0")
     return (await hub.run(1, "prototypes"))["prototypes"]
 
 
@@ -56,8 +56,8 @@ def add_all(hub: Hub, **policy: Any) -> None:
 async def test_presence_counts_the_holders_of_each_class(make_hub: MakeHub) -> None:
     hub = make_hub()
     add_all(hub)
-    await hub.run(0, "roll-call.0")
-    assert (await hub.run(0, "presence.0"))["presence"].tolist() == [4, 3, 1, 0]
+    await hub.run(0, "enrollment.0")
+    assert (await hub.run(0, "class-presence.0"))["class_presence"].tolist() == [4, 3, 1, 0]
     assert hub.state["method/presence"].tolist() == [4, 3, 1, 0]
     works = [work for agent in hub.agents.values() for work in agent.objective.works]
     assert [work.class_rows for work in works] == [None] * 4
@@ -94,24 +94,24 @@ async def test_each_silo_goes_by_its_own_policy(make_hub: MakeHub) -> None:
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
-        ({}, "expected no class statistics (class_statistics: refuse), got quantity presence"),
+        ({}, "expected no class statistics (class_statistics: refuse), got quantity class_presence"),
         (
-            {"class_statistics": "allow", "allowed_quantities": ["silos", "samples", "presence"]},
-            "expected silos, samples, presence (allowed_quantities), got quantity prototypes",
+            {"class_statistics": "allow", "allowed_quantities": ["silos", "samples", "class_presence"]},
+            "expected silos, samples, class_presence (allowed_quantities), got quantity prototypes",
         ),
     ],
 )
 async def test_a_job_whose_later_phases_the_policy_refuses_is_refused_at_its_offer(
     make_hub: MakeHub, capsys: pytest.CaptureFixture[str], policy: dict[str, Any], told: str
 ) -> None:
-    """Roll-call sums nothing that is refused; before, the refusal came when the phase did."""
+    """Enrollment sums nothing that is refused; before, the refusal came when the phase did."""
     logs.configure()
     hub = make_hub()
     agent = hub.add("silo-0", objective=Rows(), **policy)
     (logged,) = [line for line in capsys.readouterr().err.splitlines() if "message refused" in line]
     assert (json.loads(logged)["kind"], json.loads(logged)["code"]) == ("job", "policy")
     assert json.loads(logged)["reason"] == f"policy: {told}"
-    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "policy"
     assert agent.objective.works == []
 
@@ -122,7 +122,7 @@ async def test_the_same_job_is_joined_where_the_policy_allows_class_statistics(
     logs.configure()
     hub = make_hub()
     agent = hub.add("silo-0", objective=Rows(), class_statistics="allow")
-    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
     await agent.answer("advert")
     assert "refused" not in capsys.readouterr().err
 

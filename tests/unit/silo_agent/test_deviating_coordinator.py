@@ -17,7 +17,7 @@ from tests.unit.silo_agent.enrolled import MakeHub, enrolled, refusals
 async def test_terms_that_are_not_the_silos_own_are_refused(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0")
-    task = hub.begin(0, "roll-call.0").task
+    task = hub.begin(0, "enrollment.0").task
     agent.tell(task=changed(task, session_digest=bytes(32)))
     assert await agent.refusal() == "terms"
     agent.tell(task=task)
@@ -28,7 +28,7 @@ async def test_a_first_state_that_the_operator_did_not_sign_is_refused(make_hub:
     hub = make_hub()
     agent = hub.add("silo-0")
     planted = {"model/votes": np.ones(4, np.float32)}
-    agent.tell(task=hub.begin(0, "roll-call.0", state=planted).task)
+    agent.tell(task=hub.begin(0, "enrollment.0", state=planted).task)
     assert await agent.refusal() == "state"
 
 
@@ -56,10 +56,10 @@ async def test_a_second_state_within_one_attempt_is_refused(make_hub: MakeHub) -
     assert await agent.refusal() == "terms"
 
 
-async def test_a_silo_that_roll_call_did_not_count_refuses_to_train(make_hub: MakeHub) -> None:
+async def test_a_silo_that_enrollment_did_not_count_refuses_to_train(make_hub: MakeHub) -> None:
     hub = make_hub()
     hub.add_all()
-    exchange = hub.begin(0, "roll-call.0")
+    exchange = hub.begin(0, "enrollment.0")
     await hub.until_signed(exchange, lost=["silo-3"])
     await hub.unmask(exchange)
     hub.state = {**hub.state, "method/total": np.array(300, np.int64)}
@@ -105,16 +105,16 @@ async def test_rounds_never_go_back(make_hub: MakeHub) -> None:
 async def test_an_attempt_before_the_present_one_is_refused(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0")
-    agent.tell(task=hub.begin(0, "roll-call.0", attempt=2).task)
+    agent.tell(task=hub.begin(0, "enrollment.0", attempt=2).task)
     await agent.answer("advert")
-    agent.tell(task=hub.begin(0, "roll-call.0", attempt=1).task)
+    agent.tell(task=hub.begin(0, "enrollment.0", attempt=1).task)
     assert await agent.refusal() == "stage"
 
 
 async def test_an_attempt_beyond_the_jobs_number_is_refused(make_hub: MakeHub) -> None:
     hub = make_hub(max_attempts=2)
     agent = hub.add("silo-0")
-    agent.tell(task=hub.begin(0, "roll-call.0", attempt=3).task)
+    agent.tell(task=hub.begin(0, "enrollment.0", attempt=3).task)
     assert await agent.refusal() == "terms"
 
 
@@ -136,7 +136,7 @@ async def test_a_round_keeps_the_roster_it_began_with_and_older_rosters_stay_out
 async def test_a_roster_older_than_the_policys_age_serves_no_phase(make_hub: MakeHub) -> None:
     hub = make_hub(not_after=NOW + timedelta(days=60))
     agent = hub.add("silo-0")
-    task = hub.begin(0, "roll-call.0").task
+    task = hub.begin(0, "enrollment.0").task
     hub.now += timedelta(days=8)
     agent.tell(task=task)
     assert await agent.refusal() == "roster"
@@ -145,7 +145,7 @@ async def test_a_roster_older_than_the_policys_age_serves_no_phase(make_hub: Mak
 async def test_a_job_that_was_never_offered_is_refused(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0")
-    task = hub.begin(0, "roll-call.0").task
+    task = hub.begin(0, "enrollment.0").task
     stranger = pb.PhaseTask()
     stranger.CopyFrom(task)
     stranger.key.job_digest = bytes(32)
@@ -172,13 +172,13 @@ async def test_malformed_messages_are_counted_and_change_nothing(make_hub: MakeH
     agent.tell(job=pb.JobOffer())
     agent.participant.receive(pb.CoordinatorMessage())
     assert refusals(hub, "silo-0", "malformed") == 3
-    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
     await agent.answer("advert")
 
 
 async def test_messages_of_a_session_that_never_was_are_refused(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0")
-    key = wire.key_to_wire(hub.begin(0, "roll-call.0").key)
+    key = wire.key_to_wire(hub.begin(0, "enrollment.0").key)
     agent.tell(survivors=session_pb2.Survivors(key=key, survivors=hub.names))
     assert await agent.refusal() == "stage"

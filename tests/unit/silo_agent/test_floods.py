@@ -25,7 +25,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
 
 
 async def test_tasks_of_strange_jobs_are_refused_and_forgotten(agent: Agent) -> None:
-    task = agent.hub.begin(0, "roll-call.0").task
+    task = agent.hub.begin(0, "enrollment.0").task
     for place in range(20):
         strange = changed(task)
         strange.key.job_digest = place.to_bytes(32, "big")
@@ -38,14 +38,14 @@ async def test_tasks_of_strange_jobs_are_refused_and_forgotten(agent: Agent) -> 
 
 async def test_outcomes_of_strange_jobs_are_not_remembered(agent: Agent) -> None:
     for place in range(20):
-        record = records_pb2.PhaseRecord(job_digest=place.to_bytes(32, "big"), phase="roll-call.0")
+        record = records_pb2.PhaseRecord(job_digest=place.to_bytes(32, "big"), phase="enrollment.0")
         agent.tell(outcome=pb.PhaseOutcome(record=record))
     assert len(agent.participant._last_outcome) == 0
 
 
 async def test_a_phase_that_the_job_cannot_come_to_downloads_no_state(agent: Agent) -> None:
-    task = agent.hub.begin(0, "roll-call.0").task
-    for phase in ("evaluate.0", "roll-call.5"):
+    task = agent.hub.begin(0, "enrollment.0").task
+    for phase in ("evaluate.0", "enrollment.5"):
         strange = changed(task, state_digest=bytes(32))
         strange.key.phase = phase
         agent.tell(task=strange)
@@ -77,7 +77,7 @@ async def test_an_input_under_way_serves_the_next_attempt(agent: Agent) -> None:
     for name in hub.names[1:]:
         hub.add(name)
     agent.objective = OneHot(gate=lambda work: _until(gate, begun=begun))
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     agent.tell(task=hub.begin(1, "train").task)
     assert await asyncio.to_thread(begun.wait, 20)
     agent.tell(task=hub.begin(1, "train", attempt=2).task)
@@ -90,7 +90,7 @@ async def test_a_flood_of_refusals_does_not_fill_the_audit_trail(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(participate, "MAX_NOTES", 3)
-    task = agent.hub.begin(0, "roll-call.0").task
+    task = agent.hub.begin(0, "enrollment.0").task
     for _ in range(5):
         agent.tell(task=changed(task, session_digest=bytes(32)))
         assert await agent.refusal() == "terms"

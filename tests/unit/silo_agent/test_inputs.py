@@ -72,7 +72,7 @@ async def test_every_attempt_sends_the_words_of_the_first(hub: Hub, monkeypatch:
     monkeypatch.setattr(Masker, "stream", recorded)
     for name in hub.names:
         hub.add(name, objective=Reusing())
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     sent.clear()
     for attempt in (1, 2):
         exchange = hub.begin(1, "train", attempt=attempt)

@@ -166,7 +166,7 @@ def test_a_round_keeps_the_roster_of_its_first_advert(book: Book) -> None:
     refused(Refusal.ROSTER, "roster version 7", lambda: book.reveals.begin_attempt(later))
     other_phase = dataclasses.replace(later, phase="prototypes")
     refused(Refusal.ROSTER, "roster version 7", lambda: book.reveals.begin_attempt(other_phase))
-    book.reveals.begin_attempt(dataclasses.replace(later, phase="roll-call.1"))  # outside rounds
+    book.reveals.begin_attempt(dataclasses.replace(later, phase="enrollment.1"))  # outside rounds
     book.reveals.begin_attempt(dataclasses.replace(later, round=2))
 
 
@@ -235,14 +235,14 @@ def test_every_reveal_is_told_once(book: Book) -> None:
 
 
 def test_shares_of_old_reveals_are_blanked_and_their_cohorts_stay(book: Book) -> None:
-    book.reveal(FULL, phase="presence.0", round=0)
+    book.reveal(FULL, phase="class-presence.0", round=0)
     book.now += timedelta(days=31)
     book.sign(FULL)
     assert book.reveals.blank_old_shares() == 1
-    assert book.reveals.recorded(book.job.digest, 0, "presence.0") is None
+    assert book.reveals.recorded(book.job.digest, 0, "class-presence.0") is None
     assert book.reveals.recorded(book.job.digest, 1, "train") is not None
-    near = {"phase": "presence.0", "round": 0, "job_digest": book.other_job.digest}
-    refused(Refusal.NEAR_REVEAL, "nearly the same", lambda: book.sign(FULL[:5], **near))
+    near = {"phase": "class-presence.0", "round": 0, "job_digest": book.other_job.digest}
+    refused(Refusal.OVERLAPPING_COHORT, "nearly the same", lambda: book.sign(FULL[:5], **near))
 
 
 def test_the_file_is_the_owners_alone(book: Book) -> None:
@@ -250,10 +250,10 @@ def test_the_file_is_the_owners_alone(book: Book) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-# near reveals
+# overlapping cohorts
 
 
-@pytest.mark.parametrize("kind", ["presence", "calibrate", "personal"])
+@pytest.mark.parametrize("kind", ["class-presence", "calibrate", "personal"])
 @pytest.mark.parametrize("missing", [1, 2, 3])
 def test_a_statistic_over_nearly_the_same_silos_is_refused_in_any_job(
     book: Book, kind: str, missing: int
@@ -264,41 +264,41 @@ def test_a_statistic_over_nearly_the_same_silos_is_refused_in_any_job(
     survivors = FULL[: 6 - missing]
     rule = CohortRule.for_members(6)  # min_cohort 4
     assert missing < rule.min_cohort
-    refused(Refusal.NEAR_REVEAL, "nearly the same", lambda: book.sign(survivors, **second))
+    refused(Refusal.OVERLAPPING_COHORT, "nearly the same", lambda: book.sign(survivors, **second))
 
 
-def test_a_statistic_over_the_same_or_over_other_silos_is_no_near_reveal(book: Book) -> None:
-    book.reveal(FULL[:3], phase="presence.0", round=0)
-    book.reveal(FULL[:3], phase="presence.0", round=0, job_digest=book.other_job.digest)
-    book.reveal((FULL[0], *FULL[3:]), phase="presence.1", round=1)  # differs by five
+def test_a_statistic_over_the_same_or_over_other_silos_is_no_overlapping_cohort(book: Book) -> None:
+    book.reveal(FULL[:3], phase="class-presence.0", round=0)
+    book.reveal(FULL[:3], phase="class-presence.0", round=0, job_digest=book.other_job.digest)
+    book.reveal((FULL[0], *FULL[3:]), phase="class-presence.1", round=1)  # differs by five
 
 
 def test_the_larger_min_cohort_of_the_two_decides(book: Book) -> None:
     strict = dataclasses.replace(CohortRule.for_members(6), min_cohort=6)
-    book.reveal(FULL[:5], phase="presence.0", round=0, rule=strict)
-    other = {"phase": "presence.0", "round": 0, "job_digest": book.other_job.digest}
-    refused(Refusal.NEAR_REVEAL, "nearly the same", lambda: book.sign((*FULL[:2], FULL[5]), **other))
+    book.reveal(FULL[:5], phase="class-presence.0", round=0, rule=strict)
+    other = {"phase": "class-presence.0", "round": 0, "job_digest": book.other_job.digest}
+    refused(Refusal.OVERLAPPING_COHORT, "nearly the same", lambda: book.sign((*FULL[:2], FULL[5]), **other))
 
 
-def test_another_kind_or_data_set_is_no_near_reveal(book: Book) -> None:
-    book.reveal(FULL, phase="presence.0", round=0)
+def test_another_kind_or_data_set_is_no_overlapping_cohort(book: Book) -> None:
+    book.reveal(FULL, phase="class-presence.0", round=0)
     book.reveal(FULL[:5], phase="calibrate.0", round=0)
     other = book.reveals_of("other-data")
-    book.sign(FULL[:5], reveals=other, phase="presence.1", round=0)
+    book.sign(FULL[:5], reveals=other, phase="class-presence.1", round=0)
 
 
 def test_a_signed_cohort_counts_even_where_this_silo_never_revealed_it(book: Book) -> None:
     # others may have: the sum needs t shares, not this silo's
-    book.sign(FULL, phase="presence.0", round=0)
-    book.reveals.begin_attempt(book.terms(phase="presence.0", round=0, attempt=2))
-    other = {"phase": "presence.0", "round": 0, "job_digest": book.other_job.digest}
-    refused(Refusal.NEAR_REVEAL, "nearly the same", lambda: book.sign(FULL[:5], **other))
+    book.sign(FULL, phase="class-presence.0", round=0)
+    book.reveals.begin_attempt(book.terms(phase="class-presence.0", round=0, attempt=2))
+    other = {"phase": "class-presence.0", "round": 0, "job_digest": book.other_job.digest}
+    refused(Refusal.OVERLAPPING_COHORT, "nearly the same", lambda: book.sign(FULL[:5], **other))
 
 
 def test_attempts_at_one_phase_exclude_each_other_and_only_the_revealed_one_stays(book: Book) -> None:
-    book.sign(FULL, phase="presence.0", round=0)
-    book.reveal(FULL[:5], phase="presence.0", round=0, attempt=2)
-    book.sign(FULL[:5], phase="presence.0", round=0, job_digest=book.other_job.digest)
+    book.sign(FULL, phase="class-presence.0", round=0)
+    book.reveal(FULL[:5], phase="class-presence.0", round=0, attempt=2)
+    book.sign(FULL[:5], phase="class-presence.0", round=0, job_digest=book.other_job.digest)
 
 
 def test_near_cohorts_of_training_count_each_time_the_cohort_changes(book: Book) -> None:
@@ -308,7 +308,7 @@ def test_near_cohorts_of_training_count_each_time_the_cohort_changes(book: Book)
     book.reveal(FIVE, round=3)  # the same as just before
     book.reveal(FULL, round=4)  # near to the five, counts
     other = FULL[:4] + FULL[5:]
-    refused(Refusal.NEAR_REVEAL, "more than 2 times", lambda: book.sign(other, round=5))
+    refused(Refusal.OVERLAPPING_COHORT, "more than 2 times", lambda: book.sign(other, round=5))
 
 
 def test_a_silo_that_comes_and_goes_uses_up_the_limit(book: Book) -> None:
@@ -325,7 +325,7 @@ def test_a_silo_that_comes_and_goes_uses_up_the_limit(book: Book) -> None:
             refusals.append(refusal.code)
     # 2 and 3 count; without the even ones each further odd one follows upon its own cohort
     assert revealed == [1, 2, *range(3, 41, 2)]
-    assert refusals == [Refusal.NEAR_REVEAL] * 19
+    assert refusals == [Refusal.OVERLAPPING_COHORT] * 19
 
 
 def test_a_dropout_that_lasts_counts_once(book: Book) -> None:
@@ -333,7 +333,9 @@ def test_a_dropout_that_lasts_counts_once(book: Book) -> None:
     book.reveals = book.reveals_of("data", max_cohort_changes=1)
     for round in range(1, 40):
         book.reveal(FULL if round < 3 else FIVE, round=round, job_digest=job)
-    refused(Refusal.NEAR_REVEAL, "more than 1 times", lambda: book.sign(FULL, round=40, job_digest=job))
+    refused(
+        Refusal.OVERLAPPING_COHORT, "more than 1 times", lambda: book.sign(FULL, round=40, job_digest=job)
+    )
 
 
 def test_attempts_at_one_phase_count_once(book: Book) -> None:
@@ -341,10 +343,10 @@ def test_attempts_at_one_phase_count_once(book: Book) -> None:
     book.reveal(FULL, round=1)
     book.sign(FIVE, round=2)  # counts
     book.sign(FULL[:4] + FULL[5:], round=2, attempt=2)  # in its place
-    refused(Refusal.NEAR_REVEAL, "more than 1 times", lambda: book.sign(FIVE, round=3))
+    refused(Refusal.OVERLAPPING_COHORT, "more than 1 times", lambda: book.sign(FIVE, round=3))
     book.reveals = book.reveals_of("data", max_cohort_changes=2)
     book.reveal(FIVE, round=4)
-    refused(Refusal.NEAR_REVEAL, "more than 2 times", lambda: book.sign(FULL, round=5))
+    refused(Refusal.OVERLAPPING_COHORT, "more than 2 times", lambda: book.sign(FULL, round=5))
 
 
 def test_a_sum_follows_upon_every_attempt_that_was_signed_before_it(book: Book) -> None:
@@ -353,7 +355,7 @@ def test_a_sum_follows_upon_every_attempt_that_was_signed_before_it(book: Book) 
     book.reveal(FULL, round=1)
     book.sign(FIVE, round=2)  # counts
     book.sign(FULL, round=2, attempt=2)
-    refused(Refusal.NEAR_REVEAL, "more than 1 times", lambda: book.sign(FULL, round=3))
+    refused(Refusal.OVERLAPPING_COHORT, "more than 1 times", lambda: book.sign(FULL, round=3))
 
 
 def test_of_a_revealed_phase_only_the_revealed_attempt_counts(book: Book) -> None:
@@ -371,7 +373,7 @@ def test_the_sum_just_before_may_be_of_another_job(book: Book) -> None:
     book.reveal(FULL, round=1)
     book.reveal(FIVE, round=1, **other)  # counts there
     book.reveal(FULL, round=2)  # counts here
-    refused(Refusal.NEAR_REVEAL, "more than 1 times", lambda: book.sign(FIVE, round=2, **other))
+    refused(Refusal.OVERLAPPING_COHORT, "more than 1 times", lambda: book.sign(FIVE, round=2, **other))
 
 
 def test_no_change_is_allowed_where_the_policy_says_zero(book: Book) -> None:
@@ -379,11 +381,11 @@ def test_no_change_is_allowed_where_the_policy_says_zero(book: Book) -> None:
     book.reveal(FULL)
     book.reveal(FULL, round=2)
     job = {"job_digest": book.other_job.digest}
-    refused(Refusal.NEAR_REVEAL, "more than 0 times", lambda: book.sign(FULL[:5], **job))
+    refused(Refusal.OVERLAPPING_COHORT, "more than 0 times", lambda: book.sign(FULL[:5], **job))
 
 
 def test_a_cohort_below_the_policys_least_is_refused(book: Book) -> None:
-    strict = book.reveals_of("data", least_silos=6)
+    strict = book.reveals_of("data", min_silos=6)
     terms = book.terms()
     strict.begin_attempt(terms)
     refused(Refusal.COHORT_TOO_SMALL, "at least 6", lambda: strict.check_reveal(terms, FULL[:5]))
@@ -450,7 +452,7 @@ def test_rosters_never_go_back_through_a_restart(book: Book) -> None:
     assert book.ledger.roster_version == 9
 
 
-def test_enrolment_pins_a_lowest_roster_version(book: Book) -> None:
+def test_enrollment_pins_a_lowest_roster_version(book: Book) -> None:
     roster = make_members(6).roster(version=2)
     refused(Refusal.ROSTER, "version 3 or newer", lambda: book.ledger.accept_roster(roster, lowest_version=3))
 

@@ -51,7 +51,7 @@ async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
     made = Hub(tmp_path, silos=4)
     for name in made.names:
         made.add(name, objective=Counting())
-    await made.run(0, "roll-call.0")
+    await made.run(0, "enrollment.0")
     yield made
     await made.close()
 
@@ -86,7 +86,7 @@ async def test_each_applied_round_starts_from_what_the_one_before_left(hub: Hub)
 
 async def test_phase_that_keeps_nothing_leaves_the_state_and_what_is_pending(hub: Hub) -> None:
     exchange = await revealed(hub)
-    await hub.run(1, "roll-call.1")
+    await hub.run(1, "enrollment.1")
     hub.tell_outcome(exchange, cohort=hub.names)
     assert all_kept(hub) == [1] * 4
 

@@ -64,7 +64,7 @@ async def difference(hub: Hub, *, told: list[str]) -> tuple[float, float]:
 async def test_two_sums_tell_the_change_of_the_one_silo_whose_state_went_on(tmp_path: Path) -> None:
     """And so both accuracies of that silo: the leak that docs/threat-model.md names."""
     hub = fedper(tmp_path, local_state="allow")
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     change, square = await difference(hub, told=[hub.names[VICTIM]])
     first, second = accuracy(VICTIM, 0), accuracy(VICTIM, 1)
     assert change == pytest.approx(second - first, abs=SIXTEEN_BITS)
@@ -76,7 +76,7 @@ async def test_two_sums_tell_the_change_of_the_one_silo_whose_state_went_on(tmp_
 
 async def test_two_sums_between_which_nobodys_state_went_on_are_the_same(tmp_path: Path) -> None:
     hub = fedper(tmp_path, local_state="allow")
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     assert await difference(hub, told=[]) == pytest.approx((0.0, 0.0), abs=SIXTEEN_BITS)
     await hub.close()
 
@@ -91,7 +91,7 @@ async def test_by_default_the_job_is_refused_at_its_offer_and_touches_no_data(
     assert {json.loads(line)["reason"] for line in logged} == {
         "policy: expected a method without local state (local_state: refuse), got strategy fedper"
     }
-    exchange = hub.begin(0, "roll-call.0")
+    exchange = hub.begin(0, "enrollment.0")
     for agent in hub.agents.values():
         agent.tell(task=exchange.task)
         assert await agent.refusal() == "policy"

@@ -58,9 +58,9 @@ def test_a_phase_kind_outside_the_closed_list_gets_no_label() -> None:
 
 
 def test_backoff_grows_to_its_limit_and_starts_anew_after_success() -> None:
-    longest = Backoff(random=lambda: 1.0, first_seconds=1.0, most_seconds=5.0)
+    longest = Backoff(random=lambda: 1.0, first_seconds=1.0, max_seconds=5.0)
     assert [longest.next_seconds() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
     longest.reset()
     assert longest.next_seconds() == 1.0
-    shortest = Backoff(random=lambda: 0.0, first_seconds=1.0, most_seconds=5.0)
+    shortest = Backoff(random=lambda: 0.0, first_seconds=1.0, max_seconds=5.0)
     assert shortest.next_seconds() == 0.1

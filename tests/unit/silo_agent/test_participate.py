@@ -20,7 +20,7 @@ from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 # the honest way
 
 
-async def test_a_job_runs_from_roll_call_to_evaluation_and_sums_every_silo_once(make_hub: MakeHub) -> None:
+async def test_a_job_runs_from_enrollment_to_evaluation_and_sums_every_silo_once(make_hub: MakeHub) -> None:
     hub = await enrolled(make_hub)
     assert int(hub.state["method/total"]) == 400
     sums = await hub.run(1, "train")
@@ -33,7 +33,7 @@ async def test_sample_counts_leave_rounded_to_the_policys_granularity(make_hub: 
     hub = make_hub()
     for name in hub.names:
         hub.add(name, samples=109)
-    sums = await hub.run(0, "roll-call.0")
+    sums = await hub.run(0, "enrollment.0")
     assert sums["samples"] == 400
     holdout = hub.agents["silo-0"].objective
     await hub.run(1, "train")
@@ -62,7 +62,7 @@ async def test_a_lost_silo_is_left_out_of_the_sum_and_named_in_the_others_logs(
 async def test_what_the_coordinator_repeats_is_answered_with_the_same_bytes(make_hub: MakeHub) -> None:
     hub = make_hub()
     hub.add_all()
-    exchange, agent = hub.begin(0, "roll-call.0"), hub.agents["silo-0"]
+    exchange, agent = hub.begin(0, "enrollment.0"), hub.agents["silo-0"]
     await hub.advertise(exchange)
     agent.tell(task=exchange.task)
     again = await agent.answer("advert")
@@ -85,7 +85,7 @@ async def test_the_event_loop_answers_while_training_runs(make_hub: MakeHub) -> 
     opened = threading.Event()
     hub = make_hub()
     hub.add_all(objective=OneHot(gate=lambda work: _wait(opened)))
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     exchange, agent = hub.begin(1, "train"), hub.agents["silo-0"]
     agent.tell(task=exchange.task)
     await asyncio.sleep(0)
@@ -136,7 +136,7 @@ async def test_a_restart_before_the_signature_ends_the_session_and_the_next_atte
 async def test_a_job_waits_for_approval_and_goes_on_when_it_is_given(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0", approval="manual")
-    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
     agent.participant.poll()
     assert agent.is_silent()
@@ -153,11 +153,11 @@ async def test_a_task_that_was_asked_again_does_not_come_back_when_the_approval_
     for name in hub.names:
         hub.add(name, approval="manual")
     agent = hub.agents["silo-0"]
-    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
     for each in hub.agents.values():
         each.ledger.approve(hub.job.id)
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     agent.tell(task=hub.begin(1, "train").task)
     agent.participant.poll()
     await agent.answer("advert")
@@ -167,14 +167,14 @@ async def test_a_rejected_job_is_refused_even_where_approval_is_automatic(make_h
     hub = make_hub()
     agent = hub.add("silo-0")
     agent.ledger.reject(hub.job.id)
-    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
 
 
 @pytest.mark.parametrize(
     "policy",
     [
-        {"least_silos": 5},
+        {"min_silos": 5},
         {"strategies": ["feddr_plus"]},
         {"operators": ["somebody-else"]},
         {"max_rounds": 2},
@@ -184,7 +184,7 @@ async def test_a_rejected_job_is_refused_even_where_approval_is_automatic(make_h
 async def test_policy_refuses_before_data_is_touched(make_hub: MakeHub, policy: dict[str, Any]) -> None:
     hub = make_hub()
     agent = hub.add("silo-0", **policy)
-    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "policy"
     assert agent.objective.works == []
     assert agent.is_silent()
@@ -193,8 +193,8 @@ async def test_policy_refuses_before_data_is_touched(make_hub: MakeHub, policy: 
 async def test_no_envelope_leaves_for_a_cohort_below_the_policys_least(make_hub: MakeHub) -> None:
     hub = make_hub(silos=5)
     for name in hub.names:
-        hub.add(name, **({"least_silos": 5} if name == "silo-0" else {}))
-    exchange = hub.begin(0, "roll-call.0")
+        hub.add(name, **({"min_silos": 5} if name == "silo-0" else {}))
+    exchange = hub.begin(0, "enrollment.0")
     await hub.advertise(exchange, without=["silo-4"])
     cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
     hub.agents["silo-1"].tell(cohort=cohort)
@@ -207,7 +207,7 @@ async def test_no_envelope_leaves_for_a_cohort_below_the_policys_least(make_hub:
 async def test_near_cohorts_are_refused_when_the_policy_allows_no_change(make_hub: MakeHub) -> None:
     hub = make_hub()
     hub.add_all(max_cohort_changes=0)
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     await hub.run(1, "train")
     exchange = hub.begin(2, "train")
     await hub.advertise(exchange)
@@ -215,7 +215,7 @@ async def test_near_cohorts_are_refused_when_the_policy_allows_no_change(make_hu
     await hub.mask(exchange, without=["silo-3"])
     survivors = wire.survivors_to_wire(exchange.session.close_masked(), exchange.key)
     hub.agents["silo-0"].tell(survivors=survivors)
-    assert await hub.agents["silo-0"].refusal() == "near-reveal"
+    assert await hub.agents["silo-0"].refusal() == "overlapping-cohort"
 
 
 # data
@@ -226,7 +226,7 @@ async def test_an_update_that_is_not_finite_never_leaves(make_hub: MakeHub, spoi
     hub = make_hub()
     for name in hub.names:
         hub.add(name, objective=OneHot(spoil=spoil if name == "silo-0" else 1.0))
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     agent = hub.agents["silo-0"]
     agent.tell(task=hub.begin(1, "train").task)
     assert await agent.refusal() == "data"
@@ -236,7 +236,7 @@ async def test_an_update_that_is_not_finite_never_leaves(make_hub: MakeHub, spoi
 async def test_fewer_samples_than_the_granularity_are_refused(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0", samples=9)
-    agent.tell(task=hub.begin(0, "roll-call.0").task)
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "data"
 
 
@@ -250,7 +250,7 @@ async def test_an_objective_that_fails_is_refused_as_internal_and_tried_again(ma
     hub = make_hub()
     for name in hub.names:
         hub.add(name, objective=OneHot(gate=fail_once if name == "silo-0" else lambda work: None))
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     agent = hub.agents["silo-0"]
     agent.tell(task=hub.begin(1, "train").task)
     assert await agent.refusal() == "internal"
@@ -271,7 +271,7 @@ async def test_an_ended_job_stops_its_training(make_hub: MakeHub) -> None:
 
     hub = make_hub()
     hub.add_all(objective=OneHot(gate=train_until_cancelled))
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     agent = hub.agents["silo-0"]
     agent.tell(task=hub.begin(1, "train").task)
     while not agent.objective.works:
@@ -285,7 +285,7 @@ async def test_an_ended_job_stops_its_training(make_hub: MakeHub) -> None:
 async def test_an_ended_session_answers_nothing_more(make_hub: MakeHub) -> None:
     hub = make_hub()
     hub.add_all()
-    exchange = hub.begin(0, "roll-call.0")
+    exchange = hub.begin(0, "enrollment.0")
     await hub.advertise(exchange)
     cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
     agent = hub.agents["silo-0"]
@@ -303,8 +303,8 @@ async def test_the_audit_trail_tells_of_adverts_spends_and_refusals_without_numb
     assert await agent.refusal() == "terms"
     entries = list(read_entries(agent.folder / "audit.jsonl"))
     assert [(entry["event"], entry["phase"]) for entry in entries] == [
-        ("advertised", "roll-call.0"),
-        ("spent", "roll-call.0"),
+        ("advertised", "enrollment.0"),
+        ("spent", "enrollment.0"),
         ("refused", "train"),
     ]
 

@@ -33,7 +33,7 @@ def refused(words: str, act: Callable[[], object], code: Refusal = Refusal.POLIC
 
 
 def test_a_job_within_the_policy_passes(spec: JobSpec) -> None:
-    open_wide = policy(operators=["ops"], strategies=["fedavg"], max_rounds=3, least_silos=4)
+    open_wide = policy(operators=["ops"], strategies=["fedavg"], max_rounds=3, min_silos=4)
     open_wide.check_job(spec, operator="ops")
 
 
@@ -44,7 +44,7 @@ def test_a_job_within_the_policy_passes(spec: JobSpec) -> None:
         ({"operators": ["alice", "bob"]}, "expected alice, bob, got operator ops"),
         ({"strategies": ["feddr_plus"]}, "expected feddr_plus, got strategy fedavg"),
         ({"max_rounds": 2}, "expected at most 2, got 3 rounds"),
-        ({"least_silos": 5}, "expected at least 5, got 4 silos"),
+        ({"min_silos": 5}, "expected at least 5, got 4 silos"),
         ({"allowed_quantities": ["silos"]}, r"silos \(allowed_quantities\), got quantity samples"),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_method_whose_own_model_follows_from_the_global_one_needs_none(spec: J
     policy().check_job(adapted, operator="ops")
 
 
-@pytest.mark.parametrize("parts", [{"regulariser": "moon"}, {"server_update": "scaffold"}, {"own": "head"}])
+@pytest.mark.parametrize("parts", [{"regularizer": "moon"}, {"server_update": "scaffold"}, {"own": "head"}])
 def test_a_method_of_parts_needs_the_same_leave(spec: JobSpec, parts: dict[str, str]) -> None:
     strategy = StrategySpec.model_validate({"parts": parts})
     refused(
@@ -97,7 +97,7 @@ def test_terms_are_checked_beyond_the_job() -> None:
     refused("federation test", lambda: policy(**everything | {"federation": "x"}).check_terms(terms))
     refused(
         "at least 5 silos, got 4",
-        lambda: policy(**everything, least_silos=5).check_terms(terms),
+        lambda: policy(**everything, min_silos=5).check_terms(terms),
         Refusal.COHORT_TOO_SMALL,
     )
     refused("got quantity counts", lambda: policy(allowed_quantities=["delta"]).check_terms(terms))
@@ -136,7 +136,7 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("least_silos: 2", "least_silos"),
+        ("min_silos: 2", "min_silos"),
         ("count_granularity: 0", "count_granularity"),
         ("approval: sometimes", "approval"),
         ("max_roster_age_days: 0", "max_roster_age_days"),
@@ -153,7 +153,7 @@ def test_a_policy_file_out_of_range_names_file_and_field(tmp_path: Path, line: s
 
 def test_the_environment_overrides_the_policy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "policy.yaml"
-    path.write_text("federation: test\nleast_silos: 4\n")
-    monkeypatch.setenv("CHORALE_POLICY_LEAST_SILOS", "6")
-    assert load_policy(path).least_silos == 6
+    path.write_text("federation: test\nmin_silos: 4\n")
+    monkeypatch.setenv("CHORALE_POLICY_MIN_SILOS", "6")
+    assert load_policy(path).min_silos == 6
     assert load_policy(path).approval.value == "manual"

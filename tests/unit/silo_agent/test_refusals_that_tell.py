@@ -33,7 +33,7 @@ async def hub(make_hub: Callable[..., Hub]) -> Hub:
     hub = make_hub(rounds=30)
     for name in hub.names:
         hub.add(name, objective=Threshold() if name == "silo-0" else OneHot())
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     return hub
 
 
@@ -67,7 +67,7 @@ async def test_questions_asked_at_once_get_one_answer(make_hub: Callable[..., Hu
     hub = make_hub(rounds=30)
     for name in hub.names:
         hub.add(name, objective=Threshold(gate=lambda work: _until(gate)))
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     agent = ask(hub, 3.0, round=1)
     while not agent.objective.works:
         await asyncio.sleep(0)
@@ -82,7 +82,7 @@ async def test_a_total_below_the_silos_count_is_the_last_that_is_tried(make_hub:
     """Else totals that rise by one step of the granularity count the samples of one silo."""
     hub = make_hub()
     hub.add_all()
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     true = hub.state
     hub.state = {**true, "method/total": np.array(90, np.int64)}
     agent = hub.agents["silo-0"]

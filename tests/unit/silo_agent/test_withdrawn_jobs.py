@@ -17,7 +17,7 @@ from tests.support.agents import Exchange, Hub
 async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
     hub = Hub(tmp_path)
     hub.add_all()
-    await hub.run(0, "roll-call.0")
+    await hub.run(0, "enrollment.0")
     yield hub
     await hub.close()
 

@@ -12,7 +12,7 @@ import pytest
 from crypto.errors import ConfigError
 from silo_agent.objective import Work
 from simulation.engine import Simulation, unsigned_job
-from simulation.members import enrol
+from simulation.members import enroll
 from simulation.pool import dealt
 from simulation.results import SimulationFailed
 from strategies.base import Array
@@ -40,7 +40,7 @@ def test_every_silo_counts_once_in_every_round(make: Makes) -> None:
 
 def test_a_round_sums_the_silos_that_the_digests_draw_and_no_other(make: Makes) -> None:
     now = datetime.now(UTC) - timedelta(minutes=1)
-    roster = enrol(spec_of().silos, federation="test", now=now).roster
+    roster = enroll(spec_of().silos, federation="test", now=now).roster
     simulation = make(fraction=0.5, rounds=4, simulation={"roster_digest": roster.digest})
     results = list(simulation.run())
     assert [each.silos for each in results] == [
@@ -54,7 +54,7 @@ def test_a_round_sums_the_silos_that_the_digests_draw_and_no_other(make: Makes) 
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"fraction": 0.6}, {"update_word": 16}, {"update_bound": 0.1}], ids=str
+    "fields", [{}, {"fraction": 0.6}, {"update_bits": 16}, {"update_bound": 0.1}], ids=str
 )
 def test_masks_change_nothing_but_the_rounding(make: Makes, fields: dict[str, Any]) -> None:
     plain, secure = make(**fields), make(**fields, simulation={"is_secure": True})

@@ -57,14 +57,14 @@ def names(phase: Phase, of: PhaseContext) -> list[str]:
     return [quantity.name for quantity in phase.quantities(of)]
 
 
-def test_fedavg_is_roll_call_then_train_then_evaluate() -> None:
+def test_fedavg_is_enrollment_then_train_then_evaluate() -> None:
     assert (FEDAVG.opening, FEDAVG.round_phases, FEDAVG.closing) == (
-        ("roll-call",),
+        ("enrollment",),
         ("train",),
         ("evaluate",),
     )
     assert {kind: FEDAVG.phase(kind).kind for kind in FEDAVG.phases} == {
-        "roll-call": "roll-call",
+        "enrollment": "enrollment",
         "train": "train",
         "evaluate": "evaluate",
     }
@@ -82,12 +82,12 @@ def test_unknown_names_are_refused_with_what_is_allowed() -> None:
         strategy_for("best", {})
     with pytest.raises(ConfigError, match="strategy.options.mu: unknown option, fedavg has none"):
         strategy_for("fedavg", {"mu": 0.1})
-    with pytest.raises(ConfigError, match="phase: expected one of evaluate, roll-call, train for fedavg"):
-        FEDAVG.phase("presence")
+    with pytest.raises(ConfigError, match="phase: expected one of enrollment, evaluate, train for fedavg"):
+        FEDAVG.phase("class-presence")
 
 
-def test_roll_call_sums_ones_and_samples_and_nothing_else() -> None:
-    phase = FEDAVG.phase("roll-call")
+def test_enrollment_sums_ones_and_samples_and_nothing_else() -> None:
+    phase = FEDAVG.phase("enrollment")
     quantities = phase.quantities(context())
     assert [(one.name, one.shape, one.bound, one.is_count) for one in quantities] == [
         ("silos", (), 1.0, True),
@@ -95,9 +95,9 @@ def test_roll_call_sums_ones_and_samples_and_nothing_else() -> None:
     ]
 
 
-def test_roll_call_writes_the_total() -> None:
+def test_enrollment_writes_the_total() -> None:
     before = context()
-    result = FEDAVG.phase("roll-call").apply(before, {"silos": np.array(4), "samples": np.array(500)})
+    result = FEDAVG.phase("enrollment").apply(before, {"silos": np.array(4), "samples": np.array(500)})
     assert result.state is not None
     total = result.state["method/total"]
     assert (total.dtype, total.shape, int(total)) == (np.int64, (), 500)
@@ -105,13 +105,13 @@ def test_roll_call_writes_the_total() -> None:
     assert result.figures == {"silos": 4.0, "samples": 500.0}
 
 
-def test_roll_call_of_silos_without_data_is_not_applied() -> None:
-    result = FEDAVG.phase("roll-call").apply(context(), {"silos": np.array(4), "samples": np.array(0)})
+def test_enrollment_of_silos_without_data_is_not_applied() -> None:
+    result = FEDAVG.phase("enrollment").apply(context(), {"silos": np.array(4), "samples": np.array(0)})
     assert (result.state, result.reason) == (None, "no-data")
 
 
 def test_train_sums_delta_buffers_weight_evaluation_and_clipped() -> None:
-    quantities = FEDAVG.phase("train").quantities(context(update_bound=2.0, update_word=64))
+    quantities = FEDAVG.phase("train").quantities(context(update_bound=2.0, update_bits=64))
     assert [(one.name, one.shape, one.bound, one.word, one.is_count) for one in quantities] == [
         ("delta", (4,), 2.0, 64, False),
         ("buffers", (2,), 1e3, 64, False),
@@ -135,7 +135,7 @@ def test_train_without_batch_norm_sums_no_buffers() -> None:
 
 
 @pytest.mark.parametrize("members", [3, 200])
-@pytest.mark.parametrize("kind", ["roll-call", "train", "evaluate"])
+@pytest.mark.parametrize("kind", ["enrollment", "train", "evaluate"])
 def test_quantities_fit_their_words_for_few_and_for_many_silos(kind: str, members: int) -> None:
     of = context(members=members)
     assert Layout(quantities=FEDAVG.phase(kind).quantities(of), members=members).total_bytes > 0

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from strategies.base import PRESENCE, TOTAL, Array, PhaseContext
-from strategies.parts.class_presence import PresencePhase
-from strategies.parts.enrollment import RollCallPhase
+from strategies.parts.class_presence import ClassPresencePhase
+from strategies.parts.enrollment import EnrollmentPhase
 from strategies.parts.evaluation import Evaluation
 from strategies.parts.ffc import CalibratePhase
 from strategies.parts.heads import HEAD
@@ -45,20 +45,20 @@ def test_figures_of_an_evaluation_stay_in_their_ranges(
     assert [figures["accuracy"], figures["loss"]] == pytest.approx([accuracy, loss], nan_ok=True)
 
 
-def test_a_roll_call_rounds_the_noised_count() -> None:
-    result = RollCallPhase().apply(context(), {"silos": np.array(4), "samples": np.array(399.62)})
+def test_a_enrollment_rounds_the_noised_count() -> None:
+    result = EnrollmentPhase().apply(context(), {"silos": np.array(4), "samples": np.array(399.62)})
     assert result.state is not None
     assert result.state[TOTAL] == 400
     assert result.state[TOTAL].dtype == np.int64
 
 
-def test_a_roll_call_of_less_than_nothing_has_no_data() -> None:
-    result = RollCallPhase().apply(context(), {"silos": np.array(4), "samples": np.array(-3.5)})
+def test_a_enrollment_of_less_than_nothing_has_no_data() -> None:
+    result = EnrollmentPhase().apply(context(), {"silos": np.array(4), "samples": np.array(-3.5)})
     assert (result.state, result.reason) == (None, "no-data")
 
 
 def test_no_class_has_fewer_holders_than_none() -> None:
-    result = PresencePhase().apply(context(), {"presence": np.array([-2.5, 0.4, 2.75])})
+    result = ClassPresencePhase().apply(context(), {"class_presence": np.array([-2.5, 0.4, 2.75])})
     assert result.state is not None
     assert result.state[PRESENCE].tolist() == [0, 0, 3]
     assert result.figures["classes_without_holder"] == 2

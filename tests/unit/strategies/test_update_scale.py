@@ -29,7 +29,7 @@ BESIDE: dict[str, Array] = {"correct": np.array(3), "tested": np.array(4), "loss
 def context(**changes: Any) -> PhaseContext:
     state: dict[str, Array] = {"model/body.weight": np.zeros((SIZE // 10, 10), np.float32)}
     plain = PhaseContext(
-        round=1, members=SILOS, classes=10, state=state, trained=("body.weight",), update_word=16
+        round=1, members=SILOS, classes=10, state=state, trained=("body.weight",), update_bits=16
     )
     return dataclasses.replace(plain, **changes)
 
@@ -217,7 +217,7 @@ def test_an_odd_state_is_refused(rms: Any, message: str) -> None:
 
 @pytest.mark.parametrize("word", [32, 64])
 def test_other_words_neither_rotate_nor_sum_a_size(word: int) -> None:
-    of = context(update_word=word)
+    of = context(update_bits=word)
     quantities = strategy_for("fedavg", {}).phase("train").quantities(of)
     assert (quantities[0].word, quantities[0].projection) == (word, None)
     assert MEAN_SQUARE not in {quantity.name for quantity in quantities}
@@ -234,7 +234,7 @@ def test_a_kept_share_is_sent_and_its_mean_over_rounds_is_the_update(word: int) 
     mean_P, rounds = np.zeros(SIZE), 200
     for number in range(rounds):
         seed = hashlib.sha256(f"share {number}".encode()).digest()
-        of = knowing(0.1, update_word=word, update_kept=0.25, public_seed=seed)
+        of = knowing(0.1, update_bits=word, update_kept=0.25, public_seed=seed)
         delta = delta_of(of)
         assert delta.word == word
         assert 0.24 * SIZE < delta.size < 0.26 * SIZE
@@ -253,7 +253,7 @@ def test_server_updates_take_the_same_step_in_16_bits(preset: str) -> None:
     deltas = updates(0.02)
     steps = []
     for word in (16, 64):
-        of = knowing(0.1, update_word=word)
+        of = knowing(0.1, update_bits=word)
         phase = strategy_for(preset, {}).phase("train")
         layout = Layout(quantities=phase.quantities(of), members=of.members)
         total = ring.zeros(layout)

@@ -30,7 +30,7 @@ from silo_agent.training.parts.cross_entropy import CrossEntropy
 from silo_agent.training.parts.local_loss import LocalLoss
 from strategies.base import Array
 from strategies.parts.logit_prototypes import PROTOTYPES
-from strategies.recipe import Regulariser, StatisticName
+from strategies.recipe import Regularizer, StatisticName
 from tests.support import objectives
 
 RARE = 1e-9
@@ -175,7 +175,7 @@ def make_work(job: JobSpec) -> Work:
     whole = all_digits(job)
     data = SiloData(train=whole.train.first(60), holdout=whole.holdout.first(20), name="digits")
     state: dict[str, Array] = dict(initial_state(job))
-    if job.method.recipe.regulariser is Regulariser.CSD:
+    if job.method.recipe.regularizer is Regularizer.CSD:
         state[PROTOTYPES] = np.random.default_rng(2).normal(size=(10, 10))
     return objectives.make_work(job, data, state=state)
 

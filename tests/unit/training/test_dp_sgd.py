@@ -31,7 +31,7 @@ from silo_agent.training.parts.statistics import TEACHERS
 from silo_agent.training.parts.teacher import outputs_of
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.presets import PRESETS
-from strategies.recipe import Features, Head, Loss, Mix, Regulariser, ServerUpdate, StatisticName
+from strategies.recipe import Features, Head, Loss, Mix, Regularizer, ServerUpdate, StatisticName
 from strategies.standing import STANDINGS, parts_of
 from tests.unit.training.dp_sgd import (
     RARE,
@@ -107,7 +107,7 @@ class TestPenalty:
         )
         plain, steep = model_of(job), model_of(job)
         train_on(job, digits(30), model=plain)
-        loss = LocalLoss(loss=CrossEntropy(), weight_penalty=Slope(), regulariser_weight=1000.0)
+        loss = LocalLoss(loss=CrossEntropy(), weight_penalty=Slope(), regularizer_weight=1000.0)
         train_on(job, digits(30), model=steep, loss=loss)
         apart = dict(steep.named_parameters())
         for name, parameter in plain.named_parameters():
@@ -132,11 +132,11 @@ class TestModel:
     @pytest.mark.parametrize(
         "of_job", [{"records": RECORDS}, {"sums": {"clip_norm": 1.0, "noise_multiplier": 1.0}}]
     )
-    def test_batch_normalisation_is_refused_at_the_silo_too(self, of_job: dict[str, Any]) -> None:
+    def test_batch_normalization_is_refused_at_the_silo_too(self, of_job: dict[str, Any]) -> None:
         job = make_job(privacy=of_job | {"statistics_noise_multiplier": 1.0})
         body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
         model = CutModel(Backbone(body=body, width=8), classes=10)
-        with pytest.raises(ConfigError, match="body.2 is a batch normalisation, .* needs norm: group"):
+        with pytest.raises(ConfigError, match="body.2 is a batch normalization, .* needs norm: group"):
             train_on(job, digits(20), model=model)
 
     def test_a_buffer_is_refused(self) -> None:
@@ -146,7 +146,7 @@ class TestModel:
             train_on(make_job(), digits(20), model=model)
 
     @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "vgg11", "mobilenet_v2"])
-    def test_every_backbone_trains_with_group_normalisation(self, name: str) -> None:
+    def test_every_backbone_trains_with_group_normalization(self, name: str) -> None:
         model = model_of(make_job(model={"name": name, "norm": "group", "seed": 1}))
         samples = digits(2)
         gradient_P = gradient_of(model, samples, clip_norm=1e3, noise_multiplier=1e-3, batch=2)
@@ -185,7 +185,7 @@ class TestModel:
 
 
 UNIT = {"head": Head.FROZEN_ETF, "features": Features.UNIT, "loss": Loss.DOT_REGRESSION}
-UNBIASED = {"head": Head.TRAINED_UNBIASED, "regulariser": Regulariser.SOFT_LABELS}
+UNBIASED = {"head": Head.TRAINED_UNBIASED, "regularizer": Regularizer.SOFT_LABELS}
 ALLOWED: list[dict[str, Any]] = [
     {},
     {"server_update": ServerUpdate.FEDOPT},
@@ -194,14 +194,14 @@ ALLOWED: list[dict[str, Any]] = [
     {"head": Head.FROZEN_ORTHONORMAL, "features": Features.UNIT, "loss": Loss.SPHERE_MSE},
     {"head": Head.FROZEN_ETF, "features": Features.PROJECTED_UNIT},
     UNIT,
-    {"regulariser": Regulariser.PROX},
-    {"regulariser": Regulariser.MOON},
-    {"regulariser": Regulariser.KD},
-    {"regulariser": Regulariser.NTD},
-    {"regulariser": Regulariser.LD},
-    {**UNIT, "regulariser": Regulariser.FD, "mix": Mix.CONVEX},
+    {"regularizer": Regularizer.PROX},
+    {"regularizer": Regularizer.MOON},
+    {"regularizer": Regularizer.KD},
+    {"regularizer": Regularizer.NTD},
+    {"regularizer": Regularizer.LD},
+    {**UNIT, "regularizer": Regularizer.FD, "mix": Mix.CONVEX},
     {**UNBIASED, "statistic": StatisticName.SOFT_LABELS},
-    {"regulariser": Regulariser.CSD, "statistic": StatisticName.LOGIT_PROTOTYPES},
+    {"regularizer": Regularizer.CSD, "statistic": StatisticName.LOGIT_PROTOTYPES},
 ]
 UNCLIPPABLE = (Loss.BALANCED_SOFTMAX, Loss.CLIENT_ADAPTED)
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -240,7 +240,7 @@ class TestParts:
         work = make_work(job)
         setting = Setting(work=work, received=model_of(job, work), device=torch.device("cpu"))
         samples = Tensors.of(work.data.train, torch.device("cpu"))
-        teacher = TEACHERS.get(job.method.recipe.regulariser)
+        teacher = TEACHERS.get(job.method.recipe.regularizer)
         loss = local_loss(setting, samples, teacher=None if teacher is None else teacher(setting, samples))
         student = model_of(job, work)
         with torch.no_grad():  # away from its teacher, or distances have no gradient
@@ -273,8 +273,8 @@ class TestParts:
 
     def test_every_part_of_training_is_tried(self) -> None:
         tried = [*ALLOWED, *(parts for parts, _ in REFUSED)]
-        for field, every in (("loss", Loss), ("regulariser", Regulariser), ("server_update", ServerUpdate)):
-            default = {"loss": Loss.CROSS_ENTROPY, "regulariser": Regulariser.NONE}.get(
+        for field, every in (("loss", Loss), ("regularizer", Regularizer), ("server_update", ServerUpdate)):
+            default = {"loss": Loss.CROSS_ENTROPY, "regularizer": Regularizer.NONE}.get(
                 field, "weighted-mean"
             )
             assert {parts.get(field, default) for parts in tried} == set(every)

@@ -295,7 +295,7 @@ def test_batch_norm_leaves_out_a_last_batch_of_one() -> None:
 
 
 def test_batch_norm_of_a_single_sample_is_refused() -> None:
-    with pytest.raises(ConfigError, match="batch normalisation needs at least 2 training samples"):
+    with pytest.raises(ConfigError, match="batch normalization needs at least 2 training samples"):
         compute(make_work(make_job(norm="batch"), data=make_data(1)))
 
 

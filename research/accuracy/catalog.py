@@ -62,10 +62,10 @@ FASHION = Suite(
 
 CIFAR10 = {"format": "cifar10", "name": "cifar10"}
 CIFAR100 = {"format": "cifar100", "name": "cifar100"}
-COLOUR = {"input_shape": [3, 32, 32]}
+COLOR = {"input_shape": [3, 32, 32]}
 # FedDr+ (arXiv 2406.02355), section 5 and its appendix: 10 of 100 silos a round
 FEDDR_PLUS_JOB = {
-    **COLOUR,
+    **COLOR,
     "classes": 10,
     "rounds": 320,
     "fraction": 0.1,
@@ -79,7 +79,7 @@ FEDDR_PLUS_JOB = {
 }
 # SphereFed (Dong et al. 2022), section 5: its FedAvg base
 SPHEREFED_JOB = {
-    **COLOUR,
+    **COLOR,
     "classes": 100,
     "rounds": 100,
     "model": {"name": "mobilenet_v2"},
@@ -87,7 +87,7 @@ SPHEREFED_JOB = {
 }
 # FedCSD (arXiv 2308.10162), section V, with ResNet-18 where the paper has ResNet-50
 FEDCSD_JOB = {
-    **COLOUR,
+    **COLOR,
     "classes": 100,
     "rounds": 100,
     "model": {"name": "resnet18"},
@@ -95,7 +95,7 @@ FEDCSD_JOB = {
 }
 # FedDW (Liu et al.), section V: CIFAR-10 under adam
 FEDDW_JOB = {
-    **COLOUR,
+    **COLOR,
     "classes": 10,
     "rounds": 50,
     "model": {"name": "cnn"},

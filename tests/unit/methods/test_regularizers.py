@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 
 from silo_agent.data.base import SiloData
-from silo_agent.training.parts.base import Outputs, SampleRegulariser, WeightPenalty, run_model
+from silo_agent.training.parts.base import Outputs, SampleRegularizer, WeightPenalty, run_model
 from silo_agent.training.parts.cross_entropy import CrossEntropy
 from silo_agent.training.parts.fd import FeatureDistillation
 from silo_agent.training.parts.kd import KnowledgeDistillation, softened_divergence
@@ -38,7 +38,7 @@ STUDENT = torch.tensor([[1.0, 2.0, -1.0, 0.5]], dtype=torch.float64)
 TEACHER = torch.tensor([[0.8, 1.5, -0.5, 0.5]], dtype=torch.float64)
 LABEL = torch.tensor([1])
 HEAD = torch.tensor(simplex(4, 4))
-BY_NAME: dict[str, Callable[[], SampleRegulariser]] = {
+BY_NAME: dict[str, Callable[[], SampleRegularizer]] = {
     "kd": lambda: KnowledgeDistillation(tau=2.0),
     "ntd": lambda: NotTrueDistillation(tau=2.0),
     "ld": LogitDistillation,
@@ -50,8 +50,8 @@ def outputs(features_ND: Tensor) -> Outputs:
     return Outputs(features_ND=features_ND, logits_NC=features_ND @ HEAD.T)
 
 
-def value(regulariser: SampleRegulariser, student_ND: Tensor = STUDENT) -> float:
-    return float(regulariser.per_sample(outputs(student_ND), outputs(TEACHER), LABEL))
+def value(regularizer: SampleRegularizer, student_ND: Tensor = STUDENT) -> float:
+    return float(regularizer.per_sample(outputs(student_ND), outputs(TEACHER), LABEL))
 
 
 def test_example_a_logit_distillation() -> None:
@@ -158,7 +158,7 @@ def local_round(strategy: dict[str, Any], **training: Any) -> LocalRound:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_teacher_is_the_received_model_and_stays_it(name: str) -> None:
-    one = local_round({"parts": {"regulariser": name}})
+    one = local_round({"parts": {"regularizer": name}})
     before = one.loss.teacher
     assert before is not None
     received = run_model(one.model, torch.tensor(two_batches().train.features).double())
@@ -171,10 +171,10 @@ def test_teacher_is_the_received_model_and_stays_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*BY_NAME, "prox"])
-def test_regulariser_keeps_the_model_nearer_to_the_received_one(name: str) -> None:
+def test_regularizer_keeps_the_model_nearer_to_the_received_one(name: str) -> None:
     distances = []
     for mu in (0.0, 0.3, 3.0):
-        one = local_round({"parts": {"regulariser": name}, "options": {"mu": mu}}, learning_rate=0.05)
+        one = local_round({"parts": {"regularizer": name}, "options": {"mu": mu}}, learning_rate=0.05)
         start = torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()]).clone()
         one.train()
         end = torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])
@@ -231,7 +231,7 @@ def test_fedprox_gradient_in_a_round_is_that_of_the_loss_plus_mu_times_the_way_b
 
 @pytest.mark.parametrize(("mix", "factor"), [("additive", 0.5), ("convex", 1.0)])
 def test_half_stands_in_fedprox_and_not_in_the_convex_mixes(mix: str, factor: float) -> None:
-    job = make_job({"parts": {"regulariser": "prox", "mix": mix}}, classes=4)
+    job = make_job({"parts": {"regularizer": "prox", "mix": mix}}, classes=4)
     model = make_model(job, nn.Linear(6, 5), width=5)
     penalty = prox(make_setting(job, model, two_batches()))
     assert isinstance(penalty, WeightPenalty)
@@ -254,7 +254,7 @@ def test_prox_is_no_part_of_the_per_sample_loss() -> None:
 
 
 def test_fedprox_does_not_hold_a_frozen_head() -> None:
-    job = make_job({"parts": {"regulariser": "prox", "head": "frozen-etf"}}, classes=4, input_shape=(6,))
+    job = make_job({"parts": {"regularizer": "prox", "head": "frozen-etf"}}, classes=4, input_shape=(6,))
     work = make_work(job, two_batches())
     assert not any(name.startswith("head") for name in work.context.trained)
     assert np.abs(TorchObjective(device="cpu").compute(work)["delta"]).max() > 0

@@ -1,12 +1,12 @@
-"""How few neighbours would do: k-regular masking of n silos by tail bounds, and what it would cost.
+"""How few neighbors would do: k-regular masking of n silos by tail bounds, and what it would cost.
 
-Each silo draws k out-neighbours and deals its shares to them, t of which rebuild a secret; it shares a
+Each silo draws k out-neighbors and deals its shares to them, t of which rebuild a secret; it shares a
 mask with whomever it drew and whoever drew it. docs/decisions/0007-large-n.md says what the bounds mean and
 shows what this prints. Source: J. H. Bell et al., Secure Single-Server Aggregation with
 (Poly)Logarithmic Overhead, CCS 2020, the variant against a malicious coordinator.
 """
 
-# n = silos, k = out-neighbours that each draws, t = shares that rebuild a secret, s = silos of a group
+# n = silos, k = out-neighbors that each draws, t = shares that rebuild a secret, s = silos of a group
 # corrupted, dropped = how many of the n; every probability is a log2
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Setting:
 class Degree:
     """k, t and the log2 of what can go wrong. least_group: honest silos that no one can cut off."""
 
-    neighbours: int
+    neighbors: int
     threshold: int
     exposed: float
     disconnected: float
@@ -94,25 +94,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def least_degree(setting: Setting, *, is_consistent: bool) -> Degree | None:
+def min_degree(setting: Setting, *, is_consistent: bool) -> Degree | None:
     """The least k for which some t bears the setting, with the largest such t; None from k = n - 1 on.
 
     is_consistent: all silos agree who is in the sum before they answer, so that no coordinator gets
-    both secrets of a silo by telling its neighbours different sets.
+    both secrets of a silo by telling its neighbors different sets.
     """
     return next(
         (
             _degree(setting, k, t)
             for k in range(1, setting.silos - 1)
-            if (t := most_threshold(setting, k)) > 0
+            if (t := max_threshold(setting, k)) > 0
             and _is_private(setting, k, t, is_consistent=is_consistent)
         ),
         None,
     )
 
 
-def least_g1_degree(setting: Setting) -> Degree | None:
-    """As least_degree where all agree, and every part of a sum holds as many honest silos as in G1.
+def min_g1_degree(setting: Setting) -> Degree | None:
+    """As min_degree where all agree, and every part of a sum holds as many honest silos as in G1.
 
     That is t - c of the whole federation: floor(2n/3) + 1 less the corrupted.
     """
@@ -123,7 +123,7 @@ def least_g1_degree(setting: Setting) -> Degree | None:
         (
             _degree(setting, k, t)
             for k in range(1, setting.silos - 1)
-            if (t := most_threshold(setting, k)) > 0
+            if (t := max_threshold(setting, k)) > 0
             and _is_private(setting, k, t, is_consistent=True)
             and _log2_groups(setting, k, t, last)[0] <= -SECURITY_BITS  # the likeliest, so the cheapest check
             and least_group(setting, k, t) >= wanted
@@ -133,10 +133,10 @@ def least_g1_degree(setting: Setting) -> Degree | None:
 
 
 def log2_exposed(setting: Setting, k: int, t: int, *, is_consistent: bool) -> float:
-    """Of the union over honest silos: too many corrupted out-neighbours.
+    """Of the union over honest silos: too many corrupted out-neighbors.
 
-    X ~ Hypergeometric(n - 1, corrupted, k). Where all agree, t corrupted neighbours rebuild a secret.
-    Where they do not, each honest neighbour gives one share of either secret: both are rebuilt once
+    X ~ Hypergeometric(n - 1, corrupted, k). Where all agree, t corrupted neighbors rebuild a secret.
+    Where they do not, each honest neighbor gives one share of either secret: both are rebuilt once
     2 (t - X) <= k - X, so X must stay below 2t - k.
     """
     least = t if is_consistent else max(2 * t - k, 0)
@@ -144,17 +144,17 @@ def log2_exposed(setting: Setting, k: int, t: int, *, is_consistent: bool) -> fl
 
 
 def log2_unrecovered(setting: Setting, k: int, t: int) -> float:
-    """Of the union over all silos: fewer than t out-neighbours stay.
+    """Of the union over all silos: fewer than t out-neighbors stay.
 
     Lost ones ~ Hypergeometric(n - 1, dropped, k), more than k - t of them.
     """
     return _log2(setting.silos) + log2_tail(setting.silos - 1, setting.dropped, k, k - t + 1)
 
 
-def most_threshold(setting: Setting, k: int) -> int:
+def max_threshold(setting: Setting, k: int) -> int:
     """The largest t with log2_unrecovered <= -eta; 0 if there is none."""
     tails = _log2(setting.silos) + log2_tails(setting.silos - 1, setting.dropped, k)
-    (bearable,) = np.nonzero(tails <= -FAILURE_BITS)  # so many lost neighbours or more do not occur
+    (bearable,) = np.nonzero(tails <= -FAILURE_BITS)  # so many lost neighbors or more do not occur
     return int(k + 1 - bearable[0]) if bearable.size and bearable[0] > 0 else 0
 
 
@@ -163,7 +163,7 @@ def log2_disconnected(setting: Setting, k: int) -> float:
 
     With a survivors, sum over s <= a/2 of C(a, s) p(a - s)^s p(s)^(a - s), where p(m) =
     C(n - 1 - m, k) / C(n - 1, k) is the chance that a silo draws none of m others. Who drops is
-    fixed before the neighbours are drawn; see least_group for losses that follow the graph.
+    fixed before the neighbors are drawn; see least_group for losses that follow the graph.
     """
     a = setting.honest - setting.dropped
     if a < 2:
@@ -211,12 +211,12 @@ def degree_of_masks(silos: int, k: int) -> float:
 
 
 def complete_cost(setting: Setting) -> Cost:
-    """The session of docs/protocol.md 5, where everyone is everyone's neighbour."""
+    """The session of docs/protocol.md 5, where everyone is everyone's neighbor."""
     return _cost(setting, shared=setting.silos - 1, masked=setting.silos - 1, adverts=setting.silos - 1)
 
 
 def regular_cost(setting: Setting, k: int) -> Cost:
-    """The same steps among neighbours; the agreement on the survivors still names and hears all."""
+    """The same steps among neighbors; the agreement on the survivors still names and hears all."""
     masked = degree_of_masks(setting.silos, k)
     return _cost(setting, shared=k, masked=masked, adverts=masked)
 
@@ -268,8 +268,8 @@ class _Found:
 
     @classmethod
     def of(cls, setting: Setting) -> _Found:
-        agreed, alone = (least_degree(setting, is_consistent=agrees) for agrees in (True, False))
-        return cls(setting, agreed, least_g1_degree(setting), alone)
+        agreed, alone = (min_degree(setting, is_consistent=agrees) for agrees in (True, False))
+        return cls(setting, agreed, min_g1_degree(setting), alone)
 
 
 def _degree_line(found: _Found) -> str:
@@ -278,8 +278,8 @@ def _degree_line(found: _Found) -> str:
         cells += [_NONE] * 6
     else:
         chances = (agreed.exposed, agreed.disconnected, agreed.unrecovered)
-        cells += [agreed.neighbours, agreed.threshold, *map(_bits, chances), agreed.least_group]
-    cells += [f"{one.neighbours}, {one.threshold}" if one else _NONE for one in (found.as_in_g1, found.alone)]
+        cells += [agreed.neighbors, agreed.threshold, *map(_bits, chances), agreed.least_group]
+    cells += [f"{one.neighbors}, {one.threshold}" if one else _NONE for one in (found.as_in_g1, found.alone)]
     return f"| {' | '.join(map(str, cells))} |"
 
 
@@ -287,7 +287,7 @@ def _cost_line(setting: Setting, degree: Degree | None) -> str:
     full = complete_cost(setting)
     if degree is None:
         return f"| {setting.silos} | {full.keystreams:.0f} | | | | |"
-    few = regular_cost(setting, degree.neighbours)
+    few = regular_cost(setting, degree.neighbors)
     pairs = (
         (full.keystreams, few.keystreams, "{:,.0f}"),
         (full.sent_bytes / 1e6, few.sent_bytes / 1e6, "{:,.2f} MB"),
@@ -311,7 +311,7 @@ def _is_private(setting: Setting, k: int, t: int, *, is_consistent: bool) -> boo
 
 def _degree(setting: Setting, k: int, t: int) -> Degree:
     return Degree(
-        neighbours=k,
+        neighbors=k,
         threshold=t,
         exposed=log2_exposed(setting, k, t, is_consistent=True),
         disconnected=log2_disconnected(setting, k),
@@ -339,7 +339,7 @@ def _row_json(silos: int, dropped: Fraction) -> dict[str, object]:
         "as_in_g1": _finite(costed),
         "without_agreement": _finite(found.alone),
         "complete_cost": asdict(complete_cost(found.setting)),
-        "regular_cost": asdict(regular_cost(found.setting, costed.neighbours)) if costed else None,
+        "regular_cost": asdict(regular_cost(found.setting, costed.neighbors)) if costed else None,
     }
 
 
@@ -375,7 +375,7 @@ def _log2(count: int) -> float:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("neighbours", __doc__)
+    parser = Parser("neighbors", __doc__)
     parser.add_argument("--silos", type=int, nargs="+", choices=SILOS, default=list(SILOS), help="n")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     return parser.parse_args(arguments)
