@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,21 @@ ARROWS = {
     },
     "tools": {"chorale", "coordinator", "silo_agent", "cli", "tools"},
 }
+# the rooms of a package in the order of their arrows: each may import those to its left. Modules beside the
+# rooms stand under their own name; what is not listed is on top and may import all of them.
+ROOMS = {
+    "crypto": "errors < encoding < prg < identity < noise < fixed_point < masking < session",
+    "strategies": "recipe < base < parts",
+    "chorale": "v1 < runtime < transport < spec < observability < privacy",
+    "coordinator": "clock < settings < reasons < phase_machine < complaints < storage < metrics < members < jobs "
+    "< service",
+    "silo_agent": "seeding < torchvision_compat < metrics < policy < ledger < local_storage < data < settings "
+    "< objective < connection < rounds < training",
+    "silo_agent.training": "models < batches < parts < dp_sgd",
+    "cli": "errors < parent < keys < output < operator < operations < job < demo < simulate",
+}
+MOST_SIDE_BY_SIDE = 15
+PRODUCT = ("crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli")
 # what the innermost packages may import of others
 OUTSIDE = {"crypto": {"numpy", "cryptography"}, "strategies": {"numpy", "pydantic"}}
 # optional: imported where it is used, never when a process starts
@@ -79,6 +96,7 @@ class Import:
     line: int
     module: str
     is_lazy: bool
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} imports {self.module}"
@@ -114,7 +132,32 @@ def imports_of(source: Source) -> Iterator[Import]:
                 yield Import(source.path, node.lineno, alias.name, is_lazy)
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{source.path}:{node.lineno}: a relative import hides where it leads"
-            yield Import(source.path, node.lineno, node.module or "", is_lazy)
+            names = tuple(alias.name for alias in node.names)
+            yield Import(source.path, node.lineno, node.module or "", is_lazy, names)
+
+
+def of_ours(one: Import) -> Iterator[str]:
+    """The modules of ours that an import leads to; of `from a import b` the module b, where it is one."""
+    known = modules()
+    if one.names:
+        for name in one.names:
+            inner = f"{one.module}.{name}"
+            yield inner if inner in known else one.module
+    else:
+        yield one.module
+
+
+@cache
+def modules() -> dict[str, str]:
+    """Paths by dotted name."""
+    return {
+        source.path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): source.path
+        for source in sources()
+    }
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def test_there_is_something_to_read() -> None:
@@ -128,6 +171,62 @@ def test_imports_run_one_way() -> None:
         str(one) for one in imports() if one.top in ours and one.top not in ARROWS[one.path.split("/")[0]]
     ]
     assert wrong == []
+
+
+def rooms_of(package: str) -> list[str]:
+    return ROOMS[package].split(" < ")
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_one_way(package: str) -> None:
+    """A room imports those to its left in ROOMS, and itself."""
+    place = {name: rank for rank, name in enumerate(rooms_of(package))}
+
+    def room(module: str) -> str | None:
+        inner = module.removeprefix(f"{package}.")
+        return inner.split(".")[0] if inner != module and inner.split(".")[0] in place else None
+
+    wrong = []
+    for one in imports():
+        here = room(module_of(one.path))
+        if here is None:
+            continue
+        for module in of_ours(one):
+            there = room(module)
+            if there is None and module.startswith(f"{package}."):
+                wrong.append(f"{one.path}:{one.line}: {here} imports {module}, which is on top of the rooms")
+            elif there is not None and place[there] > place[here]:
+                wrong.append(f"{one.path}:{one.line}: {here} imports {module}")
+    assert wrong == []
+
+
+def test_every_room_is_in_the_table() -> None:
+    for package in ROOMS:
+        rooms = rooms_of(package)
+        folder = ROOT / package.replace(".", "/")
+        there = {path.parent.name for path in folder.glob("*/__init__.py")}
+        assert there <= set(rooms), package
+        assert all((folder / room).is_dir() or (folder / f"{room}.py").is_file() for room in rooms), package
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    arrows = {module: set[str]() for module in modules()}
+    for one in imports():
+        here = module_of(one.path)
+        arrows[here] |= {module for module in of_ours(one) if module in arrows and module != here}
+    try:
+        tuple(TopologicalSorter(arrows).static_order())
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_folder_holds_too_many_modules_side_by_side() -> None:
+    folders = Counter(
+        str(Path(source.path).parent)
+        for source in sources()
+        if source.package in PRODUCT and not source.path.endswith("__init__.py")
+    )
+    assert {folder: count for folder, count in folders.items() if count > MOST_SIDE_BY_SIDE} == {}
 
 
 @pytest.mark.parametrize("package", sorted(OUTSIDE))
