@@ -71,7 +71,7 @@ class ProbeServer:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request, so that a client that says nothing holds up nobody."""
+    """A thread for each request, so that a client that says nothing holds up no other."""
 
     daemon_threads = True
     block_on_close = False
@@ -103,14 +103,12 @@ def _application(
             pages: Iterable[bytes] = metrics(environ, start_response)
             return pages
         if path not in checks:
-            return _text(start_response, "404 Not Found", "not found")
-        if checks[path]():
-            return _text(start_response, "200 OK", "ok")
-        return _text(start_response, "503 Service Unavailable", "not ready")
+            status, body = "404 Not Found", b"not found\n"
+        elif checks[path]():
+            status, body = "200 OK", b"ok\n"
+        else:
+            status, body = "503 Service Unavailable", b"not ready\n"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [body]
 
     return answer
-
-
-def _text(start_response: StartResponse, status: str, body: str) -> list[bytes]:
-    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-    return [f"{body}\n".encode()]

@@ -1,6 +1,6 @@
 """The audit log: JSON lines, each with the hash of the line before.
 
-Whoever changes, removes or reorders an entry breaks the chain behind it. Cutting off the end leaves a
+A change, removal or reordering of an entry breaks the chain behind it. Cutting off the end leaves a
 sound chain, so a ledger keeps the count and hash of the last entry it knows. Source: docs/protocol.md 10.
 """
 
@@ -75,7 +75,10 @@ class AuditLog:
             number = self._head.entry + 1
             values = {name: _plain(name, value) for name, value in fields.items()}
             stamps = {"entry": number, "time": self._clock().isoformat(), "event": event}
-            line = _line(stamps | values | {"previous": self._head.line_hash})
+            entry = stamps | values | {"previous": self._head.line_hash}
+            line = json.dumps(entry, separators=(",", ":"), allow_nan=True).encode() + b"\n"
+            if len(line) >= MAX_LINE_BYTES:
+                raise LocalProtocolError(f"audit: an entry holds less than {MAX_LINE_BYTES} bytes")
             _append_synced(self._file, line)
             self._head = Head(entry=number, line_hash=_hash(line))
             return self._head
@@ -94,7 +97,8 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
     previous = FIRST_PREVIOUS
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(_lines(file), start=1):
+            lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
+            for number, line in enumerate(lines, start=1):
                 yield _checked(line, number=number, previous=previous)
                 previous = _hash(line)
     except OSError as error:
@@ -157,11 +161,6 @@ def _read_head(file: IO[bytes], path: Path) -> Head:
         raise ConfigError(f"{path}: the last entry of the audit log is damaged") from None
 
 
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    while line := file.readline(MAX_LINE_BYTES):
-        yield line
-
-
 def _checked(line: bytes, *, number: int, previous: str) -> dict[str, Any]:
     if not line.endswith(b"\n"):
         raise ConfigError(f"entry {number}: cut short")
@@ -175,13 +174,6 @@ def _checked(line: bytes, *, number: int, previous: str) -> dict[str, Any]:
     if said != previous:
         raise ConfigError(f"entry {number}: the entry before it was changed, or is missing")
     return dict(entry)
-
-
-def _line(entry: dict[str, Any]) -> bytes:
-    line = json.dumps(entry, separators=(",", ":"), allow_nan=True).encode() + b"\n"
-    if len(line) >= MAX_LINE_BYTES:
-        raise LocalProtocolError(f"audit: an entry holds less than {MAX_LINE_BYTES} bytes")
-    return line
 
 
 def _plain(name: str, value: Plain | bytes) -> Plain:

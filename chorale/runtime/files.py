@@ -72,9 +72,14 @@ def sync_directory(directory: Path) -> None:
 
 
 def _replace(temporary: Path, parts: Iterable[Part], path: Callable[[], Path], *, mode: int) -> None:
-    """path: asked for when all is written."""
+    """Write, sync, rename. path: called when all is written, for it may name the file by its bytes."""
     try:
-        _write_synced(temporary, parts, mode=mode)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(handle, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path())
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -82,12 +87,3 @@ def _replace(temporary: Path, parts: Iterable[Part], path: Callable[[], Path], *
             error.filename, error.filename2 = str(path()), None
         raise
     sync_directory(temporary.parent)
-
-
-def _write_synced(path: Path, parts: Iterable[Part], *, mode: int) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())

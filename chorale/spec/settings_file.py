@@ -55,7 +55,11 @@ def parse_mapping(data: bytes, *, source: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{source}: expected UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{source}: {_place(error)}{_problem(error)}") from None
+        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark is not None else ""
+        problem = str(error.problem or error.context)
+        if "<document start>" in problem or "<block end>" in problem:
+            problem = "expected a field, its colon and its indentation like those before it"
+        raise ConfigError(f"{source}: {place}{problem}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
@@ -92,24 +96,20 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth += 1
         self._values += 1
-        self._check_next()
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        if node is not None and node.tag == INTEGER and len(node.value) > MAX_DIGITS:
-            raise _odd(f"a number has at most {MAX_DIGITS} digits", node.start_mark)
-        return node
-
-    def _check_next(self) -> None:
-        """What the next node begins with."""
         if self.check_event(yaml.AliasEvent):
             raise _odd("aliases are not allowed", self.get_mark())
-        event = self.current_event  # check_event has read it
+        event = self.current_event  # what the next node begins with: check_event has read it
         if event.tag is not None:
             raise _odd("tags are not allowed", event.start_mark)
         if self._depth > MAX_DEPTH:
             raise _odd(f"expected at most {MAX_DEPTH} levels", event.start_mark)
         if self._values > MAX_VALUES:
             raise _odd(f"expected at most {MAX_VALUES} values", event.start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is not None and node.tag == INTEGER and len(node.value) > MAX_DIGITS:
+            raise _odd(f"a number has at most {MAX_DIGITS} digits", node.start_mark)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -132,27 +132,12 @@ def _override(values: dict[str, Any], prefix: str, environment: Mapping[str, str
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
                 raise ConfigError(f"{variable}: {name} is a single value in the file")
-        inner[last] = _from_environment(variable, text)
-
-
-def _from_environment(variable: str, text: str) -> Any:
-    """Lists and mappings are written as in YAML; everything else is text that the model reads."""
-    if text == "null":
-        return None
-    if text.startswith(("[", "{")):
-        return parse_mapping(f"value: {text}".encode(), source=variable)["value"]
-    return text
+        # lists and mappings are written as in YAML; everything else is text that the model reads
+        if text.startswith(("[", "{")):
+            inner[last] = parse_mapping(f"value: {text}".encode(), source=variable)["value"]
+        else:
+            inner[last] = None if text == "null" else text
 
 
 def _odd(problem: str, mark: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
-
-
-def _problem(error: yaml.MarkedYAMLError) -> str:
-    problem = str(error.problem or error.context)
-    is_shifted = "<document start>" in problem or "<block end>" in problem
-    return "expected a field, its colon and its indentation like those before it" if is_shifted else problem
-
-
-def _place(error: yaml.MarkedYAMLError) -> str:
-    return "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 MAX_SHOWN = 60  # characters of a wrong value that are shown again
 MAX_NAMED = 3  # unknown fields that are named; a file of another kind has them by the dozen
 
-EXPECTED = {  # kinds of mistake, in the words of somebody who writes YAML; {…} are limits
+EXPECTED = {  # by kind of error, in the words of somebody who writes YAML; {…} are limits
     "string_type": "text",
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -54,18 +54,21 @@ def explain(
     env_prefix: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """One line for every mistake; a value of the environment is named by its variable."""
-    overriding = _variables(env_prefix, os.environ if environment is None else environment)
-    mistakes, unknown = [], dict[tuple[int | str, ...], list[str]]()
+    """One line for all errors; a value of the environment is named by its variable."""
+    variables = (os.environ if environment is None else environment) if env_prefix else ()
+    overriding = {
+        name.removeprefix(env_prefix).lower(): name for name in variables if name.startswith(env_prefix)
+    }
+    told, unknown = [], dict[tuple[int | str, ...], list[str]]()
     for detail in error.errors(include_url=False):
         place = detail["loc"]
         if detail["type"] == "extra_forbidden":
             unknown.setdefault(place[:-1], []).append(_field(place, overriding))
         else:
-            mistakes.append(_mistake(detail, _field(place, overriding)))
-    mistakes += [_unknown(fields, _fields_at(model, place)) for place, fields in unknown.items()]
-    is_all_environment = all(mistake.startswith(tuple(overriding.values())) for mistake in mistakes)
-    return "; ".join(mistakes) if overriding and is_all_environment else f"{source}: {'; '.join(mistakes)}"
+            told.append(_told(detail, _field(place, overriding)))
+    told += [_unknown(fields, _fields_at(model, place)) for place, fields in unknown.items()]
+    is_all_environment = all(each.startswith(tuple(overriding.values())) for each in told)
+    return "; ".join(told) if overriding and is_all_environment else f"{source}: {'; '.join(told)}"
 
 
 def got(value: object) -> str:
@@ -82,22 +85,22 @@ def kind_of(value: object) -> str:
     return names.get(type(value).__name__, type(value).__name__)
 
 
-def _mistake(detail: ErrorDetails, field: str) -> str:
+def _told(detail: ErrorDetails, field: str) -> str:
     if detail["type"] == "missing":
         return f"{field}: a value is required"
-    context = {name: _plain(value) for name, value in detail.get("ctx", {}).items()}
+    context = detail.get("ctx", {})
+    limits = {
+        name: int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+        for name, limit in context.items()
+    }
     if detail["type"] in ("value_error", "assertion_error"):
         message = str(context.get("error", detail["msg"]))
         return f"{field}: {message}" if field else message
     expected = EXPECTED.get(detail["type"])
     if expected is None:
         return f"{field}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {got(detail['input'])}"
-    counted = f"{context['actual_length']}" if detail["type"] in ("too_short", "too_long") else ""
-    return f"{field}: expected {expected.format(**context)}, got {counted or got(detail['input'])}"
-
-
-def _plain(limit: object) -> object:
-    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+    given = context["actual_length"] if detail["type"] in ("too_short", "too_long") else got(detail["input"])
+    return f"{field}: expected {expected.format(**limits)}, got {given}"
 
 
 def _unknown(fields: Sequence[str], allowed: Sequence[str]) -> str:
@@ -116,13 +119,6 @@ def _field(place: Sequence[int | str], overriding: Mapping[str, str]) -> str:
         if variable is not None:
             return ".".join([variable, *parts[length:]])
     return ".".join(parts)
-
-
-def _variables(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that override a field, by the field's path."""
-    if not prefix:
-        return {}
-    return {name.removeprefix(prefix).lower(): name for name in environment if name.startswith(prefix)}
 
 
 def _fields_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:

@@ -42,7 +42,10 @@ def upload_to_wire(message: pb.UploadMessage | Chunk) -> bytes:
 
 def chunk_from_wire(message: bytes) -> Chunk:
     """Raises DecodeError for bytes that are no `Chunk`."""
-    return _read_chunk(message, 0) or _from_protobuf(pb.Chunk.FromString(message))
+    if (chunk := _read_chunk(message, 0)) is not None:
+        return chunk
+    parsed = pb.Chunk.FromString(message)
+    return Chunk(parsed.offset, parsed.data)
 
 
 def upload_from_wire(message: bytes) -> pb.UploadMessage | Chunk:
@@ -52,12 +55,13 @@ def upload_from_wire(message: bytes) -> pb.UploadMessage | Chunk:
         if start + size == len(message) and (chunk := _read_chunk(message, start)) is not None:
             return chunk
     parsed = pb.UploadMessage.FromString(message)
-    return _from_protobuf(parsed.chunk) if parsed.WhichOneof("kind") == "chunk" else parsed
+    is_chunk = parsed.WhichOneof("kind") == "chunk"
+    return Chunk(parsed.chunk.offset, parsed.chunk.data) if is_chunk else parsed
 
 
 def chunk_of(message: pb.Chunk) -> Chunk:
     """Raises RemoteProtocolError as `check_chunk`."""
-    return check_chunk(_from_protobuf(message))
+    return check_chunk(Chunk(message.offset, message.data))
 
 
 def check_chunk(chunk: Chunk) -> Chunk:
@@ -102,7 +106,3 @@ def _read_varint(message: bytes, start: int) -> tuple[int, int]:
             is_shortest = digit > 0 or place == 0
             return (number, start + place + 1) if is_shortest and number < 1 << 64 else (0, len(message) + 1)
     return 0, len(message) + 1
-
-
-def _from_protobuf(chunk: pb.Chunk) -> Chunk:
-    return Chunk(chunk.offset, chunk.data)
