@@ -222,13 +222,23 @@ class Job:
             raise ConfigError(
                 f"job {self.id}: {phase}: phases outside rounds, and only they, end in a number"
             )
-        lowest, highest = self._rounds_of(phase)
+        last, is_enrollment = self.spec.rounds, phase_kind(phase) == ENROLLMENT
+        if not self.names_everyone(phase):
+            lowest, highest = 1, last
+        elif phase_kind(phase) not in self.strategy.opening:
+            lowest, highest = last, last
+        else:  # only an enrollment comes again between rounds
+            lowest, highest = 0, last if is_enrollment else 0
         if not lowest <= round <= highest:
             allowed = f"{lowest} to {highest}" if lowest < highest else f"{highest}"
             raise ConfigError(f"job {self.id}: {phase}: expected round {allowed}, got {round}")
-        if "." in phase and phase_number(phase) >= self._max_repeats(round, phase):
-            most = self._max_repeats(round, phase) - 1
-            raise ConfigError(f"job {self.id}: {phase}: expected at most number {most} in round {round}")
+        # a phase outside rounds is tried max_attempts times, an enrollment again every enrollment_every
+        occasions = 1 + round // self.spec.enrollment_every if is_enrollment else 1
+        max_number = self.spec.max_attempts * occasions - 1
+        if "." in phase and phase_number(phase) > max_number:
+            raise ConfigError(
+                f"job {self.id}: {phase}: expected at most number {max_number} in round {round}"
+            )
 
     def terms(
         self,
@@ -274,21 +284,6 @@ class Job:
         if round < self.spec.rounds:
             return round + 1, self.strategy.round_phases[0]
         return round, _first(self.strategy.closing[0])
-
-    def _rounds_of(self, phase: str) -> tuple[int, int]:
-        """First and last round that a phase may carry: only an enrollment comes again between rounds."""
-        last, kind = self.spec.rounds, phase_kind(phase)
-        if not self.names_everyone(phase):
-            return 1, last
-        if kind not in self.strategy.opening:
-            return last, last
-        return 0, last if kind == ENROLLMENT else 0
-
-    def _max_repeats(self, round: int, phase: str) -> int:
-        """A phase outside rounds is tried `max_attempts` times, an enrollment anew every
-        `enrollment_every`."""
-        occasions = 1 + round // self.spec.enrollment_every if phase_kind(phase) == ENROLLMENT else 1
-        return self.spec.max_attempts * occasions
 
 
 @lru_cache(maxsize=HELD_SPECS)

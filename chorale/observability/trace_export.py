@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from chorale.observability.logs import get_logger
-from chorale.observability.tracing import SPAN_ID_BYTES, TRACE_ID_BYTES, Service, Span, root_span_id, trace_id
+from chorale.observability.spans import SPAN_ID_BYTES, TRACE_ID_BYTES, Service, Span, root_span_id, trace_id
 from chorale.transport.wire import PhaseKey
 
 MAX_QUEUED = 2048

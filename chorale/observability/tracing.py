@@ -1,8 +1,7 @@
 """Traces of rounds, off unless the settings name a collector. What is here imports no tracing package.
 
-Coordinator and silos give a round the same trace and the same root without a word about it: both ids are
-hashes of the job's digest and the round's number. No byte of a peer enters a trace, nothing of a trace is
-sent to a peer, and no attribute depends on data; how long a span lasted may. Source: docs/tracing.md.
+No byte of a peer enters a trace, nothing of a trace is sent to a peer, and no attribute depends on data; how
+long a span lasted may. Source: docs/tracing.md.
 """
 
 from __future__ import annotations
@@ -10,54 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator
 
+from chorale.observability.spans import Service, Span
 from chorale.spec.fields import HIGHEST_PORT
 from chorale.spec.validation_errors import got
 from chorale.transport.wire import PhaseKey
-from crypto.encoding import digest
 from crypto.errors import ConfigError
 
 if TYPE_CHECKING:
     from chorale.observability.trace_export import Tracer
 
-TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
+__all__ = ["Endpoint", "Service", "Span", "exporting", "span"]
 
 _ENDPOINT = re.compile(
     r"https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?/[A-Za-z0-9._~/-]*"
 )
 _tracer: Tracer | None = None
-
-
-class Service(StrEnum):
-    COORDINATOR = "chorale-coordinator"
-    SILO = "chorale-silo"
-
-
-class Span(StrEnum):
-    """Every name that a span may have."""
-
-    # at the coordinator, each within the one above it
-    ROUND = "round"
-    PHASE = "phase"
-    ATTEMPT = "attempt"
-    # stages of an attempt: at the coordinator as long as it waits for silos, at a silo its own work
-    WAITING = "waiting"
-    SHARE = "share"
-    MASKED = "masked"
-    CONSISTENCY = "consistency"
-    UNMASK = "unmask"
-    RECOVER = "recover"
-    APPLY = "apply"
-    # at a silo alone
-    DOWNLOAD = "download"
-    TRAIN = "train"
-    COMPUTE = "compute"
-    MASK = "mask"
-    UPLOAD = "upload"
 
 
 def _checked_endpoint(value: object) -> str:
@@ -70,16 +40,6 @@ def _checked_endpoint(value: object) -> str:
 
 
 Endpoint = Annotated[str, BeforeValidator(_checked_endpoint)]
-
-
-def trace_id(job_digest: bytes, round: int) -> int:
-    """The same at every party of the job. Source: docs/tracing.md."""
-    return int.from_bytes(digest("trace", job_digest, round)[:TRACE_ID_BYTES])
-
-
-def root_span_id(job_digest: bytes, round: int) -> int:
-    """Of the coordinator's span over the whole round: what every party's first spans hang from."""
-    return int.from_bytes(digest("trace-root", job_digest, round)[:SPAN_ID_BYTES])
 
 
 @contextmanager

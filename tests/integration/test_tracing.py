@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.observability.tracing import root_span_id, trace_id
+from chorale.observability.spans import root_span_id, trace_id
 from tests.support.collector import Collector, Received, collecting
 from tests.support.federation import LocalFederation
 from tests.support.history import check_finished, read_history
