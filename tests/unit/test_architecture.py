@@ -45,10 +45,10 @@ ROOMS = {
     "crypto": "errors < encoding < prg < identity < noise < fixed_point < masking < session",
     "strategies": "recipe < base < parts",
     "chorale": "v1 < runtime < transport < spec < observability < privacy",
-    "coordinator": "clock < settings < reasons < phase_machine < complaints < storage < metrics < members < jobs "
-    "< service",
-    "silo_agent": "seeding < torchvision_compat < metrics < policy < ledger < local_storage < data < settings "
-    "< objective < connection < rounds < training",
+    "coordinator": "clock < settings < reasons < phase_machine < complaints < storage < metrics < members "
+    "< jobs < service",
+    "silo_agent": "seeding < torchvision_compat < metrics < policy < ledger < local_storage < data "
+    "< settings < objective < connection < rounds < training",
     "silo_agent.training": "models < batches < parts < dp_sgd",
     "cli": "errors < parent < keys < output < operator < operations < job < demo < simulate",
 }

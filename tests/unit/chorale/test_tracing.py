@@ -12,7 +12,7 @@ from hashlib import sha256
 
 import pytest
 
-from chorale.observability import logs, trace_export, tracing
+from chorale.observability import logs, spans, trace_export, tracing
 from chorale.observability.tracing import Service, Span
 from chorale.transport.wire import PhaseKey
 from crypto.encoding import encode
@@ -35,8 +35,8 @@ def exporting(endpoint: str) -> object:
 
 
 def test_ids_are_those_of_the_documentation() -> None:
-    assert tracing.trace_id(JOB, 7).to_bytes(16) == sha256(encode("trace", JOB, 7)).digest()[:16]
-    assert tracing.root_span_id(JOB, 7).to_bytes(8) == sha256(encode("trace-root", JOB, 7)).digest()[:8]
+    assert spans.trace_id(JOB, 7).to_bytes(16) == sha256(encode("trace", JOB, 7)).digest()[:16]
+    assert spans.root_span_id(JOB, 7).to_bytes(8) == sha256(encode("trace-root", JOB, 7)).digest()[:8]
 
 
 def test_an_error_within_a_span_leaves_nothing_in_it(collector: Collector) -> None:
@@ -50,7 +50,7 @@ def test_an_error_within_a_span_leaves_nothing_in_it(collector: Collector) -> No
     assert one.span.name == "train"
     assert (list(one.span.events), one.span.status.ByteSize()) == ([], 0)
     assert "117" not in str(one)
-    assert one.span.parent_span_id == tracing.root_span_id(JOB, 7).to_bytes(8)
+    assert one.span.parent_span_id == spans.root_span_id(JOB, 7).to_bytes(8)
 
 
 def test_spans_of_two_rounds_at_once_do_not_mix(collector: Collector) -> None:
@@ -61,7 +61,7 @@ def test_spans_of_two_rounds_at_once_do_not_mix(collector: Collector) -> None:
     ):
         pass
     traces = {one.span.name: int.from_bytes(one.trace) for one in collector.spans}
-    assert traces == {"round": tracing.trace_id(JOB, 1), "phase": tracing.trace_id(JOB, 2)}
+    assert traces == {"round": spans.trace_id(JOB, 1), "phase": spans.trace_id(JOB, 2)}
 
 
 def test_a_round_that_goes_on_in_the_next_process_is_told_once(collector: Collector) -> None:
