@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
     BETTER = "better"
     WORSE = "worse"
-    NOT_TOLD_APART = "not told apart"
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,10 @@ class Paired:
 
     @property
     def verdict(self) -> Verdict:
-        """Equal differences on every seed count as told apart where they are not zero."""
+        """Equal differences on every seed are a decision where they are not zero."""
         t = T_95[self.seeds - 2] if self.seeds - 2 < len(T_95) else NORMAL_95
         if abs(self.mean) <= t * self.error or self.mean == 0.0:
-            return Verdict.NOT_TOLD_APART
+            return Verdict.UNDECIDED
         return Verdict.BETTER if self.mean > 0 else Verdict.WORSE
 
 

@@ -77,7 +77,7 @@ def _against(report: Report, name: str) -> str:
 
 def _sides(found: Mapping[str, Paired]) -> str:
     """On which cuts a method is ahead, on which behind, and which these seeds leave undecided."""
-    words = {Verdict.BETTER: "better", Verdict.WORSE: "worse", Verdict.NOT_TOLD_APART: "undecided"}
+    words = {Verdict.BETTER: "better", Verdict.WORSE: "worse", Verdict.UNDECIDED: "undecided"}
     sides = {
         word: [name for name, one in found.items() if one.verdict is verdict]
         for verdict, word in words.items()

@@ -87,7 +87,7 @@ def test_paired_differences_are_those_of_a_calculation_by_hand() -> None:
     assert found.mean == pytest.approx(-10 / 3)
     assert found.error == pytest.approx(np.sqrt((1600 + 100 + 2500) / 9 / 2) / np.sqrt(3))
     assert (found.won, found.lost, found.seeds) == (1, 1, 3)
-    assert found.verdict is Verdict.NOT_TOLD_APART
+    assert found.verdict is Verdict.UNDECIDED
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_paired_differences_are_those_of_a_calculation_by_hand() -> None:
     [
         ((1.0, 2.0, 1.0, 2.0, 1.5), Verdict.BETTER),
         ((-1.0, -2.0, -1.0, -2.0, -1.5), Verdict.WORSE),
-        ((1.0, 4.0, -1.0, 2.0, 1.5), Verdict.NOT_TOLD_APART),  # t = 1.83, below 2.776
-        ((0.0, 0.0, 0.0, 0.0, 0.0), Verdict.NOT_TOLD_APART),
+        ((1.0, 4.0, -1.0, 2.0, 1.5), Verdict.UNDECIDED),  # t = 1.83, below 2.776
+        ((0.0, 0.0, 0.0, 0.0, 0.0), Verdict.UNDECIDED),
     ],
 )
 def test_verdict_follows_a_paired_t_test(points: Sequence[float], verdict: Verdict) -> None:

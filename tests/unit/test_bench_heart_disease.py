@@ -141,7 +141,7 @@ def test_every_sentence_says_on_which_side_of_the_reference_a_method_is() -> Non
         "fedper": [_outcome(1, 0.69), _outcome(2, 0.71), _outcome(3, 0.70)],
     }
     first, *_ = words.sentences(found, "alone")
-    sides = "better: FedAvg; worse: Ditto; not told apart: FedPer"
+    sides = "better: FedAvg; worse: Ditto; undecided: FedPer"
     assert first == f"- **own hold-out, mean of four**, against alone: {sides}."
 
 
