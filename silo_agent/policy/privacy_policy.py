@@ -61,19 +61,20 @@ class PrivacyPolicy(BaseModel):
         description="jobs that plan more than is left: refuse, or allow until the budget stops them",
     )
     max_records_clip_norm: Limit | None = Field(
-        default=None, description="largest privacy.records.clip_norm of a job; null: any"
+        default=None, description="largest privacy.records.clip_norm of a record-level job; null: any"
     )
     max_sums_clip_norm: Limit | None = Field(
-        default=None, description="largest privacy.sums.clip_norm of a job; null: any"
+        default=None, description="largest privacy.sums.clip_norm of a silo-level job; null: any"
     )
     min_records_noise_multiplier: Limit | None = Field(
-        default=None, description="least noise of DP-SGD; null: what the budget allows"
+        default=None, description="least record-level noise, that of DP-SGD; null: what the budget allows"
     )
     min_sums_noise_multiplier: Limit | None = Field(
-        default=None, description="least noise on summed updates; null: what the budget allows"
+        default=None, description="least silo-level noise, on summed updates; null: what the budget allows"
     )
     min_statistics_noise_multiplier: Limit | None = Field(
-        default=None, description="least noise on counts and statistics; null: what the budget allows"
+        default=None,
+        description="least noise on counts and statistics, by record; null: what the budget allows",
     )
     always_noised: tuple[str, ...] = Field(
         default=(), description="quantities that never leave without noise, whatever the job"
