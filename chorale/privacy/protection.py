@@ -138,7 +138,7 @@ def _protected(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
         largest = rotated_bound(clip_l2, block=block, words=members * quantity.size)
         quantity = replace(quantity, bound=min(quantity.bound, largest))
         return _at_finest_scale(quantity, spec, members, multiplier=multiplier, clip_l2=clip_l2)
-    # under silo-level noise training hides no record, so nothing bounds what one changes of the trained model
+    # silo-level noise bounds the summed update, and nothing else that follows from the trained model
     is_of_update = discloses in (Disclosure.FROM_UPDATE, Disclosure.TRAINED_CLASS_STATISTIC)
     if quantity.sensitivity_l2 is None or (is_of_update and privacy.sums is not None):
         raise ConfigError(
