@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 
 from cryptography import x509
 
-from chorale.privacy.protection import declared_weight, noise_deviations, noised
+from chorale.privacy.protection import noise_deviations, noised
 from chorale.spec.job_spec import ColumnSpec, JobSpec, ModelSpec, ScheduleSpec, StrategySpec, TrainingSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.settings_file import MAX_BYTES
@@ -200,8 +200,8 @@ class Job:
         as it likes. A sum of p below a hundredth of its usual size is not applied.
         Source: docs/protocol.md 7.4.
         """
-        spec = self.spec
-        usual = 1.0 / len(spec.silos) if spec.privacy is None else declared_weight(spec, context.members)
+        privacy = self.spec.privacy
+        usual = 1.0 / len(self.spec.silos) if privacy is None else privacy.declared_weight(context.members)
         least = LEAST_WEIGHT * survivors * usual
         guarded = replace(context, min_weight=max(context.min_weight, least))
         return self.phase(phase).apply(guarded, sums)

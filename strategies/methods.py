@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from crypto.errors import ConfigError
+from crypto.fixed_point.layout import Quantity
 from strategies.base import MODEL, TOTAL, Keeper, Phase, PhaseContext, Statistic
 from strategies.combinations import check_options, check_recipe
 from strategies.parts.class_presence import CLASS_PRESENCE_KIND, ClassPresencePhase
@@ -93,11 +94,18 @@ class Strategy:
         """The options of one part."""
         return options_of(part, self.options)
 
-    def quantity_names(self, *, has_buffers: bool, update_bits: int) -> tuple[str, ...]:
-        """All that its phases sum, by name. has_buffers: whether the model keeps running means."""
+    def quantities(self, *, has_buffers: bool, update_bits: int) -> tuple[Quantity, ...]:
+        """All that its phases sum, of a model of one weight: what they are, and not how large.
+
+        has_buffers: whether the model keeps running means.
+        """
         context = _smallest_context(self.options, has_buffers=has_buffers, update_bits=update_bits)
-        quantities = [each for phase in self.phases.values() for each in phase.quantities(context)]
-        return tuple(dict.fromkeys(quantity.name for quantity in quantities))
+        return tuple(each for phase in self.phases.values() for each in phase.quantities(context))
+
+    def quantity_names(self, *, has_buffers: bool, update_bits: int) -> tuple[str, ...]:
+        """The same by name."""
+        summed = self.quantities(has_buffers=has_buffers, update_bits=update_bits)
+        return tuple(dict.fromkeys(quantity.name for quantity in summed))
 
 
 def recipe_of(preset: str) -> Recipe:

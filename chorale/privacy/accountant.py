@@ -100,27 +100,24 @@ def epsilon(releases: Releases, delta: float) -> float:
     failure with its probability (Bun and Steinke 2016, section 8), n samples at a distance d with
     (1 + e^epsilon) n d. Raises ConfigError for a delta outside (0, 1).
     """
-    counts = _counted(releases, delta)
+    if not 0 < delta < 1:  # false for NaN too
+        raise ConfigError(f"delta: expected more than 0 and less than 1, got {delta}")
+    counts = Counter(releases)
     if not counts:
         return 0.0  # a silo that spent nothing says so at its first scrape, before dp-accounting is loaded
     rdp_A = rdp(counts)
-    left = delta - sum(count * release.failure for release, count in _skellams(counts))
+    left = delta - sum(
+        count * release.failure for release, count in counts.items() if isinstance(release, Skellam)
+    )
     if left <= 0:
         return math.inf
     draws = sum(count * release.draws for release, count in counts.items())
     if draws == 0:
         return _converted(rdp_A, left)
     # an epsilon at half of delta is no smaller than the one sought, so this much slack is enough
-    most = _converted(rdp_A, left / 2)
-    slack = (1.0 + math.exp(min(most, 500.0))) * draws * SAMPLER_DISTANCE
+    highest = _converted(rdp_A, left / 2)
+    slack = (1.0 + math.exp(min(highest, 500.0))) * draws * SAMPLER_DISTANCE
     return _converted(rdp_A, left - slack) if slack <= left / 2 else math.inf
-
-
-def papers_epsilon(releases: Releases, delta: float) -> float:
-    """The same by the classic conversion, rdp + log(1 / delta) / (order - 1), for comparison with published
-    values (Mironov 2017, Proposition 3). Nothing is taken out of delta. Never below `epsilon` of DP-SGD."""
-    rdp_A = rdp(_counted(releases, delta))
-    return max(0.0, float(np.min(rdp_A + math.log(1.0 / delta) / (_ORDERS_A - 1.0))))
 
 
 def rdp(releases: Releases) -> FloatArray:
@@ -129,26 +126,6 @@ def rdp(releases: Releases) -> FloatArray:
     for release, count in Counter(releases).items():
         total_A += count * _rdp_of(release)
     return total_A
-
-
-def pld_epsilon(releases: Releases, delta: float) -> float:
-    """Epsilon of steps of DP-SGD alone by dp-accounting's privacy loss distributions, to check `epsilon`.
-
-    Pessimistic, so an upper bound too, and tighter than RDP. Raises ConfigError for Skellam noise, for
-    which there is no such distribution here.
-    """
-    accounting = _accounting()
-    from dp_accounting import pld
-
-    accountant = pld.PLDAccountant()
-    for release, count in _counted(releases, delta).items():
-        if not isinstance(release, DpSgd):
-            raise ConfigError("pld: only the steps of DP-SGD have a privacy loss distribution here")
-        gaussian = accounting.GaussianDpEvent(release.noise_multiplier)
-        accountant.compose(
-            accounting.PoissonSampledDpEvent(release.sample_rate, gaussian), count * release.steps
-        )
-    return float(accountant.get_epsilon(delta))
 
 
 def skellam_rdp(release: Skellam, order: float) -> float:
@@ -165,32 +142,31 @@ def skellam_rdp(release: Skellam, order: float) -> float:
 
 def releases_to_json(releases: Sequence[Release]) -> str:
     """As the ledger keeps them."""
-    rows = [{"kind": _kind_of(release), **asdict(release)} for release in releases]
+    kinds = {made: kind for kind, made in _KINDS.items()}
+    rows = [{"kind": kinds[type(release)], **asdict(release)} for release in releases]
     return json.dumps(rows, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def releases_from_json(text: str) -> tuple[Release, ...]:
     """Raises ConfigError for anything that `releases_to_json` does not write."""
+    releases: list[Release] = []
     try:
         rows = json.loads(text) if len(text) <= MAX_RELEASES_BYTES else None
         if not isinstance(rows, list):
             raise ConfigError("releases: expected a list")
-        return tuple(_read(row) for row in rows)
+        for row in rows:
+            values = dict(row)
+            made = _KINDS[values.pop("kind")]
+            if set(values) != {field.name for field in fields(made)}:
+                raise ConfigError(f"releases: expected the fields of {made.__name__}")
+            if any(
+                isinstance(value, bool) or not isinstance(value, int | float) for value in values.values()
+            ):
+                raise ConfigError("releases: expected numbers")
+            releases.append(made(**values))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"releases: damaged, {error}") from None
-
-
-_ORDERS_A: Final = np.array(ORDERS)
-
-
-def _counted(releases: Releases, delta: float) -> Counter[Release]:
-    if not 0 < delta < 1:  # false for NaN too
-        raise ConfigError(f"delta: expected more than 0 and less than 1, got {delta}")
-    return Counter(releases)
-
-
-def _skellams(counts: Mapping[Release, int]) -> list[tuple[Skellam, int]]:
-    return [(release, count) for release, count in counts.items() if isinstance(release, Skellam)]
+    return tuple(releases)
 
 
 def _converted(rdp_A: FloatArray, delta: float) -> float:
@@ -222,20 +198,6 @@ def _accounting() -> Any:
     # it warns of each order whose series does not converge, and leaves that order out
     logging.getLogger("absl").setLevel(logging.ERROR)
     return dp_accounting
-
-
-def _kind_of(release: Release) -> str:
-    return next(kind for kind, made in _KINDS.items() if isinstance(release, made))
-
-
-def _read(row: dict[str, Any]) -> Release:
-    values = dict(row)
-    made = _KINDS[values.pop("kind")]
-    if set(values) != {field.name for field in fields(made)}:
-        raise ConfigError(f"releases: expected the fields of {made.__name__}")
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()):
-        raise ConfigError("releases: expected numbers")
-    return made(**values)
 
 
 def _check_positive(what: str, name: str, value: float) -> None:

@@ -1,15 +1,15 @@
 """What a private job promises and costs: which quantity carries how much noise, and what that releases.
 
-Both sides compute it from job, state and m; nobody is told. Every quantity of a private job is the same
-whatever the data are, or post-processing of DP-SGD, or it carries noise; what is none of the three is
-refused. Source: docs/privacy.md.
+Both sides compute it from job, state and m; no message carries it. Every quantity of a private job is the
+same whatever the data are, or post-processing of DP-SGD, or it carries noise; every other one is refused.
+Which of these a quantity is stands on the quantity (`Quantity.discloses`). Source: docs/privacy.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from chorale.privacy.accountant import DpSgd, Release, Skellam
 from chorale.spec.job_spec import JobSpec
@@ -17,7 +17,7 @@ from chorale.spec.phase_context import phase_context
 from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import CLIPPED, MAX_QUANTITIES, Quantity
+from crypto.fixed_point.layout import MAX_QUANTITIES, Disclosure, Quantity
 from crypto.noise.terms import (
     MAX_DEVIATION,
     MAX_WRAP_PROBABILITY,
@@ -28,35 +28,15 @@ from crypto.noise.terms import (
     rotated_bound,
     whole_sensitivity,
 )
-from strategies.parts.evaluation import LOSS_CLIP
-from strategies.parts.update_scale import MEAN_SQUARE
-
-DELTA = "delta"
-SOFT_LABELS = "soft_labels"
-CONSTANTS = frozenset({"silos", "weight"})  # 1 and the declared p: the same whatever the data are
-AFTER_DP_SGD = frozenset(
-    {DELTA, MEAN_SQUARE, "update_sq_norm", "normalizer"}
-)  # of the update, or of the declared steps
 
 MAX_EXPONENT = 60  # of the scale
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Protected:
-    """A quantity as it is summed, and what its sum releases of a silo; None where that is nothing."""
-
-    quantity: Quantity
-    release: Skellam | None = None
-
-
-def declared_weight(spec: JobSpec, members: int) -> float:
-    """p of every silo in a private job: the job's, else 1 / m. Never n / total, which tells a count."""
-    return privacy_of(spec).declared_weight(members)
-
-
-def loss_clip(spec: JobSpec) -> float | None:
-    """What each tested sample's loss is clipped to before it is summed; None without privacy."""
-    return None if spec.privacy is None else LOSS_CLIP
+def privacy_of(spec: JobSpec) -> PrivacySpec:
+    """Raises ConfigError for a job without privacy."""
+    if spec.privacy is None:
+        raise ConfigError(f"job {spec.name}: privacy: the job promises none")
+    return spec.privacy
 
 
 def dp_sgd_steps(spec: JobSpec) -> int:
@@ -75,12 +55,13 @@ def dp_sgd_steps(spec: JobSpec) -> int:
 def noised(quantities: Sequence[Quantity], spec: JobSpec, members: int) -> tuple[Quantity, ...]:
     """The quantities with the noise that the job promises; as they are where it promises none.
 
-    `clipped` is not summed under noise. Raises ConfigError for a quantity that nothing protects, for a
+    No diagnostic is summed under noise. Raises ConfigError for a quantity that nothing protects, for a
     multiplier that is null, and where no scale leaves room for the noise.
     """
     if spec.privacy is None:
         return tuple(quantities)
-    return tuple(each.quantity for each in protected(quantities, spec, members))
+    summed = [quantity for quantity in quantities if quantity.discloses is not Disclosure.DIAGNOSTIC]
+    return tuple(_protected(quantity, spec, members) for quantity in summed)
 
 
 def noise_deviations(quantities: Sequence[Quantity], members: int) -> dict[str, float]:
@@ -101,135 +82,107 @@ def releases_of(spec: JobSpec, kind: str, state: GlobalState, members: int) -> t
     A sum is released with the noise of at least h silos; that of the others is not counted. Raises
     ConfigError for a job without privacy, whose cost has no bound.
     """
-    return tuple(release for _, release in named_releases(spec, kind, state, members))
+    return tuple(release for _, release in releases_by_quantity(spec, kind, state, members))
 
 
-def named_releases(spec: JobSpec, kind: str, state: GlobalState, members: int) -> list[tuple[str, Release]]:
-    """The same, each with the quantity it belongs to; DP-SGD's steps belong to the delta."""
-    records = privacy_of(spec).records
+def releases_by_quantity(
+    spec: JobSpec, kind: str, state: GlobalState, members: int
+) -> list[tuple[Quantity, Release]]:
+    """The same, each with its quantity as the method declares it; DP-SGD's steps belong to the update."""
+    records, honest = privacy_of(spec).records, spec.rule(members).min_honest
     context = phase_context(spec, 1, state, members, public_seed=bytes(32))  # no seed changes the cost
-    every = protected(spec.method.phase(kind).quantities(context), spec, members)
-    sums: list[tuple[str, Release]] = [
-        (each.quantity.name, each.release) for each in every if each.release is not None
-    ]
-    if kind != "train" or records is None:
-        return sums
-    multiplier = _solved(records.noise_multiplier, "records.noise_multiplier")
-    steps = dp_sgd_steps(spec)
-    trained = next(each.quantity for each in every if each.quantity.name == DELTA)
-    dp_sgd = DpSgd(
-        noise_multiplier=multiplier,
-        sample_rate=records.sample_rate,
-        steps=steps,
-        draws=steps * math.prod(trained.shape),
-    )
-    return [(DELTA, dp_sgd), *sums]
+    found: list[tuple[Quantity, Release]] = []
+    for quantity in spec.method.phase(kind).quantities(context):
+        if quantity.discloses is Disclosure.UPDATE and records is not None:
+            steps = dp_sgd_steps(spec)
+            dp_sgd = DpSgd(
+                noise_multiplier=_solved(records.noise_multiplier, "records.noise_multiplier"),
+                sample_rate=records.sample_rate,
+                steps=steps,
+                draws=steps * math.prod(quantity.shape),
+            )
+            found.append((quantity, dp_sgd))
+        if quantity.discloses is Disclosure.DIAGNOSTIC:
+            continue
+        noise = _protected(quantity, spec, members).noise
+        if noise is None:
+            continue
+        moved = _sensitivity(quantity, noise.scale, noise.clip_l2)
+        if noise.clip_l2 is not None:
+            # Exchanging a silo's data moves the sum twice as far as leaving the silo out. The noise is scaled
+            # by the second, the cost is counted by the first: one record's change is an exchange.
+            moved = replace(moved, squared_l2=4 * moved.squared_l2)
+        noise_of_honest = Skellam(
+            l1=moved.l1,
+            l2=moved.l2,
+            variance=honest * noise.variance,
+            draws=honest * quantity.size,
+            failure=moved.failure,
+        )
+        found.append((quantity, noise_of_honest))
+    return found
 
 
-def protected(quantities: Sequence[Quantity], spec: JobSpec, members: int) -> list[Protected]:
-    """Each quantity of a private job but `clipped`, with its noise and its release. Raises ConfigError."""
-    return [_protect(each, spec, members) for each in quantities if each.name != CLIPPED]
-
-
-def privacy_of(spec: JobSpec) -> PrivacySpec:
-    """Raises ConfigError for a job without privacy."""
-    if spec.privacy is None:
-        raise ConfigError(f"job {spec.name}: privacy: the job promises none")
-    return spec.privacy
-
-
-def _protect(quantity: Quantity, spec: JobSpec, members: int) -> Protected:
-    privacy = privacy_of(spec)
-    if quantity.name in CONSTANTS:
-        return Protected(quantity=quantity)
-    clip = privacy.update_clip(members)
-    if quantity.name == DELTA and privacy.sums is not None and clip is not None:
+def _protected(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
+    """A quantity of a private job with its noise, or as it is where it needs none. Raises ConfigError."""
+    privacy, discloses = privacy_of(spec), quantity.discloses
+    if discloses is Disclosure.CONSTANT:
+        return quantity
+    if discloses in (Disclosure.UPDATE, Disclosure.FROM_UPDATE) and privacy.sums is None:
+        return quantity  # post-processing of DP-SGD
+    clip_l2 = privacy.update_clip(members)
+    if discloses is Disclosure.UPDATE and privacy.sums is not None and clip_l2 is not None:
         multiplier = _solved(privacy.sums.noise_multiplier, "sums.noise_multiplier")
-        return _under_clip(quantity, spec, members, multiplier=multiplier, clip_l2=clip)
-    if quantity.name in AFTER_DP_SGD and privacy.sums is None:
-        return Protected(quantity=quantity)
-    is_of_update = quantity.name == SOFT_LABELS and privacy.sums is not None
-    if quantity.sensitivity_l2 is None or is_of_update:
+        # the rotation makes words small and does no more for privacy: the norm is clipped before it
+        block = 1 if quantity.projection is None else quantity.projection.block
+        largest = rotated_bound(clip_l2, block=block, words=members * quantity.size)
+        quantity = replace(quantity, bound=min(quantity.bound, largest))
+        return _at_finest_scale(quantity, spec, members, multiplier=multiplier, clip_l2=clip_l2)
+    # silo-level noise bounds the summed update, and nothing else that follows from the trained model
+    is_of_update = discloses in (Disclosure.FROM_UPDATE, Disclosure.TRAINED_CLASS_STATISTIC)
+    if quantity.sensitivity_l2 is None or (is_of_update and privacy.sums is not None):
         raise ConfigError(
             f"quantity {quantity.name}: a private job cannot sum it, because nothing bounds what one "
             f"{privacy.unit} changes of it"
         )
     multiplier = _solved(privacy.statistics_noise_multiplier, "statistics_noise_multiplier")
-    return _by_record(quantity, spec, members, multiplier=multiplier, l2=quantity.sensitivity_l2)
+    return _at_finest_scale(quantity, spec, members, multiplier=multiplier, clip_l2=None)
 
 
-def _under_clip(
-    quantity: Quantity, spec: JobSpec, members: int, *, multiplier: float, clip_l2: float
-) -> Protected:
-    """The whole array of a silo. Exchanging a silo's data moves the sum twice as far as leaving it out;
-    the noise is scaled by the second, the cost counted by the first, which one record's change is too.
-    The rotation makes words small, which is all that it does for privacy: the norm is clipped before it."""
-    block, words = 1 if quantity.projection is None else quantity.projection.block, members * quantity.size
-    largest = rotated_bound(clip_l2, block=block, words=words)
-    bounded = replace(quantity, bound=min(quantity.bound, largest))
-
-    def sensitivity(scale: float) -> Sensitivity:
-        return clipped_sensitivity(clip_l2, scale=scale, coordinates=quantity.size)
-
-    made = _noise(bounded, spec, members, multiplier=multiplier, sensitivity=sensitivity, clip_l2=clip_l2)
-    exchanged = sensitivity(made.scale)
-    exchanged = replace(exchanged, squared_l2=4 * exchanged.squared_l2)
-    return _released(replace(bounded, noise=made), exchanged, spec, members)
-
-
-def _by_record(quantity: Quantity, spec: JobSpec, members: int, *, multiplier: float, l2: float) -> Protected:
-    """A statistic: one record more or less moves it by at most l2. It is no count once it has noise."""
-
-    def sensitivity(scale: float) -> Sensitivity:
-        stays_whole = quantity.is_count and scale >= 1.0
-        of = whole_sensitivity if stays_whole else record_sensitivity
-        return of(l2, scale=scale, coordinates=quantity.size)
-
-    plain = replace(quantity, is_count=False)
-    made = _noise(plain, spec, members, multiplier=multiplier, sensitivity=sensitivity)
-    return _released(replace(plain, noise=made), sensitivity(made.scale), spec, members)
-
-
-def _noise(
-    quantity: Quantity,
-    spec: JobSpec,
-    members: int,
-    *,
-    multiplier: float,
-    sensitivity: Callable[[float], Sensitivity],
-    clip_l2: float | None = None,
-) -> Noise:
+def _at_finest_scale(
+    quantity: Quantity, spec: JobSpec, members: int, *, multiplier: float, clip_l2: float | None
+) -> Quantity:
     """The finest scale at which one silo's noise stays within MAX_DEVIATION and the sum within its word.
 
     The noise of h silos together has a standard deviation of multiplier times the sensitivity: those
     that are sure to be in a sum and to be honest, not the m that were named.
     """
     honest = spec.rule(members).min_honest
+    plain = replace(quantity, is_count=False)  # it is no count once it has noise
     for exponent in range(MAX_EXPONENT, -MAX_EXPONENT, -1):
         scale = math.ldexp(1.0, exponent)
-        variance = multiplier**2 * sensitivity(scale).squared_l2 / honest
+        variance = multiplier**2 * _sensitivity(quantity, scale, clip_l2).squared_l2 / honest
         if variance > MAX_DEVIATION**2:
             continue
-        noise = Noise(variance=variance, scale=scale, clip_l2=clip_l2)
-        if replace(quantity, noise=noise).wrap_probability(members) <= MAX_WRAP_PROBABILITY / MAX_QUANTITIES:
-            return noise
+        made = replace(plain, noise=Noise(variance=variance, scale=scale, clip_l2=clip_l2))
+        if made.wrap_probability(members) <= MAX_WRAP_PROBABILITY / MAX_QUANTITIES:
+            return made
     raise ConfigError(
         f"quantity {quantity.name}: no scale leaves room in {quantity.word} bits for {quantity.size} values "
         f"under a noise multiplier of {multiplier:g}"
     )
 
 
-def _released(quantity: Quantity, moved: Sensitivity, spec: JobSpec, members: int) -> Protected:
-    assert quantity.noise is not None
-    honest = spec.rule(members).min_honest
-    release = Skellam(
-        l1=moved.l1,
-        l2=moved.l2,
-        variance=honest * quantity.noise.variance,
-        draws=honest * quantity.size,
-        failure=moved.failure,
-    )
-    return Protected(quantity=quantity, release=release)
+def _sensitivity(quantity: Quantity, scale: float, clip_l2: float | None) -> Sensitivity:
+    """How far leaving out one silo's clipped array moves the sum of whole numbers, or else one record.
+
+    quantity: without its noise, so that a count is still one.
+    """
+    if clip_l2 is not None:
+        return clipped_sensitivity(clip_l2, scale=scale, coordinates=quantity.size)
+    assert quantity.sensitivity_l2 is not None
+    of = whole_sensitivity if quantity.is_count and scale >= 1.0 else record_sensitivity
+    return of(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
 
 
 def _solved(multiplier: float | None, field: str) -> float:

@@ -17,7 +17,7 @@ from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import CLIPPED
+from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from strategies.combinations import check_classes, check_optimizer
 from strategies.methods import Strategy, recipe_of, strategy_of
@@ -302,12 +302,18 @@ class JobSpec(_Part):
         return method if self.privacy is None else method.under_noise()
 
     @property
-    def quantity_names(self) -> tuple[str, ...]:
-        """All that the job sums, as far as it is known without the model's state: a custom model may keep
-        running means of its own."""
+    def quantities(self) -> tuple[Quantity, ...]:
+        """All that the job sums, of a model of one weight, as far as it is known without the model's state: a
+        custom model may keep running means of its own."""
         has_buffers = self.model.norm == "batch"
-        names = self.method.quantity_names(has_buffers=has_buffers, update_bits=self.update_bits)
-        return names if self.privacy is None else tuple(name for name in names if name != CLIPPED)
+        summed = self.method.quantities(has_buffers=has_buffers, update_bits=self.update_bits)
+        if self.privacy is None:
+            return summed
+        return tuple(quantity for quantity in summed if quantity.discloses is not Disclosure.DIAGNOSTIC)
+
+    @property
+    def quantity_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(quantity.name for quantity in self.quantities))
 
     def rule(self, members: int) -> CohortRule:
         """Sizes for m named silos; the job's own values raise the defaults, never lower them.

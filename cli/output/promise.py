@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chorale.privacy.plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
-from chorale.privacy.protection import DELTA, noise_deviations, noised, privacy_of
+from chorale.privacy.protection import noise_deviations, noised, privacy_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
-from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
+from crypto.fixed_point.layout import Disclosure
 
 DROWNED = 1.0  # noise in the length of the longest update: beyond it sums say little of it
 
@@ -77,18 +77,28 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
             f"privacy.epsilon: expected noise multipliers that cost at most {privacy.epsilon:g}, "
             f"got {cost:.4g}"
         )
-    deviations, size = _train_noise(spec, state, members)
-    clip = 0.0 if privacy.sums is None else privacy.sums.clip_norm
-    weight = privacy.declared_weight(members) * members
+    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
+    quantities = noised(spec.method.phase("train").quantities(context), spec, members)
+    deviations = noise_deviations(quantities, members)
+    multipliers: dict[str, float | None] = {}
+    if privacy.records is not None:
+        multipliers["records.noise_multiplier"] = privacy.records.noise_multiplier
+    update_noise = 0.0
+    if privacy.sums is not None:
+        multipliers["sums.noise_multiplier"] = privacy.sums.noise_multiplier
+        update = next(each for each in quantities if each.discloses is Disclosure.UPDATE)
+        longest = privacy.sums.clip_norm * (privacy.declared_weight(members) * members)
+        update_noise = deviations[update.name] * math.sqrt(update.size) / longest
+    multipliers["statistics_noise_multiplier"] = privacy.statistics_noise_multiplier
     return Promise(
         epsilon=cost,
         delta=privacy.delta,
         unit=privacy.unit,
         epsilon_updates_per_silo=planned_updates_epsilon(spec, state),
         epsilon_statistics_per_record=planned_statistics_epsilon(spec, state),
-        multipliers=multipliers_of(privacy),
+        multipliers={field: value for field, value in multipliers.items() if value is not None},
         count_deviation=deviations["correct"],
-        update_noise=deviations.get(DELTA, 0.0) * math.sqrt(size) / (clip * weight) if clip else 0.0,
+        update_noise=update_noise,
     )
 
 
@@ -100,22 +110,3 @@ def units(updates_per_silo: float | None, statistics_per_record: float) -> str:
         f"for each record; by themselves updates cost epsilon {updates_per_silo:.4g} for each silo, "
         f"statistics epsilon {statistics_per_record:.4g} for each record"
     )
-
-
-def multipliers_of(privacy: PrivacySpec) -> dict[str, float]:
-    """Those that are not null, by field."""
-    found: dict[str, float | None] = {}
-    if privacy.records is not None:
-        found["records.noise_multiplier"] = privacy.records.noise_multiplier
-    if privacy.sums is not None:
-        found["sums.noise_multiplier"] = privacy.sums.noise_multiplier
-    found["statistics_noise_multiplier"] = privacy.statistics_noise_multiplier
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _train_noise(spec: JobSpec, state: GlobalState, members: int) -> tuple[dict[str, float], int]:
-    """Deviations of the noise in the sums of a train phase, and the words of the summed update."""
-    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
-    quantities = noised(spec.method.phase("train").quantities(context), spec, members)
-    sizes = {quantity.name: quantity.size for quantity in quantities}
-    return noise_deviations(quantities, members), sizes[DELTA]

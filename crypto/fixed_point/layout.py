@@ -7,7 +7,8 @@ Source: docs/protocol.md 4.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cached_property
 
 from crypto import encoding
@@ -23,6 +24,26 @@ MAX_VALUES = 1 << 31  # of one quantity; 8 GiB of 32-bit words
 BOUND_RANGE = (1e-30, 1e30)  # within it scale and scaled values are ordinary float64 numbers
 
 
+class Disclosure(Enum):
+    """What the sum of a quantity tells of a silo's data.
+
+    A private job protects a quantity by it, and a silo's policy refuses by it. No message carries it and no
+    digest covers it: coordinator and silo each read it from the method's code. Source: docs/privacy.md.
+    """
+
+    CONSTANT = auto()  # nothing: the same number whatever the data are
+    UPDATE = auto()  # the trained update
+    FROM_UPDATE = auto()  # what follows from the update, or from the declared number of steps
+    STATISTIC = auto()  # of a silo's records, over all classes together
+    CLASS_STATISTIC = auto()  # of a silo's records, by class; and all that nobody has classified
+    TRAINED_CLASS_STATISTIC = auto()  # by class, of answers of the model that the silo has just trained
+    DIAGNOSTIC = auto()  # how well the encoding fits; no private job sums it
+
+    @property
+    def is_by_class(self) -> bool:
+        return self in (Disclosure.CLASS_STATISTIC, Disclosure.TRAINED_CLASS_STATISTIC)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """One named array of a phase.
@@ -32,6 +53,7 @@ class Quantity:
     sensitivity_l2: change by one record, where the quantity can be noised per record.
     projection: the values are summed as its numbers, of which `bound` is the largest; shape stays theirs.
     noise: what every silo adds to its own; the sum of a noised count is a real number.
+    discloses: not encoded, so not compared either; the default is what policies refuse.
     """
 
     name: str
@@ -42,13 +64,14 @@ class Quantity:
     sensitivity_l2: float | None = None
     projection: Projection | None = None
     noise: Noise | None = None
+    discloses: Disclosure = field(default=Disclosure.CLASS_STATISTIC, compare=False)
 
     def __post_init__(self) -> None:
         if self.word not in WORD_BITS:
             raise ConfigError(f"quantity {self.name}: word is 16, 32 or 64, got {self.word}")
-        least, most = BOUND_RANGE
-        if not least <= self.bound <= most:
-            raise ConfigError(f"quantity {self.name}: bound is {least:g} to {most:g}, got {self.bound}")
+        lowest, highest = BOUND_RANGE
+        if not lowest <= self.bound <= highest:
+            raise ConfigError(f"quantity {self.name}: bound is {lowest:g} to {highest:g}, got {self.bound}")
         if self.is_count and self.bound != int(self.bound):
             raise ConfigError(f"quantity {self.name}: the bound of a count is whole, got {self.bound}")
         if self.name == CLIPPED and not (self.is_count and self.shape == ()):
@@ -58,14 +81,9 @@ class Quantity:
                 raise ConfigError(f"quantity {self.name}: expected 1 to {MAX_VALUES} values, got {values}")
         if self.noise is not None and self.is_count:
             raise ConfigError(f"quantity {self.name}: a count with noise is no count")
-        self._check_projection()
-
-    def _check_projection(self) -> None:
-        if self.projection is None:
-            return
-        if self.is_count:
+        if self.projection is not None and self.is_count:
             raise ConfigError(f"quantity {self.name}: a count is not projected")
-        if self.projection.size != math.prod(self.shape):
+        if self.projection is not None and self.projection.size != math.prod(self.shape):
             raise ConfigError(
                 f"quantity {self.name}: expected a projection of {math.prod(self.shape)} values, "
                 f"got {self.projection.size}"
@@ -79,8 +97,8 @@ class Quantity:
     def scale(self, members: int) -> float:
         """Power of two with members * ceil(scale * bound) <= 2^(word-1) - 1; 1 for counts.
 
-        Under noise it is the noise's. Both sides compute it from m, so nobody is told. Raises ConfigError
-        if none fits.
+        Under noise it is the noise's. Both sides compute it from m; no message carries it. Raises
+        ConfigError if none fits.
         """
         if self.noise is not None:
             return self.noise.scale
@@ -163,16 +181,17 @@ class Layout:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over m and every field of every quantity."""
-        fields = [quantity_fields(quantity) for quantity in self.quantities]
-        return encoding.digest("layout", self.members, fields)
+        """SHA-256 over m and the `quantity_fields` of every quantity."""
+        rows = [quantity_fields(quantity) for quantity in self.quantities]
+        return encoding.digest("layout", self.members, rows)
 
 
 def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
-    """Every field of a quantity as the layout's digest covers it; floats in hexadecimal, so exact.
+    """A quantity as the layout's digest covers it; floats in hexadecimal, so exact.
 
-    A quantity without noise ends with its sensitivity.
+    A quantity without noise ends with its projection. What it discloses is not among them.
     """
+    projection, noise = quantity.projection, quantity.noise
     fields: list[encoding.Field] = [
         quantity.name,
         list(quantity.shape),
@@ -180,18 +199,11 @@ def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
         quantity.word,
         int(quantity.is_count),
         _hex(quantity.sensitivity_l2),
-        _projection_fields(quantity.projection),
+        [] if projection is None else [projection.seed, projection.size, projection.block, projection.kept],
     ]
-    if quantity.noise is not None:
-        noise = quantity.noise
+    if noise is not None:
         fields.append([_hex(noise.variance), _hex(noise.scale), _hex(noise.clip_l2)])
     return fields
-
-
-def _projection_fields(projection: Projection | None) -> list[encoding.Field]:
-    if projection is None:
-        return []
-    return [projection.seed, projection.size, projection.block, projection.kept]
 
 
 def _hex(number: float | None) -> str:

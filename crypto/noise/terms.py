@@ -15,14 +15,14 @@ from crypto.errors import ConfigError
 MAX_DEVIATION = 4096.0  # of one silo's noise, in ring units: the alias table then stays in the cache
 MAX_WRAP_PROBABILITY = 2.0**-40  # that any number of a sum leaves its word
 
-# Whoever computes a layout needs the same last bit, so these are numbers and no calls of log()
+# Both sides of a layout need the same last bit, so these are numbers and not calls of log()
 RECORD_FAILURE = 2.0**-40  # beta of a record's rounding; charged to delta
 RECORD_SPREAD = 7.4466  # sqrt(2 ln 2^40) = 7.44659..., rounded up
-CLIP_REDRAW = 2.0**-20  # beta of a clipped array: how seldom its rounding is drawn anew
+CLIP_REDRAW = 2.0**-20  # beta of a clipped array: how seldom its rounding is drawn again
 CLIP_SPREAD = 5.2656  # sqrt(2 ln 2^20) = 5.26553..., rounded up
 ROTATED_BEYOND = 2.0**-41  # that any word of any silo is beyond rotated_bound, and is clipped
 _LN_2 = 0.6931472  # rounded up
-_DIE = 1.01 * 2.0**-16  # a die of 16 bits rounds as if the value were up to this much larger
+_ROUNDING_STEP = 1.01 * 2.0**-16  # 16 rounding bits round as if the value were up to this much larger
 _ROUNDING_UP = 1.0 + 1e-12  # of float64 arithmetic: a bound is never below what it stands for
 _SUM_ROUNDING = 1.0 + 2.0**-20  # float64 sums over all records may differ by more than one record's share
 
@@ -57,7 +57,7 @@ class Sensitivity:
     """How far one record, or one silo's clipped array, moves the sum of whole numbers.
 
     squared_l2: of the difference's norm, in ring units. coordinates: how many numbers may differ.
-    failure: probability beyond which this holds; it is charged to delta.
+    failure: probability with which this does not hold; it is charged to delta.
     """
 
     squared_l2: int
@@ -82,13 +82,14 @@ def whole_sensitivity(l2: float, *, scale: float, coordinates: int) -> Sensitivi
 def record_sensitivity(l2: float, *, scale: float, coordinates: int) -> Sensitivity:
     """Of values that one record moves by a vector of norm l2, after stochastic rounding.
 
-    With the dice the same on both sides, the rounded difference is a stochastic rounding of the scaled
-    difference, to what a die tells apart. Its norm is below scale l2 + sqrt(coordinates) always, and below
-    the second bound but for a probability of RECORD_FAILURE (Kairouz, Liu, Steinke 2021, Proposition 22).
+    With the same rounding bits on both sides, the rounded difference is a stochastic rounding of the scaled
+    difference, to the step of the rounding bits. Its norm is always below scale l2 + sqrt(coordinates), and
+    below the second bound but for a probability of RECORD_FAILURE (Kairouz, Liu, Steinke 2021, Proposition
+    22).
     """
     norm, root = scale * l2 * _SUM_ROUNDING, math.sqrt(coordinates)
     always = (norm + root) ** 2 * _ROUNDING_UP
-    norm += _DIE * root
+    norm += _ROUNDING_STEP * root
     mostly = (norm**2 + coordinates / 4.0 + RECORD_SPREAD * (norm + root / 2.0)) * _ROUNDING_UP
     if always <= mostly:
         return Sensitivity(squared_l2=math.ceil(always), coordinates=coordinates)
@@ -98,9 +99,9 @@ def record_sensitivity(l2: float, *, scale: float, coordinates: int) -> Sensitiv
 def clipped_sensitivity(clip_l2: float, *, scale: float, coordinates: int) -> Sensitivity:
     """Of an array that was clipped to a norm and rounded until its squared norm is at most `squared_l2`.
 
-    The encoder draws the dice anew while the rounded norm is larger, which happens with a probability
-    of about CLIP_REDRAW at most (conditional rounding; Kairouz, Liu, Steinke 2021). So the bound
-    holds always, whatever floating point did before: it is checked on whole numbers.
+    The encoder draws the rounding bits again while the rounded norm is larger, which happens with a
+    probability of about CLIP_REDRAW at most (conditional rounding; Kairouz, Liu, Steinke 2021). So the bound
+    always holds, whatever floating point did before: it is checked on whole numbers.
     """
     norm, root = scale * clip_l2, math.sqrt(coordinates)
     always = (norm + root) ** 2
@@ -109,11 +110,11 @@ def clipped_sensitivity(clip_l2: float, *, scale: float, coordinates: int) -> Se
 
 
 def rotated_bound(clip_l2: float, *, block: int, words: int) -> float:
-    """What no word of rotated arrays of that norm passes, but for a probability of ROTATED_BEYOND.
+    """What no word of rotated arrays of that norm exceeds, but for a probability of ROTATED_BEYOND.
 
     block: rows of the rotation. words: of all silos together. With random signs a word is a sum of `block`
     values of either sign over sqrt(block): P(|x| > a) <= 2 exp(-a^2 block / (2 clip_l2^2)) (Hoeffding).
-    At most clip_l2, which no word passes at all. The noise covers a word that is clipped like any other.
+    At most clip_l2, which no word exceeds at all. The noise covers a clipped word like any other.
     """
     bits = (2 * words).bit_length() + 41  # no less than log2(2 words / ROTATED_BEYOND)
     return clip_l2 * min(1.0, math.sqrt(2.0 * _LN_2 * bits / block))

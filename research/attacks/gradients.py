@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bench.rows import Row
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.plan import solve
-from chorale.privacy.protection import DELTA, named_releases
+from chorale.privacy.protection import releases_by_quantity
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import trained_names
 from crypto.fixed_point import ring
@@ -43,6 +43,7 @@ FEW = 8
 RECOVERED = 0.99
 # of the best of 64 rows: random ones have 0.25 to 0.28 in the mean
 NEAR_COSINE, FAR_COSINE = 0.85, 0.5
+DELTA = "delta"  # the quantity
 DELTA_DP = 1e-5
 OTHER_NOISE = 100.0  # of the statistics, which this attack does not look at: they cost next to nothing
 FloatArray = NDArray[np.float64]
@@ -178,8 +179,8 @@ class _Trial:
         """Epsilon of the update's release by itself."""
         if protection not in PROMISES:
             return None
-        named = named_releases(self.private_spec(protection), "train", dict(self.state), SILOS)
-        return epsilon([release for name, release in named if name == DELTA], DELTA_DP)
+        released = releases_by_quantity(self.private_spec(protection), "train", dict(self.state), SILOS)
+        return epsilon([release for quantity, release in released if quantity.name == DELTA], DELTA_DP)
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chorale.privacy.protection import declared_weight, noised
+from chorale.privacy.protection import noised
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto import prg
@@ -40,7 +40,7 @@ def silo_values(
         state=state,
         context=context,
         data=data,
-        weight=share if spec.privacy is None else declared_weight(spec, members),
+        weight=share if spec.privacy is None else spec.privacy.declared_weight(members),
         is_cancelled=lambda: False,
     )
     return dict(TorchObjective(device="cpu").compute(work))

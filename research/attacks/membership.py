@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from bench.rows import Row
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.plan import solve
-from chorale.privacy.protection import DELTA, named_releases
+from chorale.privacy.protection import releases_by_quantity
 from chorale.spec.job_spec import JobSpec
+from crypto.fixed_point.layout import Disclosure
 from research.attacks.digits import Digits, Places, digits, job
 from research.attacks.mlp import logits
 from research.attacks.rounds import trained_rounds
@@ -214,8 +215,8 @@ def _arm(target: float | None, spec: JobSpec, runs: Sequence[_Run]) -> Arm:
 def _spent(spec: JobSpec) -> float:
     """By the updates of all rounds; the statistics are another matter."""
     state = {**initial_state(spec), TOTAL: np.array(1)}
-    named = named_releases(spec, "train", state, SILOS)
-    updates = [release for name, release in named if name == DELTA]
+    released = releases_by_quantity(spec, "train", state, SILOS)
+    updates = [release for quantity, release in released if quantity.discloses is Disclosure.UPDATE]
     return epsilon(dict.fromkeys(updates, spec.rounds), DELTA_DP)
 
 

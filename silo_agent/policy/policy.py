@@ -1,12 +1,13 @@
 """The policy file: the silo's last word on what may leave it.
 
-A refusal carries a code of the closed list; its sentence stays in the silo's own log.
+A refusal carries a code of the closed list; its sentence stays in the silo's own log. What a quantity
+discloses is read from the method's code at the silo, never from a message.
 Source: docs/protocol.md 6, 9 (guarantee G3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sized
 from enum import StrEnum
 from pathlib import Path
 
@@ -24,17 +25,6 @@ from silo_agent.policy.privacy_policy import PrivacyPolicy
 from strategies.presets import PRESETS
 
 ENV_PREFIX = "CHORALE_POLICY_"
-
-# Everything else is taken for a class statistic: presence, class counts, soft labels, logit
-# prototypes, moments by class, confusion matrix (docs/threat-model.md).
-PLAIN_QUANTITIES = frozenset(
-    {
-        *("silos", "samples", "correct", "tested", "loss_sum", "clipped"),
-        *("delta", "buffers", "weight", "update_sq_norm", "normalizer", "delta_mean_square", "control_delta"),
-        "gram",  # of features, over all classes together
-        *("personal_accuracy", "personal_accuracy_square", "personal_silos"),
-    }
-)
 
 
 class Approval(StrEnum):
@@ -100,8 +90,8 @@ class Policy(BaseModel):
         default=10,
         ge=0,
         le=1_000_000,
-        description="sums per job and kind of phase whose cohort nearly equals an earlier one and is not "
-        "the one just before",
+        description="overlapping cohorts, per job and kind of phase: sums whose cohort nearly equals an "
+        "earlier one and is not the one just before",
     )
     count_granularity: int = Field(
         default=10,
@@ -131,11 +121,11 @@ class Policy(BaseModel):
     def check_job(self, spec: JobSpec, *, operator: str) -> None:
         """Raises PolicyRefusal where the job as such is not allowed."""
         if spec.federation != self.federation:
-            raise _refusal(f"federation {spec.federation}", f"{self.federation}")
+            raise _refusal(f"federation {spec.federation}", self.federation)
         if self.operators is not None and operator not in self.operators:
-            raise _refusal(f"operator {operator}", _names(self.operators))
+            raise _refusal(f"operator {operator}", ", ".join(self.operators))
         if self.strategies is not None and spec.strategy.name not in self.strategies:
-            raise _refusal(f"strategy {spec.strategy.name}", _names(self.strategies))
+            raise _refusal(f"strategy {spec.strategy.name}", ", ".join(self.strategies))
         if spec.rounds > self.max_rounds:
             raise _refusal(f"{spec.rounds} rounds", f"at most {self.max_rounds}")
         if len(spec.silos) < self.min_silos:
@@ -143,12 +133,19 @@ class Policy(BaseModel):
         expected = expected_cohort_changes(spec)
         if expected > self.max_cohort_changes:
             raise _refusal(
-                f"about {expected:.3g} near repeats of a cohort by fraction {spec.fraction:g}",
+                f"about {expected:.3g} overlapping cohorts by fraction {spec.fraction:g}",
                 f"at most {self.max_cohort_changes} (max_cohort_changes)",
             )
-        for name in spec.quantity_names:  # here and not in the phase that sums it: rounds may come before
-            self._check_quantity(name, is_covered=spec.privacy is not None)
-        self._check_local_state(spec)
+        # here and not in the phase that sums it: rounds may come before
+        self.check_quantities(spec.quantities, is_private=spec.privacy is not None)
+        # Security: two sums between which one silo's state alone moved show that silo, unless the sums' noise
+        # covers a whole silo (docs/threat-model.md).
+        is_covered = spec.privacy is not None and spec.privacy.sums is not None
+        has_state = spec.method.recipe.keeps_local_state and not is_covered
+        if has_state and self.local_state is KeptState.REFUSE:
+            raise _refusal(
+                f"strategy {spec.strategy.name}", "a method without local state (local_state: refuse)"
+            )
         self.privacy.check_job(spec)
 
     def check_terms(self, terms: SessionTerms) -> None:
@@ -168,29 +165,16 @@ class Policy(BaseModel):
                 code=Refusal.COHORT_TOO_SMALL,
             )
 
-    def check_quantities(self, quantities: Sequence[Quantity]) -> None:
-        """Raises PolicyRefusal where a quantity may not be summed."""
+    def check_quantities(self, quantities: Iterable[Quantity], *, is_private: bool = False) -> None:
+        """Raises PolicyRefusal where a quantity may not be summed. is_private: they will carry noise, or be
+        refused for it."""
         for quantity in quantities:
-            self._check_quantity(quantity.name, is_covered=quantity.noise is not None)
-
-    def _check_quantity(self, name: str, *, is_covered: bool) -> None:
-        if self.allowed_quantities is not None and name not in self.allowed_quantities:
-            raise _refusal(f"quantity {name}", f"{_names(self.allowed_quantities)} (allowed_quantities)")
-        if is_covered or name in PLAIN_QUANTITIES:
-            return
-        if self.class_statistics is ClassStatistics.REFUSE:
-            raise _refusal(f"quantity {name}", "no class statistics (class_statistics: refuse)")
-
-    def _check_local_state(self, spec: JobSpec) -> None:
-        """Security: two sums between which one silo's state alone moved show that silo, unless the sums'
-        noise covers a whole silo. Source: docs/threat-model.md."""
-        is_covered = spec.privacy is not None and spec.privacy.sums is not None
-        if is_covered or not spec.method.recipe.keeps_local_state:
-            return
-        if self.local_state is KeptState.REFUSE:
-            raise _refusal(
-                f"strategy {spec.strategy.name}", "a method without local state (local_state: refuse)"
-            )
+            if self.allowed_quantities is not None and quantity.name not in self.allowed_quantities:
+                allowed = f"{', '.join(self.allowed_quantities)} (allowed_quantities)"
+                raise _refusal(f"quantity {quantity.name}", allowed)
+            is_bare = quantity.noise is None and not is_private
+            if is_bare and quantity.discloses.is_by_class and self.class_statistics is ClassStatistics.REFUSE:
+                raise _refusal(f"quantity {quantity.name}", "no class statistics (class_statistics: refuse)")
 
     def rounded(self, samples: int) -> int:
         """A sample count as it may be known: rounded down to `count_granularity`."""
@@ -198,8 +182,18 @@ class Policy(BaseModel):
 
     def describe(self) -> str:
         """The effective policy field by field, then what it refuses."""
-        lines = [*_lines_of(self), *_lines_of(self.privacy, prefix="privacy.")]
-        return "\n".join([*lines, "", "This silo refuses:", *(f"  - {line}" for line in self._refused())])
+        fields = []
+        for prefix, settings in (("", self), ("privacy.", self.privacy)):
+            for name, info in type(settings).model_fields.items():
+                value = getattr(settings, name)
+                if isinstance(value, BaseModel):
+                    continue
+                shown = "null" if value is None else str(value)
+                if isinstance(value, tuple):
+                    shown = f"[{', '.join(value)}]"
+                fields.append(f"{prefix}{name}: {shown}  # {info.description}")
+        refused = [f"  - {line}" for line in self._refused()]
+        return "\n".join([*fields, "", "This silo refuses:", *refused])
 
     def _refused(self) -> list[str]:
         refused = [
@@ -207,7 +201,7 @@ class Policy(BaseModel):
             f"jobs of more than {self.max_rounds} rounds",
             f"jobs and sums of fewer than {self.min_silos} silos",
             f"attempt {self.max_attempts + 1} at any phase",
-            f"more than {self.max_cohort_changes} near repeats of a cohort, per job and kind of phase",
+            f"more than {self.max_cohort_changes} overlapping cohorts, per job and kind of phase",
             f"rosters signed more than {self.max_roster_age_days:g} days ago",
             f"global models above {self.max_state_megabytes} MB",
         ]
@@ -224,7 +218,7 @@ class Policy(BaseModel):
             "quantities": self.allowed_quantities,
         }
         refused += [
-            f"{what} other than {_names(names)}" for what, names in lists.items() if names is not None
+            f"{what} other than {', '.join(names)}" for what, names in lists.items() if names is not None
         ]
         return refused
 
@@ -236,22 +230,3 @@ def load_policy(path: Path) -> Policy:
 
 def _refusal(got: str, expected: str) -> PolicyRefusal:
     return PolicyRefusal(f"policy: expected {expected}, got {got}")
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names)
-
-
-def _lines_of(settings: BaseModel, *, prefix: str = "") -> list[str]:
-    """Fields that hold a single value or a list, each with its description."""
-    return [
-        f"{prefix}{name}: {_shown(getattr(settings, name))}  # {info.description}"
-        for name, info in type(settings).model_fields.items()
-        if not isinstance(getattr(settings, name), BaseModel)
-    ]
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "null"
-    return f"[{_names(value)}]" if isinstance(value, tuple) else str(value)

@@ -14,12 +14,12 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from chorale.privacy.accountant import DpSgd, epsilon
-from chorale.privacy.protection import AFTER_DP_SGD, CONSTANTS, dp_sgd_steps
+from chorale.privacy.protection import dp_sgd_steps
 from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import PrivacySpec
 from crypto.errors import PolicyRefusal, Refusal
-from crypto.fixed_point.layout import WORD_BITS, Quantity
+from crypto.fixed_point.layout import WORD_BITS, Disclosure, Quantity
 from strategies.methods import strategy_for
 from strategies.presets import PRESETS
 
@@ -61,19 +61,20 @@ class PrivacyPolicy(BaseModel):
         description="jobs that plan more than is left: refuse, or allow until the budget stops them",
     )
     max_records_clip_norm: Limit | None = Field(
-        default=None, description="largest privacy.records.clip_norm of a job; null: any"
+        default=None, description="largest privacy.records.clip_norm of a record-level job; null: any"
     )
     max_sums_clip_norm: Limit | None = Field(
-        default=None, description="largest privacy.sums.clip_norm of a job; null: any"
+        default=None, description="largest privacy.sums.clip_norm of a silo-level job; null: any"
     )
     min_records_noise_multiplier: Limit | None = Field(
-        default=None, description="least noise of DP-SGD; null: what the budget allows"
+        default=None, description="least record-level noise, that of DP-SGD; null: what the budget allows"
     )
     min_sums_noise_multiplier: Limit | None = Field(
-        default=None, description="least noise on summed updates; null: what the budget allows"
+        default=None, description="least silo-level noise, on summed updates; null: what the budget allows"
     )
     min_statistics_noise_multiplier: Limit | None = Field(
-        default=None, description="least noise on counts and statistics; null: what the budget allows"
+        default=None,
+        description="least noise on counts and statistics, by record; null: what the budget allows",
     )
     always_noised: tuple[str, ...] = Field(
         default=(), description="quantities that never leave without noise, whatever the job"
@@ -101,16 +102,27 @@ class PrivacyPolicy(BaseModel):
     def check_job(self, spec: JobSpec) -> None:
         """Raises PolicyRefusal: POLICY for a job below the floor, BUDGET where its training alone passes the
         whole budget."""
-        if spec.privacy is None:
-            self._check_unprotected(spec)
+        if spec.privacy is not None:
+            self._check_floor(spec.privacy)
+            self._check_training(spec)
             return
-        self._check_floor(spec.privacy)
-        self._check_training(spec)
+        if self.required:
+            raise _refusal("a job without privacy", "a private job (privacy.required)")
+        for name in spec.quantity_names:
+            if name in self.always_noised:
+                raise _refusal(
+                    f"a job without privacy that sums {name}", "noise on it (privacy.always_noised)"
+                )
 
     def check_quantities(self, spec: JobSpec, quantities: Iterable[Quantity]) -> None:
-        """Raises PolicyRefusal for a quantity of `always_noised` that would leave as it is."""
+        """Raises PolicyRefusal for a quantity of `always_noised` that would leave as it is: without noise of
+        its own, without that of DP-SGD, and with something to tell of the data."""
+        free = {Disclosure.CONSTANT} if spec.privacy is not None else set()
+        if spec.privacy is not None and spec.privacy.records is not None:
+            free |= {Disclosure.UPDATE, Disclosure.FROM_UPDATE}
         for quantity in quantities:
-            if quantity.name in self.always_noised and not _is_covered(spec, quantity):
+            is_bare = quantity.noise is None and quantity.discloses not in free
+            if is_bare and quantity.name in self.always_noised:
                 raise _refusal(
                     f"quantity {quantity.name} without noise", "noise on it (privacy.always_noised)"
                 )
@@ -125,43 +137,41 @@ class PrivacyPolicy(BaseModel):
             lines.append("private jobs that plan more than is left")
         if self.required:
             lines.append("every job without privacy")
-        lines += [f"a job's privacy.{field} above {most:g}" for field, most in self._most.items() if most]
-        lines += [f"a job's privacy.{field} below {least:g}" for field, least in self._least.items() if least]
+        lines += [f"a job's privacy.{field} above {most:g}" for field, most in self._max.items() if most]
+        lines += [f"a job's privacy.{field} below {least:g}" for field, least in self._min.items() if least]
         if self.always_noised:
             lines.append(f"without noise: {', '.join(self.always_noised)}")
         return lines
 
     @property
-    def _most(self) -> dict[str, float | None]:
+    def _max(self) -> dict[str, float | None]:
         return {
             "records.clip_norm": self.max_records_clip_norm,
             "sums.clip_norm": self.max_sums_clip_norm,
         }
 
     @property
-    def _least(self) -> dict[str, float | None]:
+    def _min(self) -> dict[str, float | None]:
         return {
             "records.noise_multiplier": self.min_records_noise_multiplier,
             "sums.noise_multiplier": self.min_sums_noise_multiplier,
             "statistics_noise_multiplier": self.min_statistics_noise_multiplier,
         }
 
-    def _check_unprotected(self, spec: JobSpec) -> None:
-        if self.required:
-            raise _refusal("a job without privacy", "a private job (privacy.required)")
-        for name in spec.quantity_names:
-            if name in self.always_noised:
-                raise _refusal(
-                    f"a job without privacy that sums {name}", "noise on it (privacy.always_noised)"
-                )
-
     def _check_floor(self, privacy: PrivacySpec) -> None:
-        given = _numbers(privacy)
-        for field, most in self._most.items():
+        # the job's values by field; a part that the job does not have is not there
+        given = {"statistics_noise_multiplier": privacy.statistics_noise_multiplier}
+        if privacy.records is not None:
+            given["records.clip_norm"] = privacy.records.clip_norm
+            given["records.noise_multiplier"] = privacy.records.noise_multiplier
+        if privacy.sums is not None:
+            given["sums.clip_norm"] = privacy.sums.clip_norm
+            given["sums.noise_multiplier"] = privacy.sums.noise_multiplier
+        for field, most in self._max.items():
             value = given.get(field)
             if most is not None and value is not None and not value <= most:
                 raise _refusal(f"privacy.{field} {value:g}", f"at most {most:g}")
-        for field, least in self._least.items():
+        for field, least in self._min.items():
             if least is None or field not in given:
                 continue
             value = given[field]
@@ -171,8 +181,17 @@ class PrivacyPolicy(BaseModel):
 
     def _check_training(self, spec: JobSpec) -> None:
         """What needs no global state to be known: an absurd setting is refused before the first phase."""
+        assert spec.privacy is not None
+        records = spec.privacy.records
+        if records is None or records.noise_multiplier is None:
+            return
+        steps = DpSgd(
+            noise_multiplier=records.noise_multiplier,
+            sample_rate=records.sample_rate,
+            steps=dp_sgd_steps(spec),
+        )
         rounds = spec.rounds if self.partial_jobs is PartialJobs.REFUSE else 1
-        cost = _training_epsilon(spec, rounds, self.delta)
+        cost = _epsilon_of_rounds(steps, rounds, self.delta)
         if cost > self.epsilon:
             what = f"{rounds} rounds of training" if rounds > 1 else "one round of training"
             raise _refusal(
@@ -184,7 +203,7 @@ class PrivacyPolicy(BaseModel):
 
 @lru_cache(maxsize=1)
 def _known_quantities() -> frozenset[str]:
-    """Of all presets, which have every part that sums something, and of the option that names one anew."""
+    """Of all presets, which have every part that sums something, and of the option that adds names."""
     methods = [strategy_for(name, {}) for name in PRESETS]
     methods.append(strategy_for("fedcsd", {"count_weighted": True}))
     return frozenset(
@@ -195,42 +214,9 @@ def _known_quantities() -> frozenset[str]:
     )
 
 
-def _numbers(privacy: PrivacySpec) -> dict[str, float | None]:
-    """The job's values by field; a part that the job does not have is not there."""
-    numbers = {"statistics_noise_multiplier": privacy.statistics_noise_multiplier}
-    if privacy.records is not None:
-        numbers["records.clip_norm"] = privacy.records.clip_norm
-        numbers["records.noise_multiplier"] = privacy.records.noise_multiplier
-    if privacy.sums is not None:
-        numbers["sums.clip_norm"] = privacy.sums.clip_norm
-        numbers["sums.noise_multiplier"] = privacy.sums.noise_multiplier
-    return numbers
-
-
-def _training_epsilon(spec: JobSpec, rounds: int, delta: float) -> float:
-    assert spec.privacy is not None
-    records = spec.privacy.records
-    if records is None or records.noise_multiplier is None:
-        return 0.0
-    steps = DpSgd(
-        noise_multiplier=records.noise_multiplier,
-        sample_rate=records.sample_rate,
-        steps=dp_sgd_steps(spec),
-    )
-    return _epsilon_of_rounds(steps, rounds, delta)
-
-
 @lru_cache(maxsize=64)
 def _epsilon_of_rounds(steps: DpSgd, rounds: int, delta: float) -> float:
     return epsilon({steps: rounds}, delta)  # asked before every phase
-
-
-def _is_covered(spec: JobSpec, quantity: Quantity) -> bool:
-    """By its own noise, by DP-SGD's, or because it says nothing of the data."""
-    if spec.privacy is None:
-        return False
-    is_after_dp_sgd = spec.privacy.records is not None and quantity.name in AFTER_DP_SGD
-    return quantity.noise is not None or is_after_dp_sgd or quantity.name in CONSTANTS
 
 
 def _refusal(got: str, expected: str, *, code: Refusal = Refusal.POLICY) -> PolicyRefusal:

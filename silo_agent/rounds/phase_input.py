@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.job import Job
-from chorale.privacy.protection import declared_weight
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
@@ -177,8 +176,9 @@ def _weight(asked: Asked, samples: int) -> float:
     """
     if all(quantity.name != WEIGHT for quantity in asked.layout.quantities):
         return 0.0
-    if asked.job.spec.privacy is not None:
-        return declared_weight(asked.job.spec, asked.rule.members)
+    privacy = asked.job.spec.privacy
+    if privacy is not None:
+        return privacy.declared_weight(asked.rule.members)
     state = asked.context.state
     total = int(state[TOTAL]) if TOTAL in state else 0
     if samples > total:

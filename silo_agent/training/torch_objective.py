@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from chorale.observability.logs import get_logger
-from chorale.privacy.protection import loss_clip
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.objective import Work
 from silo_agent.seeding import seeded, shuffler, training_seed
@@ -35,6 +34,7 @@ from silo_agent.training.parts.own import OWNS, tested_own
 from silo_agent.training.parts.personal import personal
 from silo_agent.training.parts.statistics import CORRECTIONS, KEEPS, PHASES, TEACHERS, TRAIN_STATISTICS
 from strategies.base import Array
+from strategies.parts.evaluation import LOSS_CLIP
 from strategies.parts.personal import PERSONAL_KIND
 
 log = get_logger("silo_agent.training.torch_objective")
@@ -93,7 +93,7 @@ class TorchObjective:
             holdout,
             loss=evaluation_loss_for(setting),
             is_cancelled=setting.work.is_cancelled,
-            loss_clip=loss_clip(setting.work.spec),
+            loss_clip=None if setting.work.spec.privacy is None else LOSS_CLIP,
         )
         return {**figures.quantities(), **tested_own(setting, figures)}
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import PRESENCE, Array, PhaseContext, PhaseResult
 
 CLASS_PRESENCE_KIND = "class-presence"
@@ -34,7 +34,12 @@ class ClassPresencePhase:
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Shapes: presence (C,)."""
         presence = Quantity(
-            name="class_presence", shape=(context.classes,), bound=1.0, is_count=True, sensitivity_l2=1.0
+            name="class_presence",
+            shape=(context.classes,),
+            bound=1.0,
+            is_count=True,
+            sensitivity_l2=1.0,
+            discloses=Disclosure.CLASS_STATISTIC,
         )
         return (presence,)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import TOTAL, Array, PhaseContext, PhaseResult
 from strategies.parts.evaluation import MAX_COUNT
 
@@ -29,8 +29,14 @@ class EnrollmentPhase:
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         return (
-            Quantity(name="silos", bound=1.0, is_count=True),
-            Quantity(name="samples", bound=MAX_COUNT, is_count=True, sensitivity_l2=1.0),
+            Quantity(name="silos", bound=1.0, is_count=True, discloses=Disclosure.CONSTANT),
+            Quantity(
+                name="samples",
+                bound=MAX_COUNT,
+                is_count=True,
+                sensitivity_l2=1.0,
+                discloses=Disclosure.STATISTIC,
+            ),
         )
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import Array, PhaseContext, PhaseResult, Statistic
 
 MAX_COUNT = float(1 << 40)  # samples at one silo; 2^22 such silos fit a 64-bit word
@@ -24,9 +24,23 @@ class Evaluation:
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         return (
-            Quantity(name="correct", bound=MAX_COUNT, is_count=True, sensitivity_l2=1.0),
-            Quantity(name="tested", bound=MAX_COUNT, is_count=True, sensitivity_l2=1.0),
-            Quantity(name="loss_sum", bound=MAX_LOSS_SUM, sensitivity_l2=LOSS_CLIP),
+            Quantity(
+                name="correct",
+                bound=MAX_COUNT,
+                is_count=True,
+                sensitivity_l2=1.0,
+                discloses=Disclosure.STATISTIC,
+            ),
+            Quantity(
+                name="tested",
+                bound=MAX_COUNT,
+                is_count=True,
+                sensitivity_l2=1.0,
+                discloses=Disclosure.STATISTIC,
+            ),
+            Quantity(
+                name="loss_sum", bound=MAX_LOSS_SUM, sensitivity_l2=LOSS_CLIP, discloses=Disclosure.STATISTIC
+            ),
         )
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import MODEL, Array, PhaseContext, ServerStep
 from strategies.recipe import PartOptions, options_of
 
@@ -42,7 +42,13 @@ class FedExP:
         """update_bound holds p |delta| of every parameter, and p <= 1: P update_bound^2 is reached only by
         deltas that are clipped nearly everywhere. Clipped here, the step falls back towards FedAvg's."""
         trained = sum(context.state[MODEL + name].size for name in context.trained)
-        return (Quantity(name=SQUARED_LENGTH, bound=max(1.0, trained * context.update_bound**2)),)
+        return (
+            Quantity(
+                name=SQUARED_LENGTH,
+                bound=max(1.0, trained * context.update_bound**2),
+                discloses=Disclosure.FROM_UPDATE,
+            ),
+        )
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
         """eta_g times the mean delta; eta_g is a figure."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import Array, PhaseContext, ServerStep
 
 NORMALIZER = "normalizer"
@@ -30,7 +30,7 @@ class FedNova:
     """Needs p a_k summed beside, and p d_k in place of p delta_k."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        return (Quantity(name=NORMALIZER, bound=MAX_NORMALIZER),)
+        return (Quantity(name=NORMALIZER, bound=MAX_NORMALIZER, discloses=Disclosure.FROM_UPDATE),)
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
         """The mean direction, as far as the mean silo went."""

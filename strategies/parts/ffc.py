@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import Field
 
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import TOTAL, Array, FloatArray, PhaseContext, PhaseResult
 from strategies.parts.heads import HEAD
 from strategies.recipe import PartOptions
@@ -72,8 +72,20 @@ class CalibratePhase:
         bound, change = _total(context), 1.0 + UNIT_ROUNDING
         triangle = (width * (width + 1) // 2,)
         return (
-            Quantity(name="gram", shape=triangle, bound=bound, sensitivity_l2=change),
-            Quantity(name="moment", shape=(width, classes), bound=bound, sensitivity_l2=change),
+            Quantity(
+                name="gram",
+                shape=triangle,
+                bound=bound,
+                sensitivity_l2=change,
+                discloses=Disclosure.STATISTIC,
+            ),
+            Quantity(
+                name="moment",
+                shape=(width, classes),
+                bound=bound,
+                sensitivity_l2=change,
+                discloses=Disclosure.CLASS_STATISTIC,
+            ),
         )
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:

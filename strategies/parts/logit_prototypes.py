@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Quantity
+from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Disclosure, Quantity
 from strategies.base import METHOD, Array, FloatArray, PhaseContext, PhaseResult
 from strategies.parts.evaluation import MAX_COUNT
 from strategies.recipe import PartOptions, options_of
@@ -58,14 +58,35 @@ class PrototypesPhase:
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Shapes: prototypes or prototype_sums (C, C), class_counts (C,)."""
         C = context.classes
-        clipped = Quantity(name=CLIPPED, bound=float(MAX_VALUES), is_count=True)
+        clipped = Quantity(
+            name=CLIPPED, bound=float(MAX_VALUES), is_count=True, discloses=Disclosure.DIAGNOSTIC
+        )
         options = options_of(PrototypeOptions, context.options)
         change = options.logit_clip
         if not options.count_weighted:
-            means = Quantity(name="prototypes", shape=(C, C), bound=LOGIT_BOUND, sensitivity_l2=change)
+            means = Quantity(
+                name="prototypes",
+                shape=(C, C),
+                bound=LOGIT_BOUND,
+                sensitivity_l2=change,
+                discloses=Disclosure.CLASS_STATISTIC,
+            )
             return means, clipped
-        sums = Quantity(name="prototype_sums", shape=(C, C), bound=LOGIT_SUM_BOUND, sensitivity_l2=change)
-        counts = Quantity(name="class_counts", shape=(C,), bound=MAX_COUNT, is_count=True, sensitivity_l2=1.0)
+        sums = Quantity(
+            name="prototype_sums",
+            shape=(C, C),
+            bound=LOGIT_SUM_BOUND,
+            sensitivity_l2=change,
+            discloses=Disclosure.CLASS_STATISTIC,
+        )
+        counts = Quantity(
+            name="class_counts",
+            shape=(C,),
+            bound=MAX_COUNT,
+            is_count=True,
+            sensitivity_l2=1.0,
+            discloses=Disclosure.CLASS_STATISTIC,
+        )
         return sums, counts, clipped
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:

@@ -22,7 +22,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import Array, PhaseContext, PhaseResult
 from strategies.recipe import Features, Head, Loss, OptionValue, PartOptions, Recipe, options_of
 
@@ -69,9 +69,9 @@ class PersonalPhase:
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Units: accuracies are shares of a silo's hold-out, 0 to 1."""
         return (
-            Quantity(name=ACCURACY, bound=1.0, word=16),
-            Quantity(name=SQUARE, bound=1.0, word=16),
-            Quantity(name=SILOS, bound=1.0, is_count=True),
+            Quantity(name=ACCURACY, bound=1.0, word=16, discloses=Disclosure.STATISTIC),
+            Quantity(name=SQUARE, bound=1.0, word=16, discloses=Disclosure.STATISTIC),
+            Quantity(name=SILOS, bound=1.0, is_count=True, discloses=Disclosure.STATISTIC),
         )
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import METHOD, MODEL, Array, PhaseContext, ServerStep
 
 CONTROL = METHOD + "control"  # (P,) float32: c, in the order of delta; absent while it is zero
@@ -38,7 +38,15 @@ class Scaffold:
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         size = sum(context.state[MODEL + name].size for name in context.trained)
-        return (Quantity(name=CONTROL_DELTA, shape=(size,), bound=CONTROL_BOUND, word=32),)
+        return (
+            Quantity(
+                name=CONTROL_DELTA,
+                shape=(size,),
+                bound=CONTROL_BOUND,
+                word=32,
+                discloses=Disclosure.STATISTIC,
+            ),
+        )
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
         """The sum of p is not divided by: silos that were not in the sum keep their control variates, too."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import METHOD, Array, Arrays, FloatArray, PhaseContext
 from strategies.recipe import PartOptions, options_of
 
@@ -80,7 +80,11 @@ class SoftLabels:
         classes = context.classes
         return (
             Quantity(
-                name="soft_labels", shape=(classes, classes), bound=MAX_CLASS_SAMPLES, sensitivity_l2=1.0
+                name="soft_labels",
+                shape=(classes, classes),
+                bound=MAX_CLASS_SAMPLES,
+                sensitivity_l2=1.0,
+                discloses=Disclosure.TRAINED_CLASS_STATISTIC,
             ),
             Quantity(
                 name="class_counts",
@@ -88,6 +92,7 @@ class SoftLabels:
                 bound=MAX_CLASS_SAMPLES,
                 is_count=True,
                 sensitivity_l2=1.0,
+                discloses=Disclosure.CLASS_STATISTIC,
             ),
         )
 

@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import BOUND_RANGE, Quantity
+from crypto.fixed_point.layout import BOUND_RANGE, Disclosure, Quantity
 from crypto.fixed_point.projection import Projection
 from strategies.base import METHOD, Array, PhaseContext
 
@@ -47,7 +47,13 @@ class UpdateScale:
         """The bound is that of an update whose every parameter is update_bound."""
         if not _is_adaptive(context):
             return ()
-        return (Quantity(name=MEAN_SQUARE, bound=max(context.update_bound**2, BOUND_RANGE[0])),)
+        return (
+            Quantity(
+                name=MEAN_SQUARE,
+                bound=max(context.update_bound**2, BOUND_RANGE[0]),
+                discloses=Disclosure.FROM_UPDATE,
+            ),
+        )
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
         """update_rms: what the next round's bound is made from."""
@@ -74,6 +80,7 @@ def delta_quantity(context: PhaseContext, *, size: int) -> Quantity:
         bound=context.update_bound if bound is None else bound,
         word=word,
         projection=Projection.of(size, seed=seed, share=share) if is_projected else None,
+        discloses=Disclosure.UPDATE,
     )
 
 
@@ -95,6 +102,7 @@ def _clipped_quantity(context: PhaseContext, clip: float, *, size: int) -> Quant
         bound=min(context.update_bound, clip),
         word=context.update_bits,
         projection=projection if is_projected else None,
+        discloses=Disclosure.UPDATE,
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Quantity
+from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Disclosure, Quantity
 from strategies.base import (
     MODEL,
     Array,
@@ -61,7 +61,9 @@ class TrainPhase:
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Shapes: delta (P,) in the order of context.trained, buffers (B,) in that of context.buffers."""
         statistics = [quantity for part in self.statistics for quantity in part.quantities(context)]
-        clipped = Quantity(name=CLIPPED, bound=float(MAX_VALUES), is_count=True)
+        clipped = Quantity(
+            name=CLIPPED, bound=float(MAX_VALUES), is_count=True, discloses=Disclosure.DIAGNOSTIC
+        )
         return (*_mean_quantities(context), *self.update.quantities(context), *statistics, clipped)
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
@@ -104,9 +106,14 @@ def _mean_quantities(context: PhaseContext) -> list[Quantity]:
     quantities = [delta_quantity(context, size=_size(context, context.trained))]
     if context.buffers:
         quantities.append(
-            Quantity(name="buffers", shape=(_size(context, context.buffers),), bound=BUFFER_BOUND)
+            Quantity(
+                name="buffers",
+                shape=(_size(context, context.buffers),),
+                bound=BUFFER_BOUND,
+                discloses=Disclosure.STATISTIC,
+            )
         )
-    return [*quantities, Quantity(name="weight", bound=1.0)]
+    return [*quantities, Quantity(name="weight", bound=1.0, discloses=Disclosure.CONSTANT)]
 
 
 def _size(context: PhaseContext, names: tuple[str, ...]) -> int:

@@ -20,22 +20,14 @@ from chorale.privacy.plan import (
     planned_updates_epsilon,
     solve,
 )
-from chorale.privacy.protection import (
-    CONSTANTS,
-    declared_weight,
-    dp_sgd_steps,
-    loss_clip,
-    noised,
-    releases_of,
-)
+from chorale.privacy.protection import dp_sgd_steps, noised, privacy_of, releases_by_quantity, releases_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.layout import Disclosure, Layout, Quantity
 from crypto.noise.terms import MAX_DEVIATION, MAX_WRAP_PROBABILITY, rotated_bound
 from crypto.session.cohort import CohortRule
 from strategies.base import TOTAL, Array
-from strategies.parts.evaluation import LOSS_CLIP
 from strategies.presets import PRESETS
 from strategies.recipe import Recipe, StatisticName
 from strategies.standing import STANDINGS, check_private, parts_of
@@ -163,10 +155,9 @@ class TestSpec:
         quantities(spec, "train")
 
     def test_the_weight_is_declared_and_never_a_count(self, make_spec: MakeSpec) -> None:
-        assert declared_weight(private(make_spec), 8) == 1 / 8
-        assert declared_weight(private(make_spec, privacy={"records": RECORDS, "weight": 0.25}), 8) == 0.25
-        with pytest.raises(ConfigError, match="privacy: the job promises none"):
-            declared_weight(make_spec(), 8)
+        assert privacy_of(private(make_spec)).declared_weight(8) == 1 / 8
+        quarter = privacy_of(private(make_spec, privacy={"records": RECORDS, "weight": 0.25}))
+        assert quarter.declared_weight(8) == 0.25
 
     @pytest.mark.parametrize(
         ("epochs", "rate", "steps"), [(1, 0.1, 10), (3, 0.1, 30), (1, 0.3, 4), (2, 1.0, 2)]
@@ -237,7 +228,7 @@ class TestNoise:
         bare = {
             each.name for kind in spec.method.phases for each in quantities(spec, kind) if each.noise is None
         }
-        assert bare == CONSTANTS | ({"delta"} if "records" in privacy else set())
+        assert bare == {"silos", "weight"} | ({"delta"} if "records" in privacy else set())
         assert "clipped" not in spec.quantity_names
 
     def test_a_quantity_of_which_nobody_said_what_a_record_moves_is_refused(
@@ -247,15 +238,36 @@ class TestNoise:
             with pytest.raises(ConfigError, match="quantity confusion: a private job cannot sum it, because"):
                 noised([Quantity(name="confusion", bound=8.0)], private(make_spec, privacy=privacy), 10)
 
-    @pytest.mark.parametrize("name", ["update_sq_norm", "normalizer", "soft_labels"])
-    def test_what_else_the_update_decides_is_refused_under_sums(self, make_spec: MakeSpec, name: str) -> None:
-        quantity = Quantity(name=name, bound=8.0, sensitivity_l2=1.0 if name == "soft_labels" else None)
+    @pytest.mark.parametrize("discloses", [Disclosure.FROM_UPDATE, Disclosure.TRAINED_CLASS_STATISTIC])
+    def test_what_else_the_update_decides_is_refused_under_sums(
+        self, make_spec: MakeSpec, discloses: Disclosure
+    ) -> None:
+        quantity = Quantity(name="confusion", bound=8.0, sensitivity_l2=1.0, discloses=discloses)
         noised([quantity], private(make_spec), 10)
-        with pytest.raises(ConfigError, match=f"quantity {name}: .* what one silo changes of it"):
+        with pytest.raises(ConfigError, match="quantity confusion: .* what one silo changes of it"):
             noised([quantity], private(make_spec, privacy={"sums": SUMS}), 10)
 
+    @pytest.mark.parametrize("privacy", BOTH_WAYS)
+    @pytest.mark.parametrize("discloses", list(Disclosure))
+    def test_what_a_quantity_discloses_decides_its_noise(
+        self, make_spec: MakeSpec, discloses: Disclosure, privacy: dict[str, Any]
+    ) -> None:
+        quantity = Quantity(name="confusion", bound=8.0, sensitivity_l2=1.0, discloses=discloses)
+        is_trained = discloses in (Disclosure.FROM_UPDATE, Disclosure.TRAINED_CLASS_STATISTIC)
+        if is_trained and "sums" in privacy:
+            return  # refused
+        summed = noised([quantity], private(make_spec, privacy=privacy), 10)
+        of_dp_sgd = {Disclosure.UPDATE, Disclosure.FROM_UPDATE} if "records" in privacy else set()
+        if discloses is Disclosure.DIAGNOSTIC:
+            assert summed == ()
+        elif discloses in {Disclosure.CONSTANT} | of_dp_sgd:
+            assert summed == (quantity,)
+        else:
+            assert summed[0].noise is not None
+            assert (summed[0].noise.clip_l2 is not None) == (discloses is Disclosure.UPDATE)
+
     def test_a_job_without_privacy_keeps_its_quantities(self, make_spec: MakeSpec) -> None:
-        raw = [Quantity(name="confusion", bound=8.0), Quantity(name="clipped", bound=8.0, is_count=True)]
+        raw = [Quantity(name="confusion", bound=8.0, discloses=each) for each in Disclosure]
         assert noised(raw, make_spec(), 4) == tuple(raw)
 
     def test_both_sides_make_the_same_layout(self, make_spec: MakeSpec) -> None:
@@ -341,6 +353,15 @@ class TestCost:
         assert noise is not None
         assert isinstance(release, Skellam)
         assert release.variance == 4 * noise.variance
+
+    def test_each_release_is_told_with_its_quantity(self, make_spec: MakeSpec) -> None:
+        spec = private(make_spec, privacy={"records": RECORDS, "sums": SUMS})
+        found = releases_by_quantity(spec, "train", STATE, 10)
+        assert [(quantity.name, type(release)) for quantity, release in found] == [
+            ("delta", DpSgd),
+            *((name, Skellam) for name in ("delta", "correct", "tested", "loss_sum")),
+        ]
+        assert all(quantity.noise is None for quantity, _ in found)
 
     def test_a_job_without_privacy_has_no_cost_to_state(self, make_spec: MakeSpec) -> None:
         with pytest.raises(ConfigError, match="privacy: the job promises none"):
@@ -468,10 +489,6 @@ class TestMethods:
         spec = private(make_spec, strategy={"preset": preset, "options": options})
         assert spec.method.opening == ("enrollment",)
         assert "class_presence" not in spec.quantity_names
-
-    def test_losses_are_clipped_in_private_jobs_alone(self, make_spec: MakeSpec) -> None:
-        assert loss_clip(private(make_spec)) == LOSS_CLIP
-        assert loss_clip(make_spec()) is None
 
     def test_the_page_lists_every_part_as_it_stands(self) -> None:
         page = (Path(__file__).parents[3] / "docs" / "privacy.md").read_text()

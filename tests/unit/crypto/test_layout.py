@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import CLIPPED, MAX_QUANTITIES, MAX_VALUES, Layout, Quantity
+from crypto.fixed_point.layout import CLIPPED, MAX_QUANTITIES, MAX_VALUES, Disclosure, Layout, Quantity
 from crypto.fixed_point.projection import Projection
 
 DELTA = Quantity(name="delta", shape=(5,), bound=8.0, word=32)
@@ -128,3 +128,13 @@ def test_the_digest_binds_every_field_order_and_members() -> None:
     assert len({each.digest for each in (base, *others)}) == 1 + len(others)
     assert layout(DELTA, WEIGHT).digest == base.digest
     assert layout(replace(DELTA, bound=8), WEIGHT).digest == base.digest  # 8 and 8.0 are one number
+
+
+def test_what_a_quantity_discloses_is_no_part_of_the_layout() -> None:
+    """It is each side's own reading of the method; unless said otherwise it is what policies refuse."""
+    assert DELTA.discloses is Disclosure.CLASS_STATISTIC
+    for discloses in Disclosure:
+        said = replace(DELTA, discloses=discloses)
+        assert layout(said).digest == layout(DELTA).digest
+        assert said == DELTA
+        assert replace(said, bound=1.0).discloses is discloses

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from crypto.fixed_point.layout import Disclosure
+
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs" / "adding-a-method.md").read_text()
 COPIED = (
@@ -129,6 +131,12 @@ def test_method_needs_only_new_files_and_rows_of_tables() -> None:
 def test_tables_that_the_guide_names_exist(table: str) -> None:
     files = [path for side in ("strategies", "silo_agent") for path in (ROOT / side).rglob("*.py")]
     assert any(re.search(rf"^{table}\b", path.read_text(), re.MULTILINE) for path in files)
+
+
+def test_the_guide_says_what_each_quantity_may_disclose() -> None:
+    assert re.findall(r"^\| `Disclosure\.([A-Z_]+)`", GUIDE, re.MULTILINE) == [
+        each.name for each in Disclosure
+    ]
 
 
 @pytest.mark.parametrize("path", NAMED_FILES)

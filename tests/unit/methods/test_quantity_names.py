@@ -10,8 +10,10 @@ import pytest
 from chorale.job import Job, SignedJob
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
+from crypto.fixed_point.layout import CLIPPED, WORD_BITS, Disclosure
 from silo_agent.training.initial_state import initial_state
 from strategies.base import TOTAL, Array
+from strategies.methods import strategy_for
 from strategies.presets import PRESETS
 from tests.support.objectives import make_job
 from tests.support.simulation import phases
@@ -44,3 +46,38 @@ def test_options_change_what_is_known_to_be_summed() -> None:
     spec = make_job({"preset": "fedcsd", "options": {"count_weighted": True}}, rounds=1)
     assert set(spec.quantity_names) == in_real_layouts(spec)
     assert "class_counts" in spec.quantity_names
+
+
+# as docs/privacy.md and docs/threat-model.md say; a new quantity stands here before it is summed
+DISCLOSED = {
+    Disclosure.CONSTANT: {"silos", "weight"},
+    Disclosure.UPDATE: {"delta"},
+    Disclosure.FROM_UPDATE: {"delta_mean_square", "update_sq_norm", "normalizer"},
+    Disclosure.STATISTIC: {
+        *("samples", "correct", "tested", "loss_sum", "buffers", "gram", "control_delta"),
+        *("personal_accuracy", "personal_accuracy_square", "personal_silos"),
+    },
+    Disclosure.CLASS_STATISTIC: {"class_presence", "class_counts", "prototypes", "prototype_sums", "moment"},
+    Disclosure.TRAINED_CLASS_STATISTIC: {"soft_labels"},
+    Disclosure.DIAGNOSTIC: {CLIPPED},
+}
+
+
+def test_every_quantity_says_what_it_discloses() -> None:
+    """Policies and private jobs go by nothing else: a wrong word here lets a class statistic out bare."""
+    methods = [
+        *(strategy_for(preset, {}) for preset in PRESETS),
+        strategy_for("fedcsd", {"count_weighted": True, "logit_clip": 10.0}),
+    ]
+    found: dict[Disclosure, set[str]] = {}
+    for method in methods:
+        for bits in WORD_BITS:
+            for quantity in method.quantities(has_buffers=True, update_bits=bits):
+                found.setdefault(quantity.discloses, set()).add(quantity.name)
+    assert found == DISCLOSED
+
+
+def test_a_job_knows_what_its_layouts_disclose() -> None:
+    known = {each.name: each.discloses for each in make_job({"preset": "spherefed"}, rounds=1).quantities}
+    assert known["moment"] is Disclosure.CLASS_STATISTIC
+    assert known[CLIPPED] is Disclosure.DIAGNOSTIC

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from chorale.job import JobSpec, StrategySpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
+from crypto.noise.terms import Noise
 from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.policy.privacy_policy import PrivacyPolicy
 from tests.support.agents import Hub
@@ -86,7 +88,10 @@ def test_a_method_of_parts_needs_the_same_leave(spec: JobSpec, parts: dict[str, 
 def test_a_job_whose_drawn_cohorts_come_too_near_is_refused(spec: JobSpec) -> None:
     drawn = spec.model_copy(update={"fraction": 0.75, "rounds": 100})  # 3 of 4: four sets, all near
     policy(max_cohort_changes=75).check_job(drawn, operator="ops")  # 99 rounds, another set in 3 of 4
-    refused("about 74.2 near repeats", lambda: policy(max_cohort_changes=74).check_job(drawn, operator="ops"))
+    refused(
+        "about 74.2 overlapping cohorts",
+        lambda: policy(max_cohort_changes=74).check_job(drawn, operator="ops"),
+    )
 
 
 def test_terms_are_checked_beyond_the_job() -> None:
@@ -103,10 +108,21 @@ def test_terms_are_checked_beyond_the_job() -> None:
     refused("got quantity counts", lambda: policy(allowed_quantities=["delta"]).check_terms(terms))
 
 
-def test_whatever_is_not_known_to_be_plain_counts_as_a_class_statistic() -> None:
-    soft_labels = [Quantity(name="soft_labels", shape=(10, 10), bound=1e6)]
-    refused("no class statistics", lambda: policy().check_quantities(soft_labels))
-    policy(class_statistics="allow").check_quantities(soft_labels)
+def test_what_nobody_has_classified_counts_as_a_class_statistic() -> None:
+    unknown = [Quantity(name="delta", bound=1.0)]
+    refused("no class statistics", lambda: policy().check_quantities(unknown))
+    policy(class_statistics="allow").check_quantities(unknown)
+
+
+@pytest.mark.parametrize("discloses", list(Disclosure))
+def test_a_policy_refuses_by_what_a_quantity_discloses(discloses: Disclosure) -> None:
+    bare = Quantity(name="confusion", bound=1.0, discloses=discloses)
+    if discloses in (Disclosure.CLASS_STATISTIC, Disclosure.TRAINED_CLASS_STATISTIC):
+        refused("no class statistics", lambda: policy().check_quantities([bare]))
+        policy().check_quantities([bare], is_private=True)
+    else:
+        policy().check_quantities([bare])
+    policy().check_quantities([replace(bare, noise=Noise(variance=1.0, scale=1.0))])
 
 
 def test_sample_counts_are_rounded_down() -> None:
@@ -126,7 +142,7 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
     assert "- every statistic by class" in text
     assert "- every method with local state whose sums have no noise" in text
     assert "- operators other than alice" in text
-    assert "more than 0 near repeats of a cohort" in text
+    assert "more than 0 overlapping cohorts" in text
     relaxed = policy(approval="automatic", class_statistics="allow", local_state="allow").describe()
     assert "nobody approved" not in relaxed
     assert "statistic by class without" not in relaxed

@@ -11,7 +11,7 @@ import pytest
 
 from chorale.job import JobSpec, StrategySpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
 from silo_agent.policy.policy import Policy, load_policy
 from tests.support.agents import Hub
 
@@ -135,7 +135,7 @@ def test_quantities_that_need_noise_are_refused_without(tmp_path: Path) -> None:
     strict = policy(always_noised=["delta", "correct"])
     refused("sums correct|sums delta", lambda: strict.check_job(spec(tmp_path), operator="ops"))
     strict.check_job(spec(tmp_path, sums=SUMS), operator="ops")
-    plain = [Quantity(name="delta", bound=1.0)]
+    plain = [Quantity(name="delta", bound=1.0, discloses=Disclosure.UPDATE)]
     refused(
         "got quantity delta without noise",
         lambda: strict.privacy.check_quantities(spec(tmp_path, sums=SUMS), plain),
@@ -147,6 +147,11 @@ def test_quantities_that_need_noise_are_refused_without(tmp_path: Path) -> None:
         lambda: strict.privacy.check_quantities(
             spec(tmp_path, records=RECORDS), [Quantity(name="correct", bound=1.0)]
         ),
+    )
+    constant = [Quantity(name="correct", bound=1.0, discloses=Disclosure.CONSTANT)]
+    strict.privacy.check_quantities(spec(tmp_path, sums=SUMS), constant)
+    refused(
+        "quantity correct without noise", lambda: strict.privacy.check_quantities(spec(tmp_path), constant)
     )
 
 

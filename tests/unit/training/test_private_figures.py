@@ -17,7 +17,9 @@ from silo_agent.training.batches import Tensors  # noqa: E402
 from silo_agent.training.evaluation import evaluate  # noqa: E402
 from silo_agent.training.parts.base import Outputs  # noqa: E402
 from silo_agent.training.parts.logit_prototypes import clipped_rows, logit_sums  # noqa: E402
+from silo_agent.training.torch_objective import TorchObjective  # noqa: E402
 from strategies.parts.evaluation import LOSS_CLIP  # noqa: E402
+from tests.support.objectives import make_data, make_job, make_work  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,16 @@ def test_one_sample_moves_the_loss_sum_by_no_more_than_the_clip(odd: float) -> N
 
 def test_without_privacy_losses_are_summed_as_they_are() -> None:
     assert loss_sum([1.0, 100.0], None) == 101.0
+
+
+def test_the_objective_clips_losses_in_private_jobs_alone() -> None:
+    data = make_data(1e4 * np.random.default_rng(1).normal(size=(20, 1, 8, 8)), np.arange(20) % 10)
+    privacy = {"sums": {"clip_norm": 1.0, "noise_multiplier": 3.0}, "statistics_noise_multiplier": 3.0}
+    bare, private = (
+        TorchObjective(device="cpu").compute(make_work(make_job(**fields), data, kind="evaluate"))
+        for fields in ({}, {"privacy": privacy})
+    )
+    assert float(private["loss_sum"]) <= 20 * LOSS_CLIP < float(bare["loss_sum"])
 
 
 @pytest.mark.parametrize("odd", [[3.0, 4.0], [3e30, 4e30], [math.nan, 1.0], [math.inf, 0.0], [0.0, 0.0]])
