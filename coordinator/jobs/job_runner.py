@@ -21,10 +21,9 @@ from coordinator.jobs.phase_history import PhaseHistory, completed_rounds
 from coordinator.jobs.phase_runner import PhaseRunner
 from coordinator.jobs.resources import Resources
 from coordinator.jobs.sequence import BudgetSpent, JobFailed, PhaseSequence, Step
-from coordinator.members.complaints import FiledComplaint
 from coordinator.members.connectivity import Connectivity
 from coordinator.reasons import FailureReason
-from coordinator.storage.store import JobStatus, PhaseRow
+from coordinator.storage.store import FiledComplaint, JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
 from crypto.identity.roster import Roster
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.members.complaints import FiledComplaint, sitting_out
+from coordinator.members.complaints import sitting_out
+from coordinator.storage.store import FiledComplaint
 
 
 def filed(attempt, sender, accused):
