@@ -76,7 +76,7 @@ class Database:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:  # a full disk makes SQLite roll back by itself
+                if self._connection.in_transaction:  # SQLite rolls back by itself where a disk fails
                     self._connection.execute("ROLLBACK")
                 raise
         finally:

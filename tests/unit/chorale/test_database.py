@@ -111,6 +111,17 @@ def test_a_full_disk_leaves_nothing_and_the_next_transaction_goes_on(database: D
     assert left(database) == 1
 
 
+def test_what_sqlite_has_rolled_back_by_itself_is_told_as_it_was(database: Database) -> None:
+    def spend_twice() -> None:
+        with database.transaction() as connection:
+            connection.execute("UPDATE budget SET left = 7")
+            connection.execute("INSERT OR ROLLBACK INTO budget VALUES (1, 8)")
+
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE constraint failed"):
+        spend_twice()
+    assert left(database) == 1
+
+
 def test_who_waits_too_long_for_another_transaction_is_told(
     database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
