@@ -41,19 +41,17 @@ class Database:
                 isolation_level=None,  # else the driver begins transactions, and only before a write
                 check_same_thread=False,  # `_turn` lets one thread at a time use it
             )
+            try:
+                self._connection.row_factory = sqlite3.Row
+                for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                    self._connection.execute(f"PRAGMA {pragma}")
+                self._connection.execute(f"PRAGMA secure_delete={erases_for_good:d}")
+                self._migrate(path, migrations)
+            except BaseException:
+                self.close()
+                raise
         except sqlite3.Error as error:
             raise ConfigError(f"{path}: {str(error).lower()}") from error
-        self._connection.row_factory = sqlite3.Row
-        try:
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-                self._connection.execute(f"PRAGMA {pragma}")
-            self._connection.execute(f"PRAGMA secure_delete={erases_for_good:d}")
-            self._migrate(migrations)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, sqlite3.Error | ConfigError):
-                raise ConfigError(f"{path}: {str(error).lower()}") from error
-            raise
 
     def close(self) -> None:
         """Waits for the transaction that a thread is in; there is none afterwards."""
@@ -82,15 +80,15 @@ class Database:
         finally:
             self._turn.release()
 
-    def _migrate(self, migrations: Sequence[Migration]) -> None:
+    def _migrate(self, path: Path, migrations: Sequence[Migration]) -> None:
         """Each version in one transaction with its number, which another process may have reached first."""
         for version, statements in enumerate(migrations, start=1):
             with self.transaction() as connection:
                 (found,) = connection.execute("PRAGMA user_version").fetchone()
                 if found > len(migrations):
                     raise ConfigError(
-                        f"expected a database of version {len(migrations)} or older, got version {found}: "
-                        "a newer release wrote it"
+                        f"{path}: expected a database of version {len(migrations)} or older, "
+                        f"got version {found}: a newer release wrote it"
                     )
                 if found < version:
                     for statement in statements:

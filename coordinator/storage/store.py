@@ -18,6 +18,7 @@ from google.protobuf import json_format
 from chorale.job import SignedJob
 from chorale.runtime.database import Database
 from chorale.v1 import records_pb2
+from coordinator.complaints import FiledComplaint
 from coordinator.phase_machine import ENDED, PhaseState
 from coordinator.storage.migrations import MIGRATIONS
 from crypto.errors import ConfigError, LocalProtocolError
@@ -84,15 +85,6 @@ class Absence:
     silo: str
     stage: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FiledComplaint:
-    """attempt: number of the attempt in which it was filed."""
-
-    attempt: int
-    sender: str
-    accused: str
 
 
 class Store:

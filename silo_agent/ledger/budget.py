@@ -2,7 +2,7 @@
 
 A *reservation* is written before an input's data are touched, and counts like spend. It becomes spend
 before the first byte of y(u) leaves, and is given back if nothing left. Every check and the write that
-it allows share one transaction. Nothing is ever subtracted: epsilon is composed anew from all stored
+it allows share one transaction. Nothing is ever subtracted: epsilon is composed again from all stored
 releases at the policy's delta of today. Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
 """
 

@@ -221,19 +221,23 @@ class Reveals:
             )
         # of the phase before, all its attempts: any of them may have been revealed by others' shares
         before = connection.execute(
-            f"SELECT DISTINCT survivors FROM signed_sets JOIN ("
-            f"  SELECT job_digest, round, phase FROM signed_sets WHERE {_OTHER_SETS}"
-            f"  ORDER BY number DESC LIMIT 1"
-            f") USING (job_digest, round, phase)",
+            f"""
+            SELECT DISTINCT survivors FROM signed_sets JOIN (
+                SELECT job_digest, round, phase FROM signed_sets WHERE {_OTHER_SETS}
+                ORDER BY number DESC LIMIT 1
+            ) USING (job_digest, round, phase)
+            """,
             of,
         ).fetchall()
         if [row["survivors"] for row in before] == [_joined(survivors)]:  # a dropout that lasts counts once
             return False
-        (changes,) = connection.execute(
-            "SELECT count(*) FROM ("
-            f"  SELECT DISTINCT round, phase FROM signed_sets"  # attempts at one phase count once
-            f"  WHERE job_digest = :job AND kind = :kind AND is_change AND NOT ({_SAME_PHASE})"
-            ")",
+        (changes,) = connection.execute(  # attempts at one phase count once
+            f"""
+            SELECT count(*) FROM (
+                SELECT DISTINCT round, phase FROM signed_sets
+                WHERE job_digest = :job AND kind = :kind AND is_change AND NOT ({_SAME_PHASE})
+            )
+            """,
             of,
         ).fetchone()
         limit = self._policy.max_cohort_changes

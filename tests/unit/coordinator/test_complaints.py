@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.members.complaints import sitting_out
-from coordinator.storage.store import FiledComplaint
+from coordinator.complaints import FiledComplaint, sitting_out
 
 
 def filed(attempt, sender, accused):

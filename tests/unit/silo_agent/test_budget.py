@@ -170,7 +170,7 @@ def test_a_job_that_is_gone_keeps_its_spend(make_book: MakeBook, job: Job) -> No
     assert book.balance.spent == spent > 0
 
 
-def test_another_delta_counts_all_that_was_ever_spent_anew(make_book: MakeBook, job: Job) -> None:
+def test_another_delta_counts_all_that_was_ever_spent_again(make_book: MakeBook, job: Job) -> None:
     book = make_book(delta=1e-5)
     book.spend(job)
     cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
@@ -287,7 +287,7 @@ def _reserve_all(folder: str, rounds: range, most: float, counts: Any) -> None:
 
 
 def test_two_processes_together_spend_what_one_could(make_book: MakeBook, job: Job) -> None:
-    """The job is signed anew in each process: its digest is another one, and its cost the same."""
+    """Each process signs the job itself: its digest is another one, and its cost the same."""
     cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
     book = make_book(epsilon=20.0, accept_epsilon_up_to=20.0)
     most = book.policy.privacy.epsilon

@@ -8,8 +8,16 @@ that no silo can keep others away for long. Source: docs/protocol.md 5.8.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from coordinator.storage.store import FiledComplaint
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiledComplaint:
+    """attempt: number of the attempt in which it was filed."""
+
+    attempt: int
+    sender: str
+    accused: str
 
 
 def sitting_out(
