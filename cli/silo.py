@@ -12,7 +12,7 @@ from cli.keys import csr_command
 from crypto.errors import ConfigError
 
 if TYPE_CHECKING:
-    from silo_agent.ledger.budget import Standing
+    from silo_agent.ledger.budget import BudgetBalance
     from silo_agent.ledger.ledger import Ledger
     from silo_agent.local_storage.personal_models import KeptModel, PersonalModels
     from silo_agent.settings import SiloSettings
@@ -81,7 +81,7 @@ def show_ledger(config: Path, check: bool) -> None:
         for job in ledger.jobs():
             click.echo(f"{job.id}  {job.decision:<9}  {job.rounds:>5} rounds  {job.operator}  {job.name}")
         for data_set in dict.fromkeys([settings.data.name, *ledger.data_sets()]):
-            _show_budget(ledger.budget(policy=policy, data_set=data_set).standing(), ledger)
+            _show_budget(ledger.budget(policy=policy, data_set=data_set).balance(), ledger)
     finally:
         ledger.close()
 
@@ -159,20 +159,20 @@ def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
             )
 
 
-def _show_budget(standing: Standing, ledger: Ledger) -> None:
+def _show_budget(balance: BudgetBalance, ledger: Ledger) -> None:
     """Spent and left of one data set, then the jobs that spent it."""
-    told = [f"epsilon {standing.spent:.4g} of {standing.budget:g} spent", f"{standing.left:.4g} left"]
-    if standing.held > standing.spent:
-        told.insert(1, f"{standing.held:.4g} with what is reserved")
-    click.echo(f"data set {standing.data_set}: {', '.join(told)} (delta {standing.delta:g})")
+    told = [f"epsilon {balance.spent:.4g} of {balance.budget:g} spent", f"{balance.left:.4g} left"]
+    if balance.held > balance.spent:
+        told.insert(1, f"{balance.held:.4g} with what is reserved")
+    click.echo(f"data set {balance.data_set}: {', '.join(told)} (delta {balance.delta:g})")
     names = {job.job_digest: job.name for job in ledger.jobs()}
-    for job in standing.jobs:
+    for job in balance.jobs:
         cost = "not private" if job.unnoised else f"{job.epsilon:.4g}"
         name = names.get(job.job_digest, "")
         click.echo(f"  {job.job_digest.hex()[:12]}  {cost:>11}  {job.inputs:>6} inputs  {name}".rstrip())
-    if standing.unnoised:
+    if balance.unnoised:
         click.echo(
-            f"  {standing.unnoised} inputs left without noise: the data set as a whole has no finite epsilon "
+            f"  {balance.unnoised} inputs left without noise: the data set as a whole has no finite epsilon "
             "(privacy.required in the policy refuses such jobs)"
         )
 

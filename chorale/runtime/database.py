@@ -1,4 +1,4 @@
-"""SQLite as both stores use it: durable at every commit, and one writer at a time.
+"""SQLite as both stores use it: durable at every commit, one writer at a time, a schema with a number.
 
 Local disk only: neither a network file system nor a virtual machine's snapshot keeps what a ledger
 promises. Source: docs/protocol.md 10.
@@ -6,55 +6,91 @@ promises. Source: docs/protocol.md 10.
 
 from __future__ import annotations
 
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from sqlite3 import Connection as SqliteConnection
-
-from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import URL
-from sqlalchemy.exc import DatabaseError
+from typing import TypeAlias
 
 from crypto.errors import ConfigError
 
 BUSY_SECONDS = 30.0  # how long a transaction waits for another one to end
 
+Migration: TypeAlias = Sequence[str]  # statements that bring a file from one version to the next
 
-def open_database(path: Path) -> Engine:
-    """An engine whose every transaction holds the write lock from its first statement.
 
-    Raises ConfigError if the file cannot be opened or is no database.
+class Database:
+    """One file on one connection: the threads of a process take turns, other processes wait for the lock.
+
+    What SQLite raises (sqlite3.Error) names no value that was bound to a statement: rows hold shares, and
+    errors reach logs.
     """
-    url = URL.create("sqlite", database=str(path))
-    # an error that reaches a log names the statement, never what was bound to it: rows hold shares
-    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, hide_parameters=True)
-    event.listen(engine, "connect", _prepare)
-    event.listen(engine, "begin", _begin_immediate)
-    try:
-        with engine.begin():
-            pass
-    except DatabaseError as error:
-        engine.dispose()
-        raise ConfigError(f"{path}: {str(error.orig).lower()}") from error
-    return engine
 
+    def __init__(self, path: Path, migrations: Sequence[Migration], *, erases_for_good: bool = False) -> None:
+        """Open the file, or make it, and bring it to the newest version.
 
-def close_database(engine: Engine) -> None:
-    """Close every connection: at once those that lie ready, and one that a thread has when it comes back."""
-    event.listen(engine.pool, "checkin", _close)
-    engine.dispose()
+        erases_for_good: what is deleted is overwritten. Raises ConfigError if the file cannot be opened, is
+        no database or was written by a newer release.
+        """
+        self._turn = threading.Lock()
+        try:
+            self._connection = sqlite3.connect(
+                path,
+                timeout=BUSY_SECONDS,
+                isolation_level=None,  # else the driver begins transactions, and only before a write
+                check_same_thread=False,  # `_turn` lets one thread at a time use it
+            )
+            try:
+                self._connection.row_factory = sqlite3.Row
+                for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                    self._connection.execute(f"PRAGMA {pragma}")
+                self._connection.execute(f"PRAGMA secure_delete={erases_for_good:d}")
+                self._migrate(path, migrations)
+            except BaseException:
+                self.close()
+                raise
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path}: {str(error).lower()}") from error
 
+    def close(self) -> None:
+        """Waits for the transaction that a thread is in; there is none afterwards."""
+        with self._turn:
+            self._connection.close()
 
-def _close(connection: SqliteConnection | None, _record: object) -> None:
-    if connection is not None:
-        connection.close()
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """What is written in it is durable once it is left, and was never written where it raises.
 
+        It holds the write lock from its first statement to its end. Raises sqlite3.OperationalError where
+        another one holds it for BUSY_SECONDS.
+        """
+        if not self._turn.acquire(timeout=BUSY_SECONDS):
+            raise sqlite3.OperationalError("database is locked")
+        try:
+            # a plain BEGIN takes no lock, so two budget reservations could both read the old balance
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # SQLite rolls back by itself where a disk fails
+                    self._connection.execute("ROLLBACK")
+                raise
+        finally:
+            self._turn.release()
 
-def _prepare(connection: SqliteConnection, _record: object) -> None:
-    # the driver would begin transactions by itself, and only before a write
-    connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin_immediate(connection: Connection) -> None:
-    # a plain BEGIN takes no lock, so two budget reservations could both read the old balance
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    def _migrate(self, path: Path, migrations: Sequence[Migration]) -> None:
+        """Each version in one transaction with its number, which another process may have reached first."""
+        for version, statements in enumerate(migrations, start=1):
+            with self.transaction() as connection:
+                (found,) = connection.execute("PRAGMA user_version").fetchone()
+                if found > len(migrations):
+                    raise ConfigError(
+                        f"{path}: expected a database of version {len(migrations)} or older, "
+                        f"got version {found}: a newer release wrote it"
+                    )
+                if found < version:
+                    for statement in statements:
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA user_version = {version}")

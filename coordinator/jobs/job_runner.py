@@ -16,12 +16,12 @@ from chorale.observability.tracing import Span
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
+from coordinator.complaints import FiledComplaint
 from coordinator.jobs.attempt import SESSION_MESSAGES, Attempt
 from coordinator.jobs.phase_history import PhaseHistory, completed_rounds
 from coordinator.jobs.phase_runner import PhaseRunner
 from coordinator.jobs.resources import Resources
 from coordinator.jobs.sequence import BudgetSpent, JobFailed, PhaseSequence, Step
-from coordinator.members.complaints import FiledComplaint
 from coordinator.members.connectivity import Connectivity
 from coordinator.reasons import FailureReason
 from coordinator.storage.store import JobStatus, PhaseRow

@@ -21,11 +21,11 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
+from coordinator.complaints import FiledComplaint, sitting_out
 from coordinator.jobs.aggregate import MaskedSum, StoredSum, unmask_stored
 from coordinator.jobs.attempt import Attempt, AttemptFailed, AttemptLimits
 from coordinator.jobs.deadlines import StageLimits
 from coordinator.jobs.resources import Resources
-from coordinator.members.complaints import FiledComplaint, sitting_out
 from coordinator.members.connectivity import Connectivity
 from coordinator.metrics import AttemptResult
 from coordinator.phase_machine import PhaseEvent, PhaseMachine, PhaseState

@@ -25,7 +25,7 @@ CHUNKS_BEHIND = 2  # waiting while as many are written: enough to keep thread an
 class Spool:
     """One silo's vector while it arrives: its chunks are checked at once and written in a thread.
 
-    What one stream brought is whole, because TLS is; what came in several is held to its digest.
+    What one stream brought is whole, because TLS is; what came in several is checked against its digest.
     """
 
     def __init__(self, path: Path, *, total_bytes: int) -> None:
@@ -49,7 +49,19 @@ class Spool:
         an earlier one could not be written."""
         with self._restarting():
             await self._writing.room()
-        self._check(offset, data)  # after the wait: another stream of the silo may have gone on meanwhile
+        # checked after the wait: another stream of the silo may have gone on meanwhile
+        if self.is_complete:
+            raise RemoteProtocolError("upload: the vector is already complete")
+        if self._is_closed:  # chunks that were on the way when the session ended
+            raise RemoteProtocolError("upload: the stage has closed", code=Refusal.STAGE)
+        if offset != self.received_bytes:
+            raise RemoteProtocolError(f"upload: chunk at offset {offset}, expected {self.received_bytes}")
+        if not data:
+            raise RemoteProtocolError("upload: a chunk is empty")
+        if offset + len(data) > self.total_bytes:
+            raise RemoteProtocolError(
+                f"upload: {offset + len(data)} bytes, expected {self.total_bytes} for this layout"
+            )
         self._writing.put(partial(write_all, self._file, data))
         self.received_bytes += len(data)
 
@@ -88,20 +100,6 @@ class Spool:
         self._is_closed = True
         self.path.unlink(missing_ok=True)
         self._writing.stop(self._file.close)
-
-    def _check(self, offset: int, data: Part) -> None:
-        if self.is_complete:
-            raise RemoteProtocolError("upload: the vector is already complete")
-        if self._is_closed:  # chunks that were on the way when the session ended
-            raise RemoteProtocolError("upload: the stage has closed", code=Refusal.STAGE)
-        if offset != self.received_bytes:
-            raise RemoteProtocolError(f"upload: chunk at offset {offset}, expected {self.received_bytes}")
-        if not data:
-            raise RemoteProtocolError("upload: a chunk is empty")
-        if offset + len(data) > self.total_bytes:
-            raise RemoteProtocolError(
-                f"upload: {offset + len(data)} bytes, expected {self.total_bytes} for this layout"
-            )
 
     def _hash(self) -> None:
         self._file.seek(0)

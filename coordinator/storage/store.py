@@ -6,73 +6,23 @@ Source: docs/protocol.md 10.
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import sqlalchemy as sa
 from google.protobuf import json_format
 
 from chorale.job import SignedJob
-from chorale.runtime.database import close_database, open_database
+from chorale.runtime.database import Database
 from chorale.v1 import records_pb2
-from coordinator.members.complaints import FiledComplaint
+from coordinator.complaints import FiledComplaint
 from coordinator.phase_machine import ENDED, PhaseState
-from coordinator.storage.store_tables import (
-    complaints,
-    jobs,
-    left_out,
-    metadata,
-    phases,
-    rosters,
-    round_rosters,
-)
+from coordinator.storage.migrations import MIGRATIONS
 from crypto.errors import ConfigError, LocalProtocolError
 from crypto.session.messages import SignedBody
-
-# A phase runs some thirty statements, and to build one takes longer than to run it.
-_OF_JOB: sa.BindParameter[bytes] = sa.bindparam("of_job")
-_OF_ROUND: sa.BindParameter[int] = sa.bindparam("of_round")
-_OF_PHASE: sa.BindParameter[str] = sa.bindparam("of_phase")
-_OF_SEQUENCE: sa.BindParameter[int] = sa.bindparam("of_sequence")
-_OF_REASON: sa.BindParameter[str] = sa.bindparam("of_reason")
-_OF_STATE: sa.BindParameter[str] = sa.bindparam("of_state")
-_MOST: sa.BindParameter[int] = sa.bindparam("most")
-_JOB = jobs.select().where(jobs.c.digest == _OF_JOB)
-_UPDATE_JOB = jobs.update().where(jobs.c.digest == _OF_JOB)
-_ROUND_ROSTER = sa.select(round_rosters.c.version).where(
-    round_rosters.c.job == _OF_JOB, round_rosters.c.round == _OF_ROUND
-)
-_PHASE = phases.select().where(phases.c.sequence == _OF_SEQUENCE)
-_PHASE_AT = phases.select().where(
-    phases.c.job == _OF_JOB, phases.c.round == _OF_ROUND, phases.c.phase == _OF_PHASE
-)
-_PHASES_AFTER = (
-    phases.select()
-    .where(phases.c.job == _OF_JOB, phases.c.sequence > _OF_SEQUENCE)
-    .order_by(phases.c.sequence)
-)
-_COUNT_IN_STATE = (
-    sa.select(sa.func.count())
-    .select_from(phases)
-    .where(phases.c.job == _OF_JOB, phases.c.phase == _OF_PHASE, phases.c.state == _OF_STATE)
-)
-_NEWEST_STARTS = (
-    sa.select(phases.c.state_digest)
-    .where(phases.c.job == _OF_JOB)
-    .order_by(phases.c.sequence.desc())
-    .limit(_MOST)
-)
-_UPDATE_PHASE = phases.update().where(phases.c.sequence == _OF_SEQUENCE)
-_ABSENCES = left_out.select().where(left_out.c.phase == _OF_SEQUENCE).order_by(left_out.c.sequence)
-_ABSENT_SINCE = (
-    sa.select(left_out.c.silo)
-    .join(phases, left_out.c.phase == phases.c.sequence)
-    .where(phases.c.job == _OF_JOB, phases.c.sequence > _OF_SEQUENCE, left_out.c.reason == _OF_REASON)
-    .limit(1)
-)
-_COMPLAINTS = complaints.select().where(complaints.c.phase == _OF_SEQUENCE).order_by(complaints.c.sequence)
 
 
 class JobStatus(StrEnum):
@@ -142,80 +92,89 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._engine = open_database(path)
-        metadata.create_all(self._engine)
+        self._database = Database(path, MIGRATIONS)
 
     def close(self) -> None:
-        close_database(self._engine)
+        self._database.close()
 
     # rosters
 
     def add_roster(self, version: int, signed: SignedBody) -> None:
-        with self._engine.begin() as connection:
-            known = connection.execute(sa.select(rosters.c.body).where(rosters.c.version == version)).scalar()
-            if known is not None and known != signed.body:
+        with self._database.transaction() as connection:
+            known = connection.execute("SELECT body FROM rosters WHERE version = ?", (version,)).fetchone()
+            if known is not None and known["body"] != signed.body:
                 raise ConfigError(f"roster: version {version} was in use before with other content")
             if known is None:
                 connection.execute(
-                    rosters.insert().values(version=version, body=signed.body, signature=signed.signature)
+                    "INSERT INTO rosters (version, body, signature) VALUES (?, ?, ?)",
+                    (version, signed.body, signed.signature),
                 )
 
     def newest_roster_version(self) -> int:
-        with self._engine.begin() as connection:
-            return connection.execute(sa.select(sa.func.max(rosters.c.version))).scalar() or 0
+        with self._database.transaction() as connection:
+            (version,) = connection.execute("SELECT max(version) FROM rosters").fetchone()
+        return version or 0
 
     def roster(self, version: int) -> SignedBody:
-        with self._engine.begin() as connection:
-            row = connection.execute(rosters.select().where(rosters.c.version == version)).one()
-        return SignedBody(body=row.body, signature=row.signature)
+        with self._database.transaction() as connection:
+            row = connection.execute("SELECT * FROM rosters WHERE version = ?", (version,)).fetchone()
+        return SignedBody(body=row["body"], signature=row["signature"])
 
     # jobs
 
     def add_job(self, signed: SignedJob, *, state_digest: bytes, unix_seconds: float) -> bool:
         """False if the job is here already; its first submission stands."""
-        insert = jobs.insert().values(
-            digest=signed.digest,
-            spec=signed.spec_bytes,
-            signature=signed.signature,
-            operator_certificate=signed.operator_certificate,
-            status=JobStatus.RUNNING.value,
-            submitted_unix_seconds=unix_seconds,
-            state_digest=state_digest,
-        )
-        with self._engine.begin() as connection:
-            if connection.execute(sa.select(jobs.c.digest).where(jobs.c.digest == signed.digest)).first():
-                return False
-            connection.execute(insert)
-            return True
+        with self._database.transaction() as connection:
+            added = connection.execute(
+                "INSERT INTO jobs (digest, spec, signature, operator_certificate, status, reason,"
+                " submitted_unix_seconds, state_digest)"
+                " VALUES (?, ?, ?, ?, ?, '', ?, ?) ON CONFLICT (digest) DO NOTHING",
+                (
+                    signed.digest,
+                    signed.spec_bytes,
+                    signed.signature,
+                    signed.operator_certificate,
+                    JobStatus.RUNNING,
+                    unix_seconds,
+                    state_digest,
+                ),
+            )
+            return added.rowcount == 1
 
     def job(self, digest: bytes) -> JobRow | None:
-        with self._engine.begin() as connection:
-            row = connection.execute(_JOB, {"of_job": digest}).first()
+        with self._database.transaction() as connection:
+            row = connection.execute("SELECT * FROM jobs WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else _job_row(row)
 
     def jobs(self) -> list[JobRow]:
         """In the order of submission."""
-        with self._engine.begin() as connection:
-            return [_job_row(row) for row in connection.execute(jobs.select().order_by(jobs.c.sequence))]
+        with self._database.transaction() as connection:
+            return [_job_row(row) for row in connection.execute("SELECT * FROM jobs ORDER BY sequence")]
 
     def count_jobs(self) -> dict[JobStatus, int]:
         """How many jobs have each status; one that none has is not there."""
-        select = sa.select(jobs.c.status, sa.func.count()).group_by(jobs.c.status)
-        with self._engine.begin() as connection:
-            return {JobStatus(status): count for status, count in connection.execute(select)}
+        with self._database.transaction() as connection:
+            counts = connection.execute("SELECT status, count(*) FROM jobs GROUP BY status").fetchall()
+        return {JobStatus(status): count for status, count in counts}
 
     def set_job_status(self, digest: bytes, status: JobStatus, *, reason: str = "") -> None:
-        with self._engine.begin() as connection:
-            connection.execute(_UPDATE_JOB, {"of_job": digest, "status": status.value, "reason": reason})
+        with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE jobs SET status = ?, reason = ? WHERE digest = ?", (status, reason, digest)
+            )
 
     def pin_round_roster(self, job: bytes, round: int, version: int) -> int:
         """The roster version of a round is that of its first attempt (docs/protocol.md 3.2)."""
-        with self._engine.begin() as connection:
-            pinned = connection.execute(_ROUND_ROSTER, {"of_job": job, "of_round": round}).scalar()
-            if pinned is not None:
-                return int(pinned)
-            connection.execute(round_rosters.insert(), {"job": job, "round": round, "version": version})
-            return version
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO round_rosters (job, round, version) VALUES (?, ?, ?)"
+                " ON CONFLICT (job, round) DO NOTHING",
+                (job, round, version),
+            )
+            (pinned,) = connection.execute(
+                "SELECT version FROM round_rosters WHERE job = ? AND round = ?", (job, round)
+            ).fetchone()
+        return int(pinned)
 
     # phases
 
@@ -223,152 +182,162 @@ class Store:
         self, job: bytes, round: int, phase: str, *, roster_version: int, unix_seconds: float
     ) -> PhaseRow:
         """The row of a phase, new or as it stands; it starts from the job's present state."""
-        of = {"of_job": job, "of_round": round, "of_phase": phase}
-        with self._engine.begin() as connection:
-            row = connection.execute(_PHASE_AT, of).first()
-            if row is None:
-                values = {
-                    "job": job,
-                    "round": round,
-                    "phase": phase,
-                    "roster_version": roster_version,
-                    "state": PhaseState.WAITING.value,
-                    "attempt": 0,
-                    "started_unix_seconds": unix_seconds,
-                    "state_digest": connection.execute(_JOB, of).one().state_digest,
-                }
-                connection.execute(phases.insert(), values)
-                row = connection.execute(_PHASE_AT, of).one()
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO phases (job, round, phase, roster_version, state, attempt, started_unix_seconds,"
+                " upload_bytes, state_digest)"
+                " SELECT digest, ?, ?, ?, ?, 0, ?, 0, state_digest FROM jobs WHERE digest = ?"
+                " ON CONFLICT (job, round, phase) DO NOTHING",
+                (round, phase, roster_version, PhaseState.WAITING, unix_seconds, job),
+            )
+            row = connection.execute(
+                "SELECT * FROM phases WHERE job = ? AND round = ? AND phase = ?", (job, round, phase)
+            ).fetchone()
         return _phase_row(row)
 
     def phases(self, job: bytes, *, after: int = 0) -> list[PhaseRow]:
         """In the order in which they began. after: only those of a greater sequence number."""
-        of = {"of_job": job, "of_sequence": after}
-        with self._engine.begin() as connection:
-            return [_phase_row(row) for row in connection.execute(_PHASES_AFTER, of)]
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT * FROM phases WHERE job = ? AND sequence > ? ORDER BY sequence", (job, after)
+            )
+            return [_phase_row(row) for row in rows]
 
     def count_applied(self, job: bytes, phase: str) -> int:
         """In how many rounds the phase of this name was applied."""
-        of = {"of_job": job, "of_phase": phase, "of_state": PhaseState.APPLIED.value}
-        with self._engine.begin() as connection:
-            return connection.execute(_COUNT_IN_STATE, of).scalar_one()
+        with self._database.transaction() as connection:
+            (count,) = connection.execute(
+                "SELECT count(*) FROM phases WHERE job = ? AND phase = ? AND state = ?",
+                (job, phase, PhaseState.APPLIED),
+            ).fetchone()
+        return int(count)
 
     def newest_starts(self, job: bytes, count: int) -> list[bytes]:
         """Digests of the states that the newest phases start from, newest first."""
-        with self._engine.begin() as connection:
-            return list(connection.execute(_NEWEST_STARTS, {"of_job": job, "most": count}).scalars())
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT state_digest FROM phases WHERE job = ? ORDER BY sequence DESC LIMIT ?", (job, count)
+            )
+            return [row["state_digest"] for row in rows]
 
     def phase(self, sequence: int) -> PhaseRow:
-        with self._engine.begin() as connection:
-            row = connection.execute(_PHASE, {"of_sequence": sequence}).one()
-        return _phase_row(row)
+        with self._database.transaction() as connection:
+            return _phase(connection, sequence)
 
     def begin_attempt(self, sequence: int, attempt: int) -> None:
         """Durable before anything is sent under that number: none comes twice."""
-        values = {"attempt": attempt, "state": PhaseState.WAITING.value, "session": None, "upload_bytes": 0}
-        with self._engine.begin() as connection:
-            last = connection.execute(_PHASE, {"of_sequence": sequence}).one().attempt
+        with self._database.transaction() as connection:
+            last = _phase(connection, sequence).attempt
             if attempt <= last:
                 raise LocalProtocolError(f"store: attempt {attempt} follows attempt {last}")
-            _update(connection, sequence, values)
+            connection.execute(
+                "UPDATE phases SET attempt = ?, state = ?, session = NULL, upload_bytes = 0"
+                " WHERE sequence = ?",
+                (attempt, PhaseState.WAITING, sequence),
+            )
 
     def set_phase_state(self, sequence: int, state: PhaseState) -> None:
-        with self._engine.begin() as connection:
-            _update(connection, sequence, {"state": state.value})
+        with self._database.transaction() as connection:
+            connection.execute("UPDATE phases SET state = ? WHERE sequence = ?", (state, sequence))
 
     def enter_unmask(
         self, sequence: int, *, session: bytes, cohort: Sequence[str], upload_bytes: int
     ) -> None:
         """From here on this very session is resumed (docs/protocol.md 6)."""
-        values = {"session": session, "cohort": list(cohort), "upload_bytes": upload_bytes}
-        with self._engine.begin() as connection:
-            _update(connection, sequence, {"state": PhaseState.UNMASK.value, **values})
+        with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE phases SET state = ?, session = ?, cohort = ?, upload_bytes = ? WHERE sequence = ?",
+                (PhaseState.UNMASK, session, json.dumps(list(cohort)), upload_bytes, sequence),
+            )
 
     def enter_revealed(self, sequence: int, *, upload_bytes: int) -> None:
         """The sum is known and stored; no share is asked for again."""
-        with self._engine.begin() as connection:
-            _update(connection, sequence, {"state": PhaseState.REVEALED.value, "upload_bytes": upload_bytes})
+        with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE phases SET state = ?, upload_bytes = ? WHERE sequence = ?",
+                (PhaseState.REVEALED, upload_bytes, sequence),
+            )
 
     def end_phase(self, sequence: int, *, state: PhaseState, record: records_pb2.PhaseRecord) -> None:
         """One transaction: the phase's result, its record and the job's new state, once."""
         if state not in ENDED:
             raise LocalProtocolError(f"store: a phase does not end in state {state.value}")
-        with self._engine.begin() as connection:
-            row = connection.execute(_PHASE, {"of_sequence": sequence}).one()
-            if PhaseState(row.state) in ENDED:
+        with self._database.transaction() as connection:
+            row = _phase(connection, sequence)
+            if row.is_ended:
                 return
-            record_json = json_format.MessageToJson(record)
-            _update(
-                connection,
-                sequence,
-                {"state": state.value, "record_json": record_json, "session": None},
+            connection.execute(
+                "UPDATE phases SET state = ?, record_json = ?, session = NULL WHERE sequence = ?",
+                (state, json_format.MessageToJson(record), sequence),
             )
-            connection.execute(_UPDATE_JOB, {"of_job": row.job, "state_digest": record.state_digest})
+            connection.execute(
+                "UPDATE jobs SET state_digest = ? WHERE digest = ?", (record.state_digest, row.job)
+            )
 
     def add_absences(self, sequence: int, attempt: int, absences: Sequence[Absence]) -> None:
-        with self._engine.begin() as connection:
+        with self._database.transaction() as connection:
             for absence in absences:
-                insert = left_out.insert().prefix_with("OR IGNORE")
                 connection.execute(
-                    insert.values(
-                        phase=sequence,
-                        attempt=attempt,
-                        silo=absence.silo,
-                        stage=absence.stage,
-                        reason=absence.reason,
-                    )
+                    "INSERT INTO left_out (phase, attempt, silo, stage, reason) VALUES (?, ?, ?, ?, ?)"
+                    " ON CONFLICT (phase, attempt, silo) DO NOTHING",
+                    (sequence, attempt, absence.silo, absence.stage, absence.reason),
                 )
 
     def absences(self, sequence: int) -> list[Absence]:
         """All of a phase, in the order in which they came."""
-        with self._engine.begin() as connection:
-            rows = connection.execute(_ABSENCES, {"of_sequence": sequence}).all()
-        return [Absence(silo=row.silo, stage=row.stage, reason=row.reason) for row in rows]
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT silo, stage, reason FROM left_out WHERE phase = ? ORDER BY sequence", (sequence,)
+            )
+            return [Absence(**row) for row in rows]
 
     def was_absent_since(self, job: bytes, sequence: int, reason: str) -> bool:
         """Whether a silo was left out for this reason in a phase after that one."""
-        of = {"of_job": job, "of_sequence": sequence, "of_reason": reason}
-        with self._engine.begin() as connection:
-            return connection.execute(_ABSENT_SINCE, of).first() is not None
+        with self._database.transaction() as connection:
+            row = connection.execute(
+                "SELECT silo FROM left_out JOIN phases ON left_out.phase = phases.sequence"
+                " WHERE phases.job = ? AND phases.sequence > ? AND left_out.reason = ? LIMIT 1",
+                (job, sequence, reason),
+            ).fetchone()
+        return row is not None
 
     def add_complaint(self, sequence: int, complaint: FiledComplaint) -> None:
-        with self._engine.begin() as connection:
+        with self._database.transaction() as connection:
             connection.execute(
-                complaints.insert()
-                .prefix_with("OR IGNORE")
-                .values(
-                    phase=sequence,
-                    attempt=complaint.attempt,
-                    sender=complaint.sender,
-                    accused=complaint.accused,
-                )
+                "INSERT INTO complaints (phase, attempt, sender, accused) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (phase, attempt, sender) DO NOTHING",
+                (sequence, complaint.attempt, complaint.sender, complaint.accused),
             )
 
     def complaints(self, sequence: int) -> list[FiledComplaint]:
-        with self._engine.begin() as connection:
-            rows = connection.execute(_COMPLAINTS, {"of_sequence": sequence}).all()
-        return [FiledComplaint(attempt=row.attempt, sender=row.sender, accused=row.accused) for row in rows]
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT attempt, sender, accused FROM complaints WHERE phase = ? ORDER BY sequence",
+                (sequence,),
+            )
+            return [FiledComplaint(**row) for row in rows]
 
 
-def _update(connection: sa.Connection, sequence: int, values: dict[str, object]) -> None:
-    connection.execute(_UPDATE_PHASE, {"of_sequence": sequence, **values})
-
-
-def _job_row(row: sa.Row[tuple[object, ...]]) -> JobRow:
+def _job_row(row: sqlite3.Row) -> JobRow:
     signed = SignedJob(
-        spec_bytes=row.spec, signature=row.signature, operator_certificate=row.operator_certificate
+        spec_bytes=row["spec"], signature=row["signature"], operator_certificate=row["operator_certificate"]
     )
     return JobRow(
         signed=signed,
-        digest=row.digest,
-        status=JobStatus(row.status),
-        reason=row.reason,
-        submitted_unix_seconds=row.submitted_unix_seconds,
-        state_digest=row.state_digest,
+        digest=row["digest"],
+        status=JobStatus(row["status"]),
+        reason=row["reason"],
+        submitted_unix_seconds=row["submitted_unix_seconds"],
+        state_digest=row["state_digest"],
     )
 
 
-def _phase_row(row: sa.Row[tuple[object, ...]]) -> PhaseRow:
-    values = dict(row._mapping)
-    values["state"] = PhaseState(values["state"])
+def _phase(connection: sqlite3.Connection, sequence: int) -> PhaseRow:
+    return _phase_row(connection.execute("SELECT * FROM phases WHERE sequence = ?", (sequence,)).fetchone())
+
+
+def _phase_row(row: sqlite3.Row) -> PhaseRow:
+    values = dict(row)
+    values["state"] = PhaseState(row["state"])
+    values["cohort"] = None if row["cohort"] is None else json.loads(row["cohort"])
     return PhaseRow(**values)

@@ -2,7 +2,7 @@
 
 A *reservation* is written before an input's data are touched, and counts like spend. It becomes spend
 before the first byte of y(u) leaves, and is given back if nothing left. Every check and the write that
-it allows share one transaction. Nothing is ever subtracted: epsilon is composed anew from all stored
+it allows share one transaction. Nothing is ever subtracted: epsilon is composed again from all stored
 releases at the policy's delta of today. Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
 """
 
@@ -10,44 +10,26 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, TypeAlias
-
-from sqlalchemy import (
-    BindParameter,
-    Connection,
-    Engine,
-    Row,
-    and_,
-    bindparam,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+from typing import TypeAlias
 
 from chorale.job import Job
-from chorale.observability.logs import get_logger
 from chorale.privacy.accountant import Release, epsilon, releases_from_json, releases_to_json
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.protection import releases_of
+from chorale.runtime.database import Database
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from silo_agent.ledger.ledger_parameters import OF_DATA_SET, OF_JOB, of_phase, same_phase
-from silo_agent.ledger.ledger_tables import costs, releases
 from silo_agent.policy.policy import Policy
 from silo_agent.policy.privacy_policy import PartialJobs
 
 INPUT_ID_BYTES = 16
-
-log = get_logger("silo_agent.ledger.budget")
-
 
 Cost: TypeAlias = tuple[Release, ...]  # all that one input releases; None where nothing bounds it
 
@@ -55,22 +37,6 @@ Cost: TypeAlias = tuple[Release, ...]  # all that one input releases; None where
 class ReleaseStatus(StrEnum):
     RESERVED = "reserved"  # the data may be touched; nothing has left
     SPENT = "spent"  # bytes may have left
-
-
-_OF_INPUT: BindParameter[bytes] = bindparam("of_input")
-_RELEASE = select(releases).where(releases.c.input_id == _OF_INPUT)
-_MARK_SPENT = update(releases).where(releases.c.input_id == _OF_INPUT).values(status=ReleaseStatus.SPENT)
-_GIVE_BACK = delete(releases).where(
-    releases.c.input_id == _OF_INPUT, releases.c.status == ReleaseStatus.RESERVED
-)
-_INPUTS = select(func.count()).select_from(releases).where(releases.c.data_set == OF_DATA_SET)
-_INPUTS_OF_JOB = _INPUTS.where(releases.c.job_digest == OF_JOB)
-_LEFT_IN_PHASE = _INPUTS.where(same_phase(releases), releases.c.status == ReleaseStatus.SPENT)
-_HELD = (
-    select(releases.c.cost_digest, func.count().label("inputs"))
-    .where(releases.c.data_set == OF_DATA_SET)
-    .group_by(releases.c.cost_digest)
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +62,7 @@ class JobSpend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class BudgetBalance:
     """Where a data set stands. held: spent and reserved. unnoised: inputs that left without noise."""
 
     data_set: str
@@ -121,14 +87,14 @@ class Budget:
 
     def __init__(
         self,
-        engine: Engine,
+        database: Database,
         *,
         policy: Policy,
         data_set: str,
         clock: Callable[[], datetime],
         tell: Callable[[Spend], None],
     ) -> None:
-        self._engine = engine
+        self._database = database
         self._policy = policy
         self._data_set = data_set
         self._clock = clock
@@ -141,9 +107,11 @@ class Budget:
 
         The caller holds the agent's lock, so none of them is alive.
         """
-        of_others = and_(releases.c.status == ReleaseStatus.RESERVED, releases.c.process != self._process)
-        with self._engine.begin() as connection:
-            return connection.execute(delete(releases).where(of_others)).rowcount
+        with self._database.transaction() as connection:
+            return connection.execute(
+                "DELETE FROM releases WHERE status = ? AND process != ?",
+                (ReleaseStatus.RESERVED, self._process),
+            ).rowcount
 
     def check_plan(self, job: Job, state: GlobalState) -> None:
         """Raises PolicyRefusal(code=BUDGET) for a private job that plans more than is left.
@@ -157,11 +125,14 @@ class Budget:
             planned = planned_releases(job.spec, state)
         except ConfigError as error:
             raise PolicyRefusal(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
-        with self._engine.begin() as connection:
-            of_job = {"of_data_set": self._data_set, "of_job": job.digest}
-            if connection.execute(_INPUTS_OF_JOB, of_job).scalar_one():
+        with self._database.transaction() as connection:
+            begun = connection.execute(
+                "SELECT 1 FROM releases WHERE data_set = ? AND job_digest = ? LIMIT 1",
+                (self._data_set, job.digest),
+            ).fetchone()
+            if begun is not None:
                 return
-            held = self._held(connection)
+            held = self._inputs_by_cost(connection)
         self._check_fits(held, planned, what=f"job {job.id}: its plan")
 
     def reserve(self, job: Job, key: PhaseKey, state: GlobalState, *, members: int) -> Charge:
@@ -172,62 +143,96 @@ class Budget:
         """
         what = f"job {job.id} round {key.round} {key.phase}"
         cost = None if job.spec.privacy is None else releases_of(job.spec, key.kind, state, members)
+        delta = self._policy.privacy.delta
         if cost is not None:
-            epsilon(cost, self._policy.privacy.delta)  # what takes long is done before the lock is held
-        row = self._row(key, cost)
-        with self._engine.begin() as connection:
+            epsilon(cost, delta)  # what takes long is done before the lock is held
+        input_id, cost_digest = os.urandom(INPUT_ID_BYTES), None
+        with self._database.transaction() as connection:
             self._check_attempts(connection, key, what)
             if cost is not None:
-                self._check_fits(self._held(connection), Counter(cost), what=what)
-                kept = {"digest": row["cost_digest"], "releases": releases_to_json(cost)}
-                connection.execute(insert(costs).prefix_with("OR IGNORE"), kept)
-            connection.execute(insert(releases), row)
-        return Charge(self, row["input_id"])
+                self._check_fits(self._inputs_by_cost(connection), Counter(cost), what=what)
+                text = releases_to_json(cost)
+                cost_digest = hashlib.sha256(text.encode()).digest()
+                connection.execute(
+                    "INSERT INTO costs (digest, releases) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING",
+                    (cost_digest, text),
+                )
+            connection.execute(
+                "INSERT INTO releases (input_id, data_set, job_digest, round, phase, cost_digest, delta,"
+                " status, process, written_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    input_id,
+                    self._data_set,
+                    key.job_digest,
+                    key.round,
+                    key.phase,
+                    cost_digest,
+                    delta,
+                    ReleaseStatus.RESERVED,
+                    self._process,
+                    self._clock().timestamp(),
+                ),
+            )
+        return Charge(self, input_id)
 
-    def standing(self) -> Standing:
+    def balance(self) -> BudgetBalance:
         """Where the data set stands now, job by job."""
-        with self._engine.begin() as connection:
-            by_job = self._by_job(connection)
-            held = self._held(connection)
-        spent = _total(by_job.values())
-        return Standing(
+        with self._database.transaction() as connection:
+            by_job = self._spent_by_job(connection)
+            spent = self._inputs_by_cost(connection, ReleaseStatus.SPENT)
+            held = self._inputs_by_cost(connection)
+        return BudgetBalance(
             data_set=self._data_set,
             budget=self._policy.privacy.epsilon,
             delta=self._policy.privacy.delta,
             spent=self._epsilon(spent),
             held=self._epsilon(held),
             unnoised=spent[None],
-            jobs=tuple(self._job_spend(job_digest, counts) for job_digest, counts in by_job.items()),
+            jobs=tuple(
+                JobSpend(
+                    job_digest=job_digest,
+                    epsilon=self._epsilon(inputs),
+                    inputs=inputs.total(),
+                    unnoised=inputs[None],
+                )
+                for job_digest, inputs in by_job.items()
+            ),
         )
 
     def spent(self) -> tuple[float, int]:
         """Epsilon spent on the data set, and inputs that left without noise."""
-        with self._engine.begin() as connection:
-            counts = _total(self._by_job(connection).values())
-        return self._epsilon(counts), counts[None]
+        with self._database.transaction() as connection:
+            inputs = self._inputs_by_cost(connection, ReleaseStatus.SPENT)
+        return self._epsilon(inputs), inputs[None]
 
     def spend(self, input_id: bytes) -> None:
         """Durable, and told, before the first byte leaves.
 
         Raises PolicyRefusal(code=STAGE) if the reservation was given back.
         """
-        of_input = {"of_input": input_id}
-        with self._engine.begin() as connection:
-            found = connection.execute(_RELEASE, of_input).one_or_none()
+        with self._database.transaction() as connection:
+            found = connection.execute("SELECT * FROM releases WHERE input_id = ?", (input_id,)).fetchone()
             if found is None:
                 raise PolicyRefusal("budget: the input was given up, so it cannot leave", code=Refusal.STAGE)
-            connection.execute(_MARK_SPENT, of_input)
+            connection.execute(
+                "UPDATE releases SET status = ? WHERE input_id = ?", (ReleaseStatus.SPENT, input_id)
+            )
         self._tell(spend_of(found))
 
     def release(self, input_id: bytes) -> None:
         """Give a reservation back; what was spent stays."""
-        with self._engine.begin() as connection:
-            connection.execute(_GIVE_BACK, {"of_input": input_id})
+        with self._database.transaction() as connection:
+            connection.execute(
+                "DELETE FROM releases WHERE input_id = ? AND status = ?", (input_id, ReleaseStatus.RESERVED)
+            )
 
-    def _check_attempts(self, connection: Connection, key: PhaseKey, what: str) -> None:
-        """Each crash makes an input anew; a phase is worth so many and no more."""
-        of = {**of_phase(key), "of_data_set": self._data_set}
-        left = connection.execute(_LEFT_IN_PHASE, of).scalar_one()
+    def _check_attempts(self, connection: sqlite3.Connection, key: PhaseKey, what: str) -> None:
+        """After each crash an input is made again, with other noise; a phase is worth so many and no more."""
+        (left,) = connection.execute(
+            "SELECT count(*) FROM releases"
+            " WHERE data_set = ? AND job_digest = ? AND round = ? AND phase = ? AND status = ?",
+            (self._data_set, key.job_digest, key.round, key.phase, ReleaseStatus.SPENT),
+        ).fetchone()
         if left >= self._policy.max_attempts:
             raise PolicyRefusal(
                 f"{what}: expected at most {self._policy.max_attempts} different inputs (max_attempts), "
@@ -248,54 +253,42 @@ class Budget:
             code=Refusal.BUDGET,
         )
 
-    def _epsilon(self, counts: Counter[Cost | None]) -> float:
-        return epsilon(_composed(counts), self._policy.privacy.delta)
+    def _epsilon(self, inputs: Counter[Cost | None]) -> float:
+        return epsilon(_composed(inputs), self._policy.privacy.delta)
 
-    def _held(self, connection: Connection) -> Counter[Cost | None]:
-        """What was spent and what is reserved on the data set, by cost."""
-        rows = connection.execute(_HELD, {"of_data_set": self._data_set}).all()
-        return Counter({self._cost(connection, row.cost_digest): row.inputs for row in rows})
+    def _inputs_by_cost(
+        self, connection: sqlite3.Connection, only: ReleaseStatus | None = None
+    ) -> Counter[Cost | None]:
+        """How many inputs of each cost the data set has given: spent and reserved, or `only` the ones."""
+        rows = connection.execute(
+            "SELECT cost_digest, count(*) AS inputs FROM releases"
+            " WHERE data_set = :data_set AND (:only IS NULL OR status = :only) GROUP BY cost_digest",
+            {"data_set": self._data_set, "only": only},
+        ).fetchall()
+        return Counter({self._cost(connection, row["cost_digest"]): row["inputs"] for row in rows})
 
-    def _by_job(self, connection: Connection) -> dict[bytes, Counter[Cost | None]]:
-        """What was spent on the data set, by job and cost."""
-        of_data = and_(releases.c.data_set == self._data_set, releases.c.status == ReleaseStatus.SPENT)
-        columns = (releases.c.job_digest, releases.c.cost_digest)
-        counted = select(*columns, func.count().label("inputs")).where(of_data).group_by(*columns)
+    def _spent_by_job(self, connection: sqlite3.Connection) -> dict[bytes, Counter[Cost | None]]:
+        rows = connection.execute(
+            "SELECT job_digest, cost_digest, count(*) AS inputs FROM releases"
+            " WHERE data_set = ? AND status = ? GROUP BY job_digest, cost_digest",
+            (self._data_set, ReleaseStatus.SPENT),
+        ).fetchall()
         by_job: dict[bytes, Counter[Cost | None]] = {}
-        for row in connection.execute(counted).all():
-            of_job = by_job.setdefault(row.job_digest, Counter())
-            of_job[self._cost(connection, row.cost_digest)] += row.inputs
+        for row in rows:
+            of_job = by_job.setdefault(row["job_digest"], Counter())
+            of_job[self._cost(connection, row["cost_digest"])] += row["inputs"]
         return by_job
 
-    def _cost(self, connection: Connection, digest: bytes | None) -> Cost | None:
+    def _cost(self, connection: sqlite3.Connection, digest: bytes | None) -> Cost | None:
+        """Raises ConfigError for a cost that is not the one that was written."""
         if digest is None:
             return None
         if digest not in self._costs:
-            text = select(costs.c.releases).where(costs.c.digest == digest)
-            self._costs[digest] = _read_cost(connection.execute(text).scalar_one(), digest)
+            (text,) = connection.execute("SELECT releases FROM costs WHERE digest = ?", (digest,)).fetchone()
+            if hashlib.sha256(text.encode()).digest() != digest:
+                raise ConfigError("ledger: a release was changed after it was written")
+            self._costs[digest] = releases_from_json(text)
         return self._costs[digest]
-
-    def _job_spend(self, job_digest: bytes, counts: Counter[Cost | None]) -> JobSpend:
-        return JobSpend(
-            job_digest=job_digest,
-            epsilon=self._epsilon(counts),
-            inputs=counts.total(),
-            unnoised=counts[None],
-        )
-
-    def _row(self, key: PhaseKey, cost: Cost | None) -> dict[str, Any]:
-        return {
-            "input_id": os.urandom(INPUT_ID_BYTES),
-            "data_set": self._data_set,
-            "job_digest": key.job_digest,
-            "round": key.round,
-            "phase": key.phase,
-            "cost_digest": None if cost is None else _digest(releases_to_json(cost)),
-            "delta": self._policy.privacy.delta,
-            "status": ReleaseStatus.RESERVED,
-            "process": self._process,
-            "written_unix_seconds": self._clock().timestamp(),
-        }
 
 
 class Charge:
@@ -316,54 +309,22 @@ class Charge:
         self._budget.release(self._input_id)
 
 
-def spend_of(row: Row[Any]) -> Spend:
+def spend_of(row: sqlite3.Row) -> Spend:
     """A row of the ledger as the audit log tells of it."""
     return Spend(
-        input_id=row.input_id,
-        data_set=row.data_set,
-        job_digest=row.job_digest,
-        round=row.round,
-        phase=row.phase,
-        cost_digest=row.cost_digest,
+        input_id=row["input_id"],
+        data_set=row["data_set"],
+        job_digest=row["job_digest"],
+        round=row["round"],
+        phase=row["phase"],
+        cost_digest=row["cost_digest"],
     )
 
 
-def data_sets(engine: Engine) -> list[str]:
-    """Every data set that an input was ever made of."""
-    with engine.begin() as connection:
-        return list(connection.execute(select(releases.c.data_set).distinct().order_by("data_set")).scalars())
-
-
-def spends(engine: Engine) -> list[Spend]:
-    """Everything spent, oldest first."""
-    spent = select(releases).where(releases.c.status == ReleaseStatus.SPENT)
-    with engine.begin() as connection:
-        rows = connection.execute(spent.order_by(releases.c.written_unix_seconds)).all()
-    return [spend_of(row) for row in rows]
-
-
-def _total(counts: Iterable[Counter[Cost | None]]) -> Counter[Cost | None]:
-    total: Counter[Cost | None] = Counter()
-    for more in counts:
-        total.update(more)
-    return total
-
-
-def _composed(counts: Counter[Cost | None]) -> Counter[Release]:
+def _composed(inputs: Counter[Cost | None]) -> Counter[Release]:
     """Every release and how often it was made; what has no bound is counted elsewhere."""
     composed: Counter[Release] = Counter()
-    for cost, inputs in counts.items():
+    for cost, count in inputs.items():
         for release in cost or ():
-            composed[release] += inputs
+            composed[release] += count
     return composed
-
-
-def _read_cost(text: str, digest: bytes) -> Cost:
-    """Raises ConfigError for a cost that is not the one that was written."""
-    if _digest(text) != digest:
-        raise ConfigError("ledger: a release was changed after it was written")
-    return releases_from_json(text)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()

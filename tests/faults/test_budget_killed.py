@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
-from sqlalchemy import text
 
 from chorale.privacy.accountant import epsilon, releases_from_json
-from silo_agent.ledger.budget import Standing
+from silo_agent.ledger.budget import BudgetBalance
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.policy.policy import Policy
 from tests.faults.conftest import MakeFederation
@@ -50,14 +49,14 @@ def ledger_of(federation: LocalFederation, name: str = VICTIM) -> Iterator[Ledge
 
 def rows_of(federation: LocalFederation) -> Rows:
     columns = "SELECT round, phase, status FROM releases ORDER BY written_unix_seconds"
-    with ledger_of(federation) as ledger, ledger._engine.begin() as connection:
-        return [(row.round, row.phase, row.status) for row in connection.execute(text(columns))]
+    with ledger_of(federation) as ledger, ledger._database.transaction() as connection:
+        return [tuple(row) for row in connection.execute(columns)]
 
 
-def standing_of(federation: LocalFederation) -> Standing:
+def balance_of(federation: LocalFederation) -> BudgetBalance:
     policy = Policy(federation=federation.ceremony.federation)
     with ledger_of(federation) as ledger:
-        return ledger.budget(policy=policy, data_set=f"{VICTIM}-data").standing()
+        return ledger.budget(policy=policy, data_set=f"{VICTIM}-data").balance()
 
 
 def from_scratch(federation: LocalFederation) -> float:
@@ -65,8 +64,8 @@ def from_scratch(federation: LocalFederation) -> float:
     spent = (
         "SELECT costs.releases FROM releases JOIN costs ON costs.digest = cost_digest WHERE status = 'spent'"
     )
-    with ledger_of(federation) as ledger, ledger._engine.begin() as connection:
-        texts = connection.execute(text(spent)).scalars().all()
+    with ledger_of(federation) as ledger, ledger._database.transaction() as connection:
+        texts = [row["releases"] for row in connection.execute(spent)]
     return epsilon([release for one in texts for release in releases_from_json(one)], 1e-5)
 
 
@@ -98,8 +97,8 @@ def test_a_killed_silo_keeps_its_spend_and_gets_back_the_rest(
     first = [row for row in rows_of(federation) if row[:2] == (1, "train")]
     assert first == [(1, "train", "spent")] * (is_spent or is_in)
     assert all(status == "spent" for _, _, status in rows_of(federation))
-    standing = standing_of(federation)
-    assert standing.spent == standing.held == pytest.approx(from_scratch(federation))
+    balance = balance_of(federation)
+    assert balance.spent == balance.held == pytest.approx(from_scratch(federation))
     checked = run_cli("silo", "ledger", "--check", "--config", federation.folder / f"{VICTIM}.yaml")
     assert checked.returncode == 0, checked.stderr
     spends = len(rows_of(federation))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import sqlite3
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import sqlalchemy as sa
 
 from chorale.transport import tls
 
@@ -73,12 +73,14 @@ class Keeper:
 def install(folder: Path) -> None:
     statements = (folder / STATEMENTS).open("ab", buffering=0)
 
-    def write_down(_c: Any, _cursor: Any, statement: str, values: Any, _context: Any, is_many: bool) -> None:
-        rows = values if is_many else [values]
-        cells = [cell if isinstance(cell, bytes) else repr(cell).encode() for row in rows for cell in row]
-        statements.write(b"\n".join([statement.encode(), *cells, b""]))
+    class Recorded(sqlite3.Connection):
+        def execute(self, statement: str, values: Any = (), /) -> sqlite3.Cursor:
+            cells = values.values() if isinstance(values, Mapping) else values
+            written = [cell if isinstance(cell, bytes) else repr(cell).encode() for cell in cells]
+            statements.write(b"\n".join([statement.encode(), *written, b""]))
+            return super().execute(statement, values)
 
-    sa.event.listen(sa.Engine, "before_cursor_execute", write_down)
+    sqlite3.connect = partial(sqlite3.connect, factory=Recorded)  # type: ignore[assignment]
     sys.addaudithook(Keeper(folder).on_event)
 
 

@@ -275,7 +275,7 @@ def test_help_imports_neither_torch_nor_grpc() -> None:
     )
     loaded = modules_after("\n".join(lines))
     assert "cli" in loaded
-    assert loaded.isdisjoint({"torch", "grpc", "sklearn", "sqlalchemy"})
+    assert loaded.isdisjoint({"torch", "grpc", "sklearn", "sqlite3"})
 
 
 def modules_after(code: str) -> set[str]:

@@ -3,99 +3,219 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
-from sqlalchemy.exc import IntegrityError
 
-from chorale.runtime.database import close_database, open_database
+from chorale.runtime import database as database_module
+from chorale.runtime.database import Database
 from crypto.errors import ConfigError
+
+FIRST = (
+    "CREATE TABLE budget (id INTEGER PRIMARY KEY, left INTEGER NOT NULL)",
+    "CREATE TABLE spend (budget INTEGER NOT NULL REFERENCES budget (id))",
+    "INSERT INTO budget VALUES (1, 1)",
+)
+SECOND = ("ALTER TABLE budget ADD COLUMN name TEXT", "UPDATE budget SET name = 'first'")
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    path = tmp_path / "ledger.sqlite"
-    engine = open_database(path)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE budget (id INTEGER PRIMARY KEY, left INTEGER NOT NULL)"))
-        connection.execute(text("CREATE TABLE spend (budget INTEGER NOT NULL REFERENCES budget (id))"))
-        connection.execute(text("INSERT INTO budget VALUES (1, 1)"))
-    engine.dispose()
-    return path
+    return tmp_path / "ledger.sqlite"
 
 
-def reserve(engine: Engine, has_read: threading.Barrier) -> bool:
+@pytest.fixture
+def database(path: Path) -> Iterator[Database]:
+    with closing(Database(path, [FIRST])) as opened:
+        yield opened
+
+
+def left(database: Database) -> int:
+    with database.transaction() as connection:
+        return int(connection.execute("SELECT left FROM budget").fetchone()["left"])
+
+
+def version(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def reserve(database: Database, has_read: threading.Barrier) -> bool:
     """Take one unit if one is left: read, then write."""
-    with engine.begin() as connection:
-        left = connection.execute(text("SELECT left FROM budget")).scalar_one()
+    with database.transaction() as connection:
+        (left,) = connection.execute("SELECT left FROM budget").fetchone()
         # without the lock both threads meet here, each with the old balance in hand
         with contextlib.suppress(threading.BrokenBarrierError):
             has_read.wait(timeout=0.5)
         if left < 1:
             return False
-        connection.execute(text("UPDATE budget SET left = left - 1"))
+        connection.execute("UPDATE budget SET left = left - 1")
         return True
 
 
-def test_of_two_concurrent_reservations_of_the_last_unit_one_succeeds(path: Path) -> None:
-    engine = open_database(path)
-    has_read = threading.Barrier(2)
-    results: list[bool] = []
-    threads = [threading.Thread(target=lambda: results.append(reserve(engine, has_read))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(results) == [False, True]
-    engine.dispose()
-
-
-def test_commits_are_durable_and_references_are_kept(path: Path) -> None:
-    engine = open_database(path)
-    with engine.begin() as connection:
-        pragmas = [
-            connection.execute(text(f"PRAGMA {name}")).scalar_one()
-            for name in ("journal_mode", "synchronous", "foreign_keys")
+@pytest.mark.parametrize("connections", [1, 2])
+def test_of_two_concurrent_reservations_of_the_last_unit_one_succeeds(
+    database: Database, path: Path, connections: int
+) -> None:
+    """Two threads of one process share a connection; a command beside the agent has its own."""
+    with closing(Database(path, [FIRST])) as other:
+        has_read = threading.Barrier(2)
+        results: list[bool] = []
+        threads = [
+            threading.Thread(target=lambda used=used: results.append(reserve(used, has_read)))
+            for used in (database, other if connections == 2 else database)
         ]
-        assert pragmas == ["wal", 2, 1]
-    with pytest.raises(IntegrityError, match="FOREIGN KEY"), engine.begin() as connection:
-        connection.execute(text("INSERT INTO spend VALUES (2)"))
-    engine.dispose()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(results) == [False, True]
 
 
-def test_a_failed_transaction_leaves_nothing(path: Path) -> None:
+def test_commits_are_durable_and_references_are_kept(database: Database) -> None:
+    with database.transaction() as connection:
+        names = ("journal_mode", "synchronous", "foreign_keys", "secure_delete")
+        pragmas = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names]
+        assert pragmas == ["wal", 2, 1, 0]
+    with (
+        pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"),
+        database.transaction() as connection,
+    ):
+        connection.execute("INSERT INTO spend VALUES (2)")
+
+
+def test_a_failed_transaction_leaves_nothing_and_the_next_one_goes_on(database: Database) -> None:
     def spend_and_stop() -> None:
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE budget SET left = 7"))
+        with database.transaction() as connection:
+            connection.execute("UPDATE budget SET left = 7")
             raise RuntimeError("stop")
 
-    engine = open_database(path)
     with pytest.raises(RuntimeError, match="stop"):
         spend_and_stop()
-    with engine.begin() as connection:
-        assert connection.execute(text("SELECT left FROM budget")).scalar_one() == 1
-    engine.dispose()
+    assert left(database) == 1
+
+
+def test_a_full_disk_leaves_nothing_and_the_next_transaction_goes_on(database: Database) -> None:
+    def spend_and_fill() -> None:
+        with database.transaction() as connection:
+            connection.execute("UPDATE budget SET left = 7")
+            connection.execute("CREATE TABLE large AS SELECT randomblob(1000000)")
+
+    with database.transaction() as connection:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.OperationalError, match="database or disk is full"):
+        spend_and_fill()
+    assert left(database) == 1
+
+
+def test_what_sqlite_has_rolled_back_by_itself_is_told_as_it_was(database: Database) -> None:
+    def spend_twice() -> None:
+        with database.transaction() as connection:
+            connection.execute("UPDATE budget SET left = 7")
+            connection.execute("INSERT OR ROLLBACK INTO budget VALUES (1, 8)")
+
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE constraint failed"):
+        spend_twice()
+    assert left(database) == 1
+
+
+def test_who_waits_too_long_for_another_transaction_is_told(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    with closing(Database(path, [FIRST])) as other, database.transaction():
+        for used in (database, other):  # a thread of this process, another process
+            with pytest.raises(sqlite3.OperationalError, match="database is locked"), used.transaction():
+                pass
+        with pytest.raises(ConfigError, match="ledger.sqlite: database is locked"):
+            Database(path, [FIRST])
+    assert left(database) == 1
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("some notes, much longer than the header of a database " * 10)
     with pytest.raises(ConfigError, match=r"notes.txt: file is not a database"):
-        open_database(tmp_path / "notes.txt")
+        Database(tmp_path / "notes.txt", [FIRST])
     with pytest.raises(ConfigError, match="unable to open database file"):
-        open_database(tmp_path / "missing" / "ledger.sqlite")
+        Database(tmp_path / "missing" / "ledger.sqlite", [FIRST])
 
 
-def test_a_connection_that_is_out_when_the_database_closes_is_closed_when_it_comes_back(path: Path) -> None:
+def test_close_waits_for_the_transaction_that_a_thread_is_in(database: Database, path: Path) -> None:
     # Python 3.13 warns of a connection that is collected open: a worker of the agent had one out at its end
-    engine = open_database(path)
-    with engine.connect() as late, engine.connect() as early:
-        drivers = [each.connection.driver_connection for each in (early, late)]
-        early.close()
-        close_database(engine)
-        assert drivers[1] is not None
-        drivers[1].execute("SELECT 1")
-    for driver in drivers:
-        assert driver is not None
-        with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
-            driver.execute("SELECT 1")
+    closing_it = threading.Thread(target=database.close)
+    with database.transaction() as connection:
+        closing_it.start()
+        closing_it.join(timeout=0.2)
+        assert closing_it.is_alive()
+        connection.execute("UPDATE budget SET left = 7")
+    closing_it.join()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"), database.transaction():
+        pass
+    with closing(Database(path, [FIRST])) as again:
+        assert left(again) == 7
+
+
+# versions
+
+
+def test_a_file_is_brought_to_the_newest_version_and_keeps_its_rows(database: Database, path: Path) -> None:
+    assert version(path) == 1
+    with database.transaction() as connection:
+        connection.execute("UPDATE budget SET left = 7")
+    for _ in range(2):  # the second time there is nothing to do
+        with closing(Database(path, [FIRST, SECOND])) as newer, newer.transaction() as connection:
+            assert tuple(connection.execute("SELECT * FROM budget").fetchone()) == (1, 7, "first")
+        assert version(path) == 2
+
+
+def test_a_migration_that_breaks_off_leaves_the_version_before(database: Database, path: Path) -> None:
+    broken = (*SECOND, "INSERT INTO nowhere VALUES (1)")
+    with pytest.raises(ConfigError, match="ledger.sqlite: no such table: nowhere"):
+        Database(path, [FIRST, broken])
+    assert version(path) == 1
+    with closing(Database(path, [FIRST, SECOND])):
+        assert version(path) == 2
+
+
+def test_a_file_of_a_newer_release_is_refused_in_one_sentence(path: Path) -> None:
+    Database(path, [FIRST, SECOND]).close()
+    with pytest.raises(
+        ConfigError,
+        match=r"ledger.sqlite: expected a database of version 1 or older, got version 2: a newer release "
+        r"wrote it$",
+    ):
+        Database(path, [FIRST])
+    assert version(path) == 2
+
+
+def test_two_that_open_a_file_of_before_at_once_migrate_it_once(database: Database, path: Path) -> None:
+    barrier, opened = threading.Barrier(2), []
+
+    def open_it() -> None:
+        barrier.wait()
+        opened.append(Database(path, [FIRST, SECOND]))
+
+    threads = [threading.Thread(target=open_it) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [left(each) for each in opened] == [1, 1]
+    for each in opened:
+        each.close()
+
+
+def test_only_a_file_that_erases_for_good_overwrites_what_is_deleted(path: Path) -> None:
+    secret = b"share of a seed" * 10
+    table = ("CREATE TABLE shares (share BLOB)",)
+    for erases, is_found in ((False, True), (True, False)):
+        path.unlink(missing_ok=True)
+        with closing(Database(path, [table], erases_for_good=erases)) as database:
+            with database.transaction() as connection:
+                connection.execute("INSERT INTO shares VALUES (?)", (secret,))
+            with database.transaction() as connection:
+                connection.execute("DELETE FROM shares")
+        assert (secret in path.read_bytes()) is is_found

@@ -23,7 +23,7 @@ from crypto.errors import (
 from tests.support.processes import REPOSITORY, environment
 from tests.unit.cli.conftest import Ended
 
-HEAVY = ("torch", "grpc", "sqlalchemy", "sklearn", "numpy")
+HEAVY = ("torch", "grpc", "sqlite3", "sklearn", "numpy")
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

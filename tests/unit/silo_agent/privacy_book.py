@@ -14,7 +14,7 @@ from chorale.job import Job
 from chorale.privacy.accountant import ORDERS, SAMPLER_DISTANCE, Release, Skellam
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal
-from silo_agent.ledger.budget import Budget, Charge, Spend, Standing
+from silo_agent.ledger.budget import Budget, BudgetBalance, Charge, Spend
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL, Arrays
@@ -69,8 +69,8 @@ class Book:
         return charge
 
     @property
-    def standing(self) -> Standing:
-        return self.budget.standing()
+    def balance(self) -> BudgetBalance:
+        return self.budget.balance()
 
 
 def refused(words: str, act: Callable[[], object], code: Refusal = Refusal.BUDGET) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from chorale.job import Job
 from chorale.privacy.protection import releases_of
@@ -62,8 +61,8 @@ def open_job(tmp_path: Path) -> Job:
 
 
 def test_a_new_ledger_has_spent_nothing(make_book: MakeBook) -> None:
-    standing = make_book(epsilon=3.0).standing
-    assert (standing.spent, standing.held, standing.left, standing.unnoised) == (0.0, 0.0, 3.0, 0)
+    balance = make_book(epsilon=3.0).balance
+    assert (balance.spent, balance.held, balance.left, balance.unnoised) == (0.0, 0.0, 3.0, 0)
 
 
 def test_every_kind_of_phase_costs_something(make_book: MakeBook, job: Job) -> None:
@@ -72,18 +71,18 @@ def test_every_kind_of_phase_costs_something(make_book: MakeBook, job: Job) -> N
     last = 0.0
     for phase in ("enrollment.0", "train", "evaluate.0"):
         book.spend(job, phase=phase)
-        assert book.standing.spent > last
-        last = book.standing.spent
+        assert book.balance.spent > last
+        last = book.balance.spent
 
 
 def test_what_is_reserved_counts_against_the_budget_before_it_is_spent(make_book: MakeBook, job: Job) -> None:
     one = by_hand(list(releases_of(job.spec, "train", STATE, MEMBERS)), 1e-5)
     book = make_book(epsilon=one * 1.0001)
     first = book.reserve(job)
-    assert (book.standing.spent, book.standing.held) == (0.0, pytest.approx(one))
+    assert (book.balance.spent, book.balance.held) == (0.0, pytest.approx(one))
     refused("spent or reserved before", lambda: book.reserve(job, round=2))
     first.spend()
-    assert (book.standing.spent, book.standing.left) == (pytest.approx(one), pytest.approx(one * 1e-4))
+    assert (book.balance.spent, book.balance.left) == (pytest.approx(one), pytest.approx(one * 1e-4))
     refused("spent or reserved before", lambda: book.reserve(job, round=2))
 
 
@@ -93,52 +92,52 @@ def test_a_refusal_tells_the_numbers_and_writes_nothing(make_book: MakeBook, job
         r"round 1 train: expected at most epsilon 0\.1 on data set data \(delta 1e-05\), got .* by itself$",
         lambda: book.reserve(job),
     )
-    assert book.standing.held == 0.0
+    assert book.balance.held == 0.0
 
 
 def test_what_is_given_up_before_it_leaves_costs_nothing(make_book: MakeBook, job: Job) -> None:
     book = make_book()
     charge = book.reserve(job)
     charge.release()
-    assert book.standing.held == 0.0
+    assert book.balance.held == 0.0
     refused("was given up, so it cannot leave", charge.spend, Refusal.STAGE)
 
 
 def test_what_was_spent_is_never_given_back(make_book: MakeBook, job: Job) -> None:
     book = make_book()
     charge = book.spend(job)
-    before = book.standing.spent
+    before = book.balance.spent
     charge.release()
     book.crash()
-    assert book.standing.spent == before > 0
+    assert book.balance.spent == before > 0
 
 
 def test_sending_one_input_again_is_no_new_spend_and_a_new_input_is(make_book: MakeBook, job: Job) -> None:
     book = make_book()
     charge = book.spend(job)
-    once = book.standing.spent
+    once = book.balance.spent
     charge.spend()
-    assert (book.standing.spent, len(book.told)) == (once, 1)
+    assert (book.balance.spent, len(book.told)) == (once, 1)
     book.crash()
     book.spend(job)  # the same phase, trained again
     cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
-    assert book.standing.spent == pytest.approx(by_hand(cost * 2, 1e-5))
+    assert book.balance.spent == pytest.approx(by_hand(cost * 2, 1e-5))
 
 
 def test_a_dead_process_leaves_its_spend_and_not_its_reservations(make_book: MakeBook, job: Job) -> None:
     book = make_book()
     book.spend(job)
-    spent = book.standing.spent
+    spent = book.balance.spent
     book.reserve(job, round=2)
     assert book.crash() == 1
-    assert book.standing.held == spent
+    assert book.balance.held == spent
 
 
 def test_a_live_process_keeps_its_own_reservations(make_book: MakeBook, job: Job) -> None:
     book = make_book()
     book.reserve(job)
     assert book.budget.release_dead() == 0
-    assert book.standing.held > 0
+    assert book.balance.held > 0
 
 
 def test_jobs_over_one_data_set_add_up_and_other_data_sets_do_not(
@@ -147,15 +146,15 @@ def test_jobs_over_one_data_set_add_up_and_other_data_sets_do_not(
     book = make_book()
     first, second = private_job(tmp_path, SUMS), private_job(tmp_path, SUMS, nonce=1)
     book.spend(first)
-    alone = book.standing.spent
+    alone = book.balance.spent
     book.spend(second)
     book.spend(second, budget=book.of("another"))
-    standing = book.standing
-    assert standing.spent > alone
-    assert [each.epsilon for each in standing.jobs] == pytest.approx([alone, alone])
-    other = book.of("another").standing()
+    balance = book.balance
+    assert balance.spent > alone
+    assert [each.epsilon for each in balance.jobs] == pytest.approx([alone, alone])
+    other = book.of("another").balance()
     assert (other.spent, other.held) == pytest.approx((alone, alone))
-    assert standing.held == standing.spent
+    assert balance.held == balance.spent
     assert book.ledger.data_sets() == ["another", "data"]
 
 
@@ -164,20 +163,20 @@ def test_a_job_that_is_gone_keeps_its_spend(make_book: MakeBook, job: Job) -> No
     book = make_book()
     book.ledger.record_job(job, is_approved=True)
     book.spend(job)
-    spent = book.standing.spent
-    with book.ledger._engine.begin() as connection:
-        connection.execute(text("DELETE FROM jobs"))
+    spent = book.balance.spent
+    with book.ledger._database.transaction() as connection:
+        connection.execute("DELETE FROM jobs")
     book.crash()
-    assert book.standing.spent == spent > 0
+    assert book.balance.spent == spent > 0
 
 
-def test_another_delta_counts_all_that_was_ever_spent_anew(make_book: MakeBook, job: Job) -> None:
+def test_another_delta_counts_all_that_was_ever_spent_again(make_book: MakeBook, job: Job) -> None:
     book = make_book(delta=1e-5)
     book.spend(job)
     cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
     stricter = book.of("data", policy(delta=1e-9))
-    assert stricter.standing().spent == pytest.approx(by_hand(cost, 1e-9))
-    assert stricter.standing().spent > book.standing.spent
+    assert stricter.balance().spent == pytest.approx(by_hand(cost, 1e-9))
+    assert stricter.balance().spent > book.balance.spent
     tight = book.of("data", policy(delta=1e-9, epsilon=by_hand(cost, 1e-9)))
     refused("delta 1e-09", lambda: book.reserve(job, round=2, budget=tight))
 
@@ -191,7 +190,7 @@ def test_dp_sgd_and_noised_sums_are_composed_into_one_epsilon(make_book: MakeBoo
     for one in (trained, summed, trained):
         book.spend(one, round=len(every))
         every += releases_of(one.spec, "train", STATE, MEMBERS)
-    assert book.standing.spent == pytest.approx(epsilon(every, 1e-5))
+    assert book.balance.spent == pytest.approx(epsilon(every, 1e-5))
 
 
 def test_a_phase_lets_no_more_inputs_out_than_policy_has_attempts(make_book: MakeBook, job: Job) -> None:
@@ -212,11 +211,11 @@ def test_an_input_without_noise_leaves_no_finite_epsilon_and_says_so(
 ) -> None:
     book = make_book()
     book.spend(job)
-    spent = book.standing.spent
+    spent = book.balance.spent
     book.spend(open_job)
-    standing = book.standing
-    assert (standing.unnoised, standing.spent) == (1, spent)  # what private jobs spent is bounded still
-    assert {each.job_digest: each.unnoised for each in standing.jobs} == {job.digest: 0, open_job.digest: 1}
+    balance = book.balance
+    assert (balance.unnoised, balance.spent) == (1, spent)  # what private jobs spent is bounded still
+    assert {each.job_digest: each.unnoised for each in balance.jobs} == {job.digest: 0, open_job.digest: 1}
     assert book.told[-1].cost_digest is None
     assert book.budget.spent() == (spent, 1)
 
@@ -288,7 +287,7 @@ def _reserve_all(folder: str, rounds: range, most: float, counts: Any) -> None:
 
 
 def test_two_processes_together_spend_what_one_could(make_book: MakeBook, job: Job) -> None:
-    """The job is signed anew in each process: its digest is another one, and its cost the same."""
+    """Each process signs the job itself: its digest is another one, and its cost the same."""
     cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
     book = make_book(epsilon=20.0, accept_epsilon_up_to=20.0)
     most = book.policy.privacy.epsilon
@@ -306,7 +305,7 @@ def test_two_processes_together_spend_what_one_could(make_book: MakeBook, job: J
     for worker in workers:
         worker.join()
     assert sum(spent) == fitting
-    assert book.standing.spent == pytest.approx(by_hand(cost * fitting, 1e-5))
+    assert book.balance.spent == pytest.approx(by_hand(cost * fitting, 1e-5))
 
 
 # the audit chain
@@ -349,8 +348,8 @@ def test_check_finds_a_row_that_was_edited(make_book: MakeBook, job: Job, change
     log = AuditLog(path)
     log.append(SPENT_EVENT, **spend_fields(book.told[-1]))
     log.close()
-    with book.ledger._engine.begin() as connection:
-        connection.execute(text(change))
+    with book.ledger._database.transaction() as connection:
+        connection.execute(change)
     with pytest.raises(ConfigError, match="holds 1 spends that the ledger does not"):
         book.ledger.check_spends(path)
 
@@ -358,8 +357,8 @@ def test_check_finds_a_row_that_was_edited(make_book: MakeBook, job: Job, change
 def test_a_release_that_was_edited_is_not_composed(make_book: MakeBook, job: Job) -> None:
     book = make_book()
     book.spend(job)
-    with book.ledger._engine.begin() as connection:
-        connection.execute(text("UPDATE costs SET releases = '[]'"))
+    with book.ledger._database.transaction() as connection:
+        connection.execute("UPDATE costs SET releases = '[]'")
     book.crash()
     with pytest.raises(ConfigError, match="a release was changed after it was written"):
         book.reserve(job, round=2)

@@ -112,8 +112,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def look(self) -> None:
         """A command of this machine beside the agent."""
         ledger = Ledger(self.folder / "ledger.sqlite", clock=lambda: NOW)
-        seen = ledger.budget(policy=self.book.policy, data_set="data").standing()
-        assert seen == self.book.standing
+        seen = ledger.budget(policy=self.book.policy, data_set="data").balance()
+        assert seen == self.book.balance
         ledger.close()
 
     @invariant()

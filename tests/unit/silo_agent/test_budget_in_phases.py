@@ -41,11 +41,11 @@ def costs(hub: Hub, *phases: str) -> float:
 
 
 def spent(agent: Agent) -> float:
-    return agent.budget.standing().spent
+    return agent.budget.balance().spent
 
 
 def held(agent: Agent) -> float:
-    return agent.budget.standing().held
+    return agent.budget.balance().held
 
 
 async def test_every_phase_of_a_job_is_charged_once(make_hub: MakeHub) -> None:
@@ -156,8 +156,8 @@ async def test_a_job_without_privacy_is_told_apart_in_the_ledger(make_hub: MakeH
     hub = make_hub(privacy=None)
     hub.add_all()
     await hub.run(0, "enrollment.0")
-    standing = hub.agents[ME].budget.standing()
-    assert (standing.spent, standing.unnoised, standing.jobs[0].inputs) == (0.0, 1, 1)
+    balance = hub.agents[ME].budget.balance()
+    assert (balance.spent, balance.unnoised, balance.jobs[0].inputs) == (0.0, 1, 1)
 
 
 # the coordinator's word
@@ -210,7 +210,7 @@ class WatchedCarrier(MemoryCarrier):
     async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
         entries = read_entries(self.agent.folder / "audit.jsonl")
         self.seen = (
-            self.agent.budget.standing().spent,
+            self.agent.budget.balance().spent,
             [(entry["round"], entry["phase"]) for entry in entries if entry["event"] == "spent"],
         )
         await super().upload(key, masker, source, total_bytes=total_bytes)

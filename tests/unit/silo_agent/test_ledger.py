@@ -5,119 +5,19 @@ from __future__ import annotations
 import dataclasses
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from crypto.fixed_point.layout import Layout, Quantity
 from crypto.session.cohort import CohortRule
-from crypto.session.messages import SessionTerms, UnmaskShares
-from crypto.session.reveal import PendingReveal
 from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger
-from silo_agent.ledger.reveals import Decision, Reveals
-from silo_agent.policy.policy import Policy
+from silo_agent.ledger.reveals import Decision
 from tests.support.agents import Hub, make_members
-from tests.support.sessions import NOW
-
-NAMES = tuple(f"silo-{place}" for place in range(6))
-FULL = NAMES
-FIVE = NAMES[:5]
-SECRET = b"share-of-a-mask-seed-33-bytes-long"
-
-
-class Book:
-    """A ledger on disk with one approved job, reopened at will."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.path = folder / "ledger.sqlite"
-        self.now = NOW
-        self.job = Hub(folder, silos=6, rounds=5).job
-        self.other_job = Hub(folder, silos=6, rounds=5, nonce="1" * 32).job
-        self.told: list[PendingReveal] = []
-        self.policy = Policy(federation="test", max_attempts=9)
-        self.open()
-        for job in (self.job, self.other_job):
-            self.ledger.record_job(job, is_approved=True)
-
-    def long_job(self) -> bytes:
-        """Digest of a third job, of 40 rounds."""
-        job = Hub(self.folder, silos=6, rounds=40, nonce="3" * 32).job
-        self.ledger.record_job(job, is_approved=True)
-        return job.digest
-
-    def open(self) -> None:
-        self.ledger = Ledger(self.path, clock=self.clock)
-        self.reveals = self.reveals_of("data")
-
-    def reopen(self) -> None:
-        self.ledger.close()
-        self.open()
-
-    def reveals_of(self, data_set: str, **policy: Any) -> Reveals:
-        return self.ledger.reveals(
-            policy=self.policy.model_copy(update=policy), data_set=data_set, tell=self.told.append
-        )
-
-    def clock(self) -> datetime:
-        return self.now
-
-    def terms(self, **changes: Any) -> SessionTerms:
-        names = changes.pop("names", NAMES)
-        values: dict[str, Any] = {
-            "federation": "test",
-            "job_digest": self.job.digest,
-            "roster_version": 7,
-            "roster_digest": b"r" * 32,
-            "round": 1,
-            "phase": "train",
-            "attempt": 1,
-            "names": names,
-            "rule": CohortRule.for_members(len(names)),
-            "layout": Layout(members=len(names), quantities=(Quantity(name="weight", bound=1.0),)),
-            "state_digest": b"s" * 32,
-        }
-        return SessionTerms(**(values | changes))
-
-    def sign(
-        self, survivors: tuple[str, ...], *, reveals: Reveals | None = None, **changes: Any
-    ) -> PendingReveal:
-        """Advert, check, signature, as a session does."""
-        book, terms = reveals or self.reveals, self.terms(**changes)
-        book.begin_attempt(terms)
-        book.check_reveal(terms, survivors)
-        pending = make_pending(terms, survivors)
-        book.write_pending(pending)
-        return pending
-
-    def reveal(self, survivors: tuple[str, ...], **changes: Any) -> PendingReveal:
-        pending = self.sign(survivors, **changes)
-        (changes.get("reveals") or self.reveals).mark_revealed(pending)
-        return pending
-
-
-def make_pending(terms: SessionTerms, survivors: tuple[str, ...]) -> PendingReveal:
-    return PendingReveal(
-        job_digest=terms.job_digest,
-        round=terms.round,
-        phase=terms.phase,
-        attempt=terms.attempt,
-        state_digest=terms.state_digest,
-        threshold=terms.rule.threshold,
-        min_cohort=terms.rule.min_cohort,
-        cohort_digest=bytes([terms.attempt]) * 32,
-        name="silo-0",
-        certificates=dict.fromkeys(NAMES, b"der"),
-        sharers=NAMES,
-        survivors=survivors,
-        answer=UnmaskShares(self_mask_shares=dict.fromkeys(survivors, SECRET), recovery_shares={}),
-        pair_seeds={},
-    )
+from tests.unit.silo_agent.reveal_book import FIVE, FULL, SECRET, Book, make_pending, refused
 
 
 @pytest.fixture
@@ -125,12 +25,6 @@ def book(tmp_path: Path) -> Iterator[Book]:
     opened = Book(tmp_path)
     yield opened
     opened.ledger.close()
-
-
-def refused(code: Refusal, words: str, act: Callable[[], object]) -> None:
-    with pytest.raises(PolicyRefusal, match=words) as caught:
-        act()
-    assert caught.value.code is code
 
 
 # attempts

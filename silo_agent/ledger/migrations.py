@@ -1,0 +1,152 @@
+"""Schema of the silo's ledger, version by version. Source: docs/protocol.md 6, 10.
+
+A migration never changes once it was released: a file of its version may lie anywhere.
+"""
+
+from __future__ import annotations
+
+from chorale.runtime.database import Migration
+
+# Files of before versions were counted hold these very tables.
+_FIRST: Migration = (
+    """
+    CREATE TABLE IF NOT EXISTS jobs (
+        job_digest BLOB NOT NULL PRIMARY KEY,
+        name VARCHAR NOT NULL,
+        operator VARCHAR NOT NULL,
+        rounds INTEGER NOT NULL,
+        max_attempts INTEGER NOT NULL,
+        decision VARCHAR NOT NULL, -- Decision
+        offered_unix_seconds FLOAT NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS phases ( -- what the first advert for a phase bound it to
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        roster_version INTEGER NOT NULL,
+        roster_digest BLOB NOT NULL,
+        state_digest BLOB NOT NULL,
+        UNIQUE (job_digest, round, phase)
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS reveals (
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        status VARCHAR NOT NULL, -- RevealStatus
+        attempt INTEGER NOT NULL,
+        state_digest BLOB NOT NULL,
+        cohort_digest BLOB NOT NULL,
+        data_set VARCHAR NOT NULL,
+        survivors VARCHAR NOT NULL, -- U3, sorted, one name a line
+        answer BLOB, -- PendingReveal; null once blanked
+        written_unix_seconds FLOAT NOT NULL,
+        UNIQUE (job_digest, round, phase)
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS signed_sets (
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        attempt INTEGER NOT NULL,
+        kind VARCHAR NOT NULL,
+        data_set VARCHAR NOT NULL,
+        survivors VARCHAR NOT NULL,
+        min_cohort INTEGER NOT NULL,
+        UNIQUE (job_digest, round, phase, attempt)
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS cohort_changes (
+        job_digest BLOB NOT NULL,
+        kind VARCHAR NOT NULL,
+        survivors VARCHAR NOT NULL,
+        UNIQUE (job_digest, kind, survivors)
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS roster_mark (
+        only INTEGER NOT NULL PRIMARY KEY, -- always 1
+        version INTEGER NOT NULL,
+        digest BLOB NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS costs ( -- what one input releases: thousands of inputs share a few of these
+        digest BLOB NOT NULL PRIMARY KEY, -- SHA-256 of `releases`
+        releases VARCHAR NOT NULL -- chorale.privacy.accountant.releases_to_json
+    )
+    """,
+    # One row for each input that was computed from a data set. A spent row is never erased, nor with its job.
+    """
+    CREATE TABLE IF NOT EXISTS releases (
+        input_id BLOB NOT NULL PRIMARY KEY,
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        cost_digest BLOB REFERENCES costs (digest), -- null: a job without privacy
+        delta FLOAT NOT NULL, -- the policy's when it was reserved; today's is what counts
+        status VARCHAR NOT NULL, -- ReleaseStatus
+        process BLOB NOT NULL, -- of whom reserved it
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+    """
+    CREATE INDEX IF NOT EXISTS releases_by_cost ON releases (data_set, cost_digest, status, job_digest)
+    """,
+    "CREATE INDEX IF NOT EXISTS releases_by_phase ON releases (job_digest, round, phase)",
+)
+
+# A change of the cohort counts each time and not once for each set, so the sets have an order, and each says
+# whether it counted.
+_EVERY_CHANGE_COUNTS: Migration = (
+    "ALTER TABLE signed_sets RENAME TO unordered_sets",
+    """
+    CREATE TABLE signed_sets ( -- every U3 that this silo signed and that others' shares may have revealed
+        number INTEGER NOT NULL PRIMARY KEY, -- in the order of signing
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        attempt INTEGER NOT NULL,
+        kind VARCHAR NOT NULL,
+        data_set VARCHAR NOT NULL,
+        survivors VARCHAR NOT NULL,
+        min_cohort INTEGER NOT NULL,
+        is_change BOOLEAN NOT NULL, -- counts against the policy's max_cohort_changes
+        UNIQUE (job_digest, round, phase, attempt)
+    )
+    """,
+    """
+    INSERT INTO signed_sets
+    SELECT rowid, job_digest, round, phase, attempt, kind, data_set, survivors, min_cohort, 0
+    FROM unordered_sets
+    """,
+    # A file of before does not tell in which phase a set counted, and that phase's set may be erased. So each
+    # change goes on counting as a row of its own: of a phase that never was, and of no data set, so that no
+    # cohort is compared with it.
+    """
+    INSERT INTO signed_sets
+    SELECT -rowid, job_digest, -rowid, kind, 0, kind, '', survivors, 0, 1 FROM cohort_changes
+    """,
+    "DROP TABLE unordered_sets",
+    "DROP TABLE cohort_changes",
+)
+
+# Cohorts are compared by kind over all jobs of a data set, those under its name of before included. `phase`
+# stays in all tables as it was signed, and as the audit log tells it.
+_OTHER_PHASE_NAMES: Migration = (
+    """
+    UPDATE signed_sets SET kind = CASE kind
+        WHEN 'roll-call' THEN 'enrollment'
+        WHEN 'presence' THEN 'class-presence'
+        ELSE kind
+    END
+    """,
+)
+
+MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES)

@@ -1,0 +1,166 @@
+"""A ledger that an earlier version wrote: nothing that it holds counts less today."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crypto.errors import PolicyRefusal, Refusal
+from crypto.session.reveal import PendingReveal
+from silo_agent.ledger.budget import BudgetBalance
+from silo_agent.ledger.ledger import Ledger
+from silo_agent.ledger.reveals import DIFFERENCED_KINDS
+from silo_agent.metrics import phase_label
+from tests.support.agents import Hub, make_members
+from tests.support.old_files import VERSION_0, restore, schema
+from tests.unit.silo_agent.privacy_book import policy
+from tests.unit.silo_agent.reveal_book import FIVE, FULL, Book, refused
+
+AUDIT = VERSION_0 / "audit.jsonl"
+LAST_FIVE = FULL[1:]
+
+
+class OldBook(Book):
+    """The ledger of version 0, with a job of today beside its own. old: its job with most reveals."""
+
+    def __init__(self, folder: Path) -> None:
+        self.answers = restore("ledger", folder / "ledger.sqlite")
+        super().__init__(folder)
+        self.old = bytes.fromhex(self.answers["job"])
+
+    def limited(self, max_cohort_changes: int) -> dict[str, Any]:
+        """Where round 5 of the old job is signed, the next that it left."""
+        reveals = self.reveals_of("data", max_cohort_changes=max_cohort_changes)
+        return {"reveals": reveals, "job_digest": self.old, "round": 5}
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[OldBook]:
+    opened = OldBook(tmp_path)
+    yield opened
+    opened.ledger.close()
+
+
+def figures(balance: BudgetBalance) -> dict[str, Any]:
+    jobs = [[job.job_digest.hex(), job.epsilon, job.inputs, job.unnoised] for job in balance.jobs]
+    return {"spent": balance.spent, "held": balance.held, "unnoised": balance.unnoised, "jobs": jobs}
+
+
+def test_a_file_of_before_gets_the_schema_of_a_new_one(book: OldBook, tmp_path: Path) -> None:
+    Ledger(tmp_path / "new.sqlite").close()
+    assert schema(book.path) == schema(tmp_path / "new.sqlite")
+    tables = {"jobs", "phases", "reveals", "signed_sets", "roster_mark", "costs", "releases"}
+    assert set(schema(book.path)) == {"version"} | tables
+    assert schema(book.path)["version"] == (3,)
+
+
+def test_jobs_rosters_and_spend_are_as_they_were(tmp_path: Path) -> None:
+    answers = restore("ledger", tmp_path / "ledger.sqlite")
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    jobs = [
+        [job.job_digest.hex(), job.name, job.operator, job.rounds, job.decision, job.offered.isoformat()]
+        for job in ledger.jobs()
+    ]
+    assert jobs == answers["jobs"]
+    assert ledger.roster_version == answers["roster_version"]
+    assert ledger.data_sets() == answers["data_sets"]
+    for data_set, told in answers["balances"].items():
+        found = figures(ledger.budget(policy=policy(epsilon=6.0), data_set=data_set).balance())
+        assert found.pop("jobs") == [pytest.approx(job) for job in told.pop("jobs")]
+        assert found == pytest.approx(told)
+    ledger.close()
+
+
+def test_reveals_are_as_they_were(book: OldBook) -> None:
+    for job, round, phase, answer, may_have_left, is_revealed, roster in book.answers["recorded"]:
+        key = bytes.fromhex(job), round, phase
+        recorded = book.reveals.recorded(*key)
+        assert (recorded is None) is (answer is None)
+        if recorded is not None:
+            assert recorded == (PendingReveal.from_bytes(bytes.fromhex(answer)), may_have_left)
+        assert book.reveals.is_revealed(*key, silo="silo-0") is is_revealed
+        assert book.reveals.bound_roster(*key) == roster
+
+
+def test_the_audit_log_agrees_still_under_the_names_that_phases_had(book: OldBook) -> None:
+    assert book.ledger.check(AUDIT) == book.answers["revealed_told"] == 6
+    assert book.ledger.check_spends(AUDIT) == book.answers["spends_told"] == 4
+    assert book.ledger.untold_reveals(AUDIT) == book.answers["untold_reveals"]
+    assert book.ledger.untold_spends(AUDIT) == book.answers["untold_spends"]
+
+
+def test_every_kind_of_a_signed_set_is_one_of_today(book: OldBook) -> None:
+    # a set under a kind that no phase has any more would be compared with none
+    with book.ledger._database.transaction() as connection:
+        kinds = {row["kind"] for row in connection.execute("SELECT kind FROM signed_sets")}
+    assert {phase_label(kind) for kind in kinds} == kinds
+    assert len(kinds) == 4
+
+
+@pytest.mark.parametrize("kind", sorted(DIFFERENCED_KINDS - {"calibrate"}))  # the file has none of these
+def test_a_statistic_signed_under_another_name_counts_for_the_jobs_of_today(book: OldBook, kind: str) -> None:
+    where = {"phase": f"{kind}.0", "round": 0}
+    refused(Refusal.OVERLAPPING_COHORT, "nearly the same", lambda: book.sign(FIVE, **where))
+    book.sign(FULL, **where, attempt=2)
+
+
+def test_the_old_enrollment_is_an_answer_to_one(book: OldBook) -> None:
+    assert book.reveals.has_answered(book.old, "enrollment")
+    assert not book.reveals.has_answered(book.job.digest, "enrollment")
+
+
+def test_a_job_has_as_many_changes_of_its_cohort_behind_it_as_it_had(book: OldBook) -> None:
+    """Three sets counted, one of a signed set that is erased, and two in attempts at one phase."""
+    refused(
+        Refusal.OVERLAPPING_COHORT,
+        "more than 3 times",
+        lambda: book.sign(LAST_FIVE, **book.limited(3)),
+    )
+    book.sign(LAST_FIVE, **book.limited(4))
+
+
+def test_signed_sets_keep_their_order(book: OldBook) -> None:
+    # the sum just before is round 4's, of two attempts; after round 1's the same silos would be free
+    refused(Refusal.OVERLAPPING_COHORT, "more than 3 times", lambda: book.sign(FULL, **book.limited(3)))
+
+
+def test_a_phase_that_was_revealed_stays_so(book: OldBook) -> None:
+    again = book.terms(job_digest=book.old, round=5, attempt=2)
+    book.reveals.begin_attempt(again)
+    for round, phase in ((0, "presence.0"), (1, "train"), (3, "train")):
+        terms = book.terms(job_digest=book.old, round=round, phase=phase, attempt=3)
+        refused(
+            Refusal.ALREADY_REVEALED, "revealed before", lambda terms=terms: book.reveals.begin_attempt(terms)
+        )
+
+
+def test_a_pending_answer_may_still_leave(book: OldBook) -> None:
+    recorded = book.reveals.recorded(book.old, 4, "train")
+    assert recorded is not None
+    book.reveals.mark_revealed(recorded[0])
+    assert book.told == [recorded[0]]
+    assert book.reveals.is_revealed(book.old, 4, "train", silo="silo-0")
+
+
+def test_a_reservation_of_a_dead_process_is_given_back_and_its_spend_stays(book: OldBook) -> None:
+    budget = book.ledger.budget(policy=policy(epsilon=6.0), data_set="data")
+    assert budget.release_dead() == 1
+    balance = budget.balance()
+    assert balance.held == balance.spent == pytest.approx(book.answers["balances"]["data"]["spent"])
+
+
+def test_rosters_go_on_from_the_newest_of_before(book: OldBook) -> None:
+    members = make_members(6)
+    with pytest.raises(PolicyRefusal, match="version 8 or newer"):
+        book.ledger.accept_roster(members.roster(version=7), lowest_version=1)
+    book.ledger.accept_roster(members.roster(version=9), lowest_version=1)
+    assert book.ledger.roster_version == 9
+
+
+def test_decisions_stay(book: OldBook) -> None:
+    offered = Hub(book.folder, silos=6, nonce="9" * 32).job
+    assert book.ledger.record_job(offered, is_approved=False)[1]
+    assert {job.decision for job in book.ledger.jobs()} == {"approved", "offered", "rejected", "suspended"}
