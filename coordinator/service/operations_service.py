@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from chorale.job import SignedJob
+from chorale.spec.state import state_from_file
 from chorale.transport import wire
 from chorale.transport.chunks import chunk_of
 from chorale.v1 import federation_pb2, operations_pb2_grpc, records_pb2
 from chorale.v1 import operations_pb2 as pb
 from coordinator.jobs.job_manager import JobManager, TooManyJobs
-from coordinator.jobs.resources import Resources
+from coordinator.resources import Resources
 from coordinator.service.access import caller_of
 from coordinator.service.service_errors import Context, errors_as_codes
 from crypto.errors import RemoteProtocolError
@@ -63,10 +64,10 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         if first is None or first.WhichOneof("kind") != "job":
             raise RemoteProtocolError("submit: expected the signed job first")
         signed = SignedJob.from_wire(first.job)
-        if not self._job_manager.has(signed.digest):
+        if self._resources.store.job(signed.digest) is None:
             job = self._job_manager.check(signed)
             await self._receive(messages, received)
-            await asyncio.to_thread(_check_parses, received)
+            await asyncio.to_thread(state_from_file, received)  # a bad file takes no time of the event loop
             self._job_manager.submit(job, received)
         return pb.SubmitReceipt(job_digest=signed.digest)
 
@@ -112,8 +113,8 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
     async def ListSilos(self, request: pb.ListSilosRequest, context: Context) -> pb.ListSilosReply:
         roster = self._resources.roster_book.current
         expires = {
-            connection.silo: connection.certificate_expires.timestamp()
-            for connection in self._resources.attendance.connections
+            silo: connection.certificate_expires.timestamp()
+            for silo, connection in self._resources.attendance.connections.items()
         }
         silos = [
             pb.SiloStatus(
@@ -122,10 +123,3 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
             for name in sorted(roster.silo_names)
         ]
         return pb.ListSilosReply(roster_version=roster.version, silos=silos)
-
-
-def _check_parses(received: Path) -> None:
-    """Raises RemoteProtocolError before the event loop spends time on a bad file."""
-    from chorale.spec.state import state_from_file
-
-    state_from_file(received)

@@ -17,7 +17,7 @@ from google.protobuf import json_format
 from chorale.job import SignedJob
 from chorale.runtime.database import close_database, open_database
 from chorale.v1 import records_pb2
-from coordinator.members.complaints import FiledComplaint
+from coordinator.complaints import FiledComplaint
 from coordinator.phase_machine import ENDED, PhaseState
 from coordinator.storage.store_tables import (
     complaints,

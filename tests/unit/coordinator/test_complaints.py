@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.members.complaints import FiledComplaint, sitting_out
+from coordinator.complaints import FiledComplaint, sitting_out
 
 
 def filed(attempt, sender, accused):

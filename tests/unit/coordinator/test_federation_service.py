@@ -123,11 +123,11 @@ async def test_revoked_silo_that_reads_nothing_counts_as_gone_and_is_not_heard(m
     attendance.send("silo-1", unread)
 
     hub.ceremony.publish(without=("silo-1",))
-    while attendance.is_connected("silo-1"):
+    while "silo-1" in attendance.connections:
         await asyncio.sleep(0.01)
     heard = SimpleNamespace(messages=[], on_connected=print, on_lost=print)
     heard.on_message = lambda silo, message: heard.messages.append(silo)
-    attendance.listen(heard)
+    attendance.listeners.append(heard)
     await call.write(REFUSED)
     kept.say(REFUSED)
     while "silo-2" not in heard.messages:
@@ -136,7 +136,7 @@ async def test_revoked_silo_that_reads_nothing_counts_as_gone_and_is_not_heard(m
 
     assert not call.done()
     assert "silo-1" not in heard.messages
-    assert attendance.is_connected("silo-2")
+    assert "silo-2" in attendance.connections
     with suppress(grpc.aio.AioRpcError):
         while await call.read() is not grpc.aio.EOF:
             pass

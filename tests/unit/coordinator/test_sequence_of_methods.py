@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 import pytest
 
 from chorale.job import Job
-from coordinator.jobs.sequence import JobFailed, PhaseSequence, Step
+from coordinator.jobs.sequence import JobFailed, Step, next_step
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import PhaseRow
 from tests.unit.coordinator.job_phases import make_job, make_row
@@ -19,9 +19,8 @@ def walk(
     job: Job, *, lost: Container[Step] = (), is_outdated: Callable[[PhaseRow], bool] = lambda _: False
 ) -> list[Step]:
     """Every phase of the job in turn; those in `lost` are used up, the others applied."""
-    sequence = PhaseSequence(job=job, is_outdated=is_outdated)
     rows: list[PhaseRow] = []
-    while (step := sequence.next_step(rows)) is not None:
+    while (step := next_step(job, rows, is_outdated=is_outdated)) is not None:
         state = PhaseState.USED_UP if step in lost else PhaseState.APPLIED
         rows.append(make_row(len(rows), step, state))
     return [(row.round, row.phase) for row in rows]

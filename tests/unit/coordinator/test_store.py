@@ -6,7 +6,7 @@ import pytest
 
 from chorale.job import SignedJob
 from chorale.v1 import records_pb2
-from coordinator.members.complaints import FiledComplaint
+from coordinator.complaints import FiledComplaint
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import Absence, JobStatus, Store
 from crypto.errors import ConfigError, LocalProtocolError
