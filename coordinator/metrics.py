@@ -50,14 +50,18 @@ class CoordinatorMetrics:
 
     def _add_phases(self) -> None:
         ends = (PhaseState.APPLIED, PhaseState.USED_UP)
-        self.rounds = self._counter(
-            "rounds", "Phases that ended, by phase and result.", phase=PHASE_KINDS, result=ends
+        self.rounds = self._new(
+            Counter, "rounds", "Phases that ended, by phase and result.", phase=PHASE_KINDS, result=ends
         )
-        self.attempts = self._counter(
-            "attempts", "Sessions that ended, by phase and result.", phase=PHASE_KINDS, result=AttemptResult
+        self.attempts = self._new(
+            Counter,
+            "attempts",
+            "Sessions that ended, by phase and result.",
+            phase=PHASE_KINDS,
+            result=AttemptResult,
         )
-        self.session_failures = self._counter(
-            "session_failures", "Sessions that ended without a sum, by reason.", reason=FailureReason
+        self.session_failures = self._new(
+            Counter, "session_failures", "Sessions that ended without a sum, by reason.", reason=FailureReason
         )
         self.stage_duration = Histogram(
             f"{PREFIX}_stage_duration_seconds",
@@ -68,55 +72,69 @@ class CoordinatorMetrics:
         )
         for stage in STAGES:
             self.stage_duration.labels(stage=stage.value)
-        self.cohort_size = self._gauge(
-            "cohort_size", "Silos in the last revealed sum, by phase.", phase=PHASE_KINDS
+        self.cohort_size = self._new(
+            Gauge, "cohort_size", "Silos in the last revealed sum, by phase.", phase=PHASE_KINDS
         )
-        self.clipped = self._counter("clipped_values", "Values that silos clipped to their bound.")
+        self.clipped = self._new(Counter, "clipped_values", "Values that silos clipped to their bound.")
 
     def _add_silos(self) -> None:
-        self.dropouts = self._counter(
-            "dropouts", "Times a silo was left out of a session, by silo and stage.", silo=LATER, stage=STAGES
+        self.dropouts = self._new(
+            Counter,
+            "dropouts",
+            "Times a silo was left out of a session, by silo and stage.",
+            silo=LATER,
+            stage=STAGES,
         )
-        self.received_bytes = self._counter(
-            "received_bytes", "Bytes received from silos, by kind.", kind=Transfer
+        self.received_bytes = self._new(
+            Counter, "received_bytes", "Bytes received from silos, by kind.", kind=Transfer
         )
-        self.sent_bytes = self._counter("sent_bytes", "Bytes sent to silos, by kind.", kind=Transfer)
-        self.refused_calls = self._counter(
+        self.sent_bytes = self._new(Counter, "sent_bytes", "Bytes sent to silos, by kind.", kind=Transfer)
+        self.refused_calls = self._new(
+            Counter,
             "refused_calls",
             "Calls refused because of certificate, roster or role, by role.",
             role=("silo", "operator", "coordinator", "unknown"),
         )
-        self.connected_silos = self._gauge("connected_silos", "Silos attending now.")
+        self.connected_silos = self._new(Gauge, "connected_silos", "Silos attending now.")
 
     def _add_jobs(self) -> None:
-        self.jobs = self._gauge("jobs", "Jobs that were ever submitted, by status.", status=JobStatus)
-        self.checkpoint = self._gauge(
+        self.jobs = self._new(Gauge, "jobs", "Jobs that were ever submitted, by status.", status=JobStatus)
+        self.checkpoint = self._new(
+            Gauge,
             "checkpoint_timestamp_seconds",
             "When the newest checkpoint of a running job was written.",
             federation_job=LATER,
         )
-        self.accuracy = self._gauge("accuracy", "Last accuracy of the global model.", federation_job=LATER)
-        self.loss = self._gauge("loss", "Last loss of the global model.", federation_job=LATER)
-        self.data_share = self._gauge(
+        self.accuracy = self._new(
+            Gauge, "accuracy", "Last accuracy of the global model.", federation_job=LATER
+        )
+        self.loss = self._new(Gauge, "loss", "Last loss of the global model.", federation_job=LATER)
+        self.data_share = self._new(
+            Gauge,
             "data_share",
             "Share of the federation's data in the last train phase, 0 to 1.",
             federation_job=LATER,
         )
-        self.rounds_completed = self._gauge("rounds_completed", "Train rounds applied.", federation_job=LATER)
-        self.certificate_expiry = self._gauge(
-            "certificate_expiry_timestamp_seconds", "When the coordinator's own certificate expires."
+        self.rounds_completed = self._new(
+            Gauge, "rounds_completed", "Train rounds applied.", federation_job=LATER
         )
-        self.roster_expiry = self._gauge("roster_expiry_timestamp_seconds", "When the roster in use expires.")
-        self.roster_signed = self._gauge(
-            "roster_signed_timestamp_seconds", "When the authority signed the roster in use."
+        self.certificate_expiry = self._new(
+            Gauge, "certificate_expiry_timestamp_seconds", "When the coordinator's own certificate expires."
         )
-        self.roster_version = self._gauge("roster_version", "Version of the roster in use.")
+        self.roster_expiry = self._new(
+            Gauge, "roster_expiry_timestamp_seconds", "When the roster in use expires."
+        )
+        self.roster_signed = self._new(
+            Gauge, "roster_signed_timestamp_seconds", "When the authority signed the roster in use."
+        )
+        self.roster_version = self._new(Gauge, "roster_version", "Version of the roster in use.")
 
-    def _counter(self, name: str, text: str, **labels: Iterable[str]) -> Counter:
-        return _at_zero(Counter(f"{PREFIX}_{name}", text, tuple(labels), registry=self.registry), labels)
-
-    def _gauge(self, name: str, text: str, **labels: Iterable[str]) -> Gauge:
-        return _at_zero(Gauge(f"{PREFIX}_{name}", text, tuple(labels), registry=self.registry), labels)
+    def _new(self, metric: type[M], name: str, text: str, /, **labels: Iterable[str]) -> M:
+        """A metric with a series for each combination of its labels' values, at zero."""
+        created = metric(f"{PREFIX}_{name}", text, tuple(labels), registry=self.registry)
+        for values in product(*labels.values()) if labels else ():
+            created.labels(*values)
+        return created
 
     def know_silos(self, names: Iterable[str]) -> None:
         """Start the counts of these silos at zero."""
@@ -140,11 +158,3 @@ class CoordinatorMetrics:
         """The job is paused or over: its checkpoint may grow old."""
         with suppress(KeyError):  # none was awaited before either
             self.checkpoint.remove(job_id)
-
-
-def _at_zero(metric: M, labels: Mapping[str, Iterable[str]]) -> M:
-    """The metric with a series for each combination of its labels' values."""
-    if labels:
-        for values in product(*labels.values()):
-            metric.labels(*values)
-    return metric

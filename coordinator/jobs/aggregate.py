@@ -77,17 +77,14 @@ def store_vectors(path: Path, vectors: dict[int, Words], *, layout: Layout) -> N
     write_atomic(path, (vector_L.view(np.uint8).data for vector_L in little_endian))
 
 
-def load_vectors(path: Path, *, layout: Layout) -> dict[int, Words]:
-    """The vectors of a stored sum, writable."""
-    data = bytearray(path.stat().st_size)
-    with path.open("rb") as file:
-        file.readinto(data)
-    vectors = vectors_from_stream(layout, data)
-    return {word: vector_L.astype(ring.word_type(word), copy=False) for word, vector_L in vectors.items()}
-
-
 def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
     """Take the masks off a stored sum and store what remains; both files are whole or absent."""
-    vectors = load_vectors(source, layout=plan.layout)
+    data = bytearray(source.stat().st_size)
+    with source.open("rb") as file:
+        file.readinto(data)
+    vectors = {
+        word: vector_L.astype(ring.word_type(word), copy=False)
+        for word, vector_L in vectors_from_stream(plan.layout, data).items()
+    }
     plan.unmask(vectors)
     store_vectors(target, vectors, layout=plan.layout)

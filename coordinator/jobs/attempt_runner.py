@@ -165,8 +165,17 @@ class AttemptRunner:
                 log.info("silo refused", silo=silo, code=refusal.value, **self._scope)
                 if silo in self.session.awaited:
                     self._out[silo] = refusal.value
+            elif self.session.state is not (inbound := _INBOUND[kind]).state:
+                log.info("message too late or too early", silo=silo, **self._scope)
+            elif kind == "complaint" and silo in self._additions:
+                raise RemoteProtocolError("complaint: the silo has masked already", code=Refusal.STAGE)
             else:
-                self._on_session_message(silo, _INBOUND[kind], getattr(message, kind))
+                inbound.take(self.session, silo, inbound.read(getattr(message, kind)))
+                self._out.pop(silo, None)
+                if kind == "complaint":
+                    self._out[silo] = Absent.COMPLAINED.value
+                if kind == "shares":
+                    log.info("shares received", silo=silo, **self._scope)
         except RemoteProtocolError as error:
             log.warning("message not accepted", silo=silo, kind=kind, reason=str(error), **self._scope)
             self._out[silo] = error.code.value
@@ -371,19 +380,6 @@ class AttemptRunner:
             if code not in FATAL_TO_PHASE and silo in self.session.awaited:
                 del self._out[silo]
                 self._send_again(silo)
-
-    def _on_session_message(self, silo: str, inbound: _Inbound, body: Any) -> None:
-        if self.session.state is not inbound.state:
-            log.info("message too late or too early", silo=silo, **self._scope)
-            return
-        if inbound.state is CoordinatorState.MASKED and silo in self._additions:
-            raise RemoteProtocolError("complaint: the silo has masked already", code=Refusal.STAGE)
-        inbound.take(self.session, silo, inbound.read(body))
-        if inbound.state is CoordinatorState.SHARE:
-            log.info("shares received", silo=silo, **self._scope)
-        self._out.pop(silo, None)
-        if inbound.state is CoordinatorState.MASKED:
-            self._out[silo] = Absent.COMPLAINED.value
 
     async def _add(self, spooled: Path, total: MaskedSum) -> None:
         async with self._adding:

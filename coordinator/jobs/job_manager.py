@@ -168,55 +168,19 @@ class JobManager:
             raise RemoteProtocolError("control: expected pause, resume or cancel")
         self._count_jobs()
         self._note_change(digest)
-        return self.summary(digest)
+        return self.summary(self.row(digest))
 
     # watching
 
-    def summaries(self) -> list[records_pb2.JobSummary]:
-        return [self._summary(row) for row in self._resources.store.jobs()]
-
-    def summary(self, digest: bytes) -> records_pb2.JobSummary:
+    def row(self, digest: bytes) -> JobRow:
         """Raises RemoteProtocolError for an unknown job."""
-        return self._summary(self._row(digest))
-
-    async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
-        """The summary, all records so far, and then each new one of both. Raises RemoteProtocolError for an
-        unknown job."""
-        self._row(digest)  # before an event is kept for it
-        told, last = 0, None  # the last phase of which a record was told, and the last summary
-        while True:
-            # taken before the job is read: what changes meanwhile is read in the next turn
-            change = self._changes.setdefault(digest, asyncio.Event())
-            summary = self.summary(digest)
-            if summary != last:
-                yield pb.JobEvent(summary=summary)
-            for row in self._resources.store.phases(digest, after=told):
-                if row.is_ended:
-                    yield pb.JobEvent(record=row.record)
-                    told = row.sequence
-            last = summary
-            if JobStatus(summary.status).is_ended:
-                return
-            if self._is_draining:
-                raise Draining("the coordinator is shutting down")
-            await change.wait()
-
-    def model_path(self, digest: bytes) -> Path:
-        """The newest global state. Raises RemoteProtocolError for an unknown job."""
-        return self._resources.checkpoints.path(digest, self._row(digest).state_digest)
-
-    # helpers
-
-    def _count_jobs(self) -> None:
-        self._resources.metrics.count_jobs(self._resources.store.count_jobs())
-
-    def _row(self, digest: bytes) -> JobRow:
         row = self._resources.store.job(digest)
         if row is None:
             raise RemoteProtocolError(NOT_KNOWN, code=Refusal.JOB_INVALID)
         return row
 
-    def _summary(self, row: JobRow) -> records_pb2.JobSummary:
+    def summary(self, row: JobRow) -> records_pb2.JobSummary:
+        """What an operator is told of the job, as things stand."""
         job = self._stored_job(row)
         runner = self._runners.get(row.digest)
         if row.digest not in self._float32_bytes:  # the same for every state of a job, so read from one
@@ -235,6 +199,33 @@ class JobManager:
             silos=job.spec.silos,
             progress="" if runner is None else runner.progress,
         )
+
+    async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
+        """The summary, all records so far, and then each new one of both. Raises RemoteProtocolError for an
+        unknown job."""
+        self.row(digest)  # before an event is kept for it
+        told, last = 0, None  # the last phase of which a record was told, and the last summary
+        while True:
+            # taken before the job is read: what changes meanwhile is read in the next turn
+            change = self._changes.setdefault(digest, asyncio.Event())
+            summary = self.summary(self.row(digest))
+            if summary != last:
+                yield pb.JobEvent(summary=summary)
+            for row in self._resources.store.phases(digest, after=told):
+                if row.is_ended:
+                    yield pb.JobEvent(record=row.record)
+                    told = row.sequence
+            last = summary
+            if JobStatus(summary.status).is_ended:
+                return
+            if self._is_draining:
+                raise Draining("the coordinator is shutting down")
+            await change.wait()
+
+    # helpers
+
+    def _count_jobs(self) -> None:
+        self._resources.metrics.count_jobs(self._resources.store.count_jobs())
 
     def _stored_job(self, row: JobRow) -> Job:
         """A job that was checked when it was submitted; phases check it again before they begin."""

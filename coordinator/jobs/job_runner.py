@@ -169,6 +169,7 @@ class JobRunner:
         return step
 
     async def _run_phase(self, round: int, phase: str) -> None:
+        """Run it, tell its outcome to the job's silos, and drop the checkpoints that no phase needs."""
         row = self._begin(round, phase)
         earlier = [other for other in self._history.rows() if other.sequence < row.sequence]
         runner = self._phase = PhaseRunner(
@@ -183,7 +184,16 @@ class JobRunner:
             record = await runner.run()
         finally:
             self._phase = None
-        self._after(record)
+        message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
+        self._resources.attendance.send_all(self.job.spec.silos, message)
+        completed = completed_rounds(self._resources.store, self.job)
+        self._resources.metrics.rounds_completed.labels(federation_job=self.job.id).set(completed)
+        newest = [record.state_digest, *(row.state_digest for row in reversed(self._history.rows()))]
+        kept = list(dict.fromkeys(newest))[: self._resources.settings.keep_checkpoints]
+        self._resources.checkpoints.keep_only(self.job.digest, kept)
+        self._note_checkpoint()
+        self._resume_seconds = RESUME_SECONDS
+        self._on_change()
         if runner.ends_job:
             raise self._refused(record)
 
@@ -219,18 +229,6 @@ class JobRunner:
             f"{FailureReason.BUDGET.value}: {refusal}; the model after {rounds} of "
             f"{self.job.spec.rounds} rounds stays"
         )
-
-    def _after(self, record: records_pb2.PhaseRecord) -> None:
-        message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
-        self._resources.attendance.send_all(self.job.spec.silos, message)
-        completed = completed_rounds(self._resources.store, self.job)
-        self._resources.metrics.rounds_completed.labels(federation_job=self.job.id).set(completed)
-        newest = [record.state_digest, *(row.state_digest for row in reversed(self._history.rows()))]
-        kept = list(dict.fromkeys(newest))[: self._resources.settings.keep_checkpoints]
-        self._resources.checkpoints.keep_only(self.job.digest, kept)
-        self._note_checkpoint()
-        self._resume_seconds = RESUME_SECONDS
-        self._on_change()
 
     def _next_step(self) -> Step | None:
         return next_step(self.job, self._history.rows(), is_outdated=self._is_outdated)

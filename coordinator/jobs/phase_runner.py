@@ -78,14 +78,16 @@ class PhaseRunner:
                     await self._run_attempts(roster, state)
             except AttemptFailed as failure:
                 self.ends_job = failure.ends_job
-                return self._give_up(failure.reason)
+                reason = failure.reason
             except RemoteProtocolError as error:
                 log.warning("phase not possible", reason=str(error), **self._scope)
-                return self._give_up(FailureReason.ROSTER)
-            terms = self._terms(roster, state)
-            with self._span(Span.APPLY):
-                result, state_digest = await asyncio.to_thread(self._next_state, terms, state)
-            return self._end(result, state_digest, [quantity.name for quantity in terms.layout.quantities])
+                reason = FailureReason.ROSTER
+            else:
+                terms = self._terms(roster, state)
+                with self._span(Span.APPLY):
+                    result, digest = await asyncio.to_thread(self._next_state, terms, state)
+                return self._end(result, digest, [quantity.name for quantity in terms.layout.quantities])
+            return self._end(PhaseResult(state=None, reason=reason.value), self._row.state_digest, [])
 
     # attempts
 
@@ -234,9 +236,6 @@ class PhaseRunner:
             return result, self._row.state_digest
         digest = self._resources.checkpoints.put(self._job.digest, result.state)
         return replace(result, state={}), digest  # it is on disk: the next phase need not hold it
-
-    def _give_up(self, reason: FailureReason) -> records_pb2.PhaseRecord:
-        return self._end(PhaseResult(state=None, reason=reason.value), self._row.state_digest, [])
 
     def _end(
         self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]

@@ -79,10 +79,7 @@ class AccessGuard:
     def admit(self, context: Context, method: str) -> None:
         """A call that begins. Raises AccessDenied that says which check failed."""
         with self._telling_refusals(method):
-            auth = _auth_context(context)
-            if auth.get("ssl_tls_version") != b"TLSv1.3":
-                raise AccessDenied("connection: expected TLS 1.3")
-            self._check_certificate(_peer_certificate(auth), method)
+            self._check_certificate(_peer_certificate(context), method)
 
     def check(self, caller: Caller, method: str) -> None:
         """A call that goes on: whether it would still begin. Raises AccessDenied as `admit`."""
@@ -181,13 +178,12 @@ def _guarded(handler: Any, admit: Admit, parse: Parse | None) -> Any:
     return factory(guarded, parse, handler.response_serializer)
 
 
-def _auth_context(context: Context) -> dict[str, bytes]:
-    """First value of each property of the TLS session, for a call whose handler runs: gRPC frees the call
-    with its handler, and the process crashes where one that was freed is asked."""
-    return {key: next(iter(values), b"") for key, values in context.auth_context().items()}
-
-
-def _peer_certificate(auth: dict[str, bytes]) -> x509.Certificate:
+def _peer_certificate(context: Context) -> x509.Certificate:
+    """Of a call whose handler runs: gRPC frees the call with its handler, and the process crashes where one
+    that was freed is asked."""
+    auth = {key: next(iter(values), b"") for key, values in context.auth_context().items()}
+    if auth.get("ssl_tls_version") != b"TLSv1.3":
+        raise AccessDenied("connection: expected TLS 1.3")
     try:
         return load_certificate(auth.get("x509_pem_cert", b""))
     except ConfigError:
@@ -196,5 +192,5 @@ def _peer_certificate(auth: dict[str, bytes]) -> x509.Certificate:
 
 def caller_of(context: Context) -> Caller:
     """Who called, for a handler that the guard has let through and that has not ended."""
-    certificate = _peer_certificate(_auth_context(context))
+    certificate = _peer_certificate(context)
     return Caller(name=member_of(certificate).name, certificate=certificate)

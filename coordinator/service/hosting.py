@@ -69,16 +69,30 @@ class Host:
         self.metrics_address: str | None = None
         self._settings = settings
         self._clock = clock or Clock()
-        self._closing = ExitStack()
         self._health = health.aio.HealthServicer()
         self._is_serving = False
 
     async def __aenter__(self) -> Self:
-        try:
-            await self._start()
-        except BaseException:
-            self._closing.close()
-            raise
+        """Serve, resume the stored jobs, and say where the coordinator listens, in the log and in a file:
+        port 0 takes a free one."""
+        with ExitStack() as closing:
+            self.resources = closing.enter_context(open_resources(self._settings, self._clock))
+            self.job_manager = JobManager(self.resources)
+            probes = self._open_probes(closing)
+            self._server, port = self._new_server()
+            await self._server.start()
+            self.job_manager.resume_all()
+            for service in ("", *SERVICES):
+                await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+            self._is_serving = True
+            self._watching = asyncio.create_task(self._watch_roster())
+            self.grpc_address = _with_port(self._settings.listen, port)
+            if probes is not None and self._settings.metrics_listen is not None:
+                self.metrics_address = _with_port(self._settings.metrics_listen, probes.port)
+            endpoint = {"grpc": self.grpc_address, "metrics": self.metrics_address}
+            write_atomic(self._settings.directory / ENDPOINT_FILE, json.dumps(endpoint).encode())
+            self._closing = closing.pop_all()
+        log.info("listening", **endpoint)
         return self
 
     async def __aexit__(
@@ -97,28 +111,8 @@ class Host:
         log.info("stopped")
         self._closing.close()
 
-    async def _start(self) -> None:
-        """Serve, resume the stored jobs, and say where the coordinator listens, in the log and in a file:
-        port 0 takes a free one."""
-        self.resources = self._closing.enter_context(open_resources(self._settings, self._clock))
-        self.job_manager = JobManager(self.resources)
-        self._server = self._new_server()
-        probes = self._open_probes()
-        port = self._bind()
-        await self._server.start()
-        self.job_manager.resume_all()
-        for service in ("", *SERVICES):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        self._is_serving = True
-        self._watching = asyncio.create_task(self._watch_roster())
-        self.grpc_address = _with_port(self._settings.listen, port)
-        if probes is not None and self._settings.metrics_listen is not None:
-            self.metrics_address = _with_port(self._settings.metrics_listen, probes.port)
-        endpoint = {"grpc": self.grpc_address, "metrics": self.metrics_address}
-        write_atomic(self._settings.directory / ENDPOINT_FILE, json.dumps(endpoint).encode())
-        log.info("listening", **endpoint)
-
-    def _new_server(self) -> grpc.aio.Server:
+    def _new_server(self) -> tuple[grpc.aio.Server, int]:
+        """The server, bound to its address, and its port. Raises AddressTaken."""
         guard = AccessGuard(self.resources)
         options = (*OPTIONS, *channel_options.server_keepalive(self._settings.keepalive_seconds))
         server = grpc.aio.server(interceptors=[AccessInterceptor(guard)], options=options)
@@ -129,19 +123,16 @@ class Host:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        return server
-
-    def _bind(self) -> int:
         authority_pem = certificate_to_pem(self.resources.authority)
         credentials = tls.server_credentials(self._settings.identity, authority_pem)
         try:
-            return self._server.add_secure_port(self._settings.listen, credentials)
+            return server, server.add_secure_port(self._settings.listen, credentials)
         except RuntimeError:
             raise AddressTaken(
                 f"listen: cannot listen on {self._settings.listen}: it is in use or not of this machine"
             ) from None
 
-    def _open_probes(self) -> ProbeServer | None:
+    def _open_probes(self, closing: ExitStack) -> ProbeServer | None:
         if self._settings.metrics_listen is None:
             return None
         host, _, port = self._settings.metrics_listen.rpartition(":")
@@ -156,7 +147,7 @@ class Host:
         except ConfigError as error:
             raise AddressTaken(str(error)) from None
         probes.start()
-        self._closing.callback(probes.stop)
+        closing.callback(probes.stop)
         return probes
 
     async def _watch_roster(self) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from chorale.job import SignedJob
@@ -38,26 +37,20 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
     async def SubmitJob(
         self, request_iterator: AsyncIterator[pb.SubmitMessage], context: Context
     ) -> pb.SubmitReceipt:
-        """The signed job first, then its initial state. Handing it in twice is no error."""
+        """The signed job first, then its initial state. Handing it in twice is no error. One operator may
+        have so many under way: each may take `max_state_bytes` of disk."""
         received = self._resources.settings.spool_directory / f"submit-{secrets.token_hex(8)}"
         async with errors_as_codes(context):
-            with self._submission_of(caller_of(context).name):
-                try:
-                    return await self._submit(request_iterator, received)
-                finally:
-                    received.unlink(missing_ok=True)
+            operator = caller_of(context).name
+            if self._submissions[operator] >= MAX_SUBMISSIONS:
+                raise TooManyJobs(f"submit: {MAX_SUBMISSIONS} jobs of {operator} are being handed in already")
+            self._submissions[operator] += 1
+            try:
+                return await self._submit(request_iterator, received)
+            finally:
+                self._submissions[operator] -= 1
+                received.unlink(missing_ok=True)
         raise AssertionError("unreachable: errors end the call")
-
-    @contextmanager
-    def _submission_of(self, operator: str) -> Iterator[None]:
-        """Raises TooManyJobs for one more than may be under way: each may take `max_state_bytes` of disk."""
-        if self._submissions[operator] >= MAX_SUBMISSIONS:
-            raise TooManyJobs(f"submit: {MAX_SUBMISSIONS} jobs of {operator} are being handed in already")
-        self._submissions[operator] += 1
-        try:
-            yield
-        finally:
-            self._submissions[operator] -= 1
 
     async def _submit(self, messages: AsyncIterator[pb.SubmitMessage], received: Path) -> pb.SubmitReceipt:
         first = await anext(aiter(messages), None)
@@ -87,7 +80,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                 file.write(chunk.data)
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:
-        return pb.ListJobsReply(jobs=self._job_manager.summaries())
+        return pb.ListJobsReply(jobs=[self._job_manager.summary(row) for row in self._resources.store.jobs()])
 
     async def WatchJob(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.JobEvent]:
         async with errors_as_codes(context):
@@ -102,9 +95,10 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
     async def FetchModel(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchMessage]:
         """The summary, then the newest global state."""
         async with errors_as_codes(context):
-            summary = self._job_manager.summary(request.job_digest)
-            with self._job_manager.model_path(request.job_digest).open("rb") as file:
-                yield pb.FetchMessage(summary=summary)
+            row = self._job_manager.row(request.job_digest)
+            path = self._resources.checkpoints.path(row.digest, row.state_digest)
+            with path.open("rb") as file:
+                yield pb.FetchMessage(summary=self._job_manager.summary(row))
                 offset = 0
                 while data := await asyncio.to_thread(file.read, wire.CHUNK_BYTES):
                     yield pb.FetchMessage(chunk=federation_pb2.Chunk(offset=offset, data=data))

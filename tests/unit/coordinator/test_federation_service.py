@@ -91,8 +91,8 @@ async def test_newer_connection_replaces_the_older(make_hub):
 
 async def test_grpc_is_asked_who_calls_when_a_call_begins_and_never_again(make_hub, monkeypatch):
     """It frees a call when its handler ends, and crashes the process where that call is asked later."""
-    ask, asked = access._auth_context, []
-    monkeypatch.setattr(access, "_auth_context", lambda context: asked.append(context) or ask(context))
+    ask, asked = access._peer_certificate, []
+    monkeypatch.setattr(access, "_peer_certificate", lambda context: asked.append(context) or ask(context))
     hub = make_hub()
     await hub.start()
     fake = hub.silo("silo-0")
