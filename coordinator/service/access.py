@@ -20,6 +20,7 @@ from chorale.observability.logs import get_logger
 from coordinator.resources import Resources
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.identity.certificates import (
+    MemberId,
     Role,
     check_certificate,
     fingerprint,
@@ -64,9 +65,9 @@ class AccessDenied(ChoraleError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """name: of the member that the certificate was signed for."""
+    """Who calls, by the certificate of the TLS session."""
 
-    name: str
+    member: MemberId
     certificate: x509.Certificate
 
 
@@ -79,12 +80,12 @@ class AccessGuard:
     def admit(self, context: Context, method: str) -> None:
         """A call that begins. Raises AccessDenied that says which check failed."""
         with self._telling_refusals(method):
-            self._check_certificate(_peer_certificate(context), method)
+            self._check(caller_of(context), method)
 
     def check(self, caller: Caller, method: str) -> None:
         """A call that goes on: whether it would still begin. Raises AccessDenied as `admit`."""
         with self._telling_refusals(method):
-            self._check_certificate(caller.certificate, method)
+            self._check(caller, method)
 
     @contextmanager
     def _telling_refusals(self, method: str) -> Iterator[None]:
@@ -95,17 +96,14 @@ class AccessGuard:
             log.warning("call refused", method=method, reason=str(denied))
             raise
 
-    def _check_certificate(self, certificate: x509.Certificate, method: str) -> None:
-        try:
-            role = member_of(certificate).role
-        except ChoraleError as error:
-            raise AccessDenied(str(error)) from None
+    def _check(self, caller: Caller, method: str) -> None:
+        role = caller.member.role
         if method not in ALLOWED.get(role, frozenset()):
             raise AccessDenied(f"{method}: not allowed to a {role.value}", role)
         now, roster = self._resources.clock.now(), self._resources.roster_book.current
         try:
             member = check_certificate(
-                certificate,
+                caller.certificate,
                 authority=self._resources.authority,
                 role=role,
                 federation=self._resources.settings.federation,
@@ -115,7 +113,7 @@ class AccessGuard:
             raise AccessDenied(str(error), role) from None
         if now >= roster.expires:
             raise AccessDenied(f"roster: version {roster.version} has expired", role)
-        if not roster.holds(role, member.name, fingerprint(certificate)):
+        if not roster.holds(role, member.name, fingerprint(caller.certificate)):
             raise AccessDenied(
                 f"roster: version {roster.version} does not list this certificate of "
                 f"{role.value} {member.name}",
@@ -178,19 +176,17 @@ def _guarded(handler: Any, admit: Admit, parse: Parse | None) -> Any:
     return factory(guarded, parse, handler.response_serializer)
 
 
-def _peer_certificate(context: Context) -> x509.Certificate:
-    """Of a call whose handler runs: gRPC frees the call with its handler, and the process crashes where one
-    that was freed is asked."""
+def caller_of(context: Context) -> Caller:
+    """Who made a call whose handler runs: gRPC frees the call with its handler, and the process crashes where
+    one that was freed is asked. Raises AccessDenied where the connection does not prove who it is."""
     auth = {key: next(iter(values), b"") for key, values in context.auth_context().items()}
     if auth.get("ssl_tls_version") != b"TLSv1.3":
         raise AccessDenied("connection: expected TLS 1.3")
     try:
-        return load_certificate(auth.get("x509_pem_cert", b""))
+        certificate = load_certificate(auth.get("x509_pem_cert", b""))
     except ConfigError:
         raise AccessDenied("connection: expected a client certificate with a P-256 key") from None
-
-
-def caller_of(context: Context) -> Caller:
-    """Who called, for a handler that the guard has let through and that has not ended."""
-    certificate = _peer_certificate(context)
-    return Caller(name=member_of(certificate).name, certificate=certificate)
+    try:
+        return Caller(member=member_of(certificate), certificate=certificate)
+    except ChoraleError as error:
+        raise AccessDenied(str(error)) from None

@@ -74,7 +74,9 @@ class FederationService:
         """The silo's control stream: hello and welcome, then heartbeats and session messages."""
         caller = caller_of(context)
         await self._check_hello(request_iterator, context)
-        connection = Connection(caller.name, certificate_expires=caller.certificate.not_valid_after_utc)
+        connection = Connection(
+            caller.member.name, certificate_expires=caller.certificate.not_valid_after_utc
+        )
         welcome = pb.Welcome(
             protocol_version=wire.PROTOCOL_VERSION,
             software_version=software_version(),
@@ -106,7 +108,7 @@ class FederationService:
         async with errors_as_codes(context):
             runner = self._job_manager.runner(wire.checked_digest(request.job_digest, what="job digest"))
             digest = wire.checked_digest(request.state_digest, what="state digest")
-            if not runner.may_download(caller.name, digest):
+            if not runner.may_download(caller.member.name, digest):
                 raise RemoteProtocolError(
                     "download: not a present state of a job of this silo", code=Refusal.NOT_NAMED
                 )
@@ -129,7 +131,7 @@ class FederationService:
         caller = caller_of(context)
         received = self._resources.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value)
         async with errors_as_codes(context):
-            attempt, spool = await self._open_upload(caller.name, request_iterator)
+            attempt, spool = await self._open_upload(caller.member.name, request_iterator)
             yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=spool.is_complete)
             if spool.is_complete:
                 return
@@ -138,13 +140,13 @@ class FederationService:
                     chunk_bytes = len(check_chunk(message).data)
                     await spool.append(message.offset, message.data)
                     framed_bytes = chunk_bytes + wire.CHUNK_FRAME_BYTES
-                    attempt.on_upload_progress(caller.name, spool, chunk_bytes=framed_bytes)
+                    attempt.on_upload_progress(caller.member.name, spool, chunk_bytes=framed_bytes)
                     received.inc(chunk_bytes)
                     continue
                 if message.WhichOneof("kind") != "end":
                     raise RemoteProtocolError("upload: expected a chunk or the end")
                 await spool.settle(message.end.sha256)
-                attempt.finish_upload(caller.name, spool, message.end.sha256)
+                attempt.finish_upload(caller.member.name, spool, message.end.sha256)
                 yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=True)
                 return
 
@@ -190,7 +192,7 @@ class FederationService:
                     return
                 if message.WhichOneof("kind") == "heartbeat":
                     self._guard.check(caller, ATTEND)
-                self._resources.attendance.deliver(caller.name, message)
+                self._resources.attendance.deliver(caller.member.name, message)
             connection.end()
         except AccessDenied as denied:
             connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))

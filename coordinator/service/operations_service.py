@@ -41,7 +41,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         have so many under way: each may take `max_state_bytes` of disk."""
         received = self._resources.settings.spool_directory / f"submit-{secrets.token_hex(8)}"
         async with errors_as_codes(context):
-            operator = caller_of(context).name
+            operator = caller_of(context).member.name
             if self._submissions[operator] >= MAX_SUBMISSIONS:
                 raise TooManyJobs(f"submit: {MAX_SUBMISSIONS} jobs of {operator} are being handed in already")
             self._submissions[operator] += 1

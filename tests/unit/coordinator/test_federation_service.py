@@ -13,7 +13,7 @@ import pytest
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
-from coordinator.service import access
+from coordinator.service import access, federation_service
 from coordinator.service.access import FEDERATION_METHODS
 from coordinator.service.federation_service import SERVICE, FederationService
 from crypto.errors import Refusal
@@ -91,8 +91,9 @@ async def test_newer_connection_replaces_the_older(make_hub):
 
 async def test_grpc_is_asked_who_calls_when_a_call_begins_and_never_again(make_hub, monkeypatch):
     """It frees a call when its handler ends, and crashes the process where that call is asked later."""
-    ask, asked = access._peer_certificate, []
-    monkeypatch.setattr(access, "_peer_certificate", lambda context: asked.append(context) or ask(context))
+    ask, asked = access.caller_of, []
+    for module in (access, federation_service):
+        monkeypatch.setattr(module, "caller_of", lambda context: asked.append(context) or ask(context))
     hub = make_hub()
     await hub.start()
     fake = hub.silo("silo-0")
