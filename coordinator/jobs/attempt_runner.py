@@ -137,12 +137,14 @@ class AttemptRunner:
     # what the silos do
 
     def on_connected(self, silo: str) -> None:
+        """The silo gets again what it has not answered."""
         if self.session.state is CoordinatorState.ADVERTISE:
             self._out.pop(silo, None)  # it may have a new policy, or have been approved meanwhile
         self._send_again(silo)
         self._news.set()
 
     def on_lost(self) -> None:
+        """The stage looks again at how long it waits for whom."""
         self._news.set()
 
     def on_heartbeat(self, silo: str, *, is_preparing: bool) -> None:
@@ -195,6 +197,7 @@ class AttemptRunner:
         return self._spool.open(silo)
 
     def on_upload_progress(self, silo: str, spool: Spool, *, chunk_bytes: int) -> None:
+        """chunk_bytes: what has just arrived, with its frame."""
         self.sent_bytes[silo] += chunk_bytes
         now = self._clock.monotonic()
         self._deadlines.on_upload(silo, received_bytes=spool.received_bytes, now=now)
@@ -336,7 +339,7 @@ class AttemptRunner:
             self._send(silo, message)
 
     def _send_again(self, silo: str) -> None:
-        """To a silo that came back: what it has not answered yet."""
+        """What the silo has not answered yet, byte-identical (docs/protocol.md 8)."""
         if silo in self._outbox and silo in self.session.awaited and silo not in self._out:
             self._send(silo, self._outbox[silo])
 
@@ -353,6 +356,7 @@ class AttemptRunner:
             await self._news_until(min(awaited.values()))
 
     async def _news_until(self, moment: float) -> None:
+        """Wait for anything that may change whom the stage awaits, and no longer than until then."""
         try:
             async with asyncio.timeout(max(0.0, moment - self._clock.monotonic())):
                 await self._news.wait()
@@ -376,12 +380,14 @@ class AttemptRunner:
             raise AttemptFailed(FailureReason.TRAIN_HARD_CAP, is_final=True)
 
     def _offer_again(self) -> None:
+        """To silos that refused for a reason that may have passed."""
         for silo, code in list(self._out.items()):
             if code not in FATAL_TO_PHASE and silo in self.session.awaited:
                 del self._out[silo]
                 self._send_again(silo)
 
     async def _add(self, spooled: Path, total: MaskedSum) -> None:
+        """One vector at a time, in a thread."""
         async with self._adding:
             await asyncio.to_thread(total.add, spooled)
             spooled.unlink(missing_ok=True)

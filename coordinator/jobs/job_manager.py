@@ -128,6 +128,7 @@ class JobManager:
         task.add_done_callback(lambda _: self._forget(job.digest))
 
     def _forget(self, digest: bytes) -> None:
+        """A runner has stopped; it is kept where only this process ends, and not its job."""
         row = self._resources.store.job(digest)
         if row is not None and row.status.is_ended:
             self._runners.pop(digest, None)

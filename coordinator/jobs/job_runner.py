@@ -98,6 +98,7 @@ class JobRunner:
         self._note_checkpoint()
 
     def end(self, status: JobStatus, *, reason: str = "") -> None:
+        """Store the job's end, note it in the audit log, and only then tell its silos."""
         self._resources.store.set_job_status(self.job.digest, status, reason=reason)
         self._resources.audit.append("job_ended", job=self.job.id, status=status.value, reason=reason)
         ended = pb.JobEnded(job_digest=self.job.digest, status=status.value, reason=reason)
@@ -138,6 +139,7 @@ class JobRunner:
             self.attempt.on_connected(silo)
 
     def on_lost(self, silo: str) -> None:
+        """The silo is waited for `reconnect_grace_seconds` from now."""
         if silo not in self.job.spec.silos:
             return
         self._away_since[silo] = self._resources.clock.monotonic()
@@ -145,6 +147,7 @@ class JobRunner:
             self.attempt.on_lost()
 
     def on_message(self, silo: str, message: pb.SiloMessage) -> None:
+        """Goes to the attempt that it names; one that names no running attempt comes too late."""
         attempt, kind = self.attempt, message.WhichOneof("kind")
         if attempt is None or silo not in self.job.spec.silos:
             return

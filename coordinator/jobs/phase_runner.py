@@ -41,7 +41,12 @@ log = get_logger("coordinator.jobs.phase_runner")
 
 
 class PhaseRunner:
-    """Runs one phase to its end. `attempt` is the session of this moment, if there is one."""
+    """Runs one phase to its end.
+
+    `attempt` is the session of this moment, if there is one; `ends_job` whether silos refused the whole job.
+    away_since: the connectivity of the job's silos, kept up to date by its runner. complaints_before: those
+    of the phase before.
+    """
 
     def __init__(
         self,
@@ -111,6 +116,7 @@ class PhaseRunner:
                 self._advance(PhaseEvent.ATTEMPT_FAILED)
 
     async def _run_attempt(self, roster: Roster, state: GlobalState) -> None:
+        """One session with fresh keys, to its revealed sum. Raises AttemptFailed."""
         self._resources.store.begin_attempt(self._row.sequence, self._machine.attempt)
         self._log_stage()
         terms = self._terms(roster, state)
@@ -206,6 +212,7 @@ class PhaseRunner:
         self._advance(PhaseEvent.SUM_STORED)
 
     async def _reveal(self, attempt: AttemptRunner) -> None:
+        """Take the masks off the stored sum. The result is durable before the state says so."""
         with self._span(Span.UNMASK):
             before = dict(attempt.sent_bytes)
             plan = await attempt.unmask()
@@ -240,6 +247,8 @@ class PhaseRunner:
     def _end(
         self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]
     ) -> records_pb2.PhaseRecord:
+        """Store how the phase ended, then remove its sums and tell of it: a process that dies in between
+        leaves sums that the next start removes."""
         is_applied = result.state is not None
         self._machine.advance(PhaseEvent.SUM_APPLIED if is_applied else PhaseEvent.GIVEN_UP)
         record = self._record(result, state_digest, quantities)
@@ -280,6 +289,7 @@ class PhaseRunner:
         )
 
     def _publish(self, record: records_pb2.PhaseRecord) -> None:
+        """In metrics, audit log and log; the silos are told by the job's runner."""
         metrics, kind, job_id = self._resources.metrics, self._key.kind, self._job.id
         metrics.rounds.labels(phase=kind, result=record.result).inc()
         metrics.cohort_size.labels(phase=kind).set(len(record.cohort))
@@ -381,6 +391,7 @@ class PhaseRunner:
         log.warning("attempt failed", reason=reason.value, **self._scope)
 
     def _tell_ended(self, reason: FailureReason) -> None:
+        """To all silos of the job, so that they drop their sessions of this attempt."""
         ended = session_pb2.SessionEnded(key=wire.key_to_wire(self._key), reason=reason.value)
         message = pb.CoordinatorMessage(session_ended=ended)
         self._resources.attendance.send_all(self._job.spec.silos, message)

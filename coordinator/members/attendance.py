@@ -61,6 +61,7 @@ class Connection:
         self._news = asyncio.Event()  # a message waits, or the connection has ended
 
     def send(self, message: pb.CoordinatorMessage) -> None:
+        """After the end nothing is sent."""
         if self.ended.is_set():
             return
         if len(self._waiting) >= MAX_QUEUED_MESSAGES:
@@ -101,6 +102,7 @@ class Attendance:
         self._sent_bytes = metrics.sent_bytes.labels(kind=Transfer.MESSAGE.value)
 
     def join(self, connection: Connection) -> None:
+        """The silo's connection from now on; an older one is ended."""
         older = self.connections.get(connection.silo)
         self.connections[connection.silo] = connection
         if older is not None:
@@ -113,6 +115,7 @@ class Attendance:
             listener.on_connected(connection.silo)
 
     def leave(self, connection: Connection) -> None:
+        """The silo counts as lost, unless a newer connection has taken its place."""
         connection.end()
         if self.connections.get(connection.silo) is not connection:
             return

@@ -153,6 +153,7 @@ class FederationService:
     async def _open_upload(
         self, silo: str, messages: AsyncIterator[pb.UploadMessage | Chunk]
     ) -> tuple[AttemptRunner, Spool]:
+        """The attempt that the header names, and where the vector goes. Raises RemoteProtocolError."""
         first = await anext(aiter(messages), None)
         if not isinstance(first, pb.UploadMessage) or first.WhichOneof("kind") != "header":
             raise RemoteProtocolError("upload: expected a header first")
@@ -164,6 +165,7 @@ class FederationService:
         return attempt, spool
 
     async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:
+        """End the call of a silo that says nothing in time, or speaks another version of the protocol."""
         async with errors_as_codes(context):
             first = None
             with suppress(TimeoutError):
@@ -219,6 +221,7 @@ class FederationService:
         self._resources.attendance.leave(connection)
 
     def _push_roster(self, roster: Roster) -> None:
+        """To all that are connected, also to those that it revokes: their next heartbeat is refused."""
         update = pb.RosterUpdate(roster=wire.signed_body_to_wire(roster.signed))
         message = pb.CoordinatorMessage(roster=update)
         for connection in self._resources.attendance.connections.values():

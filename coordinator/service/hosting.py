@@ -133,6 +133,7 @@ class Host:
             ) from None
 
     def _open_probes(self, closing: ExitStack) -> ProbeServer | None:
+        """Probes and metrics, where the settings ask for them. Raises AddressTaken."""
         if self._settings.metrics_listen is None:
             return None
         host, _, port = self._settings.metrics_listen.rpartition(":")

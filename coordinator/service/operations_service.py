@@ -65,6 +65,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         return pb.SubmitReceipt(job_digest=signed.digest)
 
     async def _receive(self, messages: AsyncIterator[pb.SubmitMessage], received: Path) -> None:
+        """The chunks of the initial state, in order. Raises RemoteProtocolError beyond `max_state_bytes`."""
         limit = self._resources.settings.max_state_bytes
         with received.open("xb") as file:
             async for message in messages:
@@ -83,11 +84,13 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         return pb.ListJobsReply(jobs=[self._job_manager.summary(row) for row in self._resources.store.jobs()])
 
     async def WatchJob(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.JobEvent]:
+        """The job's summary and records, and each change of them until it has ended."""
         async with errors_as_codes(context):
             async for event in self._job_manager.watch(request.job_digest):
                 yield event
 
     async def ControlJob(self, request: pb.ControlRequest, context: Context) -> records_pb2.JobSummary:
+        """Pause, resume or cancel; the answer is the job's summary afterwards."""
         async with errors_as_codes(context):
             return await self._job_manager.control(request.job_digest, request.action)
         raise AssertionError("unreachable: errors end the call")
@@ -105,6 +108,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                     offset += len(data)
 
     async def ListSilos(self, request: pb.ListSilosRequest, context: Context) -> pb.ListSilosReply:
+        """The silos on the roster, and which of them are connected."""
         roster = self._resources.roster_book.current
         expires = {
             silo: connection.certificate_expires.timestamp()

@@ -82,7 +82,7 @@ def test_stored_sum_decodes_each_quantity_as_the_ring_does_and_holds_none(tmp_pa
     for name, value in stored.items():
         assert value.dtype == decoded[name].dtype
         np.testing.assert_array_equal(value, decoded[name])
-        value[:] = 0  # it is whoever asked's own
+        value[:] = 0  # the copy is the caller's own
         np.testing.assert_array_equal(stored[name], decoded[name])
 
 

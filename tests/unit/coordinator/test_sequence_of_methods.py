@@ -30,26 +30,26 @@ def rounds(*numbers: int) -> list[Step]:
     return [(number, phase) for number in numbers for phase in ("prototypes", "train")]
 
 
-def test_presence_runs_once_before_the_first_round_and_prototypes_before_every_training() -> None:
+def test_class_presence_runs_once_before_the_first_round_and_prototypes_before_every_training() -> None:
     assert walk(make_job("fedcsd")) == [*OPENING, *rounds(1, 2, 3), (3, "evaluate.0")]
 
 
-def test_presence_that_was_used_up_is_repeated_under_its_next_number() -> None:
+def test_class_presence_that_was_used_up_is_repeated_under_its_next_number() -> None:
     steps = walk(make_job("fedcsd"), lost=[(0, "class-presence.0")])
     assert steps == [*OPENING, (0, "class-presence.1"), *rounds(1, 2, 3), (3, "evaluate.0")]
 
 
-def test_presence_that_is_used_up_every_time_ends_the_job() -> None:
+def test_class_presence_that_is_used_up_every_time_ends_the_job() -> None:
     with pytest.raises(JobFailed, match="presence: used up 2 times"):
         walk(make_job("fedcsd"), lost=[(0, "class-presence.0"), (0, "class-presence.1")])
 
 
-def test_an_opening_enrollment_that_was_used_up_is_repeated_before_presence() -> None:
+def test_an_opening_enrollment_that_was_used_up_is_repeated_before_class_presence() -> None:
     steps = walk(make_job("fedcsd"), lost=[(0, "enrollment.0")])
     assert steps[:3] == [(0, "enrollment.0"), (0, "enrollment.1"), (0, "class-presence.0")]
 
 
-def test_a_repeated_enrollment_between_rounds_repeats_no_presence() -> None:
+def test_a_repeated_enrollment_between_rounds_repeats_no_class_presence() -> None:
     steps = walk(make_job("fedcsd"), is_outdated=lambda enrollment: enrollment.round == 0)
     assert steps == [*OPENING, *rounds(1), (1, "enrollment.1"), *rounds(2, 3), (3, "evaluate.0")]
 
