@@ -99,7 +99,7 @@ class PhaseRunner:
     async def _run_attempts(self, roster: Roster, state: GlobalState) -> None:
         """Retry until one reveals its sum. Raises AttemptFailed of the last one."""
         if self._row.attempt > 0:  # it died with an earlier process
-            self._count_failure(FailureReason.RESTARTED)
+            self._fail_attempt(FailureReason.RESTARTED, is_told=False)
             self._machine.advance(PhaseEvent.ATTEMPT_FAILED)
         while True:
             if self._machine.attempt > self._job.spec.max_attempts:
@@ -109,8 +109,7 @@ class PhaseRunner:
                     return await self._run_attempt(roster, state)
             except AttemptFailed as failure:
                 is_last = self._machine.attempt >= self._job.spec.max_attempts
-                self._count_failure(failure.reason)
-                self._tell_ended(failure.reason)
+                self._fail_attempt(failure.reason)
                 if failure.is_final or is_last or self._machine.state not in RETRYABLE:
                     raise
                 self._advance(PhaseEvent.ATTEMPT_FAILED)
@@ -158,8 +157,7 @@ class PhaseRunner:
         try:
             await self._reveal(attempt)
         except AttemptFailed as failure:
-            self._count_failure(failure.reason)
-            self._tell_ended(failure.reason)
+            self._fail_attempt(failure.reason)
             raise
         finally:
             self._close_attempt(attempt)
@@ -385,16 +383,15 @@ class PhaseRunner:
             log.warning("phase not possible", reason=str(error), **self._scope)
             raise AttemptFailed(FailureReason.TOO_FEW_SILOS, is_final=True) from error
 
-    def _count_failure(self, reason: FailureReason) -> None:
+    def _fail_attempt(self, reason: FailureReason, *, is_told: bool = True) -> None:
+        """Count it, and tell all silos of the job, so that they drop their sessions of this attempt."""
         self._resources.metrics.session_failures.labels(reason=reason.value).inc()
         self._resources.metrics.attempts.labels(phase=self._key.kind, result=AttemptResult.FAILED.value).inc()
         log.warning("attempt failed", reason=reason.value, **self._scope)
-
-    def _tell_ended(self, reason: FailureReason) -> None:
-        """To all silos of the job, so that they drop their sessions of this attempt."""
-        ended = session_pb2.SessionEnded(key=wire.key_to_wire(self._key), reason=reason.value)
-        message = pb.CoordinatorMessage(session_ended=ended)
-        self._resources.attendance.send_all(self._job.spec.silos, message)
+        if is_told:
+            ended = session_pb2.SessionEnded(key=wire.key_to_wire(self._key), reason=reason.value)
+            message = pb.CoordinatorMessage(session_ended=ended)
+            self._resources.attendance.send_all(self._job.spec.silos, message)
 
 
 def _mean_of(counts: Mapping[str, int], names: Sequence[str]) -> int:
