@@ -32,7 +32,7 @@ from bench.federation import make_federation
 from bench.options import Parser, whole
 from bench.rows import Row, table
 from bench.session import NOW, Session, update_layout
-from coordinator.memory import return_large_blocks
+from coordinator.process import return_large_blocks
 from crypto.errors import LocalProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder

@@ -20,7 +20,7 @@ from chorale.spec.state import state_from_file
 from chorale.transport import tls
 from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2 as pb
-from coordinator.memory import return_large_blocks
+from coordinator.process import return_large_blocks
 from coordinator.settings import CoordinatorSettings, IdentityFiles
 from coordinator.storage.spool import SessionSpool, Spool
 
@@ -66,12 +66,12 @@ async def _serve_coordinator(folder: Path) -> None:
     any_job = _AnyJob(settings.spool_directory)
     async with Host(settings) as host:
         host.resources.checkpoints.put(JOB_DIGEST, state_from_file(folder / STATE_FILE))
-        host.job_manager.driver = lambda digest: any_job  # type: ignore[assignment, method-assign, return-value]
+        host.job_manager.runner = lambda digest: any_job  # type: ignore[assignment, method-assign, return-value]
         await stopping.wait()
 
 
 class _AnyJob:
-    """A job's driver and its attempt in one: a vector that is whole is thrown away, as if it were added."""
+    """A job's runner and its attempt in one: a vector that is whole is thrown away, as if it were added."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -7,7 +7,7 @@ that no silo can keep others away for long. Source: docs/protocol.md 5.8.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -32,17 +32,10 @@ def sitting_out(
     owed = [complaint for complaint in before if complaint.attempt == last_attempt]
     recent = [complaint for complaint in here if complaint.attempt == attempt - 1]
     history = [*before, *here]
-    return frozenset(
-        [_kept_out(complaint, _earlier(before, complaint)) for complaint in owed]
-        + [_kept_out(complaint, _earlier(history, complaint)) for complaint in recent]
-    )
-
-
-def _earlier(history: Iterable[FiledComplaint], complaint: FiledComplaint) -> list[FiledComplaint]:
-    listed = list(history)
-    return listed[: listed.index(complaint)]
-
-
-def _kept_out(complaint: FiledComplaint, earlier: Sequence[FiledComplaint]) -> str:
-    accused_before = {past.accused for past in earlier if past.sender == complaint.sender}
-    return complaint.sender if accused_before - {complaint.accused} else complaint.accused
+    kept_out = set()
+    for complaint in [*owed, *recent]:
+        earlier = history[: history.index(complaint)]
+        accused_before = {past.accused for past in earlier if past.sender == complaint.sender}
+        is_heeded = accused_before <= {complaint.accused}
+        kept_out.add(complaint.accused if is_heeded else complaint.sender)
+    return frozenset(kept_out)

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
+from itertools import product
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
@@ -20,7 +22,9 @@ from strategies.base import PHASE_KINDS
 
 PREFIX = "chorale_coordinator"
 STAGE_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 21_600, math.inf)
-FIGURES = ("accuracy", "loss")
+LATER = ()  # the values of a label that are not known at the start
+
+M = TypeVar("M", Counter, Gauge)
 
 
 class AttemptResult(StrEnum):
@@ -40,17 +44,24 @@ class CoordinatorMetrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._count_rounds()
-        self._count_silos()
-        self._gauge_jobs()
+        self._add_phases()
+        self._add_silos()
+        self._add_jobs()
 
-    def _count_rounds(self) -> None:
-        self.rounds = self._counter("rounds", "Phases that ended, by phase and result.", "phase", "result")
-        self.attempts = self._counter(
-            "attempts", "Sessions that ended, by phase and result.", "phase", "result"
+    def _add_phases(self) -> None:
+        ends = (PhaseState.APPLIED, PhaseState.USED_UP)
+        self.rounds = self._new(
+            Counter, "rounds", "Phases that ended, by phase and result.", phase=PHASE_KINDS, result=ends
         )
-        self.session_failures = self._counter(
-            "session_failures", "Sessions that ended without a sum, by reason.", "reason"
+        self.attempts = self._new(
+            Counter,
+            "attempts",
+            "Sessions that ended, by phase and result.",
+            phase=PHASE_KINDS,
+            result=AttemptResult,
+        )
+        self.session_failures = self._new(
+            Counter, "session_failures", "Sessions that ended without a sum, by reason.", reason=FailureReason
         )
         self.stage_duration = Histogram(
             f"{PREFIX}_stage_duration_seconds",
@@ -59,58 +70,71 @@ class CoordinatorMetrics:
             buckets=STAGE_SECONDS,
             registry=self.registry,
         )
-        self.cohort_size = self._gauge("cohort_size", "Silos in the last revealed sum, by phase.", "phase")
-        self.clipped = self._counter("clipped_values", "Values that silos clipped to their bound.")
-        for phase in PHASE_KINDS:
-            self.cohort_size.labels(phase=phase)
-            for state in (PhaseState.APPLIED, PhaseState.USED_UP):
-                self.rounds.labels(phase=phase, result=state.value)
-            for result in AttemptResult:
-                self.attempts.labels(phase=phase, result=result.value)
-        for reason in FailureReason:
-            self.session_failures.labels(reason=reason.value)
         for stage in STAGES:
             self.stage_duration.labels(stage=stage.value)
-
-    def _count_silos(self) -> None:
-        self.dropouts = self._counter(
-            "dropouts", "Times a silo was left out of a session, by silo and stage.", "silo", "stage"
+        self.cohort_size = self._new(
+            Gauge, "cohort_size", "Silos in the last revealed sum, by phase.", phase=PHASE_KINDS
         )
-        self.received_bytes = self._counter("received_bytes", "Bytes received from silos, by kind.", "kind")
-        self.sent_bytes = self._counter("sent_bytes", "Bytes sent to silos, by kind.", "kind")
-        self.refused_calls = self._counter(
-            "refused_calls", "Calls refused because of certificate, roster or role, by role.", "role"
-        )
-        self.connected_silos = self._gauge("connected_silos", "Silos attending now.")
-        for kind in Transfer:
-            self.received_bytes.labels(kind=kind.value)
-            self.sent_bytes.labels(kind=kind.value)
-        for role in ("silo", "operator", "coordinator", "unknown"):
-            self.refused_calls.labels(role=role)
+        self.clipped = self._new(Counter, "clipped_values", "Values that silos clipped to their bound.")
 
-    def _gauge_jobs(self) -> None:
-        self.jobs = self._gauge("jobs", "Jobs that were ever submitted, by status.", "status")
-        for status in JobStatus:
-            self.jobs.labels(status=status.value)
-        self.checkpoint = self._gauge(
+    def _add_silos(self) -> None:
+        self.dropouts = self._new(
+            Counter,
+            "dropouts",
+            "Times a silo was left out of a session, by silo and stage.",
+            silo=LATER,
+            stage=STAGES,
+        )
+        self.received_bytes = self._new(
+            Counter, "received_bytes", "Bytes received from silos, by kind.", kind=Transfer
+        )
+        self.sent_bytes = self._new(Counter, "sent_bytes", "Bytes sent to silos, by kind.", kind=Transfer)
+        self.refused_calls = self._new(
+            Counter,
+            "refused_calls",
+            "Calls refused because of certificate, roster or role, by role.",
+            role=("silo", "operator", "coordinator", "unknown"),
+        )
+        self.connected_silos = self._new(Gauge, "connected_silos", "Silos attending now.")
+
+    def _add_jobs(self) -> None:
+        self.jobs = self._new(Gauge, "jobs", "Jobs that were ever submitted, by status.", status=JobStatus)
+        self.checkpoint = self._new(
+            Gauge,
             "checkpoint_timestamp_seconds",
             "When the newest checkpoint of a running job was written.",
-            "federation_job",
+            federation_job=LATER,
         )
-        self.accuracy = self._gauge("accuracy", "Last accuracy of the global model.", "federation_job")
-        self.loss = self._gauge("loss", "Last loss of the global model.", "federation_job")
-        self.data_share = self._gauge(
-            "data_share", "Share of the federation's data in the last train phase, 0 to 1.", "federation_job"
+        self.accuracy = self._new(
+            Gauge, "accuracy", "Last accuracy of the global model.", federation_job=LATER
         )
-        self.rounds_completed = self._gauge("rounds_completed", "Train rounds applied.", "federation_job")
-        self.certificate_expiry = self._gauge(
-            "certificate_expiry_timestamp_seconds", "When the coordinator's own certificate expires."
+        self.loss = self._new(Gauge, "loss", "Last loss of the global model.", federation_job=LATER)
+        self.data_share = self._new(
+            Gauge,
+            "data_share",
+            "Share of the federation's data in the last train phase, 0 to 1.",
+            federation_job=LATER,
         )
-        self.roster_expiry = self._gauge("roster_expiry_timestamp_seconds", "When the roster in use expires.")
-        self.roster_signed = self._gauge(
-            "roster_signed_timestamp_seconds", "When the authority signed the roster in use."
+        self.rounds_completed = self._new(
+            Gauge, "rounds_completed", "Train rounds applied.", federation_job=LATER
         )
-        self.roster_version = self._gauge("roster_version", "Version of the roster in use.")
+        self.certificate_expiry = self._new(
+            Gauge, "certificate_expiry_timestamp_seconds", "When the coordinator's own certificate expires."
+        )
+        self.roster_expiry = self._new(
+            Gauge, "roster_expiry_timestamp_seconds", "When the roster in use expires."
+        )
+        self.roster_signed = self._new(
+            Gauge, "roster_signed_timestamp_seconds", "When the authority signed the roster in use."
+        )
+        self.roster_version = self._new(Gauge, "roster_version", "Version of the roster in use.")
+
+    def _new(self, metric: type[M], name: str, text: str, /, **labels: Iterable[str]) -> M:
+        """A metric with a series for each combination of its labels' values, at zero."""
+        created = metric(f"{PREFIX}_{name}", text, tuple(labels), registry=self.registry)
+        for values in product(*labels.values()) if labels else ():
+            created.labels(*values)
+        return created
 
     def know_silos(self, names: Iterable[str]) -> None:
         """Start the counts of these silos at zero."""
@@ -130,16 +154,7 @@ class CoordinatorMetrics:
         for status in JobStatus:
             self.jobs.labels(status=status.value).set(counts.get(status, 0))
 
-    def note_checkpoint(self, job_id: str, unix_seconds: float) -> None:
-        self.checkpoint.labels(federation_job=job_id).set(unix_seconds)
-
-    def await_no_checkpoint(self, job_id: str) -> None:
+    def drop_checkpoint(self, job_id: str) -> None:
         """The job is paused or over: its checkpoint may grow old."""
-        with suppress(KeyError):  # it was not waited for before either
+        with suppress(KeyError):  # none was awaited before either
             self.checkpoint.remove(job_id)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"{PREFIX}_{name}", text, labels, registry=self.registry)

@@ -78,17 +78,9 @@ class PhaseMachine:
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise LocalProtocolError(
-                f"round machine: {event.value} does not happen in state {self.state.value}"
+                f"phase machine: {event.value} does not happen in state {self.state.value}"
             )
         if event is PhaseEvent.ATTEMPT_FAILED:
             self.attempt += 1  # fresh keys under a fresh number: no mask is ever used twice
         self.state = following
         return following
-
-    @property
-    def is_ended(self) -> bool:
-        return self.state in ENDED
-
-    @property
-    def can_retry(self) -> bool:
-        return self.state in RETRYABLE

@@ -10,8 +10,7 @@ import asyncio
 
 from chorale.observability import logs, tracing
 from chorale.transport import tls
-from coordinator.descriptors import allow_descriptors
-from coordinator.memory import return_large_blocks
+from coordinator.process import allow_descriptors, return_large_blocks
 from coordinator.settings import CoordinatorSettings
 
 

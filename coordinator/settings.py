@@ -85,22 +85,6 @@ class CoordinatorSettings(BaseModel):
         return self
 
     @property
-    def database_path(self) -> Path:
-        return self.directory / "coordinator.sqlite"
-
-    @property
-    def audit_path(self) -> Path:
-        return self.directory / "audit.jsonl"
-
-    @property
-    def endpoint_path(self) -> Path:
-        return self.directory / "endpoint.json"
-
-    @property
-    def checkpoint_directory(self) -> Path:
-        return self.directory / "checkpoints"
-
-    @property
     def spool_directory(self) -> Path:
         return self.directory / "spool"
 

@@ -1,4 +1,4 @@
-"""The sum of masked vectors: added as they come, stored before it is unmasked.
+"""The sum of masked vectors: added as they come, stored before it is unmasked, decoded when it is used.
 
 Memory is one sum, whatever the number of silos: an upload is read from its spool block by block.
 Everything here blocks and runs in a worker thread. Source: docs/protocol.md 5.4, 5.6 and 10.
@@ -40,14 +40,13 @@ class MaskedSum:
                     np.add(block_B, part_B, out=block_B)
 
     def store(self, path: Path) -> None:
-        """Durable once it returns."""
         store_vectors(path, self._sums, layout=self._layout)
 
 
 class StoredSum(Mapping[str, Array]):
     """A revealed sum on disk, each quantity decoded when it is asked for, in its own units and shape.
 
-    Nothing of it is kept: whoever asks twice gets a second copy, and a large one is gone when it is used.
+    Nothing of it is kept: to ask twice gives a second copy, and a large one is gone when it is used.
     """
 
     def __init__(self, path: Path, *, layout: Layout) -> None:
@@ -70,28 +69,22 @@ class StoredSum(Mapping[str, Array]):
 
 
 def store_vectors(path: Path, vectors: dict[int, Words], *, layout: Layout) -> None:
-    """The file is whole or absent."""
+    """Durable once it returns; the file is whole or absent."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_atomic(path, _stream(vectors, layout))
-
-
-def load_vectors(path: Path, *, layout: Layout) -> dict[int, Words]:
-    """The vectors of a stored sum, writable."""
-    data = bytearray(path.stat().st_size)
-    with path.open("rb") as file:
-        file.readinto(data)
-    vectors = vectors_from_stream(layout, data)
-    return {word: vector_L.astype(ring.word_type(word), copy=False) for word, vector_L in vectors.items()}
+    little_endian = (
+        vectors[word].astype(ring.word_type(word).newbyteorder("<"), copy=False) for word in layout.words
+    )
+    write_atomic(path, (vector_L.view(np.uint8).data for vector_L in little_endian))
 
 
 def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
     """Take the masks off a stored sum and store what remains; both files are whole or absent."""
-    vectors = load_vectors(source, layout=plan.layout)
+    data = bytearray(source.stat().st_size)
+    with source.open("rb") as file:
+        file.readinto(data)
+    vectors = {
+        word: vector_L.astype(ring.word_type(word), copy=False)
+        for word, vector_L in vectors_from_stream(plan.layout, data).items()
+    }
     plan.unmask(vectors)
     store_vectors(target, vectors, layout=plan.layout)
-
-
-def _stream(vectors: dict[int, Words], layout: Layout) -> Iterator[memoryview]:
-    for word in layout.words:
-        little_endian_L = vectors[word].astype(ring.word_type(word).newbyteorder("<"), copy=False)
-        yield little_endian_L.view(np.uint8).data

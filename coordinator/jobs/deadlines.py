@@ -8,8 +8,9 @@ heartbeat that lists the phase as being prepared. A silo whose connection is gon
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -30,15 +31,16 @@ class _Wait:
     since: float  # last moment at which the silo kept up
     seen_bytes: int = 0
     is_uploading: bool = False
-    lost_at: float | None = None
 
 
 class StageDeadlines:
-    """The waiting times of one stage."""
+    """The waiting times of one stage. away_since: the connectivity of the job's silos, kept up to date by
+    its runner: since when each that is not connected has been away."""
 
-    def __init__(self, limits: StageLimits, *, started: float) -> None:
+    def __init__(self, limits: StageLimits, *, started: float, away_since: Mapping[str, float]) -> None:
         self.limits = limits
         self.hard_cap_at = started + limits.hard_cap
+        self._away_since = away_since
         self._waits = defaultdict[str, _Wait](lambda: _Wait(since=started))
 
     def on_alive(self, name: str, *, now: float) -> None:
@@ -53,16 +55,9 @@ class StageDeadlines:
         if received_bytes - wait.seen_bytes >= self.limits.min_rate * (now - wait.since):
             wait.since, wait.seen_bytes = now, received_bytes
 
-    def on_lost(self, name: str, *, now: float) -> None:
-        self._waits[name].lost_at = now
-
-    def on_present(self, name: str) -> None:
-        self._waits[name].lost_at = None
-
     def is_present(self, name: str, *, now: float) -> bool:
         """Connected, or gone for no longer than the grace."""
-        lost_at = self._waits[name].lost_at
-        return lost_at is None or now < lost_at + self.limits.grace
+        return now < self._away_since.get(name, math.inf) + self.limits.grace
 
     def expires_at(self, name: str) -> float:
         """When the stage stops waiting for this silo, as things stand."""
@@ -70,8 +65,8 @@ class StageDeadlines:
         patience = self.limits.deadline
         if wait.is_uploading:
             patience = max(patience, self.limits.chunk_bytes / self.limits.min_rate)
-        expires = min(wait.since + patience, self.hard_cap_at)
-        return expires if wait.lost_at is None else min(expires, wait.lost_at + self.limits.grace)
+        grace_ends = self._away_since.get(name, math.inf) + self.limits.grace
+        return min(wait.since + patience, self.hard_cap_at, grace_ends)
 
     def awaited(self, names: Iterable[str], *, now: float) -> dict[str, float]:
         """Those of the names that are still worth waiting for, each with when it is not any more."""

@@ -12,15 +12,14 @@ from chorale.spec.state import float32_bytes, state_from_file
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1 import records_pb2
-from coordinator.jobs.bulletin import Bulletin
 from coordinator.jobs.job_runner import JobRunner
-from coordinator.jobs.phase_history import completed_rounds
-from coordinator.jobs.resources import Resources
+from coordinator.jobs.sequence import completed_rounds
+from coordinator.resources import Resources
 from coordinator.storage.store import JobRow, JobStatus
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.session.cohort import SMALLEST_FEDERATION
 
-log = get_logger("coordinator.jobs.job_runner")
+log = get_logger("coordinator.jobs.job_manager")
 
 NOT_KNOWN = "job: not known here"
 
@@ -30,27 +29,32 @@ class TooManyJobs(RemoteProtocolError):
 
 
 class Draining(ChoraleError):
-    """The coordinator is going away; whoever watches asks again later."""
+    """The coordinator is going away; a watcher asks again later."""
 
 
 class JobManager:
-    """Starts a driver for every unfinished job and answers for all of them."""
+    """Starts a runner for every unfinished job and answers for all of them."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
-        self._drivers: dict[bytes, JobRunner] = {}
+        self._runners: dict[bytes, JobRunner] = {}
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
-        self._bulletins: dict[bytes, Bulletin] = {}
+        self._changes: dict[bytes, asyncio.Event] = {}  # of watched jobs: set at the next change, then gone
         self._known: dict[bytes, Job] = {}
         self._float32_bytes: dict[bytes, int] = {}
         self._is_draining = False
 
     def resume_all(self) -> None:
         """At start-up: every unfinished job goes on where it was."""
-        self._remove_orphaned_sums()
-        for row in self._resources.store.jobs():
-            if row.status.is_ended:
-                continue
+        store, wanted = self._resources.store, set()
+        unfinished = [row for row in store.jobs() if not row.status.is_ended]
+        for row in unfinished:
+            under_way = [phase for phase in store.phases(row.digest) if not phase.is_ended]
+            wanted |= {f"{phase.sequence}-{phase.attempt}" for phase in under_way}
+        for path in self._resources.settings.sum_directory.glob("*"):
+            if path.stem not in wanted:  # of a phase that ended, or a job that was cancelled, and not removed
+                path.unlink(missing_ok=True)
+        for row in unfinished:
             job = self._stored_job(row)
             self._start(job, is_paused=row.status is JobStatus.PAUSED)
             log.info("job resumed", job=job.id, status=row.status.value)
@@ -59,8 +63,8 @@ class JobManager:
     async def stop(self) -> None:
         """Leave every job as it is stored; the next start goes on from there."""
         self._is_draining = True
-        for bulletin in self._bulletins.values():
-            bulletin.notify()
+        for digest in list(self._changes):
+            self._note_change(digest)
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -70,11 +74,8 @@ class JobManager:
 
     def check(self, signed: SignedJob) -> Job:
         """Raises RemoteProtocolError for a job that this federation's silos would refuse as a whole."""
-        if (
-            len(self._drivers) >= self._resources.settings.max_jobs
-            and self._resources.store.job(signed.digest) is None
-        ):
-            limit = self._resources.settings.max_jobs
+        limit = self._resources.settings.max_jobs
+        if len(self._runners) >= limit and self._resources.store.job(signed.digest) is None:
             raise TooManyJobs(f"job {signed.id}: {limit} jobs are unfinished, which is the most allowed")
         return open_job(
             signed,
@@ -82,9 +83,6 @@ class JobManager:
             authority=self._resources.authority,
             now=self._resources.clock.now(),
         )
-
-    def has(self, digest: bytes) -> bool:
-        return self._resources.store.job(digest) is not None
 
     def submit(self, job: Job, received: Path) -> None:
         """Take over a checked job and its initial state. Raises RemoteProtocolError."""
@@ -101,109 +99,117 @@ class JobManager:
             self._count_jobs()
 
     def _check_state(self, job: Job, received: Path) -> None:
-        """The initial state parses, and the opening phase can be laid out over it."""
-        state = state_from_file(received)
-        self._check_silos(job)
-        everyone = job.named(self._resources.roster_book.current, 0, everyone=True)
-        key = PhaseKey(job_digest=job.digest, round=0, phase=job.opening, attempt=1)
-        try:
-            job.rule(len(everyone))
-            job.layout(key, state, len(everyone))
-            for kind in job.strategy.round_phases:
-                job.layout(
-                    PhaseKey(job_digest=job.digest, round=1, phase=kind, attempt=1), state, len(everyone)
-                )
-        except ConfigError as error:
-            raise RemoteProtocolError(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
-
-    def _check_silos(self, job: Job) -> None:
-        """Enough of the job's silos are members now: a misspelt name is nobody's."""
-        roster = self._resources.roster_book.current
+        """The initial state parses, enough of the job's silos are members now, and the opening phase and
+        those of a round can be laid out over it."""
+        state, roster = state_from_file(received), self._resources.roster_book.current
         unknown = sorted(set(job.spec.silos) - roster.silo_names)
-        if len(job.spec.silos) - len(unknown) < SMALLEST_FEDERATION:
+        if len(job.spec.silos) - len(unknown) < SMALLEST_FEDERATION:  # a misspelt name is no member's
             raise RemoteProtocolError(
                 f"job {job.id}: silos: {', '.join(unknown)} not on the roster (version {roster.version}); "
                 f"expected at least {SMALLEST_FEDERATION} that are",
                 code=Refusal.JOB_INVALID,
             )
+        members = len(job.named(roster, 0, everyone=True))
+        try:
+            job.rule(members)
+            for round, phase in [(0, job.opening), *((1, kind) for kind in job.strategy.round_phases)]:
+                key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
+                job.layout(key, state, members)
+        except ConfigError as error:
+            raise RemoteProtocolError(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
 
     def _start(self, job: Job, *, is_paused: bool = False) -> None:
-        bulletin = self._bulletin(job.digest)
-        driver = JobRunner(self._resources, job, on_change=bulletin.notify)
+        runner = JobRunner(self._resources, job, on_change=lambda: self._note_change(job.digest))
         if is_paused:
-            driver.pause()
-        self._drivers[job.digest] = driver
-        task = asyncio.create_task(driver.run(), name=f"job {job.id}")
+            runner.pause()
+        self._runners[job.digest] = runner
+        task = asyncio.create_task(runner.run(), name=f"job {job.id}")
         self._tasks[job.digest] = task
         task.add_done_callback(lambda _: self._forget(job.digest))
 
     def _forget(self, digest: bytes) -> None:
+        """A runner has stopped; it is kept where only this process ends, and not its job."""
         row = self._resources.store.job(digest)
         if row is not None and row.status.is_ended:
-            self._drivers.pop(digest, None)
+            self._runners.pop(digest, None)
             self._tasks.pop(digest, None)
         self._count_jobs()
-        self._bulletin(digest).notify()
+        self._note_change(digest)
 
     # running
 
-    def driver(self, digest: bytes) -> JobRunner:
+    def runner(self, digest: bytes) -> JobRunner:
         """Raises RemoteProtocolError where no such job is unfinished."""
-        driver = self._drivers.get(digest)
-        if driver is None:
+        runner = self._runners.get(digest)
+        if runner is None:
             raise RemoteProtocolError("job: no such job is running", code=Refusal.STAGE)
-        return driver
+        return runner
 
     async def control(self, digest: bytes, action: int) -> records_pb2.JobSummary:
         """Pause, resume or cancel. Raises RemoteProtocolError where the job has ended."""
-        self._check_steerable(digest)
-        driver = self.driver(digest)
-        if action == pb.ControlRequest.ACTION_PAUSE:
-            self._resources.store.set_job_status(digest, JobStatus.PAUSED)
-            driver.pause()
-        elif action == pb.ControlRequest.ACTION_RESUME:
-            self._resources.store.set_job_status(digest, JobStatus.RUNNING)
-            driver.resume()
-        elif action == pb.ControlRequest.ACTION_CANCEL:
-            await self._cancel(digest, driver)
-        else:
-            raise RemoteProtocolError("control: expected pause, resume or cancel")
-        self._count_jobs()
-        self._bulletin(digest).notify()
-        return self.summary(digest)
-
-    def _check_steerable(self, digest: bytes) -> None:
         row = self._resources.store.job(digest)
         if row is not None and row.status.is_ended:
             raise RemoteProtocolError(
                 f"job {row.signed.id}: it has ended ({row.status.value})", code=Refusal.STAGE
             )
-
-    async def _cancel(self, digest: bytes, driver: JobRunner) -> None:
-        task = self._tasks[digest]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        driver.end(JobStatus.CANCELLED)
-        self._forget(digest)
+        runner = self.runner(digest)
+        if action == pb.ControlRequest.ACTION_PAUSE:
+            self._resources.store.set_job_status(digest, JobStatus.PAUSED)
+            runner.pause()
+        elif action == pb.ControlRequest.ACTION_RESUME:
+            self._resources.store.set_job_status(digest, JobStatus.RUNNING)
+            runner.resume()
+        elif action == pb.ControlRequest.ACTION_CANCEL:
+            task = self._tasks[digest]
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            runner.end(JobStatus.CANCELLED)
+            self._forget(digest)
+        else:
+            raise RemoteProtocolError("control: expected pause, resume or cancel")
+        self._count_jobs()
+        self._note_change(digest)
+        return self.summary(self.row(digest))
 
     # watching
 
-    def summaries(self) -> list[records_pb2.JobSummary]:
-        return [self._summary(row) for row in self._resources.store.jobs()]
-
-    def summary(self, digest: bytes) -> records_pb2.JobSummary:
+    def row(self, digest: bytes) -> JobRow:
         """Raises RemoteProtocolError for an unknown job."""
-        return self._summary(self._row(digest))
+        row = self._resources.store.job(digest)
+        if row is None:
+            raise RemoteProtocolError(NOT_KNOWN, code=Refusal.JOB_INVALID)
+        return row
+
+    def summary(self, row: JobRow) -> records_pb2.JobSummary:
+        """What an operator is told of the job, as things stand."""
+        job = self._stored_job(row)
+        runner = self._runners.get(row.digest)
+        if row.digest not in self._float32_bytes:  # the same for every state of a job, so read from one
+            state = state_from_file(self._resources.checkpoints.path(row.digest, row.state_digest))
+            self._float32_bytes[row.digest] = float32_bytes(state)
+        return records_pb2.JobSummary(
+            job_digest=row.digest,
+            name=job.spec.name,
+            status=row.status.value,
+            strategy=job.spec.strategy.name,
+            rounds=job.spec.rounds,
+            rounds_completed=completed_rounds(self._resources.store, job),
+            reason=row.reason,
+            submitted_unix_seconds=row.submitted_unix_seconds,
+            float32_bytes=self._float32_bytes[row.digest],
+            silos=job.spec.silos,
+            progress="" if runner is None else runner.progress,
+        )
 
     async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
         """The summary, all records so far, and then each new one of both. Raises RemoteProtocolError for an
         unknown job."""
-        self._row(digest)  # before a bulletin is kept for it
+        self.row(digest)  # before an event is kept for it
         told, last = 0, None  # the last phase of which a record was told, and the last summary
-        bulletin = self._bulletin(digest)
         while True:
-            change = bulletin.next_change()
-            summary = self.summary(digest)
+            # taken before the job is read: what changes meanwhile is read in the next turn
+            change = self._changes.setdefault(digest, asyncio.Event())
+            summary = self.summary(self.row(digest))
             if summary != last:
                 yield pb.JobEvent(summary=summary)
             for row in self._resources.store.phases(digest, after=told):
@@ -217,37 +223,10 @@ class JobManager:
                 raise Draining("the coordinator is shutting down")
             await change.wait()
 
-    def model_path(self, digest: bytes) -> Path:
-        """The newest global state. Raises RemoteProtocolError for an unknown job."""
-        return self._resources.checkpoints.path(digest, self._row(digest).state_digest)
-
     # helpers
 
     def _count_jobs(self) -> None:
         self._resources.metrics.count_jobs(self._resources.store.count_jobs())
-
-    def _row(self, digest: bytes) -> JobRow:
-        row = self._resources.store.job(digest)
-        if row is None:
-            raise RemoteProtocolError(NOT_KNOWN, code=Refusal.JOB_INVALID)
-        return row
-
-    def _summary(self, row: JobRow) -> records_pb2.JobSummary:
-        job = self._stored_job(row)
-        driver = self._drivers.get(row.digest)
-        return records_pb2.JobSummary(
-            job_digest=row.digest,
-            name=job.spec.name,
-            status=row.status.value,
-            strategy=job.spec.strategy.name,
-            rounds=job.spec.rounds,
-            rounds_completed=completed_rounds(self._resources.store, job),
-            reason=row.reason,
-            submitted_unix_seconds=row.submitted_unix_seconds,
-            float32_bytes=self._model_bytes(row),
-            silos=job.spec.silos,
-            progress="" if driver is None else driver.progress,
-        )
 
     def _stored_job(self, row: JobRow) -> Job:
         """A job that was checked when it was submitted; phases check it again before they begin."""
@@ -259,25 +238,7 @@ class JobManager:
             self._known[row.digest] = Job(spec=spec, signed=row.signed, operator="")
         return self._known[row.digest]
 
-    def _model_bytes(self, row: JobRow) -> int:
-        """The same for every state of a job, so it is read from one."""
-        if row.digest not in self._float32_bytes:
-            state = state_from_file(self._resources.checkpoints.path(row.digest, row.state_digest))
-            self._float32_bytes[row.digest] = float32_bytes(state)
-        return self._float32_bytes[row.digest]
-
-    def _remove_orphaned_sums(self) -> None:
-        """Sums of phases that ended, or of jobs that were cancelled, while nobody could remove them."""
-        wanted = {
-            f"{phase.sequence}-{phase.attempt}"
-            for row in self._resources.store.jobs()
-            if not row.status.is_ended
-            for phase in self._resources.store.phases(row.digest)
-            if not phase.is_ended
-        }
-        for path in self._resources.settings.sum_directory.glob("*"):
-            if path.stem not in wanted:
-                path.unlink(missing_ok=True)
-
-    def _bulletin(self, digest: bytes) -> Bulletin:
-        return self._bulletins.setdefault(digest, Bulletin())
+    def _note_change(self, digest: bytes) -> None:
+        """Wake the watchers of a job."""
+        if (change := self._changes.pop(digest, None)) is not None:
+            change.set()

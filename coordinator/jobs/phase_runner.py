@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 
 from chorale.job import Job
 from chorale.observability import tracing
@@ -23,13 +24,11 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint, sitting_out
 from coordinator.jobs.aggregate import MaskedSum, StoredSum, unmask_stored
-from coordinator.jobs.attempt import Attempt, AttemptFailed, AttemptLimits
-from coordinator.jobs.deadlines import StageLimits
-from coordinator.jobs.resources import Resources
-from coordinator.members.connectivity import Connectivity
+from coordinator.jobs.attempt_runner import AttemptFailed, AttemptRunner
 from coordinator.metrics import AttemptResult
-from coordinator.phase_machine import PhaseEvent, PhaseMachine, PhaseState
+from coordinator.phase_machine import RETRYABLE, PhaseEvent, PhaseMachine, PhaseState
 from coordinator.reasons import Absent, FailureReason
+from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool
 from coordinator.storage.store import Absence, PhaseRow
 from crypto.errors import ConfigError, RemoteProtocolError
@@ -42,7 +41,12 @@ log = get_logger("coordinator.jobs.phase_runner")
 
 
 class PhaseRunner:
-    """Runs one phase to its end. `attempt` is the session of this moment, if there is one."""
+    """Runs one phase to its end.
+
+    `attempt` is the session of this moment, if there is one; `ends_job` whether silos refused the whole job.
+    away_since: the connectivity of the job's silos, kept up to date by its runner. complaints_before: those
+    of the phase before.
+    """
 
     def __init__(
         self,
@@ -50,16 +54,16 @@ class PhaseRunner:
         resources: Resources,
         job: Job,
         row: PhaseRow,
-        connectivity: Connectivity,
+        away_since: Mapping[str, float],
         complaints_before: Sequence[FiledComplaint],
         on_progress: Callable[[str], None],
     ) -> None:
-        self.attempt: Attempt | None = None
+        self.attempt: AttemptRunner | None = None
         self.ends_job = False
         self._resources = resources
         self._job = job
         self._row = row
-        self._connectivity = connectivity
+        self._away_since = away_since
         self._complaints_before = complaints_before
         self._on_progress = on_progress
         self._machine = PhaseMachine(state=row.state, attempt=max(row.attempt, 1))
@@ -69,58 +73,67 @@ class PhaseRunner:
     async def run(self) -> records_pb2.PhaseRecord:
         """The phase's record, already stored."""
         with self._span(Span.PHASE):
-            return await self._run()
-
-    async def _run(self) -> records_pb2.PhaseRecord:
-        try:
-            roster = self._resources.roster_book.of_version(self._row.roster_version)
-            state = self._resources.checkpoints.load(self._job.digest, self._row.state_digest)
-            if self._machine.state is PhaseState.UNMASK:
-                with self._span(Span.ATTEMPT):
-                    await self._resume(roster, state)
-            elif self._machine.state is not PhaseState.REVEALED:
-                await self._try_attempts(roster, state)
-        except AttemptFailed as failure:
-            self.ends_job = failure.ends_job
-            return self._give_up(failure.reason)
-        except RemoteProtocolError as error:
-            log.warning("phase not possible", reason=str(error), **self._scope)
-            return self._give_up(FailureReason.ROSTER)
-        return await self._apply(self._terms(roster, state), state)
+            try:
+                roster = self._resources.roster_book.of_version(self._row.roster_version)
+                state = self._resources.checkpoints.load(self._job.digest, self._row.state_digest)
+                if self._machine.state is PhaseState.UNMASK:
+                    with self._span(Span.ATTEMPT):
+                        await self._resume(roster, state)
+                elif self._machine.state is not PhaseState.REVEALED:
+                    await self._run_attempts(roster, state)
+            except AttemptFailed as failure:
+                self.ends_job = failure.ends_job
+                reason = failure.reason
+            except RemoteProtocolError as error:
+                log.warning("phase not possible", reason=str(error), **self._scope)
+                reason = FailureReason.ROSTER
+            else:
+                terms = self._terms(roster, state)
+                with self._span(Span.APPLY):
+                    result, digest = await asyncio.to_thread(self._next_state, terms, state)
+                return self._end(result, digest, [quantity.name for quantity in terms.layout.quantities])
+            return self._end(PhaseResult(state=None, reason=reason.value), self._row.state_digest, [])
 
     # attempts
 
-    async def _try_attempts(self, roster: Roster, state: GlobalState) -> None:
-        """Until one reveals its sum. Raises AttemptFailed of the last one."""
-        if self._row.attempt > 0:
-            self._fail_attempt(FailureReason.RESTARTED)
+    async def _run_attempts(self, roster: Roster, state: GlobalState) -> None:
+        """Retry until one reveals its sum. Raises AttemptFailed of the last one."""
+        if self._row.attempt > 0:  # it died with an earlier process
+            self._fail_attempt(FailureReason.RESTARTED, is_told=False)
+            self._machine.advance(PhaseEvent.ATTEMPT_FAILED)
         while True:
             if self._machine.attempt > self._job.spec.max_attempts:
                 raise AttemptFailed(FailureReason.RESTARTED, is_final=True)
             try:
                 with self._span(Span.ATTEMPT):
-                    return await self._try_once(roster, state)
+                    return await self._run_attempt(roster, state)
             except AttemptFailed as failure:
                 is_last = self._machine.attempt >= self._job.spec.max_attempts
-                self._count_failure(failure.reason)
-                self._tell_ended(failure.reason)
-                if failure.is_final or is_last or not self._machine.can_retry:
+                self._fail_attempt(failure.reason)
+                if failure.is_final or is_last or self._machine.state not in RETRYABLE:
                     raise
                 self._advance(PhaseEvent.ATTEMPT_FAILED)
 
-    async def _try_once(self, roster: Roster, state: GlobalState) -> None:
+    async def _run_attempt(self, roster: Roster, state: GlobalState) -> None:
+        """One session with fresh keys, to its revealed sum. Raises AttemptFailed."""
         self._resources.store.begin_attempt(self._row.sequence, self._machine.attempt)
         self._log_stage()
         terms = self._terms(roster, state)
+        task = pb.PhaseTask(
+            key=wire.key_to_wire(self._key),
+            state_digest=terms.state_digest,
+            state_bytes=self._resources.checkpoints.size(self._job.digest, terms.state_digest),
+            session_digest=terms.digest(),
+        )
         session = CoordinatorSession(
             terms=terms, roster=roster, authority=self._resources.authority, now=self._resources.clock.now()
         )
         attempt = self._new_attempt(session, terms)
-        spool_path = self._resources.spool_path(self._row.sequence, self._machine.attempt)
+        uploads = self._resources.settings.spool_directory / f"{self._row.sequence}-{self._machine.attempt}"
         try:
-            with SessionSpool(spool_path, total_bytes=terms.layout.total_bytes) as spool:
+            with SessionSpool(uploads, total_bytes=terms.layout.total_bytes) as spool:
                 with self._span(Span.WAITING):
-                    await attempt.collect_adverts(self._task(terms))
+                    await attempt.collect_adverts(task)
                 with self._span(Span.SHARE):
                     await attempt.share()
                 with self._span(Span.MASKED):
@@ -144,28 +157,31 @@ class PhaseRunner:
         try:
             await self._reveal(attempt)
         except AttemptFailed as failure:
-            self._count_failure(failure.reason)
-            self._tell_ended(failure.reason)
+            self._fail_attempt(failure.reason)
             raise
         finally:
             self._close_attempt(attempt)
 
-    def _new_attempt(self, session: CoordinatorSession, terms: SessionTerms) -> Attempt:
-        self.attempt = Attempt(
+    def _new_attempt(self, session: CoordinatorSession, terms: SessionTerms) -> AttemptRunner:
+        kept_out = sitting_out(
+            attempt=self._machine.attempt,
+            here=self._resources.store.complaints(self._row.sequence),
+            before=self._complaints_before,
+        )
+        self.attempt = AttemptRunner(
+            resources=self._resources,
+            job=self._job,
             key=self._key,
             terms=terms,
             session=session,
-            limits=self._limits(),
-            connectivity=self._connectivity,
-            clock=self._resources.clock,
-            send=self._resources.attendance.send,
+            away_since=self._away_since,
+            kept_out=kept_out & frozenset(terms.names),
             on_stage=self._advance,
             on_progress=self._tell_progress,
-            kept_out=self._kept_out() & frozenset(terms.names),
         )
         return self.attempt
 
-    def _close_attempt(self, attempt: Attempt) -> None:
+    def _close_attempt(self, attempt: AttemptRunner) -> None:
         """Keep what is known of the silos, whatever became of the session."""
         attempt.stop()
         self.attempt = None
@@ -181,10 +197,9 @@ class PhaseRunner:
             where = {"silo": absence.silo, "stage": absence.stage, "reason": absence.reason}
             log.warning("silo left out", **where, **self._scope)
 
-    async def _store_sum(self, attempt: Attempt, total: MaskedSum) -> None:
+    async def _store_sum(self, attempt: AttemptRunner, total: MaskedSum) -> None:
         """Masked sum, sets, signatures and envelopes are durable before a share is asked for."""
-        path = self._resources.masked_sum_path(self._row.sequence, self._machine.attempt)
-        await asyncio.to_thread(total.store, path)
+        await asyncio.to_thread(total.store, self._sum_path("masked"))
         self._upload_bytes = _mean_of(attempt.sent_bytes, attempt.session.survivors)
         self._resources.store.enter_unmask(
             self._row.sequence,
@@ -194,35 +209,27 @@ class PhaseRunner:
         )
         self._advance(PhaseEvent.SUM_STORED)
 
-    async def _reveal(self, attempt: Attempt) -> None:
+    async def _reveal(self, attempt: AttemptRunner) -> None:
+        """Take the masks off the stored sum. The result is durable before the state says so."""
         with self._span(Span.UNMASK):
-            await self._unmask(attempt)
-
-    async def _unmask(self, attempt: Attempt) -> None:
-        before = dict(attempt.sent_bytes)
-        plan = await attempt.unmask()
-        masked = self._resources.masked_sum_path(self._row.sequence, self._machine.attempt)
-        revealed = self._resources.revealed_sum_path(self._row.sequence, self._machine.attempt)
-        await asyncio.to_thread(unmask_stored, masked, revealed, plan=plan)
-        sent = {silo: total - before[silo] for silo, total in attempt.sent_bytes.items()}
-        self._upload_bytes += _mean_of(sent, plan.survivors)
-        self._resources.store.enter_revealed(self._row.sequence, upload_bytes=self._upload_bytes)
-        self._row = self._resources.store.phase(self._row.sequence)
-        self._advance(PhaseEvent.SUM_REVEALED)
-        self._resources.metrics.attempts.labels(phase=self._kind, result=AttemptResult.COMPLETED.value).inc()
+            before = dict(attempt.sent_bytes)
+            plan = await attempt.unmask()
+            masked, revealed = self._sum_path("masked"), self._sum_path("revealed")
+            await asyncio.to_thread(unmask_stored, masked, revealed, plan=plan)
+            sent = {silo: total - before[silo] for silo, total in attempt.sent_bytes.items()}
+            self._upload_bytes += _mean_of(sent, plan.survivors)
+            self._resources.store.enter_revealed(self._row.sequence, upload_bytes=self._upload_bytes)
+            self._row = self._resources.store.phase(self._row.sequence)
+            self._advance(PhaseEvent.SUM_REVEALED)
+            completed = AttemptResult.COMPLETED.value
+            self._resources.metrics.attempts.labels(phase=self._key.kind, result=completed).inc()
 
     # the end
 
-    async def _apply(self, terms: SessionTerms, state: GlobalState) -> records_pb2.PhaseRecord:
-        """Write what the stored sum does to the global state. Doing it twice changes nothing:
-        the checkpoint is named by its digest, and one transaction ends the phase."""
-        with self._span(Span.APPLY):
-            result, digest = await asyncio.to_thread(self._next_state, terms, state)
-        return self._end(result, digest, [quantity.name for quantity in terms.layout.quantities])
-
     def _next_state(self, terms: SessionTerms, state: GlobalState) -> tuple[PhaseResult, bytes]:
-        path = self._resources.revealed_sum_path(self._row.sequence, self._machine.attempt)
-        sums = StoredSum(path, layout=terms.layout)
+        """Write what the stored sum does to the global state. To do it twice changes nothing: the
+        checkpoint is named by its digest, and one transaction ends the phase."""
+        sums = StoredSum(self._sum_path("revealed"), layout=terms.layout)
         context = self._job.context(self._key, state, len(terms.names))
         assert self._row.cohort is not None  # stored with the masked sum
         result = self._job.apply(self._row.phase, context, sums, survivors=len(self._row.cohort))
@@ -233,27 +240,32 @@ class PhaseRunner:
         if result.state is None or result.state is state:
             return result, self._row.state_digest
         digest = self._resources.checkpoints.put(self._job.digest, result.state)
-        return replace(result, state={}), digest  # it is on disk: nobody holds it on to the next phase
-
-    def _give_up(self, reason: FailureReason) -> records_pb2.PhaseRecord:
-        return self._end(PhaseResult(state=None, reason=reason.value), self._row.state_digest, [])
+        return replace(result, state={}), digest  # it is on disk: the next phase need not hold it
 
     def _end(
         self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]
     ) -> records_pb2.PhaseRecord:
+        """Store how the phase ended, then remove its sums and tell of it: a process that dies in between
+        leaves sums that the next start removes."""
         is_applied = result.state is not None
         self._machine.advance(PhaseEvent.SUM_APPLIED if is_applied else PhaseEvent.GIVEN_UP)
         record = self._record(result, state_digest, quantities)
         self._resources.store.end_phase(self._row.sequence, state=self._machine.state, record=record)
         self._log_stage()
-        self._remove_sums()
+        for name in ("masked", "revealed"):
+            self._sum_path(name).unlink(missing_ok=True)
         self._publish(record)
         return record
 
     def _record(
         self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]
     ) -> records_pb2.PhaseRecord:
+        """left_out: silos that are not in the sum, each with where it was lost first; and proven liars."""
         cohort = self._row.cohort if self._machine.attempt and self._row.cohort else []
+        first: dict[str, Absence] = {}
+        for absence in self._resources.store.absences(self._row.sequence):
+            if absence.silo not in cohort or absence.reason == Absent.LIED:
+                first.setdefault(absence.silo, absence)
         return records_pb2.PhaseRecord(
             job_digest=self._job.digest,
             round=self._row.round,
@@ -262,7 +274,10 @@ class PhaseRunner:
             result=self._machine.state.value,
             reason=result.reason,
             cohort=cohort,
-            left_out=self._left_out(cohort),
+            left_out=[
+                records_pb2.LeftOut(silo=silo, stage=absence.stage, reason=absence.reason)
+                for silo, absence in sorted(first.items())
+            ],
             data_share=result.data_share,
             figures=dict(result.figures),
             state_digest=state_digest,
@@ -271,19 +286,9 @@ class PhaseRunner:
             quantities=quantities,
         )
 
-    def _left_out(self, cohort: Sequence[str]) -> list[records_pb2.LeftOut]:
-        """Silos that are not in the sum, each with where it was lost first; and proven liars."""
-        first: dict[str, Absence] = {}
-        for absence in self._resources.store.absences(self._row.sequence):
-            if absence.silo not in cohort or absence.reason == Absent.LIED:
-                first.setdefault(absence.silo, absence)
-        return [
-            records_pb2.LeftOut(silo=silo, stage=absence.stage, reason=absence.reason)
-            for silo, absence in sorted(first.items())
-        ]
-
     def _publish(self, record: records_pb2.PhaseRecord) -> None:
-        metrics, kind, job_id = self._resources.metrics, self._kind, self._job.id
+        """In metrics, audit log and log; the silos are told by the job's runner."""
+        metrics, kind, job_id = self._resources.metrics, self._key.kind, self._job.id
         metrics.rounds.labels(phase=kind, result=record.result).inc()
         metrics.cohort_size.labels(phase=kind).set(len(record.cohort))
         metrics.clipped.inc(record.figures.get("clipped", 0.0))
@@ -314,18 +319,7 @@ class PhaseRunner:
             **self._scope,
         )
 
-    def _remove_sums(self) -> None:
-        for path in (
-            self._resources.masked_sum_path(self._row.sequence, self._machine.attempt),
-            self._resources.revealed_sum_path(self._row.sequence, self._machine.attempt),
-        ):
-            path.unlink(missing_ok=True)
-
     # helpers
-
-    @property
-    def _kind(self) -> str:
-        return self._key.kind
 
     @property
     def _key(self) -> PhaseKey:
@@ -335,6 +329,11 @@ class PhaseRunner:
             phase=self._row.phase,
             attempt=self._machine.attempt,
         )
+
+    def _sum_path(self, name: str) -> Path:
+        """name: masked, or revealed."""
+        folder = self._resources.settings.sum_directory
+        return folder / f"{self._row.sequence}-{self._machine.attempt}.{name}"
 
     def _span(self, name: Span) -> AbstractContextManager[None]:
         return tracing.span(name, self._job.digest, self._row.round, self._key)
@@ -349,7 +348,7 @@ class PhaseRunner:
         }
 
     def _advance(self, event: PhaseEvent) -> None:
-        """Take a step of the round machine and store it."""
+        """Take a step of the phase machine and store it."""
         now = self._resources.clock.monotonic()
         stage = self._machine.state
         self._resources.metrics.stage_duration.labels(stage=stage.value).observe(now - self._stage_began)
@@ -384,54 +383,15 @@ class PhaseRunner:
             log.warning("phase not possible", reason=str(error), **self._scope)
             raise AttemptFailed(FailureReason.TOO_FEW_SILOS, is_final=True) from error
 
-    def _task(self, terms: SessionTerms) -> pb.PhaseTask:
-        return pb.PhaseTask(
-            key=wire.key_to_wire(self._key),
-            state_digest=terms.state_digest,
-            state_bytes=self._resources.checkpoints.size(self._job.digest, terms.state_digest),
-            session_digest=terms.digest(),
-        )
-
-    def _kept_out(self) -> frozenset[str]:
-        return sitting_out(
-            attempt=self._machine.attempt,
-            here=self._resources.store.complaints(self._row.sequence),
-            before=self._complaints_before,
-        )
-
-    def _limits(self) -> AttemptLimits:
-        settings, spec = self._resources.settings, self._job.spec
-        return AttemptLimits(
-            train=StageLimits(
-                deadline=spec.train_deadline_seconds,
-                hard_cap=spec.train_hard_cap_seconds,
-                grace=settings.reconnect_grace_seconds,
-            ),
-            stage=StageLimits(
-                deadline=settings.stage_deadline_seconds,
-                hard_cap=settings.stage_hard_cap_seconds,
-                grace=settings.reconnect_grace_seconds,
-                min_rate=settings.min_upload_bytes_per_second,
-                chunk_bytes=wire.CHUNK_BYTES,
-            ),
-            unmask_hard_cap=settings.unmask_hard_cap_seconds,
-            hold_before_relay=settings.hold_before_relay_seconds,
-        )
-
-    def _fail_attempt(self, reason: FailureReason) -> None:
-        """An attempt that died with an earlier process."""
-        self._count_failure(reason)
-        self._machine.advance(PhaseEvent.ATTEMPT_FAILED)
-
-    def _count_failure(self, reason: FailureReason) -> None:
+    def _fail_attempt(self, reason: FailureReason, *, is_told: bool = True) -> None:
+        """Count it, and tell all silos of the job, so that they drop their sessions of this attempt."""
         self._resources.metrics.session_failures.labels(reason=reason.value).inc()
-        self._resources.metrics.attempts.labels(phase=self._kind, result=AttemptResult.FAILED.value).inc()
+        self._resources.metrics.attempts.labels(phase=self._key.kind, result=AttemptResult.FAILED.value).inc()
         log.warning("attempt failed", reason=reason.value, **self._scope)
-
-    def _tell_ended(self, reason: FailureReason) -> None:
-        ended = session_pb2.SessionEnded(key=wire.key_to_wire(self._key), reason=reason.value)
-        message = pb.CoordinatorMessage(session_ended=ended)
-        self._resources.attendance.send_all(self._job.spec.silos, message)
+        if is_told:
+            ended = session_pb2.SessionEnded(key=wire.key_to_wire(self._key), reason=reason.value)
+            message = pb.CoordinatorMessage(session_ended=ended)
+            self._resources.attendance.send_all(self._job.spec.silos, message)
 
 
 def _mean_of(counts: Mapping[str, int], names: Sequence[str]) -> int:

@@ -1,14 +1,15 @@
-"""Which phase of a job comes next, from what has ended so far. Pure. Source: docs/protocol.md 7."""
+"""Which phase of a job comes next, from what has ended so far. Source: docs/protocol.md 7."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import takewhile
 
 from chorale.job import Job
 from chorale.transport.wire import phase_kind, phase_number
+from chorale.v1.records_pb2 import PhaseRecord
 from coordinator.phase_machine import PhaseState
-from coordinator.storage.store import PhaseRow
+from coordinator.storage.store import JobStatus, PhaseRow, Store
 from crypto.errors import ChoraleError
 
 Step = tuple[int, str]  # round and phase
@@ -17,65 +18,82 @@ Step = tuple[int, str]  # round and phase
 class JobFailed(ChoraleError):
     """The job cannot go on; the message is what its operator reads."""
 
+    status = JobStatus.FAILED
+
 
 class BudgetSpent(JobFailed):
     """The silos' data may spend no more; what was trained before stays."""
 
+    status = JobStatus.STOPPED
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseSequence:
-    """is_outdated: whether the silos of the job have changed since an enrollment, or one asks to join."""
 
-    job: Job
-    is_outdated: Callable[[PhaseRow], bool]
+def next_step(job: Job, rows: Sequence[PhaseRow], *, is_outdated: Callable[[PhaseRow], bool]) -> Step | None:
+    """None after the last phase. Raises JobFailed where there is nothing to go on with.
 
-    def next_step(self, rows: Sequence[PhaseRow]) -> Step | None:
-        """None after the last phase. Raises JobFailed where there is nothing to go on with."""
-        if not rows:
-            return 0, self.job.opening
-        last = rows[-1]
-        if not last.is_ended:
-            return last.round, last.phase
-        if last.state is PhaseState.USED_UP and self.job.names_everyone(last.phase):
-            return self._repeated(rows)
-        following = self._after(last)
-        if following is None or self.job.names_everyone(following[1]) or following[0] == last.round:
-            return following
-        return self._enrollment(rows) if self._needs_enrollment(rows, following[0]) else following
+    rows: all phases so far. is_outdated: whether the silos of the job have changed since an enrollment,
+    or one asks to join.
+    """
+    if not rows:
+        return 0, job.opening
+    last = rows[-1]
+    if not last.is_ended:
+        return last.round, last.phase
+    is_lost = last.state is PhaseState.USED_UP
+    if is_lost and job.names_everyone(last.phase):
+        return _repeated(job, rows)
+    # a phase that was used up uses up its round: what would follow in it lacks the phase's sum
+    following = job.next_after(last.round, job.strategy.round_phases[-1] if is_lost else last.phase)
+    if following is None or job.names_everyone(following[1]) or following[0] == last.round:
+        return following
+    enrollments = [row for row in rows if phase_kind(row.phase) == phase_kind(job.opening)]
+    applied = [row for row in enrollments if row.state is PhaseState.APPLIED]
+    if not applied or following[0] - 1 - applied[-1].round < job.spec.enrollment_every:
+        return following
+    if not is_outdated(applied[-1]):
+        return following
+    number = 1 + max(phase_number(row.phase) for row in enrollments)
+    return last.round, f"{phase_kind(job.opening)}.{number}"  # outside rounds: the last round's number
 
-    def last_enrollment(self, rows: Sequence[PhaseRow]) -> PhaseRow | None:
-        applied = (row for row in reversed(rows) if row.state is PhaseState.APPLIED)
-        return next((row for row in applied if self._is_opening(row)), None)
 
-    def _after(self, last: PhaseRow) -> Step | None:
-        """A phase that was used up uses up its round: what would follow in it lacks the phase's sum."""
-        is_lost = last.state is PhaseState.USED_UP
-        phase = self.job.strategy.round_phases[-1] if is_lost else last.phase
-        return self.job.next_after(last.round, phase)
+def _repeated(job: Job, rows: Sequence[PhaseRow]) -> Step:
+    """A phase outside rounds that was used up is retried under its next number, a few times."""
+    last = rows[-1]
+    kind = phase_kind(last.phase)
+    failed = takewhile(
+        lambda row: phase_kind(row.phase) == kind and row.state is PhaseState.USED_UP, reversed(rows)
+    )
+    if (times := len(list(failed))) >= job.spec.max_attempts:
+        reason = "" if last.record is None else last.record.reason
+        raise JobFailed(f"{kind}: used up {times} times, the last time by {reason}")
+    return last.round, f"{kind}.{phase_number(last.phase) + 1}"
 
-    def _repeated(self, rows: Sequence[PhaseRow]) -> Step:
-        """A phase outside rounds that was used up is tried under its next number, a few times."""
-        last = rows[-1]
-        kind, failed = phase_kind(last.phase), 0
-        for row in reversed(rows):
-            if phase_kind(row.phase) != kind or row.state is not PhaseState.USED_UP:
-                break
-            failed += 1
-        if failed >= self.job.spec.max_attempts:
-            reason = "" if last.record is None else last.record.reason
-            raise JobFailed(f"{kind}: used up {failed} times, the last time by {reason}")
-        return last.round, f"{kind}.{phase_number(last.phase) + 1}"
 
-    def _needs_enrollment(self, rows: Sequence[PhaseRow], next_round: int) -> bool:
-        last = self.last_enrollment(rows)
-        if last is None or next_round - 1 - last.round < self.job.spec.enrollment_every:
-            return False
-        return self.is_outdated(last)
+def completed_rounds(store: Store, job: Job) -> int:
+    """Rounds whose last phase was applied."""
+    return store.count_applied(job.digest, job.strategy.round_phases[-1])
 
-    def _enrollment(self, rows: Sequence[PhaseRow]) -> Step:
-        """Phases outside rounds carry the number of the last round used."""
-        numbers = [phase_number(row.phase) for row in rows if self._is_opening(row)]
-        return rows[-1].round, f"{phase_kind(self.job.opening)}.{max(numbers) + 1}"
 
-    def _is_opening(self, row: PhaseRow) -> bool:
-        return phase_kind(row.phase) == phase_kind(self.job.opening)
+class PhaseHistory:
+    """The phases of one job so far. What has ended changes no more, so it is read from the store once."""
+
+    def __init__(self, store: Store, job_digest: bytes) -> None:
+        self._store = store
+        self._job_digest = job_digest
+        self._ended: list[PhaseRow] = []
+
+    def rows(self) -> list[PhaseRow]:
+        """All phases, in the order in which they began."""
+        last = self._ended[-1].sequence if self._ended else 0
+        newer = self._store.phases(self._job_digest, after=last)
+        ended = list(takewhile(lambda row: row.is_ended, newer))
+        self._ended += ended
+        return [*self._ended, *newer[len(ended) :]]
+
+    def outcomes_for(self, silo: str) -> list[PhaseRecord]:
+        """How the last phase ended, and before it the last one that summed the silo's input."""
+        records = (record for row in reversed(self.rows()) if (record := row.record) is not None)
+        last = next(records, None)
+        if last is None or silo in last.cohort:
+            return [] if last is None else [last]
+        summed = next((record for record in records if silo in record.cohort), None)
+        return [last] if summed is None else [summed, last]

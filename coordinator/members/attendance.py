@@ -40,7 +40,7 @@ class Farewell:
 
 
 class Listener(Protocol):
-    """A job driver, which hears of its silos' coming and going."""
+    """A job runner, which hears of its silos' coming and going."""
 
     def on_connected(self, silo: str) -> None: ...
 
@@ -50,18 +50,19 @@ class Listener(Protocol):
 
 
 class Connection:
-    """The way to one silo."""
+    """The way to one silo. `ended` is of this side: a silo may leave what it is sent unread for ever."""
 
     def __init__(self, silo: str, *, certificate_expires: datetime) -> None:
         self.silo = silo
         self.certificate_expires = certificate_expires
         self.farewell: Farewell | None = None
+        self.ended = asyncio.Event()
         self._waiting: deque[pb.CoordinatorMessage] = deque()
         self._news = asyncio.Event()  # a message waits, or the connection has ended
-        self._ended = asyncio.Event()
 
     def send(self, message: pb.CoordinatorMessage) -> None:
-        if self.is_ended:
+        """After the end nothing is sent."""
+        if self.ended.is_set():
             return
         if len(self._waiting) >= MAX_QUEUED_MESSAGES:
             self._waiting.clear()  # it does not read them
@@ -72,18 +73,10 @@ class Connection:
 
     def end(self, farewell: Farewell | None = None) -> None:
         """Without a farewell: the silo itself has gone."""
-        if not self.is_ended:
+        if not self.ended.is_set():
             self.farewell = farewell
-            self._ended.set()
+            self.ended.set()
             self._news.set()
-
-    @property
-    def is_ended(self) -> bool:
-        return self._ended.is_set()
-
-    async def ended(self) -> None:
-        """Until the connection ends: at this side, since a silo may leave what it is sent unread for ever."""
-        await self._ended.wait()
 
     async def outgoing(self) -> AsyncGenerator[pb.CoordinatorMessage, None]:
         """Messages in order, those that were sent before the connection ended: a silo that is refused
@@ -93,66 +86,54 @@ class Connection:
             if not self._waiting:
                 return
             message = self._waiting.popleft()
-            if not self._waiting and not self.is_ended:
+            if not self._waiting and not self.ended.is_set():
                 self._news.clear()
             yield message
 
 
 class Attendance:
-    """All connections, and the listeners to whom they matter."""
+    """All connections, by silo, and the listeners to whom they matter."""
 
     def __init__(self, *, metrics: CoordinatorMetrics) -> None:
+        self.connections: dict[str, Connection] = {}
+        self.listeners: list[Listener] = []
         self._metrics = metrics
         self._received_bytes = metrics.received_bytes.labels(kind=Transfer.MESSAGE.value)
         self._sent_bytes = metrics.sent_bytes.labels(kind=Transfer.MESSAGE.value)
-        self._connections: dict[str, Connection] = {}
-        self._listeners: list[Listener] = []
-
-    def listen(self, listener: Listener) -> None:
-        self._listeners.append(listener)
-
-    def unlisten(self, listener: Listener) -> None:
-        if listener in self._listeners:
-            self._listeners.remove(listener)
-
-    def is_connected(self, silo: str) -> bool:
-        return silo in self._connections
-
-    @property
-    def connections(self) -> tuple[Connection, ...]:
-        return tuple(self._connections.values())
 
     def join(self, connection: Connection) -> None:
-        older = self._connections.get(connection.silo)
-        self._connections[connection.silo] = connection
+        """The silo's connection from now on; an older one is ended."""
+        older = self.connections.get(connection.silo)
+        self.connections[connection.silo] = connection
         if older is not None:
             older.end(
                 Farewell(why=Leaving.REPLACED, sentence="control stream: replaced by a newer connection")
             )
-        self._metrics.connected_silos.set(len(self._connections))
+        self._metrics.connected_silos.set(len(self.connections))
         log.info("silo connected", silo=connection.silo)
-        for listener in tuple(self._listeners):
+        for listener in tuple(self.listeners):
             listener.on_connected(connection.silo)
 
     def leave(self, connection: Connection) -> None:
+        """The silo counts as lost, unless a newer connection has taken its place."""
         connection.end()
-        if self._connections.get(connection.silo) is not connection:
+        if self.connections.get(connection.silo) is not connection:
             return
-        del self._connections[connection.silo]
-        self._metrics.connected_silos.set(len(self._connections))
+        del self.connections[connection.silo]
+        self._metrics.connected_silos.set(len(self.connections))
         reason = connection.farewell.sentence if connection.farewell is not None else ""
         log.info("silo disconnected", silo=connection.silo, reason=reason)
-        for listener in tuple(self._listeners):
+        for listener in tuple(self.listeners):
             listener.on_lost(connection.silo)
 
     def deliver(self, silo: str, message: pb.SiloMessage) -> None:
         self._received_bytes.inc(message.ByteSize())
-        for listener in tuple(self._listeners):
+        for listener in tuple(self.listeners):
             listener.on_message(silo, message)
 
     def send(self, silo: str, message: pb.CoordinatorMessage) -> bool:
         """False where the silo is not connected; who needs the message sends it again later."""
-        connection = self._connections.get(silo)
+        connection = self.connections.get(silo)
         if connection is None:
             return False
         connection.send(message)
@@ -162,7 +143,3 @@ class Attendance:
     def send_all(self, silos: Iterable[str], message: pb.CoordinatorMessage) -> None:
         for silo in silos:
             self.send(silo, message)
-
-    def end_all(self, farewell: Farewell) -> None:
-        for connection in self.connections:
-            connection.end(farewell)

@@ -12,7 +12,7 @@ from cryptography import x509
 
 from chorale.observability.logs import get_logger
 from chorale.runtime.files import read_limited
-from coordinator.clock import Clock
+from coordinator.process import Clock
 from coordinator.storage.store import Store
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.identity.roster import MAX_FILE_BYTES, Roster, open_roster, roster_from_file_bytes
@@ -22,28 +22,29 @@ log = get_logger("coordinator.roster")
 
 
 class RosterBook:
-    """The newest roster, and those that running rounds began with."""
+    """The newest roster, and those that running rounds began with. `listeners` hear of each new one."""
 
     def __init__(
         self, path: Path, *, federation: str, authority: x509.Certificate, store: Store, clock: Clock
     ) -> None:
+        self.listeners: list[Callable[[Roster], None]] = []
         self._path = path
         self._federation = federation
         self._authority = authority
         self._store = store
         self._clock = clock
-        self._listeners: list[Callable[[Roster], None]] = []
-        self._stamp: tuple[int, int, int] | None = None
-        self._current = self._first()
+        self._stamp = self._stamp_of_file()
+        try:
+            self._current = self._read()
+            store.add_roster(self._current.version, self._current.signed)
+        except RemoteProtocolError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
     @property
     def current(self) -> Roster:
         """The newest roster. A file that changed for the worse is logged and left alone."""
         self.refresh()
         return self._current
-
-    def on_change(self, listener: Callable[[Roster], None]) -> None:
-        self._listeners.append(listener)
 
     def refresh(self) -> None:
         """Look at the file; where it has changed, take it over if it is a later version."""
@@ -53,9 +54,13 @@ class RosterBook:
         self._stamp = stamp
         try:
             roster = self._read()
-            self._check_version(roster)
-            if roster.version > self._current.version:
-                self._take(roster)
+            if roster.version <= self._current.version:
+                return
+            self._store.add_roster(roster.version, roster.signed)
+            self._current = roster
+            log.info("roster taken over", version=roster.version, members=len(roster.members))
+            for listener in self.listeners:
+                listener(roster)
         except ChoraleError as error:
             log.warning("roster file not taken over", reason=str(error))
 
@@ -66,30 +71,20 @@ class RosterBook:
         self._current.check_current(self._clock.now())
         return self._current
 
-    def _first(self) -> Roster:
-        self._stamp = self._stamp_of_file()
-        try:
-            roster = self._read()
-            self._check_version(roster)
-            self._store.add_roster(roster.version, roster.signed)
-        except RemoteProtocolError as error:
-            raise ConfigError(f"{self._path}: {error}") from None
-        return roster
-
-    def _take(self, roster: Roster) -> None:
-        self._store.add_roster(roster.version, roster.signed)
-        self._current = roster
-        log.info("roster taken over", version=roster.version, members=len(roster.members))
-        for listener in self._listeners:
-            listener(roster)
-
     def _read(self) -> Roster:
+        """What the file holds. Raises ConfigError for a version older than one that was in use."""
         data = read_limited(self._path, MAX_FILE_BYTES)
         try:
             signed = roster_from_file_bytes(data)
         except ConfigError as error:
             raise ConfigError(f"{self._path}: {error}") from None
-        return self._open(signed)
+        roster, newest = self._open(signed), self._store.newest_roster_version()
+        if roster.version < newest:
+            raise ConfigError(
+                f"roster: {self._path} is version {roster.version}, expected at least {newest}, "
+                "which was in use before"
+            )
+        return roster
 
     def _open(self, signed: SignedBody) -> Roster:
         return open_roster(
@@ -99,14 +94,6 @@ class RosterBook:
             now=self._clock.now(),
             max_age=None,
         )
-
-    def _check_version(self, roster: Roster) -> None:
-        newest = self._store.newest_roster_version()
-        if roster.version < newest:
-            raise ConfigError(
-                f"roster: {self._path} is version {roster.version}, expected at least {newest}, "
-                "which was in use before"
-            )
 
     def _stamp_of_file(self) -> tuple[int, int, int] | None:
         """Changes whenever the file is replaced or written; None while it is not there."""

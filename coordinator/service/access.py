@@ -17,9 +17,7 @@ from cryptography import x509
 from google.protobuf.message import DecodeError
 
 from chorale.observability.logs import get_logger
-from coordinator.clock import Clock
-from coordinator.members.roster_book import RosterBook
-from coordinator.metrics import CoordinatorMetrics
+from coordinator.resources import Resources
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.identity.certificates import (
     MemberId,
@@ -56,89 +54,70 @@ log = get_logger("coordinator.service.access")
 
 
 class AccessDenied(ChoraleError):
-    """The caller is not let in; `code` is what gRPC tells it."""
+    """The caller is not let in. role: of its certificate; None where that does not say. `code` is what gRPC
+    tells the caller."""
 
-    def __init__(self, message: str, *, code: grpc.StatusCode, role: str = "unknown") -> None:
+    def __init__(self, message: str, role: Role | None = None) -> None:
         super().__init__(message)
-        self.code = code
-        self.role = role
+        self.role = "unknown" if role is None else role.value
+        self.code = grpc.StatusCode.UNAUTHENTICATED if role is None else grpc.StatusCode.PERMISSION_DENIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
+    """Who calls, by the certificate of the TLS session."""
+
     member: MemberId
     certificate: x509.Certificate
-
-    @property
-    def name(self) -> str:
-        return self.member.name
 
 
 class AccessGuard:
     """Decides from the TLS session and the roster of this moment."""
 
-    def __init__(
-        self,
-        *,
-        federation: str,
-        authority: x509.Certificate,
-        roster_book: RosterBook,
-        clock: Clock,
-        metrics: CoordinatorMetrics,
-    ) -> None:
-        self._federation = federation
-        self._authority = authority
-        self._roster_book = roster_book
-        self._clock = clock
-        self._metrics = metrics
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
 
     def admit(self, context: Context, method: str) -> None:
         """A call that begins. Raises AccessDenied that says which check failed."""
-        with self._refusals_told(method):
-            auth = _auth_context(context)
-            if auth.get("ssl_tls_version") != b"TLSv1.3":
-                raise _unauthenticated("connection: expected TLS 1.3")
-            self._check_certificate(_peer_certificate(auth), method)
+        with self._telling_refusals(method):
+            self._check(caller_of(context), method)
 
     def check(self, caller: Caller, method: str) -> None:
         """A call that goes on: whether it would still begin. Raises AccessDenied as `admit`."""
-        with self._refusals_told(method):
-            self._check_certificate(caller.certificate, method)
+        with self._telling_refusals(method):
+            self._check(caller, method)
 
     @contextmanager
-    def _refusals_told(self, method: str) -> Iterator[None]:
+    def _telling_refusals(self, method: str) -> Iterator[None]:
         try:
             yield
         except AccessDenied as denied:
-            self._metrics.refused_calls.labels(role=denied.role).inc()
+            self._resources.metrics.refused_calls.labels(role=denied.role).inc()
             log.warning("call refused", method=method, reason=str(denied))
             raise
 
-    def _check_certificate(self, certificate: x509.Certificate, method: str) -> None:
-        role = _role_of(certificate)
+    def _check(self, caller: Caller, method: str) -> None:
+        role = caller.member.role
         if method not in ALLOWED.get(role, frozenset()):
-            raise _denied(f"{method}: not allowed to a {role.value}", role)
+            raise AccessDenied(f"{method}: not allowed to a {role.value}", role)
+        now, roster = self._resources.clock.now(), self._resources.roster_book.current
         try:
             member = check_certificate(
-                certificate,
-                authority=self._authority,
+                caller.certificate,
+                authority=self._resources.authority,
                 role=role,
-                federation=self._federation,
-                now=self._clock.now(),
+                federation=self._resources.settings.federation,
+                now=now,
             )
         except ChoraleError as error:
-            raise _denied(str(error), role) from None
-        self._check_roster(member, certificate)
-
-    def _check_roster(self, member: MemberId, certificate: x509.Certificate) -> None:
-        roster = self._roster_book.current
-        if self._clock.now() >= roster.expires:
-            raise _denied(f"roster: version {roster.version} has expired", member.role)
-        if not roster.holds(member.role, member.name, fingerprint(certificate)):
-            raise _denied(
+            raise AccessDenied(str(error), role) from None
+        if now >= roster.expires:
+            raise AccessDenied(f"roster: version {roster.version} has expired", role)
+        if not roster.holds(role, member.name, fingerprint(caller.certificate)):
+            raise AccessDenied(
                 f"roster: version {roster.version} does not list this certificate of "
-                f"{member.role.value} {member.name}",
-                member.role,
+                f"{role.value} {member.name}",
+                role,
             )
 
 
@@ -152,7 +131,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        method, parse = handler_call_details.method, _parser(handler.request_deserializer)
+        method = handler_call_details.method
+
+        def parse(data: bytes) -> Any:
+            """Bytes that do not parse are an error of the peer, not a crash of ours."""
+            try:
+                return handler.request_deserializer(data)
+            except DecodeError:
+                raise RemoteProtocolError("message: the bytes do not parse") from None
 
         async def admit(request: Any, context: Context) -> Any:
             """The request, parsed after its sender was checked: gRPC would do it the other way round."""
@@ -167,81 +153,40 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return _guarded(handler, admit, parse if handler.request_streaming else None)
 
 
-def _parser(deserialize: Parse) -> Parse:
-    """The same, but bytes that do not parse are an error of the peer, not a crash of ours."""
-
-    def parse(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except DecodeError:
-            raise RemoteProtocolError("message: the bytes do not parse") from None
-
-    return parse
-
-
 def _guarded(handler: Any, admit: Admit, parse: Parse | None) -> Any:
     """The same handler behind the check. gRPC treats coroutines and async generators differently,
     so each is wrapped as what it is."""
     behavior = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
-    wrapped = _wrap_generator(behavior, admit) if _yields(behavior) else _wrap_coroutine(behavior, admit)
+
+    async def generating(request: Any, context: Context) -> AsyncIterator[Any]:
+        async with aclosing(behavior(await admit(request, context), context)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def answering(request: Any, context: Context) -> Any:
+        return await behavior(await admit(request, context), context)
+
     factory = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[(bool(handler.request_streaming), bool(handler.response_streaming))]
-    return factory(wrapped, parse, handler.response_serializer)
-
-
-def _yields(behavior: Any) -> bool:
-    return inspect.isasyncgenfunction(behavior)
-
-
-def _wrap_generator(behavior: Any, admit: Admit) -> Any:
-    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-        async with aclosing(behavior(await admit(request, context), context)) as replies:
-            async for reply in replies:
-                yield reply
-
-    return guarded
-
-
-def _wrap_coroutine(behavior: Any, admit: Admit) -> Any:
-    async def guarded(request: Any, context: Context) -> Any:
-        return await behavior(await admit(request, context), context)
-
-    return guarded
-
-
-def _auth_context(context: Context) -> dict[str, bytes]:
-    """First value of each property of the TLS session, for a call whose handler runs: gRPC frees the call
-    with its handler, and the process crashes where one that was freed is asked."""
-    return {key: next(iter(values), b"") for key, values in context.auth_context().items()}
-
-
-def _peer_certificate(auth: dict[str, bytes]) -> x509.Certificate:
-    try:
-        return load_certificate(auth.get("x509_pem_cert", b""))
-    except ConfigError:
-        raise _unauthenticated("connection: expected a client certificate with a P-256 key") from None
-
-
-def _role_of(certificate: x509.Certificate) -> Role:
-    try:
-        return member_of(certificate).role
-    except ChoraleError as error:
-        raise _unauthenticated(str(error)) from None
+    guarded = generating if inspect.isasyncgenfunction(behavior) else answering
+    return factory(guarded, parse, handler.response_serializer)
 
 
 def caller_of(context: Context) -> Caller:
-    """Who called, for a handler that the guard has let through and that has not ended."""
-    certificate = _peer_certificate(_auth_context(context))
-    return Caller(member=member_of(certificate), certificate=certificate)
-
-
-def _unauthenticated(message: str) -> AccessDenied:
-    return AccessDenied(message, code=grpc.StatusCode.UNAUTHENTICATED)
-
-
-def _denied(message: str, role: Role) -> AccessDenied:
-    return AccessDenied(message, code=grpc.StatusCode.PERMISSION_DENIED, role=role.value)
+    """Who made a call whose handler runs: gRPC frees the call with its handler, and the process crashes where
+    one that was freed is asked. Raises AccessDenied where the connection does not prove who it is."""
+    auth = {key: next(iter(values), b"") for key, values in context.auth_context().items()}
+    if auth.get("ssl_tls_version") != b"TLSv1.3":
+        raise AccessDenied("connection: expected TLS 1.3")
+    try:
+        certificate = load_certificate(auth.get("x509_pem_cert", b""))
+    except ConfigError:
+        raise AccessDenied("connection: expected a client certificate with a P-256 key") from None
+    try:
+        return Caller(member=member_of(certificate), certificate=certificate)
+    except ChoraleError as error:
+        raise AccessDenied(str(error)) from None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from importlib import metadata
 from typing import Any
 
@@ -18,11 +18,11 @@ from chorale.runtime.background_io import Pieces
 from chorale.transport import wire
 from chorale.transport.chunks import Chunk, check_chunk, chunk_to_wire, upload_from_wire
 from chorale.v1 import federation_pb2 as pb
-from coordinator.jobs.attempt import Attempt
+from coordinator.jobs.attempt_runner import AttemptRunner
 from coordinator.jobs.job_manager import JobManager
-from coordinator.jobs.resources import Resources
 from coordinator.members.attendance import Connection, Farewell, Leaving
 from coordinator.metrics import Transfer
+from coordinator.resources import Resources
 from coordinator.service.access import AccessDenied, AccessGuard, Caller, caller_of
 from coordinator.service.service_errors import Context, abort, errors_as_codes
 from coordinator.storage.spool import Spool
@@ -50,7 +50,7 @@ class FederationService:
         self._resources = resources
         self._job_manager = job_manager
         self._guard = guard
-        resources.roster_book.on_change(self._push_roster)
+        resources.roster_book.listeners.append(self._push_roster)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a server dispatches to: as generated, but that chunks are framed by
@@ -74,8 +74,17 @@ class FederationService:
         """The silo's control stream: hello and welcome, then heartbeats and session messages."""
         caller = caller_of(context)
         await self._check_hello(request_iterator, context)
-        connection = Connection(caller.name, certificate_expires=caller.certificate.not_valid_after_utc)
-        yield self._welcome()
+        connection = Connection(
+            caller.member.name, certificate_expires=caller.certificate.not_valid_after_utc
+        )
+        welcome = pb.Welcome(
+            protocol_version=wire.PROTOCOL_VERSION,
+            software_version=software_version(),
+            unix_seconds=self._resources.clock.unix_seconds(),
+            heartbeat_seconds=self._resources.settings.heartbeat_seconds,
+            roster=wire.signed_body_to_wire(self._resources.roster_book.current.signed),
+        )
+        yield pb.CoordinatorMessage(welcome=welcome)
         tasks = [
             asyncio.create_task(self._read(connection, request_iterator, caller)),
             asyncio.create_task(self._beat(connection, caller)),
@@ -97,9 +106,9 @@ class FederationService:
         """The bytes of a global state, from an offset on."""
         caller = caller_of(context)
         async with errors_as_codes(context):
-            driver = self._job_manager.driver(wire.checked_digest(request.job_digest, what="job digest"))
+            runner = self._job_manager.runner(wire.checked_digest(request.job_digest, what="job digest"))
             digest = wire.checked_digest(request.state_digest, what="state digest")
-            if not driver.may_download(caller.name, digest):
+            if not runner.may_download(caller.member.name, digest):
                 raise RemoteProtocolError(
                     "download: not a present state of a job of this silo", code=Refusal.NOT_NAMED
                 )
@@ -120,44 +129,48 @@ class FederationService:
     ) -> AsyncIterator[pb.UploadReceipt]:
         """One masked vector: header, receipt with the offset to go on from, chunks, end, receipt."""
         caller = caller_of(context)
+        received = self._resources.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value)
         async with errors_as_codes(context):
-            attempt, spool = await self._open_upload(caller.name, request_iterator)
+            attempt, spool = await self._open_upload(caller.member.name, request_iterator)
             yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=spool.is_complete)
             if spool.is_complete:
                 return
             async for message in request_iterator:
                 if isinstance(message, Chunk):
-                    await self._take_chunk(caller.name, attempt, spool, check_chunk(message))
+                    chunk_bytes = len(check_chunk(message).data)
+                    await spool.append(message.offset, message.data)
+                    framed_bytes = chunk_bytes + wire.CHUNK_FRAME_BYTES
+                    attempt.on_upload_progress(caller.member.name, spool, chunk_bytes=framed_bytes)
+                    received.inc(chunk_bytes)
                     continue
                 if message.WhichOneof("kind") != "end":
                     raise RemoteProtocolError("upload: expected a chunk or the end")
                 await spool.settle(message.end.sha256)
-                attempt.finish_upload(caller.name, spool, message.end.sha256)
+                attempt.finish_upload(caller.member.name, spool, message.end.sha256)
                 yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=True)
                 return
 
     async def _open_upload(
         self, silo: str, messages: AsyncIterator[pb.UploadMessage | Chunk]
-    ) -> tuple[Attempt, Spool]:
+    ) -> tuple[AttemptRunner, Spool]:
+        """The attempt that the header names, and where the vector goes. Raises RemoteProtocolError."""
         first = await anext(aiter(messages), None)
         if not isinstance(first, pb.UploadMessage) or first.WhichOneof("kind") != "header":
             raise RemoteProtocolError("upload: expected a header first")
         key = wire.key_from_wire(first.header.key)
-        attempt = self._job_manager.driver(key.job_digest).attempt_for(silo, key)
+        attempt = self._job_manager.runner(key.job_digest).attempt_for(silo, key)
         spool = attempt.open_upload(silo, first.header.total_bytes)
         spool.begin_stream()
         attempt.on_upload_progress(silo, spool, chunk_bytes=first.ByteSize())
         return attempt, spool
 
-    async def _take_chunk(self, silo: str, attempt: Attempt, spool: Spool, chunk: Chunk) -> None:
-        size_bytes = len(chunk.data)
-        await spool.append(chunk.offset, chunk.data)
-        attempt.on_upload_progress(silo, spool, chunk_bytes=size_bytes + wire.CHUNK_FRAME_BYTES)
-        self._resources.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value).inc(size_bytes)
-
     async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:
+        """End the call of a silo that says nothing in time, or speaks another version of the protocol."""
         async with errors_as_codes(context):
-            first = await _first(messages)
+            first = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HELLO_SECONDS):
+                    first = await anext(aiter(messages), None)
         if first is None or first.WhichOneof("kind") != "hello":
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "control stream: expected a hello first")
         if first.hello.protocol_version != wire.PROTOCOL_VERSION:
@@ -168,16 +181,6 @@ class FederationService:
                 f"the silo {first.hello.protocol_version}; upgrade the older side",
             )
 
-    def _welcome(self) -> pb.CoordinatorMessage:
-        welcome = pb.Welcome(
-            protocol_version=wire.PROTOCOL_VERSION,
-            software_version=software_version(),
-            unix_seconds=self._resources.clock.unix_seconds(),
-            heartbeat_seconds=self._resources.settings.heartbeat_seconds,
-            roster=wire.signed_body_to_wire(self._resources.roster_book.current.signed),
-        )
-        return pb.CoordinatorMessage(welcome=welcome)
-
     async def _read(
         self,
         connection: Connection,
@@ -187,11 +190,11 @@ class FederationService:
         """Pass the silo's messages on until it closes its side; every heartbeat is a check."""
         try:
             async for message in messages:
-                if connection.is_ended:
+                if connection.ended.is_set():
                     return
                 if message.WhichOneof("kind") == "heartbeat":
                     self._guard.check(caller, ATTEND)
-                self._resources.attendance.deliver(caller.name, message)
+                self._resources.attendance.deliver(caller.member.name, message)
             connection.end()
         except AccessDenied as denied:
             connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
@@ -202,7 +205,7 @@ class FederationService:
 
     async def _beat(self, connection: Connection, caller: Caller) -> None:
         """Heartbeats, each after a look at certificate and roster of this moment."""
-        while not connection.is_ended:
+        while not connection.ended.is_set():
             await asyncio.sleep(self._resources.settings.heartbeat_seconds)
             try:
                 self._guard.check(caller, ATTEND)
@@ -214,23 +217,15 @@ class FederationService:
 
     async def _leave_at_end(self, connection: Connection) -> None:
         """At once, however long the call goes on: gRPC ends it when the silo reads what it was sent."""
-        await connection.ended()
+        await connection.ended.wait()
         self._resources.attendance.leave(connection)
 
     def _push_roster(self, roster: Roster) -> None:
+        """To all that are connected, also to those that it revokes: their next heartbeat is refused."""
         update = pb.RosterUpdate(roster=wire.signed_body_to_wire(roster.signed))
         message = pb.CoordinatorMessage(roster=update)
-        for connection in self._resources.attendance.connections:
+        for connection in self._resources.attendance.connections.values():
             connection.send(message)
-
-
-async def _first(messages: AsyncIterator[pb.SiloMessage]) -> pb.SiloMessage | None:
-    """The first message; None where none comes in time."""
-    try:
-        async with asyncio.timeout(HELLO_SECONDS):
-            return await anext(aiter(messages), None)
-    except TimeoutError:
-        return None
 
 
 def software_version() -> str:

@@ -10,37 +10,30 @@ import json
 import signal
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import grpc
-from cryptography import x509
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from chorale.observability.logs import get_logger
 from chorale.observability.probes import ProbeServer
-from chorale.runtime.audit import AuditLog
 from chorale.runtime.files import write_atomic
 from chorale.transport import channel_options, tls
 from chorale.transport.wire import MAX_MESSAGE_BYTES
 from chorale.v1 import federation_pb2, operations_pb2, operations_pb2_grpc
-from coordinator.clock import Clock
 from coordinator.jobs.job_manager import JobManager
-from coordinator.jobs.resources import Resources
-from coordinator.members.attendance import Attendance, Farewell, Leaving
-from coordinator.members.roster_book import RosterBook
-from coordinator.metrics import CoordinatorMetrics
+from coordinator.members.attendance import Farewell, Leaving
+from coordinator.process import Clock
+from coordinator.resources import Resources, open_resources
 from coordinator.service.access import AccessGuard, AccessInterceptor
 from coordinator.service.federation_service import FederationService
 from coordinator.service.operations_service import OperationsService
 from coordinator.settings import CoordinatorSettings
-from coordinator.storage.checkpoints import Checkpoints
-from coordinator.storage.spool import clear_spools
-from coordinator.storage.store import Store
 from crypto.errors import ChoraleError, ConfigError
-from crypto.identity.certificates import Role, certificate_to_pem
-from crypto.identity.roster import Roster
+from crypto.identity.certificates import certificate_to_pem
 
+ENDPOINT_FILE = "endpoint.json"
 DRAIN_SECONDS = 5.0  # calls that are under way may end by themselves
 SERVICES = (
     federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name,
@@ -68,147 +61,79 @@ class AddressTaken(ChoraleError):
 class Host:
     """One running coordinator. Entering starts it, leaving drains and stops it."""
 
+    resources: Resources
+    job_manager: JobManager
+
     def __init__(self, settings: CoordinatorSettings, *, clock: Clock | None = None) -> None:
         self.grpc_address = ""
         self.metrics_address: str | None = None
         self._settings = settings
         self._clock = clock or Clock()
-        self._closing = ExitStack()
         self._health = health.aio.HealthServicer()
         self._is_serving = False
-        self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        try:
-            await self._start()
-        except BaseException:
-            self._closing.close()
-            raise
+        """Serve, resume the stored jobs, and say where the coordinator listens, in the log and in a file:
+        port 0 takes a free one."""
+        with ExitStack() as closing:
+            self.resources = closing.enter_context(open_resources(self._settings, self._clock))
+            self.job_manager = JobManager(self.resources)
+            probes = self._open_probes(closing)
+            self._server, port = self._new_server()
+            await self._server.start()
+            self.job_manager.resume_all()
+            for service in ("", *SERVICES):
+                await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+            self._is_serving = True
+            self._watching = asyncio.create_task(self._watch_roster())
+            self.grpc_address = _with_port(self._settings.listen, port)
+            if probes is not None and self._settings.metrics_listen is not None:
+                self.metrics_address = _with_port(self._settings.metrics_listen, probes.port)
+            endpoint = {"grpc": self.grpc_address, "metrics": self.metrics_address}
+            write_atomic(self._settings.directory / ENDPOINT_FILE, json.dumps(endpoint).encode())
+            self._closing = closing.pop_all()
+        log.info("listening", **endpoint)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stop()
-        self._closing.close()
-
-    @property
-    def resources(self) -> Resources:
-        return self._resources
-
-    @property
-    def job_manager(self) -> JobManager:
-        return self._job_manager
-
-    async def _start(self) -> None:
-        self._resources = self._open_desk()
-        self._job_manager = JobManager(self._resources)
-        self._server = self._new_server()
-        probes = self._open_probes()
-        port = self._bind(self._server)
-        await self._server.start()
-        self._job_manager.resume_all()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        self._is_serving = True
-        self._watching = asyncio.create_task(self._watch_roster())
-        self._announce(port, probes)
-
-    async def _stop(self) -> None:
         """No new work, every stream ended with a reason, jobs left as they are stored."""
         log.info("draining")
         self._is_serving = False
-        if self._watching is not None:
-            self._watching.cancel()
+        self._watching.cancel()
         await self._health.enter_graceful_shutdown()
-        await self._job_manager.stop()
-        self._resources.attendance.end_all(
-            Farewell(why=Leaving.DRAINING, sentence="the coordinator is shutting down")
-        )
+        await self.job_manager.stop()
+        for connection in self.resources.attendance.connections.values():
+            connection.end(Farewell(why=Leaving.DRAINING, sentence="the coordinator is shutting down"))
         await self._server.stop(DRAIN_SECONDS)
-        self._resources.audit.append("stopped")
+        self.resources.audit.append("stopped")
         log.info("stopped")
+        self._closing.close()
 
-    # what it is made of
-
-    def _open_desk(self) -> Resources:
-        settings = self._settings
-        settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        authority = tls.load_authority(settings.authority)
-        metrics = CoordinatorMetrics()
-        self._check_identity(authority, metrics)
-        # the audit log first: it is locked, so two coordinators never share a directory
-        audit = AuditLog(settings.audit_path)
-        self._closing.callback(audit.close)
-        store = Store(settings.database_path)
-        self._closing.callback(store.close)
-        clear_spools(settings.spool_directory)
-        roster_book = RosterBook(
-            settings.roster,
-            federation=settings.federation,
-            authority=authority,
-            store=store,
-            clock=self._clock,
-        )
-        resources = Resources(
-            settings=settings,
-            authority=authority,
-            store=store,
-            checkpoints=Checkpoints(settings.checkpoint_directory),
-            roster_book=roster_book,
-            attendance=Attendance(metrics=metrics),
-            metrics=metrics,
-            audit=audit,
-            clock=self._clock,
-        )
-        roster_book.on_change(lambda roster: _note_roster(resources, roster))
-        resources.audit.append("started", federation=settings.federation)
-        _note_roster(resources, roster_book.current)
-        return resources
-
-    def _check_identity(self, authority: x509.Certificate, metrics: CoordinatorMetrics) -> None:
-        identity = tls.load_identity(self._settings.identity)
-        tls.check_own_certificate(
-            identity,
-            authority=authority,
-            role=Role.COORDINATOR,
-            federation=self._settings.federation,
-            now=self._clock.now(),
-            path=self._settings.identity.certificate,
-        )
-        metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
-
-    def _new_server(self) -> grpc.aio.Server:
-        resources = self._resources
-        guard = AccessGuard(
-            federation=self._settings.federation,
-            authority=resources.authority,
-            roster_book=resources.roster_book,
-            clock=self._clock,
-            metrics=resources.metrics,
-        )
+    def _new_server(self) -> tuple[grpc.aio.Server, int]:
+        """The server, bound to its address, and its port. Raises AddressTaken."""
+        guard = AccessGuard(self.resources)
         options = (*OPTIONS, *channel_options.server_keepalive(self._settings.keepalive_seconds))
         server = grpc.aio.server(interceptors=[AccessInterceptor(guard)], options=options)
-        federation = FederationService(resources=resources, job_manager=self._job_manager, guard=guard)
-        operations = OperationsService(resources=resources, job_manager=self._job_manager)
+        federation = FederationService(resources=self.resources, job_manager=self.job_manager, guard=guard)
+        operations = OperationsService(resources=self.resources, job_manager=self.job_manager)
         server.add_generic_rpc_handlers([federation.handlers()])
         operations_pb2_grpc.add_OperationsServicer_to_server(operations, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        return server
-
-    def _bind(self, server: grpc.aio.Server) -> int:
-        credentials = tls.server_credentials(
-            self._settings.identity, certificate_to_pem(self._resources.authority)
-        )
+        authority_pem = certificate_to_pem(self.resources.authority)
+        credentials = tls.server_credentials(self._settings.identity, authority_pem)
         try:
-            return server.add_secure_port(self._settings.listen, credentials)
+            return server, server.add_secure_port(self._settings.listen, credentials)
         except RuntimeError:
             raise AddressTaken(
                 f"listen: cannot listen on {self._settings.listen}: it is in use or not of this machine"
             ) from None
 
-    def _open_probes(self) -> ProbeServer | None:
+    def _open_probes(self, closing: ExitStack) -> ProbeServer | None:
+        """Probes and metrics, where the settings ask for them. Raises AddressTaken."""
         if self._settings.metrics_listen is None:
             return None
         host, _, port = self._settings.metrics_listen.rpartition(":")
@@ -216,34 +141,21 @@ class Host:
             probes = ProbeServer(
                 host.strip("[]"),
                 int(port),
-                registry=self._resources.metrics.registry,
+                registry=self.resources.metrics.registry,
                 is_live=lambda: True,
                 is_ready=lambda: self._is_serving,
             )
         except ConfigError as error:
             raise AddressTaken(str(error)) from None
         probes.start()
-        self._closing.callback(probes.stop)
+        closing.callback(probes.stop)
         return probes
-
-    async def _set_health(self, status: Any) -> None:
-        for service in ("", *SERVICES):
-            await self._health.set(service, status)
 
     async def _watch_roster(self) -> None:
         """Take over a new roster within a heartbeat, whether or not anybody calls."""
         while True:
             await asyncio.sleep(self._settings.heartbeat_seconds)
-            self._resources.roster_book.refresh()
-
-    def _announce(self, port: int, probes: ProbeServer | None) -> None:
-        """Say where the coordinator listens, in the log and in a file: port 0 takes a free one."""
-        self.grpc_address = _with_port(self._settings.listen, port)
-        if probes is not None and self._settings.metrics_listen is not None:
-            self.metrics_address = _with_port(self._settings.metrics_listen, probes.port)
-        endpoint = {"grpc": self.grpc_address, "metrics": self.metrics_address}
-        write_atomic(self._settings.endpoint_path, json.dumps(endpoint).encode())
-        log.info("listening", **endpoint)
+            self.resources.roster_book.refresh()
 
 
 def stop_signal() -> asyncio.Event:
@@ -253,14 +165,6 @@ def stop_signal() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     return stopping
-
-
-def _note_roster(resources: Resources, roster: Roster) -> None:
-    resources.metrics.know_silos(roster.silo_names)
-    resources.metrics.roster_version.set(roster.version)
-    resources.metrics.roster_expiry.set(roster.expires.timestamp())
-    resources.metrics.roster_signed.set(roster.issued.timestamp())
-    resources.audit.append("roster", version=roster.version, digest=roster.digest.hex())
 
 
 def _with_port(address: str, port: int) -> str:

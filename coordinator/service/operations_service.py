@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from chorale.job import SignedJob
+from chorale.spec.state import state_from_file
 from chorale.transport import wire
 from chorale.transport.chunks import chunk_of
 from chorale.v1 import federation_pb2, operations_pb2_grpc, records_pb2
 from chorale.v1 import operations_pb2 as pb
 from coordinator.jobs.job_manager import JobManager, TooManyJobs
-from coordinator.jobs.resources import Resources
+from coordinator.resources import Resources
 from coordinator.service.access import caller_of
 from coordinator.service.service_errors import Context, errors_as_codes
 from crypto.errors import RemoteProtocolError
@@ -37,40 +37,35 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
     async def SubmitJob(
         self, request_iterator: AsyncIterator[pb.SubmitMessage], context: Context
     ) -> pb.SubmitReceipt:
-        """The signed job first, then its initial state. Handing it in twice is no error."""
+        """The signed job first, then its initial state. Handing it in twice is no error. One operator may
+        have so many under way: each may take `max_state_bytes` of disk."""
         received = self._resources.settings.spool_directory / f"submit-{secrets.token_hex(8)}"
         async with errors_as_codes(context):
-            with self._submission_of(caller_of(context).name):
-                try:
-                    return await self._submit(request_iterator, received)
-                finally:
-                    received.unlink(missing_ok=True)
+            operator = caller_of(context).member.name
+            if self._submissions[operator] >= MAX_SUBMISSIONS:
+                raise TooManyJobs(f"submit: {MAX_SUBMISSIONS} jobs of {operator} are being handed in already")
+            self._submissions[operator] += 1
+            try:
+                return await self._submit(request_iterator, received)
+            finally:
+                self._submissions[operator] -= 1
+                received.unlink(missing_ok=True)
         raise AssertionError("unreachable: errors end the call")
-
-    @contextmanager
-    def _submission_of(self, operator: str) -> Iterator[None]:
-        """Raises TooManyJobs for one more than may be under way: each may take `max_state_bytes` of disk."""
-        if self._submissions[operator] >= MAX_SUBMISSIONS:
-            raise TooManyJobs(f"submit: {MAX_SUBMISSIONS} jobs of {operator} are being handed in already")
-        self._submissions[operator] += 1
-        try:
-            yield
-        finally:
-            self._submissions[operator] -= 1
 
     async def _submit(self, messages: AsyncIterator[pb.SubmitMessage], received: Path) -> pb.SubmitReceipt:
         first = await anext(aiter(messages), None)
         if first is None or first.WhichOneof("kind") != "job":
             raise RemoteProtocolError("submit: expected the signed job first")
         signed = SignedJob.from_wire(first.job)
-        if not self._job_manager.has(signed.digest):
+        if self._resources.store.job(signed.digest) is None:
             job = self._job_manager.check(signed)
             await self._receive(messages, received)
-            await asyncio.to_thread(_check_parses, received)
+            await asyncio.to_thread(state_from_file, received)  # a bad file takes no time of the event loop
             self._job_manager.submit(job, received)
         return pb.SubmitReceipt(job_digest=signed.digest)
 
     async def _receive(self, messages: AsyncIterator[pb.SubmitMessage], received: Path) -> None:
+        """The chunks of the initial state, in order. Raises RemoteProtocolError beyond `max_state_bytes`."""
         limit = self._resources.settings.max_state_bytes
         with received.open("xb") as file:
             async for message in messages:
@@ -86,14 +81,16 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                 file.write(chunk.data)
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:
-        return pb.ListJobsReply(jobs=self._job_manager.summaries())
+        return pb.ListJobsReply(jobs=[self._job_manager.summary(row) for row in self._resources.store.jobs()])
 
     async def WatchJob(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.JobEvent]:
+        """The job's summary and records, and each change of them until it has ended."""
         async with errors_as_codes(context):
             async for event in self._job_manager.watch(request.job_digest):
                 yield event
 
     async def ControlJob(self, request: pb.ControlRequest, context: Context) -> records_pb2.JobSummary:
+        """Pause, resume or cancel; the answer is the job's summary afterwards."""
         async with errors_as_codes(context):
             return await self._job_manager.control(request.job_digest, request.action)
         raise AssertionError("unreachable: errors end the call")
@@ -101,19 +98,21 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
     async def FetchModel(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchMessage]:
         """The summary, then the newest global state."""
         async with errors_as_codes(context):
-            summary = self._job_manager.summary(request.job_digest)
-            with self._job_manager.model_path(request.job_digest).open("rb") as file:
-                yield pb.FetchMessage(summary=summary)
+            row = self._job_manager.row(request.job_digest)
+            path = self._resources.checkpoints.path(row.digest, row.state_digest)
+            with path.open("rb") as file:
+                yield pb.FetchMessage(summary=self._job_manager.summary(row))
                 offset = 0
                 while data := await asyncio.to_thread(file.read, wire.CHUNK_BYTES):
                     yield pb.FetchMessage(chunk=federation_pb2.Chunk(offset=offset, data=data))
                     offset += len(data)
 
     async def ListSilos(self, request: pb.ListSilosRequest, context: Context) -> pb.ListSilosReply:
+        """The silos on the roster, and which of them are connected."""
         roster = self._resources.roster_book.current
         expires = {
-            connection.silo: connection.certificate_expires.timestamp()
-            for connection in self._resources.attendance.connections
+            silo: connection.certificate_expires.timestamp()
+            for silo, connection in self._resources.attendance.connections.items()
         }
         silos = [
             pb.SiloStatus(
@@ -122,10 +121,3 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
             for name in sorted(roster.silo_names)
         ]
         return pb.ListSilosReply(roster_version=roster.version, silos=silos)
-
-
-def _check_parses(received: Path) -> None:
-    """Raises RemoteProtocolError before the event loop spends time on a bad file."""
-    from chorale.spec.state import state_from_file
-
-    state_from_file(received)

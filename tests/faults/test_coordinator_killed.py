@@ -1,4 +1,4 @@
-"""kill -9 of the coordinator in each state of the round machine, and between two writes of it.
+"""kill -9 of the coordinator in each state of the phase machine, and between two writes of it.
 
 Guarantee G4: no sum that was completed is lost, none counts twice, no mask is used twice.
 Source: docs/protocol.md 7 and 10.

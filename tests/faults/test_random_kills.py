@@ -1,4 +1,4 @@
-"""kill -9 of whoever, whenever: what no list of states has foreseen."""
+"""kill -9 of any process at any moment: what no list of states has foreseen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 21
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_sum_counts_once_whoever_is_killed_whenever(make_federation: MakeFederation, seed: int) -> None:
+def test_every_sum_counts_once_after_kills_of_any_process_at_any_moment(
+    make_federation: MakeFederation, seed: int
+) -> None:
     federation = make_federation(silos=5, records_sent=True)
     federation.start()
     job_id = federation.submit(values=5, rounds=ROUNDS)

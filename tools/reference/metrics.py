@@ -48,7 +48,7 @@ def _coordinator() -> CollectorRegistry:
     metrics = CoordinatorMetrics()
     metrics.know_silos([EVERY_SILO])
     metrics.know_job(EVERY_JOB)
-    metrics.note_checkpoint(EVERY_JOB, 0.0)
+    metrics.checkpoint.labels(federation_job=EVERY_JOB).set(0.0)
     return metrics.registry
 
 

@@ -19,7 +19,7 @@ from chorale.transport import tls
 from chorale.v1 import federation_pb2 as fpb
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1 import operations_pb2_grpc, records_pb2
-from coordinator.clock import Clock
+from coordinator.process import Clock
 from coordinator.service.hosting import Host
 from coordinator.settings import CoordinatorSettings, IdentityFiles
 from crypto.identity.certificates import Identity, Role, certificate_to_pem

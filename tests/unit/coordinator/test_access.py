@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import operations_pb2
-from coordinator.clock import Clock
+from coordinator.process import Clock
 from coordinator.service.access import ALLOWED, COMMON_METHODS, FEDERATION_METHODS, OPERATIONS_METHODS
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role

@@ -7,9 +7,10 @@ import tracemalloc
 import numpy as np
 
 from coordinator.jobs import aggregate
-from coordinator.jobs.aggregate import MaskedSum, StoredSum, load_vectors, store_vectors
+from coordinator.jobs.aggregate import MaskedSum, StoredSum, store_vectors, unmask_stored
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout, Quantity
+from crypto.masking.masks import SignedSeed, UnmaskPlan, vectors_from_stream
 
 # longer than one block in each word size, and no multiple of it
 LAYOUT = Layout(
@@ -32,6 +33,10 @@ def random_vectors(seed):
     }
 
 
+def stored_vectors(path):
+    return vectors_from_stream(LAYOUT, path.read_bytes())
+
+
 def test_sum_of_spooled_streams_is_their_sum_modulo_each_word(tmp_path):
     parts = [random_vectors(seed) for seed in range(3)]
     total = MaskedSum(LAYOUT)
@@ -42,20 +47,28 @@ def test_sum_of_spooled_streams_is_their_sum_modulo_each_word(tmp_path):
         total.add(path)
     total.store(tmp_path / "sum")
 
-    loaded = load_vectors(tmp_path / "sum", layout=LAYOUT)
-
+    loaded = stored_vectors(tmp_path / "sum")
     for word in LAYOUT.words:
         expected = sum(part[word].astype(object) for part in parts) % (1 << word)
         assert (loaded[word].astype(object) == expected).all()
 
 
-def test_stored_vectors_come_back_writable(tmp_path):
-    vectors = random_vectors(7)
+def test_masks_are_taken_off_a_copy_of_the_stored_sum(tmp_path):
+    vectors, seed = random_vectors(7), b"s" * 32
     store_vectors(tmp_path / "sum", vectors, layout=LAYOUT)
-    loaded = load_vectors(tmp_path / "sum", layout=LAYOUT)
+
+    def unmask(source, target, sign):
+        seeds = (SignedSeed(seed=seed, sign=sign),)
+        plan = UnmaskPlan(layout=LAYOUT, cohort_digest=bytes(32), seeds=seeds, survivors=("a",))
+        unmask_stored(tmp_path / source, tmp_path / target, plan=plan)
+        return stored_vectors(tmp_path / target)
+
+    once = unmask("sum", "once", 1)
+    back = unmask("once", "back", -1)
     for word in LAYOUT.words:
-        np.testing.assert_array_equal(loaded[word], vectors[word])
-        loaded[word][:] = 0
+        assert (once[word] != vectors[word]).any()
+        np.testing.assert_array_equal(back[word], vectors[word])
+        np.testing.assert_array_equal(stored_vectors(tmp_path / "sum")[word], vectors[word])
 
 
 def test_stored_sum_decodes_each_quantity_as_the_ring_does_and_holds_none(tmp_path):
@@ -69,7 +82,7 @@ def test_stored_sum_decodes_each_quantity_as_the_ring_does_and_holds_none(tmp_pa
     for name, value in stored.items():
         assert value.dtype == decoded[name].dtype
         np.testing.assert_array_equal(value, decoded[name])
-        value[:] = 0  # it is whoever asked's own
+        value[:] = 0  # the copy is the caller's own
         np.testing.assert_array_equal(stored[name], decoded[name])
 
 

@@ -53,9 +53,9 @@ async def test_a_silo_that_lets_too_many_messages_wait_is_gone() -> None:
     connection = connection_to_a()
     for number in range(MAX_QUEUED_MESSAGES):
         connection.send(beat(number))
-    assert not connection.is_ended
+    assert not connection.ended.is_set()
     connection.send(beat(0))
-    assert connection.is_ended
+    assert connection.ended.is_set()
     assert connection.farewell is not None
     assert connection.farewell.why is Leaving.TOO_SLOW
     assert await numbers(connection.outgoing()) == []

@@ -10,8 +10,13 @@ LIMITS = StageLimits(deadline=30, hard_cap=600, grace=15, min_rate=10_000, chunk
 
 
 @pytest.fixture
-def stage():
-    return StageDeadlines(LIMITS, started=1000.0)
+def away_since():
+    return {}
+
+
+@pytest.fixture
+def stage(away_since):
+    return StageDeadlines(LIMITS, started=1000.0, away_since=away_since)
 
 
 def test_silent_silo_is_awaited_until_the_deadline(stage):
@@ -59,16 +64,16 @@ def test_burst_does_not_pay_for_a_long_silence(stage):
     assert stage.expires_at("a") == pytest.approx(1001.0 + (1 << 20) / 10_000)
 
 
-def test_lost_silo_is_awaited_for_the_grace_and_again_when_it_is_back(stage):
-    stage.on_lost("a", now=1002.0)
+def test_lost_silo_is_awaited_for_the_grace_and_again_when_it_is_back(stage, away_since):
+    away_since["a"] = 1002.0
     assert stage.is_present("a", now=1016.9)
     assert stage.awaited(["a"], now=1016.9).keys() == {"a"}
     assert not stage.is_present("a", now=1017.0)
     assert stage.awaited(["a"], now=1017.0) == {}
-    stage.on_present("a")
+    del away_since["a"]
     assert stage.awaited(["a"], now=1017.0).keys() == {"a"}
 
 
-def test_silo_lost_long_before_the_stage_is_not_awaited(stage):
-    stage.on_lost("a", now=900.0)
+def test_silo_lost_long_before_the_stage_is_not_awaited(stage, away_since):
+    away_since["a"] = 900.0
     assert stage.awaited(["a", "b"], now=1000.0).keys() == {"b"}

@@ -229,9 +229,7 @@ async def test_job_goes_on_by_itself_after_a_fault_of_this_machine(make_hub, mon
     assert list(records[0].cohort) == hub.names
 
 
-async def test_a_job_waits_twice_as_long_after_each_fault_and_anew_once_a_phase_has_ended(
-    make_hub, monkeypatch
-):
+async def test_a_job_waits_twice_as_long_after_each_fault_until_a_phase_has_ended(make_hub, monkeypatch):
     full = OSError(errno.ENOSPC, "no space left on device")
     enter, faults = Store.enter_unmask, iter([full, full, full, None, full])
 
@@ -242,9 +240,9 @@ async def test_a_job_waits_twice_as_long_after_each_fault_and_anew_once_a_phase_
 
     tell_progress, told = JobRunner._tell_progress, []
 
-    def tell(driver, line):
+    def tell(runner, line):
         told.append(line)
-        tell_progress(driver, line)
+        tell_progress(runner, line)
 
     monkeypatch.setattr(Store, "enter_unmask", enter_after_a_fault)
     monkeypatch.setattr(JobRunner, "_tell_progress", tell)

@@ -13,7 +13,7 @@ import pytest
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
-from coordinator.service import access
+from coordinator.service import access, federation_service
 from coordinator.service.access import FEDERATION_METHODS
 from coordinator.service.federation_service import SERVICE, FederationService
 from crypto.errors import Refusal
@@ -91,8 +91,9 @@ async def test_newer_connection_replaces_the_older(make_hub):
 
 async def test_grpc_is_asked_who_calls_when_a_call_begins_and_never_again(make_hub, monkeypatch):
     """It frees a call when its handler ends, and crashes the process where that call is asked later."""
-    ask, asked = access._auth_context, []
-    monkeypatch.setattr(access, "_auth_context", lambda context: asked.append(context) or ask(context))
+    ask, asked = access.caller_of, []
+    for module in (access, federation_service):
+        monkeypatch.setattr(module, "caller_of", lambda context: asked.append(context) or ask(context))
     hub = make_hub()
     await hub.start()
     fake = hub.silo("silo-0")
@@ -123,11 +124,11 @@ async def test_revoked_silo_that_reads_nothing_counts_as_gone_and_is_not_heard(m
     attendance.send("silo-1", unread)
 
     hub.ceremony.publish(without=("silo-1",))
-    while attendance.is_connected("silo-1"):
+    while "silo-1" in attendance.connections:
         await asyncio.sleep(0.01)
     heard = SimpleNamespace(messages=[], on_connected=print, on_lost=print)
     heard.on_message = lambda silo, message: heard.messages.append(silo)
-    attendance.listen(heard)
+    attendance.listeners.append(heard)
     await call.write(REFUSED)
     kept.say(REFUSED)
     while "silo-2" not in heard.messages:
@@ -136,7 +137,7 @@ async def test_revoked_silo_that_reads_nothing_counts_as_gone_and_is_not_heard(m
 
     assert not call.done()
     assert "silo-1" not in heard.messages
-    assert attendance.is_connected("silo-2")
+    assert "silo-2" in attendance.connections
     with suppress(grpc.aio.AioRpcError):
         while await call.read() is not grpc.aio.EOF:
             pass

@@ -49,7 +49,7 @@ async def test_two_coordinators_never_share_a_directory(make_hub):
 async def test_real_ports_are_written_where_tests_and_people_find_them(make_hub):
     hub = make_hub(metrics_listen="127.0.0.1:0")
     await hub.start()
-    endpoint = json.loads(hub.settings.endpoint_path.read_text())
+    endpoint = json.loads((hub.settings.directory / hosting.ENDPOINT_FILE).read_text())
     assert endpoint == {"grpc": hub.host.grpc_address, "metrics": hub.host.metrics_address}
     assert not endpoint["grpc"].endswith(":0")
     with urllib.request.urlopen(f"http://{endpoint['metrics']}/readyz", timeout=5) as reply:

@@ -179,4 +179,4 @@ async def test_nothing_is_kept_of_a_job_that_nobody_knows(make_hub):
     await hub.start()
     with pytest.raises(grpc.aio.AioRpcError, match="not known here"):
         await anext(aiter(hub.operations().WatchJob(pb.WatchRequest(job_digest=b"j" * (1 << 20)))))
-    assert not hub.host.job_manager._bulletins
+    assert not hub.host.job_manager._changes

@@ -1,4 +1,4 @@
-"""What a job driver knows of its phases is what the store holds, however often it is asked."""
+"""What a job runner knows of its phases is what the store holds, however often it is asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from chorale.job import SignedJob
 from chorale.v1.records_pb2 import PhaseRecord
-from coordinator.jobs.phase_history import PhaseHistory, completed_rounds
+from coordinator.jobs.sequence import PhaseHistory, completed_rounds
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import PhaseRow, Store
 from crypto.session.messages import SignedBody

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.clock import Clock
 from coordinator.members.roster_book import RosterBook
+from coordinator.process import Clock
 from coordinator.storage.store import Store
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.identity.certificates import Role

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import json_format
 
 from chorale.v1 import records_pb2
-from coordinator.jobs.sequence import JobFailed, PhaseSequence
+from coordinator.jobs.sequence import JobFailed, next_step
 from coordinator.phase_machine import PhaseState
 from tests.unit.coordinator.job_phases import make_job, make_row
 
@@ -20,8 +20,8 @@ def rows(*phases):
     ]
 
 
-def sequence(is_outdated=False, **fields):
-    return PhaseSequence(job=make_job(**fields), is_outdated=lambda _: is_outdated)
+def step_after(ended, is_outdated=False, **fields):
+    return next_step(make_job(**fields), ended, is_outdated=lambda _: is_outdated)
 
 
 DONE, LOST, BUSY = PhaseState.APPLIED, PhaseState.USED_UP, PhaseState.MASKED
@@ -41,30 +41,30 @@ DONE, LOST, BUSY = PhaseState.APPLIED, PhaseState.USED_UP, PhaseState.MASKED
     ],
 )
 def test_next_phase_follows_from_what_has_ended(ended, following):
-    assert sequence().next_step(rows(*ended)) == following
+    assert step_after(rows(*ended)) == following
 
 
 def test_opening_phase_that_is_used_up_too_often_ends_the_job():
     ended = rows((0, "enrollment.0", LOST), (0, "enrollment.1", LOST))
     with pytest.raises(JobFailed, match="enrollment: used up 2 times, the last time by too-few-silos"):
-        sequence().next_step(ended)
+        step_after(ended)
 
 
 def test_enrollment_is_repeated_between_rounds_under_the_number_of_the_last():
     ended = rows((0, "enrollment.0", DONE), (1, "train", DONE))
-    assert sequence(is_outdated=True).next_step(ended) == (1, "enrollment.1")
+    assert step_after(ended, is_outdated=True) == (1, "enrollment.1")
     again = [*ended, *rows((1, "enrollment.1", DONE))]
-    assert sequence(is_outdated=True).next_step(again) == (2, "train")
+    assert step_after(again, is_outdated=True) == (2, "train")
 
 
 def test_enrollment_is_not_repeated_sooner_than_the_job_allows():
     ended = rows((0, "enrollment.0", DONE), (1, "train", DONE))
-    assert sequence(is_outdated=True, enrollment_every=2).next_step(ended) == (2, "train")
+    assert step_after(ended, is_outdated=True, enrollment_every=2) == (2, "train")
     later = rows((0, "enrollment.0", DONE), (1, "train", DONE), (2, "train", LOST))
-    assert sequence(is_outdated=True, enrollment_every=2).next_step(later) == (2, "enrollment.1")
+    assert step_after(later, is_outdated=True, enrollment_every=2) == (2, "enrollment.1")
 
 
 def test_enrollment_is_not_repeated_before_the_first_round_or_the_closing_phase():
-    assert sequence(is_outdated=True).next_step(rows((0, "enrollment.0", DONE))) == (1, "train")
+    assert step_after(rows((0, "enrollment.0", DONE)), is_outdated=True) == (1, "train")
     ended = rows((0, "enrollment.0", DONE), (3, "train", DONE))
-    assert sequence(is_outdated=True).next_step(ended) == (3, "evaluate.0")
+    assert step_after(ended, is_outdated=True) == (3, "evaluate.0")

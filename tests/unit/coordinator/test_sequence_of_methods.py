@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 import pytest
 
 from chorale.job import Job
-from coordinator.jobs.sequence import JobFailed, PhaseSequence, Step
+from coordinator.jobs.sequence import JobFailed, Step, next_step
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import PhaseRow
 from tests.unit.coordinator.job_phases import make_job, make_row
@@ -19,9 +19,8 @@ def walk(
     job: Job, *, lost: Container[Step] = (), is_outdated: Callable[[PhaseRow], bool] = lambda _: False
 ) -> list[Step]:
     """Every phase of the job in turn; those in `lost` are used up, the others applied."""
-    sequence = PhaseSequence(job=job, is_outdated=is_outdated)
     rows: list[PhaseRow] = []
-    while (step := sequence.next_step(rows)) is not None:
+    while (step := next_step(job, rows, is_outdated=is_outdated)) is not None:
         state = PhaseState.USED_UP if step in lost else PhaseState.APPLIED
         rows.append(make_row(len(rows), step, state))
     return [(row.round, row.phase) for row in rows]
@@ -31,26 +30,26 @@ def rounds(*numbers: int) -> list[Step]:
     return [(number, phase) for number in numbers for phase in ("prototypes", "train")]
 
 
-def test_presence_runs_once_before_the_first_round_and_prototypes_before_every_training() -> None:
+def test_class_presence_runs_once_before_the_first_round_and_prototypes_before_every_training() -> None:
     assert walk(make_job("fedcsd")) == [*OPENING, *rounds(1, 2, 3), (3, "evaluate.0")]
 
 
-def test_presence_that_was_used_up_is_repeated_under_its_next_number() -> None:
+def test_class_presence_that_was_used_up_is_repeated_under_its_next_number() -> None:
     steps = walk(make_job("fedcsd"), lost=[(0, "class-presence.0")])
     assert steps == [*OPENING, (0, "class-presence.1"), *rounds(1, 2, 3), (3, "evaluate.0")]
 
 
-def test_presence_that_is_used_up_every_time_ends_the_job() -> None:
+def test_class_presence_that_is_used_up_every_time_ends_the_job() -> None:
     with pytest.raises(JobFailed, match="presence: used up 2 times"):
         walk(make_job("fedcsd"), lost=[(0, "class-presence.0"), (0, "class-presence.1")])
 
 
-def test_an_opening_enrollment_that_was_used_up_is_repeated_before_presence() -> None:
+def test_an_opening_enrollment_that_was_used_up_is_repeated_before_class_presence() -> None:
     steps = walk(make_job("fedcsd"), lost=[(0, "enrollment.0")])
     assert steps[:3] == [(0, "enrollment.0"), (0, "enrollment.1"), (0, "class-presence.0")]
 
 
-def test_a_repeated_enrollment_between_rounds_repeats_no_presence() -> None:
+def test_a_repeated_enrollment_between_rounds_repeats_no_class_presence() -> None:
     steps = walk(make_job("fedcsd"), is_outdated=lambda enrollment: enrollment.round == 0)
     assert steps == [*OPENING, *rounds(1), (1, "enrollment.1"), *rounds(2, 3), (3, "evaluate.0")]
 

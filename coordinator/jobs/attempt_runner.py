@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from chorale.job import Job
 from chorale.observability.logs import get_logger
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from coordinator.clock import Clock
 from coordinator.jobs.aggregate import MaskedSum
 from coordinator.jobs.deadlines import StageDeadlines, StageLimits
-from coordinator.members.connectivity import Connectivity
 from coordinator.phase_machine import PhaseEvent, PhaseState
 from coordinator.reasons import FATAL_TO_JOB, FATAL_TO_PHASE, Absent, FailureReason
+from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool, Spool
 from coordinator.storage.store import Absence
 from crypto.errors import ChoraleError, LocalProtocolError, Refusal, RemoteProtocolError
@@ -38,7 +38,7 @@ from crypto.session.messages import SessionTerms
 
 REOFFER_SECONDS = 10.0  # a silo that refused for now is asked again while too few are there
 
-log = get_logger("coordinator.jobs.attempt")
+log = get_logger("coordinator.jobs.attempt_runner")
 
 Outbox = Mapping[str, pb.CoordinatorMessage]
 
@@ -51,16 +51,6 @@ class AttemptFailed(ChoraleError):
         self.reason = reason
         self.is_final = is_final
         self.ends_job = ends_job
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptLimits:
-    """How long each kind of stage waits."""
-
-    train: StageLimits
-    stage: StageLimits
-    unmask_hard_cap: float
-    hold_before_relay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,55 +79,72 @@ _INBOUND: dict[str, _Inbound] = {
 SESSION_MESSAGES = frozenset(_INBOUND) | {"refused"}
 
 
-class Attempt:
-    """Drives one CoordinatorSession. `on_stage` makes each step durable before its messages leave."""
+class AttemptRunner:
+    """Runs one CoordinatorSession. `on_stage` makes each step durable before its messages leave.
+
+    away_since: the connectivity of the job's silos, kept up to date by the job's runner. kept_out: silos
+    that sit out this attempt.
+    """
 
     def __init__(
         self,
         *,
+        resources: Resources,
+        job: Job,
         key: PhaseKey,
         terms: SessionTerms,
         session: CoordinatorSession,
-        limits: AttemptLimits,
-        connectivity: Connectivity,
-        clock: Clock,
-        send: Callable[[str, pb.CoordinatorMessage], object],
+        away_since: Mapping[str, float],
+        kept_out: frozenset[str],
         on_stage: Callable[[PhaseEvent], None],
         on_progress: Callable[[str], None],
-        kept_out: frozenset[str] = frozenset(),
     ) -> None:
         self.key = key
         self.session = session
         self.absences: list[Absence] = []
         self.sent_bytes: dict[str, int] = dict.fromkeys(terms.names, 0)
+        settings = self._settings = resources.settings
+        self._clock = resources.clock
+        self._send = resources.attendance.send
+        self._stage_limits = StageLimits(
+            deadline=settings.stage_deadline_seconds,
+            hard_cap=settings.stage_hard_cap_seconds,
+            grace=settings.reconnect_grace_seconds,
+            min_rate=settings.min_upload_bytes_per_second,
+            chunk_bytes=wire.CHUNK_BYTES,
+        )
+        self._train_limits = replace(
+            self._stage_limits,
+            deadline=job.spec.train_deadline_seconds,
+            hard_cap=job.spec.train_hard_cap_seconds,
+        )
         self._terms = terms
-        self._limits = limits
-        self._connectivity = connectivity
-        self._clock = clock
-        self._send = send
+        self._min_silos = terms.rule.min_survivors
+        self._away_since = away_since
+        self._kept_out = kept_out
         self._on_stage = on_stage
         self._on_progress = on_progress
-        self._kept_out = kept_out
-        self._out: dict[str, str] = {}
-        self._outbox: Outbox = {}
-        self._deadlines = self._new_deadlines(limits.stage)
+        self._scope = {"job": job.id, "round": key.round, "phase": key.phase, "attempt": key.attempt}
+        self._outbox: Outbox = {}  # what this stage sent, for a silo that comes back
+        self._out: dict[str, str] = {}  # silos that are out of this stage, and why
         self._news = asyncio.Event()
         self._spool: SessionSpool | None = None
         self._sum: MaskedSum | None = None
         self._additions: dict[str, asyncio.Task[None]] = {}
         self._adding = asyncio.Lock()
+        self._begin_stage({}, self._stage_limits)
 
     # what the silos do
 
     def on_connected(self, silo: str) -> None:
-        self._deadlines.on_present(silo)
+        """The silo gets again what it has not answered."""
         if self.session.state is CoordinatorState.ADVERTISE:
             self._out.pop(silo, None)  # it may have a new policy, or have been approved meanwhile
         self._send_again(silo)
         self._news.set()
 
-    def on_lost(self, silo: str) -> None:
-        self._deadlines.on_lost(silo, now=self._clock.monotonic())
+    def on_lost(self) -> None:
+        """The stage looks again at how long it waits for whom."""
         self._news.set()
 
     def on_heartbeat(self, silo: str, *, is_preparing: bool) -> None:
@@ -156,9 +163,21 @@ class Attempt:
         self.sent_bytes[silo] += message.ByteSize()
         try:
             if kind == "refused":
-                self._on_refused(silo, wire.refused_from_wire(message.refused))
+                refusal = wire.refused_from_wire(message.refused)
+                log.info("silo refused", silo=silo, code=refusal.value, **self._scope)
+                if silo in self.session.awaited:
+                    self._out[silo] = refusal.value
+            elif self.session.state is not (inbound := _INBOUND[kind]).state:
+                log.info("message too late or too early", silo=silo, **self._scope)
+            elif kind == "complaint" and silo in self._additions:
+                raise RemoteProtocolError("complaint: the silo has masked already", code=Refusal.STAGE)
             else:
-                self._on_session_message(silo, _INBOUND[kind], getattr(message, kind))
+                inbound.take(self.session, silo, inbound.read(getattr(message, kind)))
+                self._out.pop(silo, None)
+                if kind == "complaint":
+                    self._out[silo] = Absent.COMPLAINED.value
+                if kind == "shares":
+                    log.info("shares received", silo=silo, **self._scope)
         except RemoteProtocolError as error:
             log.warning("message not accepted", silo=silo, kind=kind, reason=str(error), **self._scope)
             self._out[silo] = error.code.value
@@ -178,6 +197,7 @@ class Attempt:
         return self._spool.open(silo)
 
     def on_upload_progress(self, silo: str, spool: Spool, *, chunk_bytes: int) -> None:
+        """chunk_bytes: what has just arrived, with its frame."""
         self.sent_bytes[silo] += chunk_bytes
         now = self._clock.monotonic()
         self._deadlines.on_upload(silo, received_bytes=spool.received_bytes, now=now)
@@ -193,7 +213,8 @@ class Attempt:
             raise RemoteProtocolError("upload: the stage has closed", code=Refusal.STAGE)
         spool.finish(sha256)
         self.session.on_masked(silo)
-        self._additions[silo] = asyncio.create_task(self._add(spool.path))
+        assert self._sum is not None  # made before the stage's first message left
+        self._additions[silo] = asyncio.create_task(self._add(spool.path, self._sum))
         self._news.set()
 
     # the stages
@@ -204,18 +225,21 @@ class Attempt:
         While fewer than needed are there it goes on waiting up to the hard cap: no attempt is used.
         """
         candidates = frozenset(self._terms.names) - self._kept_out
-        for silo in sorted(self._kept_out):
-            self.absences.append(_absence(silo, PhaseState.WAITING, Absent.SITS_OUT))
+        waiting, sits_out = PhaseState.WAITING.value, Absent.SITS_OUT.value
+        self.absences += [
+            Absence(silo=silo, stage=waiting, reason=sits_out) for silo in sorted(self._kept_out)
+        ]
         message = pb.CoordinatorMessage(task=task)
-        self._begin_stage(self._limits.train, dict.fromkeys(candidates, message))
+        self._begin_stage(dict.fromkeys(candidates, message), self._train_limits)
         has_enough = False
         while True:
             self._news.clear()
             now = self._clock.monotonic()
             pending = (candidates & self.session.awaited) - self._out.keys()
             awaited = self._deadlines.awaited(pending, now=now)
-            here = [silo for silo in candidates - self.session.awaited if self._is_present(silo, now)]
-            is_enough = len(here) >= self._least
+            adverted = candidates - self.session.awaited
+            here = [silo for silo in adverted if self._deadlines.is_present(silo, now=now)]
+            is_enough = len(here) >= self._min_silos
             if is_enough and not has_enough:
                 has_enough = True
                 self._on_stage(PhaseEvent.ENOUGH_ADVERTS)
@@ -234,16 +258,16 @@ class Attempt:
         self._lose(set(self._terms.names) - self._kept_out - set(self.session.cohort), PhaseState.WAITING)
         self._on_stage(PhaseEvent.COHORT_FIXED)
         message = pb.CoordinatorMessage(cohort=wire.cohort_to_wire(cohort, self.key))
-        self._begin_stage(self._limits.stage, dict.fromkeys(self.session.cohort, message))
+        self._begin_stage(dict.fromkeys(self.session.cohort, message), self._stage_limits)
         await self._collect()
 
     async def masked(self, spool: SessionSpool) -> None:
         """Relay the envelopes and take in the masked vectors."""
         envelopes = self._close(self.session.close_share, PhaseState.SHARE, self.session.cohort)
         self._lose(set(self.session.cohort) - set(self.session.sharers), PhaseState.SHARE)
-        if self._limits.hold_before_relay > 0:
+        if self._settings.hold_before_relay_seconds > 0:
             self._on_progress("shares received")
-            await asyncio.sleep(self._limits.hold_before_relay)
+            await asyncio.sleep(self._settings.hold_before_relay_seconds)
         self._on_stage(PhaseEvent.SHARES_CLOSED)
         self._spool = spool
         self._sum = MaskedSum(self._terms.layout)
@@ -251,46 +275,50 @@ class Attempt:
             silo: pb.CoordinatorMessage(envelopes=wire.envelopes_to_wire(dealt, self.key))
             for silo, dealt in envelopes.items()
         }
-        self._begin_stage(self._limits.stage, outbox)
+        self._begin_stage(outbox, self._stage_limits)
         await self._collect()
 
     async def consistency(self) -> MaskedSum:
-        """Fix U3 and collect signatures over the sets until t are there: who signs later is not waited
-        for and loses nothing. Gives the sum over U3, still masked."""
+        """Fix U3 and collect signatures over the sets until t are there: a silo that signs later is not
+        waited for and loses nothing. Gives the sum over U3, still masked."""
         survivors = self._close(self.session.close_masked, PhaseState.MASKED, self.session.sharers)
         self._lose(set(self.session.sharers) - set(self.session.survivors), PhaseState.MASKED)
-        await self._finish_sum()
+        await asyncio.gather(*self._additions.values())
+        if set(self._additions) != set(self.session.survivors):
+            raise LocalProtocolError("attempt: the added vectors are not those of U3")
         self._on_stage(PhaseEvent.UPLOADS_CLOSED)
         message = pb.CoordinatorMessage(survivors=wire.survivors_to_wire(survivors, self.key))
-        self._begin_stage(self._limits.stage, dict.fromkeys(self.session.survivors, message))
+        self._begin_stage(dict.fromkeys(self.session.survivors, message), self._stage_limits)
         await self._collect(is_done=lambda: self.session.has_signatures)
         self._close(self.session.close_consistency, PhaseState.CONSISTENCY, self.session.survivors)
-        total, self._sum = self._masked_sum, None  # whoever stores it lets go of it
+        assert self._sum is not None  # made when the masked stage began
+        total, self._sum = self._sum, None  # the caller stores it and lets go of it
         return total
 
     async def unmask(self) -> UnmaskPlan:
         """Ask for the shares, also of silos that come back late, until they suffice."""
-        cap = self._limits.unmask_hard_cap
+        cap = self._settings.unmask_hard_cap_seconds
         # no share can be had elsewhere, so since when a silo is away does not matter
-        limits = StageLimits(deadline=cap, hard_cap=cap, grace=math.inf)
+        limits = replace(self._stage_limits, deadline=cap, hard_cap=cap, grace=math.inf)
         message = pb.CoordinatorMessage(
             signatures=wire.signatures_to_wire(self.session.unmask_request(), self.key)
         )
-        self._begin_stage(limits, dict.fromkeys(self.session.survivors, message))
+        self._begin_stage(dict.fromkeys(self.session.survivors, message), limits)
         await self._collect(is_done=lambda: self.session.can_unmask)
         if not self.session.can_unmask and self._clock.monotonic() >= self._deadlines.hard_cap_at:
             raise AttemptFailed(FailureReason.UNMASK_HARD_CAP, is_final=True)
         answer = self._close(self.session.close_unmask, PhaseState.UNMASK, self.session.survivors)
-        return answer if isinstance(answer, UnmaskPlan) else await self._recover(answer)
-
-    async def _recover(self, requests: Mapping[str, Any]) -> UnmaskPlan:
-        """Ask survivors for the seeds that they share with a lost silo whose own secret is false."""
+        if isinstance(answer, UnmaskPlan):
+            return answer
+        # survivors are asked, under the same hard cap, for the seeds that they share with a lost silo whose
+        # own secret is false
+        self._out.clear()
         self._outbox = {
             silo: pb.CoordinatorMessage(recover=wire.recover_request_to_wire(request, self.key))
-            for silo, request in requests.items()
+            for silo, request in answer.items()
         }
-        self._out.clear()
-        self._send_outbox()
+        for silo, request in self._outbox.items():
+            self._send(silo, request)
         await self._collect()
         plan: UnmaskPlan = self._close(self.session.close_recover, PhaseState.UNMASK, self.session.survivors)
         return plan
@@ -303,34 +331,15 @@ class Attempt:
 
     # helpers
 
-    @property
-    def _scope(self) -> dict[str, object]:
-        job = self.key.job_digest.hex()[:12]
-        return {"job": job, "round": self.key.round, "phase": self.key.phase, "attempt": self.key.attempt}
-
-    @property
-    def _least(self) -> int:
-        return self._terms.rule.min_survivors
-
-    def _new_deadlines(self, limits: StageLimits) -> StageDeadlines:
-        deadlines = StageDeadlines(limits, started=self._clock.monotonic())
-        for silo in self._terms.names:
-            lost_at = self._connectivity.lost_at(silo)
-            if lost_at is not None:
-                deadlines.on_lost(silo, now=lost_at)
-        return deadlines
-
-    def _begin_stage(self, limits: StageLimits, outbox: Outbox) -> None:
-        self._deadlines = self._new_deadlines(limits)
+    def _begin_stage(self, outbox: Outbox, limits: StageLimits) -> None:
+        now = self._clock.monotonic()
+        self._deadlines = StageDeadlines(limits, started=now, away_since=self._away_since)
         self._outbox = outbox
-        self._send_outbox()
-
-    def _send_outbox(self) -> None:
-        for silo, message in self._outbox.items():
+        for silo, message in outbox.items():
             self._send(silo, message)
 
     def _send_again(self, silo: str) -> None:
-        """To a silo that came back: what it has not answered yet."""
+        """What the silo has not answered yet, byte-identical (docs/protocol.md 8)."""
         if silo in self._outbox and silo in self.session.awaited and silo not in self._out:
             self._send(silo, self._outbox[silo])
 
@@ -347,25 +356,23 @@ class Attempt:
             await self._news_until(min(awaited.values()))
 
     async def _news_until(self, moment: float) -> None:
+        """Wait for anything that may change whom the stage awaits, and no longer than until then."""
         try:
             async with asyncio.timeout(max(0.0, moment - self._clock.monotonic())):
                 await self._news.wait()
         except TimeoutError:
             return
 
-    def _is_present(self, silo: str, now: float) -> bool:
-        return self._deadlines.is_present(silo, now=now)
-
     def _check_hope(self, candidates: frozenset[str], now: float) -> None:
         """Give up at once where waiting cannot bring enough silos."""
-        if len(candidates) < self._least:
+        if len(candidates) < self._min_silos:
             raise AttemptFailed(FailureReason.TOO_FEW_SILOS)
         for codes, ends_job in ((FATAL_TO_JOB, True), (FATAL_TO_PHASE, False)):
             refused = [silo for silo, code in self._out.items() if code in codes and silo in candidates]
-            if len(candidates) - len(refused) < self._least:
+            if len(candidates) - len(refused) < self._min_silos:
                 self._lose(set(candidates), PhaseState.WAITING)
                 would_do = [silo for silo in refused if self._out[silo] == Refusal.BUDGET]
-                is_budget = len(candidates) - len(refused) + len(would_do) >= self._least
+                is_budget = len(candidates) - len(refused) + len(would_do) >= self._min_silos
                 reason = FailureReason.BUDGET if is_budget else FailureReason.REFUSED
                 raise AttemptFailed(reason, is_final=True, ends_job=ends_job)
         if now >= self._deadlines.hard_cap_at:
@@ -373,45 +380,17 @@ class Attempt:
             raise AttemptFailed(FailureReason.TRAIN_HARD_CAP, is_final=True)
 
     def _offer_again(self) -> None:
+        """To silos that refused for a reason that may have passed."""
         for silo, code in list(self._out.items()):
             if code not in FATAL_TO_PHASE and silo in self.session.awaited:
                 del self._out[silo]
                 self._send_again(silo)
 
-    def _on_refused(self, silo: str, code: Refusal) -> None:
-        log.info("silo refused", silo=silo, code=code.value, **self._scope)
-        if silo in self.session.awaited:
-            self._out[silo] = code.value
-
-    def _on_session_message(self, silo: str, inbound: _Inbound, body: Any) -> None:
-        if self.session.state is not inbound.state:
-            log.info("message too late or too early", silo=silo, **self._scope)
-            return
-        if inbound.state is CoordinatorState.MASKED and silo in self._additions:
-            raise RemoteProtocolError("complaint: the silo has masked already", code=Refusal.STAGE)
-        inbound.take(self.session, silo, inbound.read(body))
-        if inbound.state is CoordinatorState.SHARE:
-            log.info("shares received", silo=silo, **self._scope)
-        self._out.pop(silo, None)
-        if inbound.state is CoordinatorState.MASKED:
-            self._out[silo] = Absent.COMPLAINED.value
-
-    @property
-    def _masked_sum(self) -> MaskedSum:
-        if self._sum is None:
-            raise LocalProtocolError("attempt: no sum before the masked stage")
-        return self._sum
-
-    async def _add(self, spooled: Path) -> None:
+    async def _add(self, spooled: Path, total: MaskedSum) -> None:
+        """One vector at a time, in a thread."""
         async with self._adding:
-            await asyncio.to_thread(self._masked_sum.add, spooled)
+            await asyncio.to_thread(total.add, spooled)
             spooled.unlink(missing_ok=True)
-
-    async def _finish_sum(self) -> None:
-        """What was added is U3 and nothing else, or there is no sum."""
-        await asyncio.gather(*self._additions.values())
-        if set(self._additions) != set(self.session.survivors):
-            raise LocalProtocolError("attempt: the added vectors are not those of U3")
 
     def _close(self, close: Callable[[], Any], stage: PhaseState, expected: Iterable[str]) -> Any:
         """Close a stage of the session; where it aborts, so does the attempt."""
@@ -424,15 +403,12 @@ class Attempt:
             raise AttemptFailed(FailureReason(error.reason.value), is_final=is_final) from error
 
     def _lose(self, silos: Iterable[str], stage: PhaseState) -> None:
+        """Note why each silo is left out, at the stage where it was lost first."""
         known = {absence.silo for absence in self.absences}
         for silo in sorted(set(silos) - known):
-            self.absences.append(Absence(silo=silo, stage=stage.value, reason=self._why(silo)))
-
-    def _why(self, silo: str) -> str:
-        if silo in self._out:
-            return self._out[silo]
-        is_connected = self._connectivity.is_connected(silo)
-        return (Absent.NO_ANSWER if is_connected else Absent.DISCONNECTED).value
+            silent = Absent.DISCONNECTED if silo in self._away_since else Absent.NO_ANSWER
+            reason = self._out.get(silo, silent.value)
+            self.absences.append(Absence(silo=silo, stage=stage.value, reason=reason))
 
     def _tell_awaited(self, awaited: Iterable[str]) -> None:
         """Whom the stage waits for, and who is not in it and why: what an operator can do something about."""
@@ -441,7 +417,3 @@ class Attempt:
             silos = ", ".join(sorted(silo for silo, why in self._out.items() if why == reason))
             told.append(f"without {silos} ({reason})")
         self._on_progress("; ".join(told) or "awaiting silos")
-
-
-def _absence(silo: str, stage: PhaseState, reason: Absent) -> Absence:
-    return Absence(silo=silo, stage=stage.value, reason=reason.value)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from coordinator.phase_machine import ENDED, TRANSITIONS, PhaseEvent, PhaseMachine, PhaseState
+from coordinator.phase_machine import ENDED, RETRYABLE, TRANSITIONS, PhaseEvent, PhaseMachine, PhaseState
 from crypto.errors import LocalProtocolError
 
 HAPPY = [
@@ -25,7 +25,7 @@ def test_phase_goes_through_every_state_in_order():
     machine = PhaseMachine()
     for event, state in HAPPY:
         assert machine.advance(event) is state
-    assert machine.is_ended
+    assert machine.state in ENDED
     assert machine.attempt == 1
 
 
@@ -39,7 +39,7 @@ def test_failed_attempt_starts_over_under_the_next_number(state):
 @pytest.mark.parametrize("state", [PhaseState.UNMASK, PhaseState.REVEALED])
 def test_no_attempt_follows_once_shares_may_have_left(state):
     machine = PhaseMachine(state=state)
-    assert not machine.can_retry
+    assert state not in RETRYABLE
     with pytest.raises(LocalProtocolError, match="attempt-failed does not happen in state"):
         machine.advance(PhaseEvent.ATTEMPT_FAILED)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from coordinator.descriptors import allow_descriptors
+from coordinator.process import allow_descriptors
 
 
 def test_a_process_may_open_as_much_as_the_system_lets_it() -> None:

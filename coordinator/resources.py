@@ -1,0 +1,92 @@
+"""What every part of a running coordinator works with, opened when it starts and closed when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from cryptography import x509
+
+from chorale.runtime.audit import AuditLog
+from chorale.transport import tls
+from coordinator.members.attendance import Attendance
+from coordinator.members.roster_book import RosterBook
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.process import Clock
+from coordinator.settings import CoordinatorSettings
+from coordinator.storage.checkpoints import Checkpoints
+from coordinator.storage.spool import clear_spools
+from coordinator.storage.store import Store
+from crypto.identity.certificates import Role
+from crypto.identity.roster import Roster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """The coordinator's files, members and counts: one of each, shared by its services and all its jobs.
+
+    Files: store, checkpoints, audit. Members: the roster_book that says who may take part, and the
+    attendance that says who is connected and carries every message to them.
+    """
+
+    settings: CoordinatorSettings
+    authority: x509.Certificate
+    store: Store
+    checkpoints: Checkpoints
+    roster_book: RosterBook
+    attendance: Attendance
+    metrics: CoordinatorMetrics
+    audit: AuditLog
+    clock: Clock
+
+    def note_roster(self, roster: Roster) -> None:
+        """A roster that came into use: in the metrics and in the audit log."""
+        self.metrics.know_silos(roster.silo_names)
+        self.metrics.roster_version.set(roster.version)
+        self.metrics.roster_expiry.set(roster.expires.timestamp())
+        self.metrics.roster_signed.set(roster.issued.timestamp())
+        self.audit.append("roster", version=roster.version, digest=roster.digest.hex())
+
+
+@contextmanager
+def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Resources]:
+    """Raises ConfigError for unusable files and AuditInUse where another coordinator has the directory."""
+    settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    authority = tls.load_authority(settings.authority)
+    metrics = CoordinatorMetrics()
+    identity = tls.load_identity(settings.identity)
+    tls.check_own_certificate(
+        identity,
+        authority=authority,
+        role=Role.COORDINATOR,
+        federation=settings.federation,
+        now=clock.now(),
+        path=settings.identity.certificate,
+    )
+    metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
+    with ExitStack() as closing:
+        # the audit log first: it is locked, so two coordinators never share a directory
+        audit = AuditLog(settings.directory / "audit.jsonl")
+        closing.callback(audit.close)
+        store = Store(settings.directory / "coordinator.sqlite")
+        closing.callback(store.close)
+        clear_spools(settings.spool_directory)
+        roster_book = RosterBook(
+            settings.roster, federation=settings.federation, authority=authority, store=store, clock=clock
+        )
+        resources = Resources(
+            settings=settings,
+            authority=authority,
+            store=store,
+            checkpoints=Checkpoints(settings.directory / "checkpoints"),
+            roster_book=roster_book,
+            attendance=Attendance(metrics=metrics),
+            metrics=metrics,
+            audit=audit,
+            clock=clock,
+        )
+        roster_book.listeners.append(resources.note_roster)
+        audit.append("started", federation=settings.federation)
+        resources.note_roster(roster_book.current)
+        yield resources
