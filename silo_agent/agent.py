@@ -36,11 +36,11 @@ from silo_agent.memory import keep_chunks
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Policy, load_policy
-from silo_agent.rounds.inputs import Inputs
-from silo_agent.rounds.job_book import JobBook
-from silo_agent.rounds.participate import Participant
-from silo_agent.rounds.phase_check import PhaseCheck
+from silo_agent.rounds.input_cache import InputCache
+from silo_agent.rounds.message_handler import MessageHandler
+from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.rosters import Rosters
+from silo_agent.rounds.task_checks import TaskChecks
 from silo_agent.settings import SiloSettings
 
 if TYPE_CHECKING:
@@ -162,14 +162,14 @@ class _Agent:
             log.info("reservations given back", inputs=given_back)
         async with dial(settings, read_limited(settings.authority, tls.MAX_PEM_BYTES)) as channel:
             stub = FederationStub(channel)
-            carrier = Transfer(stub, cache=settings.cache_directory, metrics=self._metrics, random=draw)
-            participant = self._participant(carrier, outbox)
+            transfers = Transfer(stub, cache=settings.cache_directory, metrics=self._metrics, random=draw)
+            handler = self._handler(transfers, outbox)
             self._stream = ControlStream(
                 stub,
                 target=settings.coordinator,
                 proxy=settings.proxy,
                 software_version=_version(),
-                served=participant,
+                served=handler,
                 outbox=outbox,
                 rosters=self._rosters,
                 metrics=self._metrics,
@@ -186,17 +186,17 @@ class _Agent:
             try:
                 await _until_stopped(self._stream, stopping)
             finally:
-                await participant.close()
+                await handler.close()
 
-    def _participant(self, carrier: Transfer, outbox: Outbox) -> Participant:
-        jobs = JobBook(
+    def _handler(self, transfers: Transfer, outbox: Outbox) -> MessageHandler:
+        jobs = OfferedJobs(
             silo=self._settings.name,
             ledger=self._ledger,
             policy=self._policy,
             authority=self._authority,
             clock=_now,
         )
-        check = PhaseCheck(
+        checks = TaskChecks(
             identity=self._identity,
             authority=self._authority,
             policy=self._policy,
@@ -207,7 +207,7 @@ class _Agent:
             clock=_now,
         )
         local = LocalStates(self._settings.local_directory, is_revealed=self._is_revealed)
-        inputs = Inputs(
+        inputs = InputCache(
             silo=self._settings.name,
             policy=self._policy,
             budget=self._budget,
@@ -217,15 +217,15 @@ class _Agent:
             load_data=partial(_load_data, self._settings),
             load_objective=partial(load_objective, self._settings),
         )
-        return Participant(
+        return MessageHandler(
             identity=self._identity,
             rosters=self._rosters,
             jobs=jobs,
-            check=check,
+            checks=checks,
             reveals=self._reveals,
             inputs=inputs,
             local=local,
-            carrier=carrier,
+            transfers=transfers,
             audit=self._audit,
             metrics=self._metrics,
             send=outbox.send,

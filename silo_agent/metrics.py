@@ -21,7 +21,7 @@ class Direction(StrEnum):
     DOWN = "down"
 
 
-class PhaseResult(StrEnum):
+class PhaseEnd(StrEnum):
     """How a phase ended for this silo."""
 
     APPLIED = "applied"  # the sum counts, and this silo is in it
@@ -66,7 +66,7 @@ class SiloMetrics:
     def _start_labels(self) -> None:
         for phase in PHASE_KINDS:
             self.sessions.labels(phase=phase)
-            for result in PhaseResult:
+            for result in PhaseEnd:
                 self.rounds.labels(phase=phase, result=result.value)
         for reason in Refusal:
             self.refusals.labels(reason=reason.value)

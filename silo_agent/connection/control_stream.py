@@ -53,7 +53,7 @@ class ConnectionFailed(ChoraleError):
 
 
 class Served(Protocol):
-    """What the stream serves: silo_agent.rounds.participate."""
+    """What the stream serves: silo_agent.rounds.message_handler."""
 
     @property
     def preparing(self) -> tuple[PhaseKey, ...]: ...
