@@ -185,8 +185,7 @@ class _Client:
 async def _client(folder: Path, payload: _Payload) -> AsyncIterator[_Client]:
     import grpc
 
-    from silo_agent.connection.control_stream import CHANNEL_OPTIONS
-    from silo_agent.connection.stub import FederationStub
+    from silo_agent.connection.channel import CHANNEL_OPTIONS, FederationStub
     from silo_agent.connection.transfer import Transfer
     from silo_agent.metrics import SiloMetrics
 

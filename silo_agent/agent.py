@@ -78,32 +78,30 @@ async def run_agent(settings: SiloSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with ExitStack() as stack:
-        await _serve(settings, stack, stopping)
+        authority = tls.load_authority(settings.authority)
+        identity = _own_identity(settings, authority)
+        policy = _own_policy(settings)
+        path = settings.data.path
+        if path is not None and not path.exists():  # noticed now, not when the first job asks for data
+            raise ConfigError(f"data.path: {path}: no such file or directory")
+        stack.enter_context(_alone(settings.directory))
+        audit = stack.enter_context(closing(AuditLog(settings.audit_path)))
+        ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
+        _agree(ledger, audit, settings.audit_path)
+        metrics = SiloMetrics()
+        metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
+        agent = _Agent(
+            settings,
+            identity=identity,
+            authority=authority,
+            policy=policy,
+            ledger=ledger,
+            audit=audit,
+            metrics=metrics,
+        )
+        stack.enter_context(_probes(settings, metrics, agent))
+        await agent.serve(stopping)
     log.info("stopped")
-
-
-async def _serve(settings: SiloSettings, stack: ExitStack, stopping: asyncio.Event) -> None:
-    authority = tls.load_authority(settings.authority)
-    identity = _own_identity(settings, authority)
-    policy = _own_policy(settings)
-    _check_data_path(settings)
-    stack.enter_context(_alone(settings.directory))
-    audit = stack.enter_context(closing(AuditLog(settings.audit_path)))
-    ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
-    _agree(ledger, audit, settings.audit_path)
-    metrics = SiloMetrics()
-    metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
-    agent = _Agent(
-        settings,
-        identity=identity,
-        authority=authority,
-        policy=policy,
-        ledger=ledger,
-        audit=audit,
-        metrics=metrics,
-    )
-    stack.enter_context(_probes(settings, metrics, agent))
-    await agent.serve(stopping)
 
 
 class _Agent:
@@ -152,8 +150,8 @@ class _Agent:
     async def serve(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set or the stream ends for good."""
         # grpc reads its environment when it is imported, so not before run() has set it
-        from silo_agent.connection.control_stream import ControlStream, Outbox, dial
-        from silo_agent.connection.stub import FederationStub
+        from silo_agent.connection.channel import FederationStub, dial
+        from silo_agent.connection.control_stream import ControlStream, Outbox
         from silo_agent.connection.transfer import Transfer
 
         settings, outbox, draw = self._settings, Outbox(), random.SystemRandom().random
@@ -280,13 +278,6 @@ def _own_policy(settings: SiloSettings) -> Policy:
     return policy
 
 
-def _check_data_path(settings: SiloSettings) -> None:
-    """Data that is not there is noticed now, not when the first job asks for it."""
-    path = settings.data.path
-    if path is not None and not path.exists():
-        raise ConfigError(f"data.path: {path}: no such file or directory")
-
-
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """One agent per directory: two would answer for one another from one ledger."""
@@ -355,7 +346,7 @@ def _probes(settings: SiloSettings, metrics: SiloMetrics, agent: _Agent) -> Iter
 
 
 def _load_data(settings: SiloSettings, job: Job) -> SiloData:
-    from silo_agent.data import load_data  # a format may need scikit-learn or torchvision
+    from silo_agent.data.loading import load_data  # a format may need scikit-learn or torchvision
 
     return load_data(settings.data, job.spec)
 

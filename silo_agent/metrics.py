@@ -55,15 +55,6 @@ class SiloMetrics:
             "certificate_expiry_timestamp_seconds", "When this silo's certificate expires."
         )
         self._gauge("gpu_memory_bytes", "GPU memory in use by training.").set_function(_gpu_memory_bytes)
-        self._start_labels()
-
-    def watch_budget(self, budget: float, spent: Callable[[], tuple[float, int]]) -> None:
-        """spent: epsilon and unnoised inputs, read from the ledger whenever somebody looks."""
-        self.epsilon_budget.set(budget)
-        self.epsilon_spent.set_function(lambda: spent()[0])
-        self.unnoised_inputs.set_function(lambda: float(spent()[1]))
-
-    def _start_labels(self) -> None:
         for phase in PHASE_KINDS:
             self.sessions.labels(phase=phase)
             for result in PhaseEnd:
@@ -72,6 +63,12 @@ class SiloMetrics:
             self.refusals.labels(reason=reason.value)
         for direction in Direction:
             self.transferred.labels(direction=direction.value)
+
+    def watch_budget(self, budget: float, spent: Callable[[], tuple[float, int]]) -> None:
+        """spent: epsilon and unnoised inputs, read from the ledger whenever somebody looks."""
+        self.epsilon_budget.set(budget)
+        self.epsilon_spent.set_function(lambda: spent()[0])
+        self.unnoised_inputs.set_function(lambda: float(spent()[1]))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)

@@ -23,8 +23,7 @@ from chorale.transport.wire import PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.masking.masks import Masker, Source
-from silo_agent.connection.backoff import Backoff
-from silo_agent.connection.stub import FederationStub
+from silo_agent.connection.channel import Backoff, FederationStub
 from silo_agent.metrics import Direction, SiloMetrics
 
 if TYPE_CHECKING:
@@ -156,12 +155,13 @@ class Transfer:
             try:
                 return await attempt()
             except grpc.aio.AioRpcError as error:
+                code = error.code().name
                 if error.code() not in RETRIED:
-                    raise _refused(what, error) from None
+                    raise RemoteProtocolError(
+                        f"{what}: the coordinator refused, {code}: {error.details()}", code=Refusal.STAGE
+                    ) from None
                 wait_seconds = backoff.next_seconds()
-                log.info(
-                    f"{what} interrupted", reason=error.code().name, retry_seconds=round(wait_seconds, 1)
-                )
+                log.info(f"{what} interrupted", reason=code, retry_seconds=round(wait_seconds, 1))
             await self._sleep(wait_seconds)
 
 
@@ -239,9 +239,3 @@ def _chunks(
 
 def _odd_state(message: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"download: {message}", code=Refusal.STATE)
-
-
-def _refused(what: str, error: grpc.aio.AioRpcError) -> RemoteProtocolError:
-    return RemoteProtocolError(
-        f"{what}: the coordinator refused, {error.code().name}: {error.details()}", code=Refusal.STAGE
-    )

@@ -46,7 +46,10 @@ def split_holdout(labels: Labels, *, fraction: float, rng: Generator) -> tuple[I
 
 def cut_iid(train: Labels, test: Labels, *, silos: int, rng: Generator) -> Partition:
     """Shuffle and deal: sizes differ by at most one."""
-    return Partition(train=_deal(len(train), silos, rng), test=_deal(len(test), silos, rng))
+    dealt = [np.array_split(rng.permutation(len(labels)), silos) for labels in (train, test)]
+    return Partition(
+        train=tuple(np.sort(part) for part in dealt[0]), test=tuple(np.sort(part) for part in dealt[1])
+    )
 
 
 def cut_shards(
@@ -99,10 +102,6 @@ def cut_dirichlet(
         f"data.partition: no cut in {MAX_DRAWS} draws gives each of {silos} silos {min_samples} samples; "
         f"raise alpha (now {alpha:g}) or lower min_samples or silos"
     )
-
-
-def _deal(samples: int, silos: int, rng: Generator) -> tuple[Indices, ...]:
-    return tuple(np.sort(part) for part in np.array_split(rng.permutation(samples), silos))
 
 
 def _deal_shards(

@@ -56,7 +56,7 @@ ENTRIES = (
     "cli.main",
     "coordinator.server",
     "silo_agent.agent",
-    "silo_agent.data",
+    "silo_agent.data.loading",
     "simulation.engine",
     "chorale.job",
 )

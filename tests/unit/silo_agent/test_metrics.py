@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 
 from crypto.errors import Refusal
-from silo_agent.connection.backoff import Backoff
+from silo_agent.connection.channel import Backoff
 from silo_agent.metrics import SiloMetrics, phase_label
 from strategies.base import PHASE_KINDS
 from strategies.methods import strategy_for
