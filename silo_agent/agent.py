@@ -27,7 +27,7 @@ from chorale.transport import tls
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Identity, Role
 from crypto.session.reveal import PendingReveal
-from silo_agent.data.base import SiloData
+from silo_agent.data.loading import load_data
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
 from silo_agent.local_storage.local_state import LocalStates
@@ -44,12 +44,13 @@ from silo_agent.rounds.task_checks import TaskChecks
 from silo_agent.settings import SiloSettings
 
 if TYPE_CHECKING:
-    from chorale.job import Job
     from chorale.transport.wire import PhaseKey
     from silo_agent.connection.control_stream import ControlStream, Outbox
     from silo_agent.connection.transfer import Transfer
 
 log = get_logger("silo_agent.agent")
+
+_now = partial(datetime.now, UTC)
 
 
 class AgentFailed(ChoraleError):
@@ -80,7 +81,10 @@ async def run_agent(settings: SiloSettings) -> None:
     with ExitStack() as stack:
         authority = tls.load_authority(settings.authority)
         identity = _own_identity(settings, authority)
-        policy = _own_policy(settings)
+        policy = load_policy(settings.policy)
+        if policy.federation != settings.federation:
+            expected = f"expected {settings.federation}, got {policy.federation}"
+            raise ConfigError(f"{settings.policy}: federation: {expected}")
         path = settings.data.path
         if path is not None and not path.exists():  # noticed now, not when the first job asks for data
             raise ConfigError(f"data.path: {path}: no such file or directory")
@@ -212,7 +216,7 @@ class _Agent:
             metrics=self._metrics,
             local=local,
             personal=PersonalModels(self._settings.personal_directory, is_revealed=self._is_revealed),
-            load_data=partial(_load_data, self._settings),
+            load_data=lambda job: load_data(self._settings.data, job.spec),
             load_objective=partial(load_objective, self._settings),
         )
         return MessageHandler(
@@ -267,15 +271,6 @@ def _check_own(identity: Identity, authority: x509.Certificate, settings: SiloSe
         now=_now(),
         path=settings.identity.certificate,
     )
-
-
-def _own_policy(settings: SiloSettings) -> Policy:
-    policy = load_policy(settings.policy)
-    if policy.federation != settings.federation:
-        raise ConfigError(
-            f"{settings.policy}: federation: expected {settings.federation}, got {policy.federation}"
-        )
-    return policy
 
 
 @contextmanager
@@ -343,16 +338,6 @@ def _probes(settings: SiloSettings, metrics: SiloMetrics, agent: _Agent) -> Iter
         yield
     finally:
         server.stop()
-
-
-def _load_data(settings: SiloSettings, job: Job) -> SiloData:
-    from silo_agent.data.loading import load_data  # a format may need scikit-learn or torchvision
-
-    return load_data(settings.data, job.spec)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def _version() -> str:

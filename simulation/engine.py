@@ -34,7 +34,7 @@ from silo_agent.rounds.phase_input import PhaseRequest
 from simulation.members import enroll
 from simulation.pool import Pool
 from simulation.results import PhaseReport, RoundResult, SimulationFailed, round_result
-from simulation.silos import Answer, Silos, SilosHere, built_in
+from simulation.silos import Answer, SilosHere, built_in
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, Arrays, PhaseResult
 
@@ -91,7 +91,7 @@ class Simulation:
         self.job = unsigned_job(spec, state)
         self._roster_digest = roster_digest or hashlib.sha256("\n".join(sorted(silos)).encode()).digest()
         policy = policy or Policy(federation=spec.federation)
-        self._silos: Silos
+        self._silos: SilosHere | Pool
         if workers:
             self._silos = Pool(
                 self.job, silos, policy=policy, objective=objective, device=device, workers=workers
@@ -102,7 +102,8 @@ class Simulation:
         self._secure: SecureSum | None = None
         if is_secure:
             now = datetime.now(UTC)
-            self._secure = SecureSum(enroll(spec.silos, federation=spec.federation, now=now), now=now)
+            members = enroll(spec.silos, federation=spec.federation, now=now)
+            self._secure = SecureSum(members=members, now=now)
         self.progress = Progress(following=(0, self.job.opening), state=dict(state), local={}, closing={})
 
     @property
@@ -141,7 +142,8 @@ class Simulation:
 
     def close(self) -> None:
         """End the workers. `run` does so at its end."""
-        self._silos.close()
+        if isinstance(self._silos, Pool):
+            self._silos.close()
 
     def _run_outside(self, round: int, phase: str) -> None:
         report = self._run_phase(round, phase)

@@ -33,14 +33,8 @@ class SimulationFolder:
         self._directory = directory
         self._identity = identity
         self._local: dict[str, Kept] = {}
-
-    @property
-    def rounds_path(self) -> Path:
-        return self._directory / ROUNDS
-
-    @property
-    def model_path(self) -> Path:
-        return self._directory / MODEL
+        self.rounds_path = directory / ROUNDS
+        self.model_path = directory / MODEL
 
     @contextmanager
     def held(self) -> Iterator[Progress | None]:

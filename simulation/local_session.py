@@ -16,7 +16,6 @@ from crypto.errors import LocalProtocolError
 from crypto.masking.masks import Masker, UnmaskPlan
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import Envelopes, SessionTerms
-from crypto.session.reveal import PendingReveal
 from crypto.session.silo_session import SiloSession
 from simulation.members import Members
 
@@ -88,14 +87,7 @@ class LocalSession:
 class _NoLedger:
     """Nothing to remember: its silo takes part in one session and ends with the process."""
 
-    def begin_attempt(self, terms: SessionTerms) -> None:
+    def _forget(self, *_arguments: object, **_named: object) -> None:
         pass
 
-    def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
-        pass
-
-    def write_pending(self, pending: PendingReveal) -> None:
-        pass
-
-    def mark_revealed(self, pending: PendingReveal) -> None:
-        pass
+    begin_attempt = check_reveal = write_pending = mark_revealed = _forget

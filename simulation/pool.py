@@ -165,16 +165,13 @@ def serve(pipe: Connection) -> None:
                 if silos is None:
                     objective = load.objective or built_in(load.device)
                     silos = SilosHere(load.job, load.data, policy=load.policy, objective=objective)
-                pipe.send(_answers(silos, load.job, question))
+                request = PhaseRequest.of(load.job, question.key, question.state, members=question.members)
+                answers = [
+                    silos.answer(request, name, question.local.get(name, {}), as_words=question.as_words)
+                    for name in question.names
+                ]
+                pipe.send(answers)
             except ChoraleError as error:
                 # other errors may hold what does not travel: the message alone does
                 kind = ConfigError if isinstance(error, ConfigError) else SimulationFailed
                 pipe.send(kind(str(error)))
-
-
-def _answers(silos: SilosHere, job: Job, question: Question) -> list[Answer]:
-    request = PhaseRequest.of(job, question.key, question.state, members=question.members)
-    return [
-        silos.answer(request, name, question.local.get(name, {}), as_words=question.as_words)
-        for name in question.names
-    ]

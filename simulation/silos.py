@@ -6,7 +6,6 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from chorale.job import Job
 from chorale.spec.state import GlobalState
@@ -40,18 +39,6 @@ class Answer:
     told: str = ""
 
 
-class Silos(Protocol):
-    """Who answers a phase: silos in this process or in others (simulation/pool.py)."""
-
-    def answers(
-        self, key: PhaseKey, state: GlobalState, names: Sequence[str], local: Locals, *, as_words: bool
-    ) -> list[Answer]:
-        """One for each name, in the order of the names."""
-
-    def close(self) -> None:
-        """Nothing is asked any more."""
-
-
 class SilosHere:
     """Silos in this process, one after the other, all with the same policy and objective."""
 
@@ -66,6 +53,7 @@ class SilosHere:
     def answers(
         self, key: PhaseKey, state: GlobalState, names: Sequence[str], local: Locals, *, as_words: bool
     ) -> list[Answer]:
+        """One for each name, in the order of the names."""
         request = PhaseRequest.of(self._job, key, state, members=len(names))
         return [self.answer(request, name, local.get(name, {}), as_words=as_words) for name in names]
 
@@ -92,9 +80,6 @@ class SilosHere:
             clipped=encoder.clipped_total,
             proposed=local.proposed,
         )
-
-    def close(self) -> None:
-        pass
 
 
 def built_in(device: str) -> Objective:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import numpy as np
@@ -43,15 +44,15 @@ def word_sums(layout: Layout, encoded: Iterable[Encoded]) -> dict[str, Array]:
     return ring.decode(total, layout=layout)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SecureSum:
     """Sums under masks: sessions of one simulation's members, in this process. Nobody drops inside a session.
 
     now: when their certificates are looked at.
     """
 
-    def __init__(self, members: Members, *, now: datetime) -> None:
-        self._members = members
-        self._now = now
+    members: Members = field(repr=False)
+    now: datetime
 
     def sums(
         self,
@@ -61,7 +62,7 @@ class SecureSum:
         state_digest: bytes,
     ) -> dict[str, Array]:
         """The revealed sum, decoded. names: of the phase; encoded: inputs of the silos that came."""
-        key, layout, roster = request.key, request.layout, self._members.roster
+        key, layout, roster = request.key, request.layout, self.members.roster
         terms = SessionTerms(
             federation=roster.federation,
             job_digest=key.job_digest,
@@ -75,7 +76,7 @@ class SecureSum:
             layout=layout,
             state_digest=state_digest,
         )
-        session = LocalSession(self._members, terms, silos=tuple(encoded), now=self._now)
+        session = LocalSession(self.members, terms, silos=tuple(encoded), now=self.now)
         session.share()
         total = ring.zeros(layout)
         for name, words in encoded.items():

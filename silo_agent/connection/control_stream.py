@@ -93,11 +93,7 @@ class ControlStream:
         self._clock = clock
         self._sleep = sleep
         self._backoff = Backoff(random=random)
-        self._is_connected = False
-
-    @property
-    def is_connected(self) -> bool:
-        return self._is_connected
+        self.is_connected = False
 
     async def run(self) -> None:
         """Until cancelled. Raises ConfigError for a certificate of one's own that no longer holds,
@@ -122,7 +118,8 @@ class ControlStream:
                 raise RemoteProtocolError(f"coordinator: {expected}")
             self._check_clock(welcome.unix_seconds)
             self._served.receive(pb.CoordinatorMessage(roster=pb.RosterUpdate(roster=welcome.roster)))
-            self._set_connected(True)
+            self.is_connected = True
+            self._metrics.connected.set(1)
             self._backoff.reset()
             version = welcome.software_version[:64]
             log.info("connected", coordinator=self._target, coordinator_version=version)
@@ -130,7 +127,8 @@ class ControlStream:
         except PolicyRefusal as error:
             return str(error)
         finally:
-            self._set_connected(False)
+            self.is_connected = False
+            self._metrics.connected.set(0)
             call.cancel()
 
     async def _greet(self, call: Any) -> pb.Welcome | str:
@@ -221,10 +219,6 @@ class ControlStream:
             )
         if abs(skew_seconds) > WARNED_SKEW_SECONDS:
             log.warning("clock differs from the coordinator's", skew_seconds=round(skew_seconds))
-
-    def _set_connected(self, is_connected: bool) -> None:
-        self._is_connected = is_connected
-        self._metrics.connected.set(is_connected)
 
 
 def explain(

@@ -131,7 +131,7 @@ def _put_right(samples: Samples, *, name: str, job: JobSpec) -> tuple[Samples, i
     kept = Samples(features=samples.features, labels=labels).take(fits)
     _check_numbers(kept.features)
     features, outside = private.boxed(kept.features)
-    features = _as_float32(_in_shape(features, job.input_shape, name=name))
+    features = _as_input(features, job.input_shape, name=name)
     return Samples(features=features, labels=kept.labels), len(samples) - len(kept), outside
 
 
@@ -203,7 +203,7 @@ def _checked(data: SiloData, *, job: JobSpec) -> SiloData:
 
 def _prepared(samples: Samples, *, name: str, job: JobSpec) -> Samples:
     _check_labels(samples, classes=job.classes)
-    features = _as_float32(_in_shape(samples.features, job.input_shape, name=name))
+    features = _as_input(samples.features, job.input_shape, name=name)
     if not np.isfinite(features).all():
         raise ConfigError(f"data {name}: features hold NaN or infinity, expected finite numbers")
     return Samples(features=features, labels=samples.labels.astype(np.int64, copy=False))
@@ -221,26 +221,24 @@ def _check_labels(samples: Samples, *, classes: int) -> None:
         )
 
 
-def _in_shape(features: Features, shape: tuple[int, ...], *, name: str) -> Features:
-    """Channels first, a gray channel added, or flat where the job asks for a flat vector."""
+def _as_input(features: Features, shape: tuple[int, ...], *, name: str) -> Features:
+    """Float32, channels first, a gray channel added, or flat where the job asks for a flat vector."""
     found = features.shape[1:]
     if found == shape:
-        return features
-    if (1, *found) == shape:
-        return features[:, np.newaxis]
-    if len(found) == 3 and (found[2], *found[:2]) == shape:
-        return np.ascontiguousarray(features.transpose(0, 3, 1, 2))
-    if shape == (math.prod(found),):
-        return features.reshape(len(features), *shape)
-    raise ConfigError(f"data {name}: a sample has shape {found}, the job's input_shape is {shape}")
-
-
-def _as_float32(features: Features) -> Features:
-    if features.dtype == np.uint8:
-        return features.astype(np.float32) / np.float32(BRIGHTEST)
-    _check_numbers(features)
+        shaped = features
+    elif (1, *found) == shape:
+        shaped = features[:, np.newaxis]
+    elif len(found) == 3 and (found[2], *found[:2]) == shape:
+        shaped = np.ascontiguousarray(features.transpose(0, 3, 1, 2))
+    elif shape == (math.prod(found),):
+        shaped = features.reshape(len(features), *shape)
+    else:
+        raise ConfigError(f"data {name}: a sample has shape {found}, the job's input_shape is {shape}")
+    if shaped.dtype == np.uint8:
+        return shaped.astype(np.float32) / np.float32(BRIGHTEST)
+    _check_numbers(shaped)
     with np.errstate(over="ignore"):  # becomes infinity, which the caller refuses
-        return np.ascontiguousarray(features, dtype=np.float32)
+        return np.ascontiguousarray(shaped, dtype=np.float32)
 
 
 def _check_numbers(features: Features) -> None:

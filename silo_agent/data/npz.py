@@ -26,25 +26,21 @@ TEST_KEYS = (("x_test", "y_test"), ("test_images", "test_labels"))
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Features as stored, labels as int64. Raises ConfigError if keys or file are unusable."""
     path = required_path(settings)
-    arrays = _open(path)
-    is_private = job.privacy is not None
-    train = _first(arrays, TRAIN_KEYS, path, is_private=is_private)
-    if train is None:
-        names = ", ".join(sorted(arrays)) or "nothing"
-        raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
-    return RawData(train=train, test=_first(arrays, TEST_KEYS, path, is_private=is_private))
-
-
-def _open(path: Path) -> dict[str, NDArray[Any]]:
     known = {name for pair in TRAIN_KEYS + TEST_KEYS for name in pair}
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ConfigError(f"{path}: expected an .npz archive, got a single array")
-            return {name: archive[name] for name in archive.files if name in known}
+            arrays = {name: archive[name] for name in archive.files if name in known}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{path}: not a readable .npz archive of plain arrays") from error
+    is_private = job.privacy is not None
+    train = _first(arrays, TRAIN_KEYS, path, is_private=is_private)
+    if train is None:
+        names = ", ".join(sorted(arrays)) or "nothing"
+        raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
+    return RawData(train=train, test=_first(arrays, TEST_KEYS, path, is_private=is_private))
 
 
 def _first(

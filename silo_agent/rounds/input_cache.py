@@ -79,7 +79,7 @@ class InputCache:
         self._local = local
         self._personal = personal
         self._load_data = load_data
-        self._objective = _MeasuredObjective(load_objective, metrics)
+        self._objective = _MeasuredObjective(load=load_objective, metrics=metrics)
         self._data: dict[bytes, SiloData] = {}
         self._entries: dict[PhaseName, _Entry] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
@@ -213,22 +213,22 @@ class InputCache:
         return self._data[job.digest]
 
 
+@dataclass(slots=True, kw_only=True)
 class _MeasuredObjective:
     """The silo's objective, loaded for the first phase that needs it, and how fast it trains."""
 
-    def __init__(self, load: Callable[[], Objective], metrics: SiloMetrics) -> None:
-        self._load = load
-        self._metrics = metrics
-        self._loaded: Objective | None = None
+    load: Callable[[], Objective]
+    metrics: SiloMetrics
+    loaded: Objective | None = None
 
     def compute(self, work: Work) -> Mapping[str, Array]:
-        if self._loaded is None:
-            self._loaded = self._load()
+        if self.loaded is None:
+            self.loaded = self.load()
         started = time.monotonic()
-        values = self._loaded.compute(work)
+        values = self.loaded.compute(work)
         if work.phase_kind == "train":
             seen = len(work.data.train) * work.spec.training.local_epochs
-            self._metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
+            self.metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
         return values
 
 

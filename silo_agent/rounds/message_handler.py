@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -199,12 +198,18 @@ class MessageHandler:
         self._unapproved.pop(key.job_digest, None)  # asked again meanwhile, or for the next phase
         running = self._tasks.get(phase_name(key))
         if running is not None and running.key.attempt > key.attempt:
-            return self._refuse(key, _stage(f"attempt {running.key.attempt} was begun already"))
+            why = f"attempt {running.key.attempt} was begun already"
+            return self._refuse(key, RemoteProtocolError(why, code=Refusal.STAGE))
         if running is not None and running.key == key and (running.is_preparing or running.session):
             return self._repeat(running, task)
         if running is not None:
             running.end()
-        self._drop_unready(key)
+        # A job has one phase at a time: a task for the next gives up the one before.
+        # Security: else tasks fill this machine with states, and get several refusals that tell.
+        for name, other in list(self._tasks.items()):
+            if name[0] == key.job_digest and name != phase_name(key) and other.session is None:
+                self._tasks.pop(name).end()
+                self._inputs.drop_phase(other.key)
         running = self._tasks[phase_name(key)] = _RunningTask(key=key, task=task)
         running.preparation = asyncio.get_running_loop().create_task(self._prepare(running))
         self._forget_states()
@@ -215,19 +220,10 @@ class MessageHandler:
             changed = RemoteProtocolError("task: changed within one attempt", code=Refusal.TERMS)
             self._refuse(running.key, changed)
         elif running.session is not None and running.session.is_over:
-            self._refuse(running.key, _stage("this silo's session is over"))
+            over = RemoteProtocolError("this silo's session is over", code=Refusal.STAGE)
+            self._refuse(running.key, over)
         elif running.session is not None:
             self._send(running.session.advertise())
-
-    def _drop_unready(self, key: PhaseKey) -> None:
-        """A job has one phase at a time: a task for the next gives up the one before.
-
-        Security: else tasks fill this machine with states, and get several refusals that tell.
-        """
-        for name, running in list(self._tasks.items()):
-            if name[0] == key.job_digest and name != phase_name(key) and running.session is None:
-                self._tasks.pop(name).end()
-                self._inputs.drop_phase(running.key)
 
     async def _prepare(self, running: _RunningTask) -> None:
         key = running.key
@@ -251,14 +247,14 @@ class MessageHandler:
 
     async def _join(self, running: _RunningTask) -> None:
         key, task = running.key, running.task
-        roster, job = self._checks.job(key)
-        size_bytes = self._checks.state_bytes(task)
-        with _span(Span.DOWNLOAD, key):
+        roster, job = self._checks.job(key, task)
+        with tracing.span(Span.DOWNLOAD, key.job_digest, key.round, key):
             path = await self._transfers.download(
-                job_digest=key.job_digest, state_digest=task.state_digest, size_bytes=size_bytes
+                job_digest=key.job_digest, state_digest=task.state_digest, size_bytes=task.state_bytes
             )
         terms, request = await asyncio.to_thread(self._checks.request, key, task, job, roster, path)
-        with _span(Span.TRAIN if key.kind == "train" else Span.COMPUTE, key):
+        computing = Span.TRAIN if key.kind == "train" else Span.COMPUTE
+        with tracing.span(computing, key.job_digest, key.round, key):
             prepared = await self._inputs.get(request, state_digest=terms.state_digest)
         session = self._checks.session(terms, roster)
         running.prepared = prepared
@@ -280,7 +276,7 @@ class MessageHandler:
         key = wire.key_from_wire(getattr(message, kind).key)
         try:
             session = self._session(key)
-            with _span(SPANS[kind], key):
+            with tracing.span(SPANS[kind], key.job_digest, key.round, key):
                 reply = session.receive(message)
         except LeftOut as error:
             log.warning("left out of the session", **_fields(key), reason=str(error))
@@ -303,7 +299,7 @@ class MessageHandler:
         is_behind = running is not None and running.key.attempt >= key.attempt
         recorded = None if is_behind else self._reveals.recorded(key.job_digest, key.round, key.phase)
         if recorded is None or recorded[0].attempt != key.attempt:
-            raise _stage("this silo has no such session")
+            raise RemoteProtocolError("this silo has no such session", code=Refusal.STAGE)
         if not self._jobs.is_approved(key.job_digest):
             raise PolicyRefusal("the job is not approved here any more", code=Refusal.JOB_NOT_APPROVED)
         pending, is_revealed = recorded
@@ -317,24 +313,23 @@ class MessageHandler:
 
     async def _upload(self, running: _RunningTask, masker: Masker) -> None:
         started = time.monotonic()
-        prepared = running.prepared
+        key, prepared = running.key, running.prepared
         try:
             if prepared is None:
                 raise LocalProtocolError("session: a session from the ledger masks nothing")
             # durable before the first byte leaves; raises PolicyRefusal where nothing may
             await asyncio.to_thread(prepared.charge.spend)
             total_bytes = prepared.encoder.layout.total_bytes
-            with _span(Span.UPLOAD, running.key):
-                await self._transfers.upload(running.key, masker, prepared.encoder, total_bytes=total_bytes)
+            with tracing.span(Span.UPLOAD, key.job_digest, key.round, key):
+                await self._transfers.upload(key, masker, prepared.encoder, total_bytes=total_bytes)
         except Exception as error:  # the disk of the ledger may be full; nothing has left then
-            fields = {**_fields(running.key), "error": type(error).__name__}
-            log.warning("upload failed", **fields, reason=str(error))
+            log.warning("upload failed", **_fields(key), error=type(error).__name__, reason=str(error))
             if running.session is not None:
                 running.session.end()
             return
         seconds = time.monotonic() - started
         self._metrics.mask_seconds.inc(seconds)
-        log.info("masked vector sent", **_fields(running.key), bytes=total_bytes, seconds=round(seconds, 3))
+        log.info("masked vector sent", **_fields(key), bytes=total_bytes, seconds=round(seconds, 3))
 
     def _on_session_ended(self, message: pb.CoordinatorMessage) -> None:
         key = wire.key_from_wire(message.session_ended.key)
@@ -400,14 +395,6 @@ class MessageHandler:
         """Cached global states but those that a running task still reads."""
         running = (each for each in self._tasks.values() if each.is_preparing)
         self._transfers.forget(keep=frozenset(each.task.state_digest for each in running))
-
-
-def _span(name: Span, key: PhaseKey) -> AbstractContextManager[None]:
-    return tracing.span(name, key.job_digest, key.round, key)
-
-
-def _stage(why: str) -> RemoteProtocolError:
-    return RemoteProtocolError(why, code=Refusal.STAGE)
 
 
 def _fields(key: PhaseKey) -> dict[str, Any]:

@@ -58,25 +58,24 @@ class TaskChecks:
         self._clock = clock
         self._missed_enrollment: set[bytes] = set()
 
-    def job(self, key: PhaseKey) -> tuple[Roster, Job]:
-        """Roster and job of the phase. Raises PolicyRefusal or RemoteProtocolError."""
+    def job(self, key: PhaseKey, task: pb.PhaseTask) -> tuple[Roster, Job]:
+        """Roster and job of the task, before a state is downloaded for it.
+
+        Raises PolicyRefusal, also where policy has no room for the state, or RemoteProtocolError.
+        """
         roster = self._rosters.for_phase(key.job_digest, key.round, key.phase)
         job = self._jobs.approved(key.job_digest, roster)
         try:
-            job.check_phase(key.round, key.phase)  # before a state is downloaded for it
+            job.check_phase(key.round, key.phase)
         except ConfigError as error:
             raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None
-        return roster, job
-
-    def state_bytes(self, task: pb.PhaseTask) -> int:
-        """Announced size of the global state. Raises PolicyRefusal where policy has no room for it."""
         checked_digest(task.state_digest, what="state digest")
         max_bytes = self.policy.max_state_megabytes << 20
         if not 0 < task.state_bytes <= max_bytes:
             raise PolicyRefusal(
                 f"policy: expected a global state of 1 to {max_bytes} bytes, got {task.state_bytes}"
             )
-        return task.state_bytes
+        return roster, job
 
     def request(
         self, key: PhaseKey, task: pb.PhaseTask, job: Job, roster: Roster, path: Path
