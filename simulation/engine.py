@@ -127,7 +127,7 @@ class Simulation:
     def run(self) -> Iterator[RoundResult]:
         """Every round that is left, as it ends, then the closing phases.
 
-        `progress` says how far the simulation is; set to an earlier one's, it goes on from there.
+        `progress` says how far the simulation is; set to an earlier one's, it resumes from there.
         Raises SimulationFailed where too few silos give an input outside a round, ConfigError.
         """
         try:

@@ -1,4 +1,4 @@
-"""What a simulation leaves in its folder: a line a round, the model, and what it goes on from after a kill.
+"""What a simulation leaves in its folder: a line a round, the model, and what it resumes from after a kill.
 
 A round counts once `progress.json` names what it led to; the file is replaced in one step, after everything
 it names is on disk. Whatever else lies there is of a round that did not end, and is removed.
@@ -120,7 +120,7 @@ class SimulationFolder:
         try:
             return self._restored(written)
         except (AttributeError, KeyError, TypeError, ValueError, OSError, RemoteProtocolError) as error:
-            raise ConfigError(f"{path}: it cannot be gone on from: {error}") from None
+            raise ConfigError(f"{path}: the simulation cannot resume from it: {error}") from None
 
     def _restored(self, written: Mapping[str, Any]) -> Progress:
         states = self._directory / STATES

@@ -13,7 +13,7 @@ APPLIED, USED_UP = "applied", "used-up"  # as in the record of a real round
 
 
 class SimulationFailed(ChoraleError):
-    """The job cannot go on; the message says why."""
+    """The job cannot continue; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The control stream: dial, say hello, pass messages both ways, dial again.
 
-Nothing listens at a silo; whatever ends the stream, the agent waits a while and comes back. Only a
+Nothing listens at a silo; whatever ends the stream, the agent waits and dials again. Only a
 fault that waiting does not repair ends it. Source: docs/protocol.md 8.
 """
 
@@ -25,7 +25,7 @@ from silo_agent.rounds.rosters import Rosters
 
 WELCOME_SECONDS = 30.0
 SILENCE_SECONDS = 30.0  # beyond four heartbeats that did not come
-MAX_QUEUED_MESSAGES = 256  # what a lost line may hold up; the coordinator asks again for the rest
+MAX_QUEUED_MESSAGES = 256  # kept while the line is down; the coordinator asks again for the rest
 WARNED_SKEW_SECONDS = 60.0
 MAX_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated wrongly
 

@@ -129,8 +129,7 @@ class Transfer:
                 raise RemoteProtocolError("upload: the coordinator has more bytes than there are")
             if not receipt.complete:
                 start = receipt.received_bytes
-                # with a digest of the whole stream where it goes on after what is there already: all of the
-                # masking is repeated for it
+                # a digest of the whole stream where the upload resumes; all of the masking is repeated for it
                 hashed = hashlib.sha256() if start else None
                 made = _chunks(masker, source, hashed, start=start)
                 async with Prefetcher(made, most=CHUNKS_AHEAD) as chunks:

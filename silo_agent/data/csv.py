@@ -130,7 +130,7 @@ def _column(table: _Table, column: ColumnSpec, missing: Collection[str]) -> tupl
     values_N = np.asarray(values, dtype=np.float64)
     is_unreadable = np.isnan(values_N)
     values_N[is_unreadable | np.isin(values_N, numbers_as_missing)] = column.fill
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is seen to by the caller
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller handles what is not finite
         return (values_N - column.mean) / column.scale, int(np.count_nonzero(is_unreadable))
 
 

@@ -215,7 +215,7 @@ class MessageHandler:
         self._forget_states()
 
     def _repeat(self, running: _RunningTask, task: pb.PhaseTask) -> None:
-        """The coordinator lost sight of this silo and asks again."""
+        """The coordinator lost the connection and sends the task again."""
         if task != running.task:
             changed = RemoteProtocolError("task: changed within one attempt", code=Refusal.TERMS)
             self._refuse(running.key, changed)
@@ -343,7 +343,7 @@ class MessageHandler:
         ended = SessionKey(job_digest=record.job_digest, round=record.round, phase=record.phase)
         key = wire.key_from_wire(ended)
         if not self._jobs.has(key.job_digest):
-            return  # of no concern here
+            return  # a job that this silo does not serve
         is_counted = self._identity.member.name in record.cohort
         end = PhaseEnd.APPLIED if is_counted else PhaseEnd.LEFT_OUT
         if record.result != PhaseEnd.APPLIED.value:
@@ -351,7 +351,7 @@ class MessageHandler:
         self._local.settle(key, is_applied=end is PhaseEnd.APPLIED)
         last = self._last_outcome.get(key.job_digest)
         if last is not None and (key == last or key.round < last.round):
-            return  # told again because this silo was away
+            return  # repeated because this silo was away
         self._last_outcome[key.job_digest] = key
         running = self._tasks.pop(phase_name(key), None)
         if running is not None:

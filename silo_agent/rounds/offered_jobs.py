@@ -17,7 +17,7 @@ from silo_agent.policy.policy import Approval, Policy
 
 MAX_JOBS = 64  # held at once, of at most 256 KiB each
 
-log = get_logger("silo_agent.jobs")
+log = get_logger("silo_agent.rounds.offered_jobs")
 
 
 class OfferedJobs:

@@ -156,7 +156,7 @@ def test_a_progress_file_names_nothing_outside_and_no_line_that_is_not_there(
         with folder.held():
             pass
     else:
-        with pytest.raises(ConfigError, match="cannot be gone on from"), folder.held():
+        with pytest.raises(ConfigError, match="cannot resume from it"), folder.held():
             pass
     assert (whole / "rounds.jsonl").read_bytes() == lines
 
