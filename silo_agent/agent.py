@@ -22,6 +22,7 @@ from chorale.observability import logs, tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.probes import ProbeServer
 from chorale.runtime.audit import AuditLog
+from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.transport import tls
 from crypto.errors import ChoraleError, ConfigError
@@ -32,7 +33,6 @@ from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
-from silo_agent.memory import keep_chunks
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Policy, load_policy
