@@ -28,8 +28,8 @@ from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout
-from silo_agent.data import load_data
 from silo_agent.data.base import SiloData
+from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Work
 from silo_agent.training.initial_state import initial_state

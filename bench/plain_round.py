@@ -26,12 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.round_files import HOST, Party
+from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import read_limited
 from chorale.transport import tls
 from chorale.transport.chunks import Chunk, chunk_from_wire, chunk_to_wire
 from chorale.transport.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES
 from chorale.v1 import federation_pb2 as pb
-from silo_agent.memory import keep_chunks
 
 SERVICE = "bench.Plain"
 OPTIONS = (

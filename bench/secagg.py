@@ -32,6 +32,7 @@ from bench.federation import make_federation
 from bench.options import Parser, whole
 from bench.rows import Row, table
 from bench.session import NOW, Session, update_layout
+from chorale.runtime.background_io import keep_chunks
 from coordinator.process import return_large_blocks
 from crypto.errors import LocalProtocolError
 from crypto.fixed_point import ring
@@ -40,7 +41,6 @@ from crypto.fixed_point.layout import WORD_BITS
 from crypto.masking.masks import Masker, UnmaskPlan, vectors_from_stream
 from crypto.noise.terms import MAX_DEVIATION, Noise
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule
-from silo_agent.memory import keep_chunks
 
 TURNS = 7  # of every timed step at every silo
 UNMASK_TURNS = 25  # there is one coordinator: seven turns are over in a fifth of a second

@@ -40,6 +40,7 @@ from bench.stream_hosts import (
     chunks_of,
     endpoint_file,
 )
+from chorale.runtime.background_io import keep_chunks
 from chorale.spec.state import state_to_bytes
 from chorale.transport import tls
 from chorale.transport.wire import PhaseKey
@@ -49,7 +50,6 @@ from crypto.errors import LocalProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.masking.masks import Masker, SignedSeed
-from silo_agent.memory import keep_chunks
 
 TARGET = 0.7  # of what the bare stream reaches
 SILO = "silo-000"
@@ -185,8 +185,7 @@ class _Client:
 async def _client(folder: Path, payload: _Payload) -> AsyncIterator[_Client]:
     import grpc
 
-    from silo_agent.connection.control_stream import CHANNEL_OPTIONS
-    from silo_agent.connection.stub import FederationStub
+    from silo_agent.connection.channel import CHANNEL_OPTIONS, FederationStub
     from silo_agent.connection.transfer import Transfer
     from silo_agent.metrics import SiloMetrics
 

@@ -25,13 +25,13 @@ from bench import masks
 from bench.clock import Clock
 from bench.federation import Federation, make_federation
 from bench.session import NOW, Session, update_layout
+from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import write_hashed
 from crypto.errors import LocalProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.masking.masks import vectors_from_stream
-from silo_agent.memory import keep_chunks
 
 WORD = 32
 TURNS = 7  # after one that loads what is compiled

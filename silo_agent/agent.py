@@ -22,34 +22,35 @@ from chorale.observability import logs, tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.probes import ProbeServer
 from chorale.runtime.audit import AuditLog
+from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.transport import tls
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Identity, Role
 from crypto.session.reveal import PendingReveal
-from silo_agent.data.base import SiloData
+from silo_agent.data.loading import load_data
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
-from silo_agent.memory import keep_chunks
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Policy, load_policy
-from silo_agent.rounds.inputs import Inputs
-from silo_agent.rounds.job_book import JobBook
-from silo_agent.rounds.participate import Participant
-from silo_agent.rounds.phase_check import PhaseCheck
+from silo_agent.rounds.input_cache import InputCache
+from silo_agent.rounds.message_handler import MessageHandler
+from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.rosters import Rosters
+from silo_agent.rounds.task_checks import TaskChecks
 from silo_agent.settings import SiloSettings
 
 if TYPE_CHECKING:
-    from chorale.job import Job
     from chorale.transport.wire import PhaseKey
     from silo_agent.connection.control_stream import ControlStream, Outbox
     from silo_agent.connection.transfer import Transfer
 
 log = get_logger("silo_agent.agent")
+
+_now = partial(datetime.now, UTC)
 
 
 class AgentFailed(ChoraleError):
@@ -78,32 +79,33 @@ async def run_agent(settings: SiloSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with ExitStack() as stack:
-        await _serve(settings, stack, stopping)
+        authority = tls.load_authority(settings.authority)
+        identity = _own_identity(settings, authority)
+        policy = load_policy(settings.policy)
+        if policy.federation != settings.federation:
+            expected = f"expected {settings.federation}, got {policy.federation}"
+            raise ConfigError(f"{settings.policy}: federation: {expected}")
+        path = settings.data.path
+        if path is not None and not path.exists():  # noticed now, not when the first job asks for data
+            raise ConfigError(f"data.path: {path}: no such file or directory")
+        stack.enter_context(_alone(settings.directory))
+        audit = stack.enter_context(closing(AuditLog(settings.audit_path)))
+        ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
+        _agree(ledger, audit, settings.audit_path)
+        metrics = SiloMetrics()
+        metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
+        agent = _Agent(
+            settings,
+            identity=identity,
+            authority=authority,
+            policy=policy,
+            ledger=ledger,
+            audit=audit,
+            metrics=metrics,
+        )
+        stack.enter_context(_probes(settings, metrics, agent))
+        await agent.serve(stopping)
     log.info("stopped")
-
-
-async def _serve(settings: SiloSettings, stack: ExitStack, stopping: asyncio.Event) -> None:
-    authority = tls.load_authority(settings.authority)
-    identity = _own_identity(settings, authority)
-    policy = _own_policy(settings)
-    _check_data_path(settings)
-    stack.enter_context(_alone(settings.directory))
-    audit = stack.enter_context(closing(AuditLog(settings.audit_path)))
-    ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
-    _agree(ledger, audit, settings.audit_path)
-    metrics = SiloMetrics()
-    metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
-    agent = _Agent(
-        settings,
-        identity=identity,
-        authority=authority,
-        policy=policy,
-        ledger=ledger,
-        audit=audit,
-        metrics=metrics,
-    )
-    stack.enter_context(_probes(settings, metrics, agent))
-    await agent.serve(stopping)
 
 
 class _Agent:
@@ -152,8 +154,8 @@ class _Agent:
     async def serve(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set or the stream ends for good."""
         # grpc reads its environment when it is imported, so not before run() has set it
-        from silo_agent.connection.control_stream import ControlStream, Outbox, dial
-        from silo_agent.connection.stub import FederationStub
+        from silo_agent.connection.channel import FederationStub, dial
+        from silo_agent.connection.control_stream import ControlStream, Outbox
         from silo_agent.connection.transfer import Transfer
 
         settings, outbox, draw = self._settings, Outbox(), random.SystemRandom().random
@@ -162,14 +164,14 @@ class _Agent:
             log.info("reservations given back", inputs=given_back)
         async with dial(settings, read_limited(settings.authority, tls.MAX_PEM_BYTES)) as channel:
             stub = FederationStub(channel)
-            carrier = Transfer(stub, cache=settings.cache_directory, metrics=self._metrics, random=draw)
-            participant = self._participant(carrier, outbox)
+            transfers = Transfer(stub, cache=settings.cache_directory, metrics=self._metrics, random=draw)
+            handler = self._handler(transfers, outbox)
             self._stream = ControlStream(
                 stub,
                 target=settings.coordinator,
                 proxy=settings.proxy,
                 software_version=_version(),
-                served=participant,
+                served=handler,
                 outbox=outbox,
                 rosters=self._rosters,
                 metrics=self._metrics,
@@ -186,17 +188,17 @@ class _Agent:
             try:
                 await _until_stopped(self._stream, stopping)
             finally:
-                await participant.close()
+                await handler.close()
 
-    def _participant(self, carrier: Transfer, outbox: Outbox) -> Participant:
-        jobs = JobBook(
+    def _handler(self, transfers: Transfer, outbox: Outbox) -> MessageHandler:
+        jobs = OfferedJobs(
             silo=self._settings.name,
             ledger=self._ledger,
             policy=self._policy,
             authority=self._authority,
             clock=_now,
         )
-        check = PhaseCheck(
+        checks = TaskChecks(
             identity=self._identity,
             authority=self._authority,
             policy=self._policy,
@@ -207,25 +209,25 @@ class _Agent:
             clock=_now,
         )
         local = LocalStates(self._settings.local_directory, is_revealed=self._is_revealed)
-        inputs = Inputs(
+        inputs = InputCache(
             silo=self._settings.name,
             policy=self._policy,
             budget=self._budget,
             metrics=self._metrics,
             local=local,
             personal=PersonalModels(self._settings.personal_directory, is_revealed=self._is_revealed),
-            load_data=partial(_load_data, self._settings),
+            load_data=lambda job: load_data(self._settings.data, job.spec),
             load_objective=partial(load_objective, self._settings),
         )
-        return Participant(
+        return MessageHandler(
             identity=self._identity,
             rosters=self._rosters,
             jobs=jobs,
-            check=check,
+            checks=checks,
             reveals=self._reveals,
             inputs=inputs,
             local=local,
-            carrier=carrier,
+            transfers=transfers,
             audit=self._audit,
             metrics=self._metrics,
             send=outbox.send,
@@ -269,22 +271,6 @@ def _check_own(identity: Identity, authority: x509.Certificate, settings: SiloSe
         now=_now(),
         path=settings.identity.certificate,
     )
-
-
-def _own_policy(settings: SiloSettings) -> Policy:
-    policy = load_policy(settings.policy)
-    if policy.federation != settings.federation:
-        raise ConfigError(
-            f"{settings.policy}: federation: expected {settings.federation}, got {policy.federation}"
-        )
-    return policy
-
-
-def _check_data_path(settings: SiloSettings) -> None:
-    """Data that is not there is noticed now, not when the first job asks for it."""
-    path = settings.data.path
-    if path is not None and not path.exists():
-        raise ConfigError(f"data.path: {path}: no such file or directory")
 
 
 @contextmanager
@@ -352,16 +338,6 @@ def _probes(settings: SiloSettings, metrics: SiloMetrics, agent: _Agent) -> Iter
         yield
     finally:
         server.stop()
-
-
-def _load_data(settings: SiloSettings, job: Job) -> SiloData:
-    from silo_agent.data import load_data  # a format may need scikit-learn or torchvision
-
-    return load_data(settings.data, job.spec)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def _version() -> str:

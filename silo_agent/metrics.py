@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import prometheus_client
@@ -21,7 +22,7 @@ class Direction(StrEnum):
     DOWN = "down"
 
 
-class PhaseResult(StrEnum):
+class PhaseEnd(StrEnum):
     """How a phase ended for this silo."""
 
     APPLIED = "applied"  # the sum counts, and this silo is in it
@@ -35,49 +36,42 @@ class SiloMetrics:
     def __init__(self) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self.rounds = self._counter("rounds", "Phases that ended, by phase and result.", "phase", "result")
-        self.sessions = self._counter("sessions", "Sessions this silo adverted for, by phase.", "phase")
-        self.refusals = self._counter("refusals", "Times this silo said no, by reason.", "reason")
-        self.transferred = self._counter("transferred_bytes", "Models down, vectors up.", "direction")
-        self.training_seconds = self._counter("training_seconds", "Time spent computing inputs.")
-        self.mask_seconds = self._counter("mask_seconds", "Time spent encoding, masking and sending vectors.")
-        self.clipped = self._counter("clipped_values", "Values clipped to their bound.")
-        self.reconnects = self._counter("reconnects", "Times the control stream ended.")
-        self.samples_rate = self._gauge("samples_per_second", "Samples a second in the last training.")
-        self.connected = self._gauge("connected", "1 while the control stream is up.")
-        self.clock_skew = self._gauge("clock_skew_seconds", "This clock minus the coordinator's.")
-        self.data_share = self._gauge("data_share", "Share of the federation's data in the last round.")
-        self.epsilon_budget = self._gauge("epsilon_budget", "Epsilon that the data set may spend.")
-        self.epsilon_spent = self._gauge("epsilon_spent", "Epsilon that private jobs have spent.")
-        self.unnoised_inputs = self._gauge("unnoised_inputs", "Inputs that left without noise, ever.")
-        self.roster_version = self._gauge("roster_version", "Newest roster that was accepted.")
-        self.certificate_expiry = self._gauge(
+        counter = partial(Counter, namespace=PREFIX, registry=self.registry)
+        gauge = partial(Gauge, namespace=PREFIX, registry=self.registry)
+        self.rounds = counter("rounds", "Phases that ended, by phase and result.", ["phase", "result"])
+        self.sessions = counter("sessions", "Sessions this silo adverted for, by phase.", ["phase"])
+        self.refusals = counter("refusals", "Times this silo said no, by reason.", ["reason"])
+        self.transferred = counter("transferred_bytes", "Models down, vectors up.", ["direction"])
+        self.training_seconds = counter("training_seconds", "Time spent computing inputs.")
+        self.mask_seconds = counter("mask_seconds", "Time spent encoding, masking and sending vectors.")
+        self.clipped = counter("clipped_values", "Values clipped to their bound.")
+        self.reconnects = counter("reconnects", "Times the control stream ended.")
+        self.samples_rate = gauge("samples_per_second", "Samples a second in the last training.")
+        self.connected = gauge("connected", "1 while the control stream is up.")
+        self.clock_skew = gauge("clock_skew_seconds", "This clock minus the coordinator's.")
+        self.data_share = gauge("data_share", "Share of the federation's data in the last round.")
+        self.epsilon_budget = gauge("epsilon_budget", "Epsilon that the data set may spend.")
+        self.epsilon_spent = gauge("epsilon_spent", "Epsilon that private jobs have spent.")
+        self.unnoised_inputs = gauge("unnoised_inputs", "Inputs that left without noise, ever.")
+        self.roster_version = gauge("roster_version", "Newest roster that was accepted.")
+        self.certificate_expiry = gauge(
             "certificate_expiry_timestamp_seconds", "When this silo's certificate expires."
         )
-        self._gauge("gpu_memory_bytes", "GPU memory in use by training.").set_function(_gpu_memory_bytes)
-        self._start_labels()
-
-    def watch_budget(self, budget: float, spent: Callable[[], tuple[float, int]]) -> None:
-        """spent: epsilon and unnoised inputs, read from the ledger whenever somebody looks."""
-        self.epsilon_budget.set(budget)
-        self.epsilon_spent.set_function(lambda: spent()[0])
-        self.unnoised_inputs.set_function(lambda: float(spent()[1]))
-
-    def _start_labels(self) -> None:
+        gauge("gpu_memory_bytes", "GPU memory in use by training.").set_function(_gpu_memory_bytes)
         for phase in PHASE_KINDS:
             self.sessions.labels(phase=phase)
-            for result in PhaseResult:
+            for result in PhaseEnd:
                 self.rounds.labels(phase=phase, result=result.value)
         for reason in Refusal:
             self.refusals.labels(reason=reason.value)
         for direction in Direction:
             self.transferred.labels(direction=direction.value)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"{PREFIX}_{name}", text, labels, registry=self.registry)
+    def watch_budget(self, budget: float, spent: Callable[[], tuple[float, int]]) -> None:
+        """spent: epsilon and unnoised inputs, read from the ledger whenever somebody looks."""
+        self.epsilon_budget.set(budget)
+        self.epsilon_spent.set_function(lambda: spent()[0])
+        self.unnoised_inputs.set_function(lambda: float(spent()[1]))
 
 
 def phase_label(kind: str) -> str | None:

@@ -6,7 +6,6 @@ name its own `package.module:function` in its settings file. No peer ever names 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, cast
@@ -15,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.job import JobSpec
-from crypto.errors import ChoraleError, ConfigError
+from crypto.errors import ChoraleError
 from silo_agent.data.base import SiloData
+from silo_agent.entry_point import load_entry_point
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.local_storage.personal_models import PersonalModel, forget
 from silo_agent.settings import SiloSettings
@@ -67,19 +67,7 @@ class Objective(Protocol):
 def load_objective(settings: SiloSettings) -> Objective:
     """The silo's own objective, or the built-in one. Raises ConfigError."""
     if settings.objective is not None:
-        own = cast(Callable[[], Objective], resolve(settings.objective, field="objective"))
+        own = cast(Callable[[], Objective], load_entry_point(settings.objective, field="objective"))
         return own()
-    built_in = cast(Callable[..., Objective], resolve(DEFAULT_OBJECTIVE, field="objective"))
+    built_in = cast(Callable[..., Objective], load_entry_point(DEFAULT_OBJECTIVE, field="objective"))
     return built_in(device=settings.device.value, threads=settings.torch_threads)
-
-
-def resolve(entry_point: str, *, field: str) -> Callable[..., object]:
-    """The function behind `package.module:function` of the silo's own file. Raises ConfigError."""
-    module_name, _, attribute = entry_point.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{field}: cannot load {entry_point}: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"{field}: {entry_point} is not a function")
-    return cast(Callable[..., object], found)

@@ -7,11 +7,10 @@
     simulation.closing                                        # figures of every closing phase
     simulation.state                                          # the global state: model/..., method/...
 
-What a silo computes (silo_agent/rounds/phase_input.py, training.py), which phase follows, whom a round
-names, what
-is summed and what the sum does to the model are the functions that agents and coordinator call; only the
-network, the ledger and the store are not there. The same job and data give the same bits every time on a CPU,
-however many workers compute them. Source: docs/simulation.md.
+What a silo computes (silo_agent/rounds/phase_input.py, silo_agent/training/), which phase follows, whom a
+round names, what is summed and what the sum does to the model are the functions that agents and coordinator
+call; only the network, the ledger and the store are not there. The same job and data give the same bits every
+time on a CPU, however many workers compute them. Source: docs/simulation.md.
 """
 
 from __future__ import annotations
@@ -31,13 +30,12 @@ from crypto.session.cohort import named_set
 from silo_agent.data.base import SiloData
 from silo_agent.objective import Objective
 from silo_agent.policy.policy import Policy
-from silo_agent.rounds.phase_input import Asked
+from silo_agent.rounds.phase_input import PhaseRequest
 from simulation.members import enroll
 from simulation.pool import Pool
-from simulation.results import PhaseOutcome, RoundResult, SimulationFailed, round_result
-from simulation.secure_sum import SecureSum
-from simulation.silos import Answer, Silos, SilosHere, built_in
-from simulation.sums import needs_words, plain_sums, word_sums
+from simulation.results import PhaseReport, RoundResult, SimulationFailed, round_result
+from simulation.silos import Answer, SilosHere, built_in
+from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, Arrays, PhaseResult
 
 NO_NONCE = "0" * 32  # of a job that nobody submits
@@ -45,8 +43,8 @@ Step = tuple[int, str]  # round and phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a simulation is between two phases: all that it needs to go on.
+class Progress:
+    """How far a simulation has come, between two phases: all that it resumes from.
 
     following: None after the last phase. local: by silo, what it keeps between rounds.
     closing: figures of the closing phases so far.
@@ -82,30 +80,41 @@ class Simulation:
         workers: int = 0,
         roster_digest: bytes | None = None,
     ) -> None:
-        _check_names(spec, silos)
-        first = dict(_initial(spec) if state is None else state)
-        self.job = unsigned_job(spec, first)
+        odd = sorted(set(spec.silos) ^ set(silos))
+        if odd:
+            where = "no data" if odd[0] in spec.silos else "data, and is no silo of the job"
+            raise ConfigError(f"silos: {odd[0]} has {where}")
+        if state is None:
+            from silo_agent.training.initial_state import initial_state  # torch
+
+            state = initial_state(spec)
+        self.job = unsigned_job(spec, state)
         self._roster_digest = roster_digest or hashlib.sha256("\n".join(sorted(silos)).encode()).digest()
-        self._silos = _silos(
-            self.job,
-            silos,
-            policy=policy or Policy(federation=spec.federation),
-            objective=objective,
-            device=device,
-            workers=workers,
-        )
-        self._secure = _secure_sum(spec) if is_secure else None
-        self.standing = Standing(following=(0, self.job.opening), state=first, local={}, closing={})
+        policy = policy or Policy(federation=spec.federation)
+        self._silos: SilosHere | Pool
+        if workers:
+            self._silos = Pool(
+                self.job, silos, policy=policy, objective=objective, device=device, workers=workers
+            )
+        else:
+            objective = objective or built_in(device)
+            self._silos = SilosHere(self.job, silos, policy=policy, objective=objective)
+        self._secure: SecureSum | None = None
+        if is_secure:
+            now = datetime.now(UTC)
+            members = enroll(spec.silos, federation=spec.federation, now=now)
+            self._secure = SecureSum(members=members, now=now)
+        self.progress = Progress(following=(0, self.job.opening), state=dict(state), local={}, closing={})
 
     @property
     def state(self) -> GlobalState:
         """The global state of this moment."""
-        return self.standing.state
+        return self.progress.state
 
     @property
     def closing(self) -> Mapping[str, Mapping[str, float]]:
         """Figures by closing phase: evaluate, calibrate, ..."""
-        return self.standing.closing
+        return self.progress.closing
 
     @property
     def final_accuracy(self) -> float | None:
@@ -118,12 +127,12 @@ class Simulation:
     def run(self) -> Iterator[RoundResult]:
         """Every round that is left, as it ends, then the closing phases.
 
-        `standing` is where the simulation is; with a standing of before it goes on from there.
+        `progress` says how far the simulation is; set to an earlier one's, it resumes from there.
         Raises SimulationFailed where too few silos give an input outside a round, ConfigError.
         """
         try:
-            while self.standing.following is not None:
-                round, phase = self.standing.following
+            while self.progress.following is not None:
+                round, phase = self.progress.following
                 if self.job.names_everyone(phase):
                     self._run_outside(round, phase)
                 else:
@@ -133,45 +142,49 @@ class Simulation:
 
     def close(self) -> None:
         """End the workers. `run` does so at its end."""
-        self._silos.close()
+        if isinstance(self._silos, Pool):
+            self._silos.close()
 
     def _run_outside(self, round: int, phase: str) -> None:
-        outcome = self._run_phase(round, phase)
-        if outcome.reason:
-            raise SimulationFailed(f"{phase_kind(phase)}: {outcome.reason}{_first_refusal(outcome)}")
-        kind, closing = phase_kind(phase), self.standing.closing
+        report = self._run_phase(round, phase)
+        if report.reason:
+            told = "".join(f" ({silo}: {why})" for silo, why in list(report.left_out.items())[:1])
+            raise SimulationFailed(f"{phase_kind(phase)}: {report.reason}{told}")
+        kind, closing = phase_kind(phase), self.progress.closing
         if kind in self.job.strategy.closing:
-            closing = {**closing, kind: outcome.figures}
+            closing = {**closing, kind: report.figures}
         following = self.job.next_after(round, phase)
-        self.standing = replace(self.standing, following=following, closing=closing)
+        self.progress = replace(self.progress, following=following, closing=closing)
 
     def _run_round(self, round: int) -> RoundResult:
         """All phases of the round; one that is used up uses up the round."""
         started = time.monotonic()
-        outcomes: list[PhaseOutcome] = []
+        reports: list[PhaseReport] = []
         kinds = self.job.strategy.round_phases
         for phase in kinds:
-            outcomes.append(self._run_phase(round, phase))
-            if outcomes[-1].reason:
+            reports.append(self._run_phase(round, phase))
+            if reports[-1].reason:
                 break
-        self.standing = replace(self.standing, following=self.job.next_after(round, kinds[-1]))
-        return round_result(round, outcomes, wall_seconds=time.monotonic() - started)
+        self.progress = replace(self.progress, following=self.job.next_after(round, kinds[-1]))
+        return round_result(round, reports, wall_seconds=time.monotonic() - started)
 
-    def _run_phase(self, round: int, phase: str) -> PhaseOutcome:
-        names, state = self._named(round, phase), self.standing.state
+    def _run_phase(self, round: int, phase: str) -> PhaseReport:
+        names, state = self._named(round, phase), self.progress.state
         key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=1)
-        asked = Asked.of(self.job, key, state, members=len(names))
-        as_words = self._secure is not None or needs_words(asked.layout)
-        answers = self._silos.answers(key, state, names, self.standing.local, as_words=as_words)
+        request = PhaseRequest.of(self.job, key, state, members=len(names))
+        as_words = self._secure is not None or needs_words(request.layout)
+        answers = self._silos.answers(key, state, names, self.progress.local, as_words=as_words)
         here = [answer for answer in answers if not answer.refused]
-        if len(here) < asked.rule.min_survivors:
+        if len(here) < request.rule.min_survivors:
             result = PhaseResult(state=None, reason="too-few-silos")
         else:
-            sums = self._sums(asked, names, here, as_words)
-            result = self.job.apply(phase, asked.context, sums, survivors=len(here))
+            sums = self._sums(request, names, here, as_words)
+            result = self.job.apply(phase, request.context, sums, survivors=len(here))
         if result.state is not None:
-            self._take(result.state, here)
-        return PhaseOutcome(
+            moved = {answer.silo: answer.proposed for answer in here if answer.proposed is not None}
+            local = {**self.progress.local, **moved} if moved else self.progress.local
+            self.progress = replace(self.progress, state=dict(result.state), local=local)
+        return PhaseReport(
             phase=phase,
             reason=result.reason if result.state is None else "",
             data_share=result.data_share,
@@ -181,21 +194,15 @@ class Simulation:
         )
 
     def _sums(
-        self, asked: Asked, names: tuple[str, ...], here: list[Answer], as_words: bool
+        self, request: PhaseRequest, names: tuple[str, ...], here: list[Answer], as_words: bool
     ) -> Mapping[str, Array]:
         encoded = {answer.silo: answer.encoded for answer in here if answer.encoded is not None}
         if self._secure is not None:
-            digest = state_digest(state_to_bytes(asked.context.state))
-            return self._secure.sums(asked, names, encoded, digest)
+            digest = state_digest(state_to_bytes(request.context.state))
+            return self._secure.sums(request, names, encoded, digest)
         if as_words:
-            return word_sums(asked.layout, encoded.values())
-        return plain_sums(asked.layout, here)
-
-    def _take(self, state: GlobalState, here: list[Answer]) -> None:
-        """The phase was applied: its state, and what the silos in its sum proposed to keep."""
-        moved = {answer.silo: answer.proposed for answer in here if answer.proposed is not None}
-        local = {**self.standing.local, **moved} if moved else self.standing.local
-        self.standing = replace(self.standing, state=dict(state), local=local)
+            return word_sums(request.layout, encoded.values())
+        return plain_sums(request.layout, here)
 
     def _named(self, round: int, phase: str) -> tuple[str, ...]:
         """Whom the phase names: the rule of docs/protocol.md 3.2."""
@@ -216,39 +223,3 @@ def unsigned_job(spec: JobSpec, state: GlobalState) -> Job:
     filled = spec.filled(nonce=spec.nonce or NO_NONCE, initial_state=digest)
     signed = SignedJob(spec_bytes=filled.to_yaml(), signature=b"", operator_certificate=b"")
     return Job(spec=filled, signed=signed, operator="")
-
-
-def _initial(spec: JobSpec) -> GlobalState:
-    from silo_agent.training.initial_state import initial_state  # torch
-
-    return initial_state(spec)
-
-
-def _silos(
-    job: Job,
-    data: Mapping[str, SiloData],
-    *,
-    policy: Policy,
-    objective: Objective | None,
-    device: str,
-    workers: int,
-) -> Silos:
-    if workers:
-        return Pool(job, data, policy=policy, objective=objective, device=device, workers=workers)
-    return SilosHere(job, data, policy=policy, objective=objective or built_in(device))
-
-
-def _secure_sum(spec: JobSpec) -> SecureSum:
-    now = datetime.now(UTC)
-    return SecureSum(enroll(spec.silos, federation=spec.federation, now=now), now=now)
-
-
-def _check_names(spec: JobSpec, silos: Mapping[str, SiloData]) -> None:
-    odd = sorted(set(spec.silos) ^ set(silos))
-    if odd:
-        where = "no data" if odd[0] in spec.silos else "data, and is no silo of the job"
-        raise ConfigError(f"silos: {odd[0]} has {where}")
-
-
-def _first_refusal(outcome: PhaseOutcome) -> str:
-    return "".join(f" ({silo}: {told})" for silo, told in list(outcome.left_out.items())[:1])

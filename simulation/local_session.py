@@ -10,22 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from crypto.errors import LocalProtocolError
 from crypto.masking.masks import Masker, UnmaskPlan
 from crypto.session.coordinator_session import CoordinatorSession
-from crypto.session.messages import (
-    Cohort,
-    Envelopes,
-    SessionTerms,
-    Shares,
-    Signatures,
-    SignedBody,
-    Survivors,
-    UnmaskShares,
-)
-from crypto.session.reveal import PendingReveal
+from crypto.session.messages import Envelopes, SessionTerms
 from crypto.session.silo_session import SiloSession
 from simulation.members import Members
 
@@ -40,7 +30,18 @@ class LocalSession:
         self.coordinator = CoordinatorSession(
             terms=terms, roster=members.roster, authority=members.authority, now=now
         )
-        self._silos = {name: self._silo(members, name, now) for name in silos}
+        self._silos: dict[str, SiloSession] = {}
+        for name in silos:
+            silo = partial(
+                SiloSession,
+                terms=terms,
+                identity=members.silos[name],
+                roster=members.roster,
+                authority=members.authority,
+                ledger=_NoLedger(),
+                now=now,
+            )
+            self._silos[name] = self.asked(name, "terms", silo)
         self._envelopes: dict[str, Envelopes] = {}
 
     def asked(self, name: str, stage: str, act: Callable[[], Answer]) -> Answer:
@@ -53,13 +54,12 @@ class LocalSession:
             self.coordinator.on_advert(name, self.asked(name, "advertise", silo.advertise))
         cohort = self.coordinator.close_advertise()
         for name in self._silos:
-            self.coordinator.on_shares(name, self._shares(name, cohort))
+            self.coordinator.on_shares(name, self._answer(name, "share", cohort))
         self._envelopes = self.coordinator.close_share()
 
     def masker(self, name: str) -> Masker:
         """MASKED_INPUT of one silo, whose upload then counts as complete."""
-        silo, envelopes = self._silos[name], self._envelopes[name]
-        masker = self.asked(name, "masked input", lambda: silo.receive(envelopes))
+        masker: Masker = self._answer(name, "masked input", self._envelopes[name])
         self.coordinator.on_masked(name)
         return masker
 
@@ -67,10 +67,10 @@ class LocalSession:
         """CONSISTENCY and UNMASK of all that were masked. rebuild: around each part of the coordinator's."""
         survivors = self.coordinator.close_masked()
         for name in survivors.survivors:
-            self.coordinator.on_consistency(name, self._signature(name, survivors))
+            self.coordinator.on_consistency(name, self._answer(name, "consistency", survivors))
         request = self.coordinator.close_consistency()
         for name in survivors.survivors:
-            answer = self._unmask_shares(name, request)
+            answer = self._answer(name, "unmask", request)
             with rebuild():
                 self.coordinator.on_unmask(name, answer)
         with rebuild():
@@ -79,39 +79,15 @@ class LocalSession:
             raise LocalProtocolError("session in one process: expected nothing to recover, a silo lied")
         return plan
 
-    def _silo(self, members: Members, name: str, now: datetime) -> SiloSession:
-        made = partial(
-            SiloSession,
-            terms=self.terms,
-            identity=members.silos[name],
-            roster=members.roster,
-            authority=members.authority,
-            ledger=_NoLedger(),
-            now=now,
-        )
-        return self.asked(name, "terms", made)
-
-    def _shares(self, name: str, cohort: Cohort) -> Shares:
-        return self.asked(name, "share", lambda: self._silos[name].receive(cohort))
-
-    def _signature(self, name: str, survivors: Survivors) -> SignedBody:
-        return self.asked(name, "consistency", lambda: self._silos[name].receive(survivors))
-
-    def _unmask_shares(self, name: str, request: Signatures) -> UnmaskShares:
-        return self.asked(name, "unmask", lambda: self._silos[name].receive(request))
+    def _answer(self, name: str, stage: str, message: Any) -> Any:
+        """The answer's type follows from the message's: SiloSession.receive says how."""
+        return self.asked(name, stage, lambda: self._silos[name].receive(message))
 
 
 class _NoLedger:
     """Nothing to remember: its silo takes part in one session and ends with the process."""
 
-    def begin_attempt(self, terms: SessionTerms) -> None:
+    def _forget(self, *_arguments: object, **_named: object) -> None:
         pass
 
-    def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
-        pass
-
-    def write_pending(self, pending: PendingReveal) -> None:
-        pass
-
-    def mark_revealed(self, pending: PendingReveal) -> None:
-        pass
+    begin_attempt = check_reveal = write_pending = mark_revealed = _forget

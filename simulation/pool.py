@@ -21,7 +21,7 @@ from crypto.errors import ChoraleError, ConfigError
 from silo_agent.data.base import SiloData
 from silo_agent.objective import Objective
 from silo_agent.policy.policy import Policy
-from silo_agent.rounds.phase_input import Asked
+from silo_agent.rounds.phase_input import PhaseRequest
 from simulation.results import SimulationFailed
 from simulation.silos import Answer, Locals, SilosHere, built_in
 
@@ -92,8 +92,8 @@ class Pool:
                 local={name: dict(local[name]) for name in asked if name in local},
                 as_words=as_words,
             )
-            self._workers[place].ask(question)
-        answers = {answer.silo: answer for place in mine for answer in self._workers[place].answer()}
+            self._workers[place].send(question)
+        answers = {answer.silo: answer for place in mine for answer in self._workers[place].answers()}
         return [answers[name] for name in names]
 
     def close(self) -> None:
@@ -102,13 +102,13 @@ class Pool:
 
 
 def dealt(data: Mapping[str, SiloData], workers: int) -> list[list[str]]:
-    """Names for each worker: by falling number of samples, each to who has the fewest so far."""
+    """Names for each worker: by falling number of samples, each to the worker with the fewest so far."""
     shares: list[list[str]] = [[] for _ in range(workers)]
     samples = [0] * workers
     for name in sorted(data, key=lambda name: (-len(data[name].train), name)):
-        least = min(range(workers), key=lambda place: (samples[place], place))
-        shares[least].append(name)
-        samples[least] += len(data[name].train)
+        place = min(range(workers), key=lambda place: (samples[place], place))
+        shares[place].append(name)
+        samples[place] += len(data[name].train)
     return shares
 
 
@@ -121,19 +121,23 @@ class _Worker:
         self._process = spawning.Process(target=serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
-        self._send(load)
+        self.send(load)
 
-    def ask(self, question: Question) -> None:
-        self._send(question)
-
-    def answer(self) -> list[Answer]:
+    def send(self, message: Load | Question) -> None:
         try:
-            answer = self._pipe.recv()
+            self._pipe.send(message)
+        except OSError:
+            raise self._gone() from None
+
+    def answers(self) -> list[Answer]:
+        """To the last question. Raises SimulationFailed if the process is gone, and what a silo raised."""
+        try:
+            answers = self._pipe.recv()
         except (EOFError, OSError):
             raise self._gone() from None
-        if isinstance(answer, _Error):
-            raise answer.raised()
-        return list(answer)
+        if isinstance(answers, ChoraleError):
+            raise answers
+        return list(answers)
 
     def end(self) -> None:
         """Between two questions it ends by itself; at work it is stopped."""
@@ -143,56 +147,31 @@ class _Worker:
             self._process.terminate()
             self._process.join()
 
-    def _send(self, what: object) -> None:
-        try:
-            self._pipe.send(what)
-        except OSError:
-            raise self._gone() from None
-
     def _gone(self) -> SimulationFailed:
         self._process.join(END_SECONDS)
         code = self._process.exitcode
         return SimulationFailed(f"a worker process ended with code {code}; perhaps memory ran out")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Error:
-    """What a worker raised, as it may travel."""
-
-    message: str
-    is_config: bool
-
-    def raised(self) -> ChoraleError:
-        return ConfigError(self.message) if self.is_config else SimulationFailed(self.message)
-
-
 def serve(pipe: Connection) -> None:
-    """A worker's life: until the pipe is closed, also by the end of whoever started it."""
+    """A worker's life: until the pipe is closed, also by the end of the process that started it."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is there
+    silos: SilosHere | None = None
     with suppress(EOFError, OSError, KeyboardInterrupt):
         load: Load = pipe.recv()
-        silos = _silos_of(load)
         while True:
-            pipe.send(_answers(silos, load.job, pipe.recv()))
-
-
-def _silos_of(load: Load) -> SilosHere | _Error:
-    try:
-        objective = load.objective or built_in(load.device)
-        return SilosHere(load.job, load.data, policy=load.policy, objective=objective)
-    except ChoraleError as error:
-        return _error_of(error)
-
-
-def _answers(silos: SilosHere | _Error, job: Job, question: Question) -> list[Answer] | _Error:
-    if isinstance(silos, _Error):
-        return silos
-    try:
-        asked = Asked.of(job, question.key, question.state, members=question.members)
-        return silos.answers_to(asked, question.names, question.local, as_words=question.as_words)
-    except ChoraleError as error:
-        return _error_of(error)
-
-
-def _error_of(error: ChoraleError) -> _Error:
-    return _Error(message=str(error), is_config=isinstance(error, ConfigError))
+            question: Question = pipe.recv()
+            try:
+                if silos is None:
+                    objective = load.objective or built_in(load.device)
+                    silos = SilosHere(load.job, load.data, policy=load.policy, objective=objective)
+                request = PhaseRequest.of(load.job, question.key, question.state, members=question.members)
+                answers = [
+                    silos.answer(request, name, question.local.get(name, {}), as_words=question.as_words)
+                    for name in question.names
+                ]
+                pipe.send(answers)
+            except ChoraleError as error:
+                # other errors may hold what does not travel: the message alone does
+                kind = ConfigError if isinstance(error, ConfigError) else SimulationFailed
+                pipe.send(kind(str(error)))

@@ -13,7 +13,7 @@ APPLIED, USED_UP = "applied", "used-up"  # as in the record of a real round
 
 
 class SimulationFailed(ChoraleError):
-    """The job cannot go on; the message says why."""
+    """The job cannot continue; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class RoundResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseOutcome:
+class PhaseReport:
     """One phase that has ended. An empty reason: it was applied."""
 
     phase: str
@@ -70,10 +70,10 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def round_result(round: int, phases: list[PhaseOutcome], *, wall_seconds: float) -> RoundResult:
+def round_result(round: int, phases: list[PhaseReport], *, wall_seconds: float) -> RoundResult:
     """A round from its phases: the last one ends it, and the figures of all of them are its own."""
     last = phases[-1]
-    figures = {name: value for outcome in phases for name, value in outcome.figures.items()}
+    figures = {name: value for phase in phases for name, value in phase.figures.items()}
     return RoundResult(
         round=round,
         result=USED_UP if last.reason else APPLIED,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from chorale.job import Job
 from chorale.spec.state import GlobalState
@@ -17,7 +17,7 @@ from silo_agent.data.base import SiloData
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Objective
 from silo_agent.policy.policy import Policy
-from silo_agent.rounds.phase_input import Asked, cut_holdout, phase_input
+from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, phase_input
 from strategies.base import Array, Arrays
 
 Locals = Mapping[str, Arrays]  # by silo: what it keeps between rounds
@@ -39,18 +39,6 @@ class Answer:
     told: str = ""
 
 
-class Silos(Protocol):
-    """Who answers a phase: silos in this process or in others (simulation/pool.py)."""
-
-    def answers(
-        self, key: PhaseKey, state: GlobalState, names: Sequence[str], local: Locals, *, as_words: bool
-    ) -> list[Answer]:
-        """One for each name, in the order of the names."""
-
-    def close(self) -> None:
-        """Nothing is asked any more."""
-
-
 class SilosHere:
     """Silos in this process, one after the other, all with the same policy and objective."""
 
@@ -65,38 +53,33 @@ class SilosHere:
     def answers(
         self, key: PhaseKey, state: GlobalState, names: Sequence[str], local: Locals, *, as_words: bool
     ) -> list[Answer]:
-        asked = Asked.of(self._job, key, state, members=len(names))
-        return self.answers_to(asked, names, local, as_words=as_words)
+        """One for each name, in the order of the names."""
+        request = PhaseRequest.of(self._job, key, state, members=len(names))
+        return [self.answer(request, name, local.get(name, {}), as_words=as_words) for name in names]
 
-    def answers_to(
-        self, asked: Asked, names: Iterable[str], local: Locals, *, as_words: bool
-    ) -> list[Answer]:
-        """Of some of the silos that the phase names."""
-        return [self._answer(asked, name, local.get(name, {}), as_words) for name in names]
-
-    def close(self) -> None:
-        pass
-
-    def _answer(self, asked: Asked, silo: str, kept: Arrays, as_words: bool) -> Answer:
+    def answer(self, request: PhaseRequest, silo: str, kept: Arrays, *, as_words: bool) -> Answer:
+        """One silo's, of those that the phase names. kept: its local state."""
         local = LocalState(kept)
         try:
-            made = phase_input(
-                asked,
+            values, encoder = phase_input(
+                request,
                 silo=silo,
                 policy=self._policy,
                 load_data=lambda: self._data[silo],
-                compute=self._objective.compute,
+                objective=self._objective,
                 is_cancelled=lambda: False,
                 local=local,
-                random=dice(asked, silo),
+                random=dice(request.key, silo),
             )
         except PolicyRefusal as refusal:
             return Answer(silo=silo, refused=refusal.code.value, told=str(refusal))
-        clipped = made.encoder.clipped_total
-        if as_words:
-            words = made.encoder.encode()
-            return Answer(silo=silo, encoded=words, clipped=clipped, proposed=local.proposed)
-        return Answer(silo=silo, values=made.values, clipped=clipped, proposed=local.proposed)
+        return Answer(
+            silo=silo,
+            values={} if as_words else values,
+            encoded=encoder.encode() if as_words else None,
+            clipped=encoder.clipped_total,
+            proposed=local.proposed,
+        )
 
 
 def built_in(device: str) -> Objective:
@@ -106,18 +89,11 @@ def built_in(device: str) -> Objective:
     return TorchObjective(device=device)
 
 
-def dice(asked: Asked, silo: str) -> Callable[[int], bytes]:
+def dice(key: PhaseKey, silo: str) -> Callable[[int], bytes]:
     """Bytes for rounding and noise that follow from the job, so that a simulation can be repeated.
 
     Security: no agent does this; who knows the job could take this noise off again.
     """
-    key = asked.key
     seed = encoding.digest("simulated-dice", key.job_digest, silo, key.round, key.phase)
-    count = 0
-
-    def random(size: int) -> bytes:
-        nonlocal count
-        count += 1
-        return hashlib.shake_256(seed + count.to_bytes(8, "big")).digest(size)
-
-    return random
+    draws = itertools.count(1)
+    return lambda size: hashlib.shake_256(seed + next(draws).to_bytes(8, "big")).digest(size)

@@ -1,14 +1,21 @@
-"""The sum of a phase without masks: of plain numbers, or of words. With masks: secure_sum.py."""
+"""The sum of a phase: of plain numbers, of words, or of words under real masks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 
 import numpy as np
 
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 from crypto.fixed_point.ring import Encoded
+from crypto.masking.masks import vectors_from_stream
+from crypto.session.messages import SessionTerms
+from silo_agent.rounds.phase_input import PhaseRequest
+from simulation.local_session import LocalSession
+from simulation.members import Members
 from simulation.silos import Answer
 from strategies.base import Array
 
@@ -35,6 +42,48 @@ def word_sums(layout: Layout, encoded: Iterable[Encoded]) -> dict[str, Array]:
     for each in encoded:
         ring.add_into(total, each.vectors)
     return ring.decode(total, layout=layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecureSum:
+    """Sums under masks: sessions of one simulation's members, in this process. Nobody drops inside a session.
+
+    now: when their certificates are looked at.
+    """
+
+    members: Members = field(repr=False)
+    now: datetime
+
+    def sums(
+        self,
+        request: PhaseRequest,
+        names: tuple[str, ...],
+        encoded: Mapping[str, Encoded],
+        state_digest: bytes,
+    ) -> dict[str, Array]:
+        """The revealed sum, decoded. names: of the phase; encoded: inputs of the silos that came."""
+        key, layout, roster = request.key, request.layout, self.members.roster
+        terms = SessionTerms(
+            federation=roster.federation,
+            job_digest=key.job_digest,
+            roster_version=roster.version,
+            roster_digest=roster.digest,
+            round=key.round,
+            phase=key.phase,
+            attempt=key.attempt,
+            names=names,
+            rule=request.rule,
+            layout=layout,
+            state_digest=state_digest,
+        )
+        session = LocalSession(self.members, terms, silos=tuple(encoded), now=self.now)
+        session.share()
+        total = ring.zeros(layout)
+        for name, words in encoded.items():
+            stream = b"".join(session.masker(name).stream(words))
+            ring.add_into(total, vectors_from_stream(layout, stream))
+        session.reveal().unmask(total)
+        return ring.decode(total, layout=layout)
 
 
 def _sum_of(quantity: Quantity, answers: Sequence[Answer]) -> Array:

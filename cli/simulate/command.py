@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from chorale.spec.job_spec import JobSpec
     from cli.output.progress import PersonalFigures
     from silo_agent.policy.policy import Policy
-    from simulation.engine import Simulation, Standing
+    from simulation.engine import Progress, Simulation
     from simulation.folder import SimulationFolder
     from simulation.results import RoundResult
 
@@ -116,13 +116,13 @@ def simulate(
     rules = _policy(spec, policy)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # every end goes through the same door
     folder = None if out is None else _folder(out, spec, options, rules, init=init, is_secure=is_secure)
-    held: AbstractContextManager[Standing | None] = nullcontext() if folder is None else folder.held()
-    with held as standing:
+    held: AbstractContextManager[Progress | None] = nullcontext() if folder is None else folder.held()
+    with held as progress:
         simulation = _simulation(
             spec, options, rules, init=init, device=device, is_secure=is_secure, workers=parallel
         )
-        if standing is not None:
-            simulation.standing = standing
+        if progress is not None:
+            simulation.progress = progress
         _run(simulation, folder)
         _conclude(simulation, folder)
 
@@ -131,14 +131,14 @@ def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
     spec = simulation.job.spec
     drawn = f"{spec.named_per_round} of {len(spec.silos)} silos"
     _say(f"{spec.strategy.name}, {spec.rounds} rounds of {drawn}")
-    following = simulation.standing.following
+    following = simulation.progress.following
     if following is not None and following[0] > 1:
         _say(f"going on after round {following[0] - 1}")
     for result in simulation.run():
         if folder is None:
             _print(result.to_json())
         else:
-            folder.add(result, simulation.standing)
+            folder.add(result, simulation.progress)
         _say(_line(result, rounds=spec.rounds))
 
 
@@ -158,7 +158,7 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         "model_after_round": simulation.job.spec.rounds,
     }
     if folder is not None:
-        folder.finish(simulation.standing)
+        folder.finish(simulation.progress)
         document["model"] = str(folder.model_path)
     if own is not None:
         _say(f"final personal models: accuracy {own}")

@@ -72,7 +72,7 @@ class DataOptions:
 
     def load(self, spec: JobSpec) -> dict[str, SiloData]:
         """Every silo's samples, as its agent would load them. Raises ConfigError."""
-        from silo_agent.data import load_data, load_partition
+        from silo_agent.data.loading import load_data, load_partition
 
         if self.silo_files:
             settings = [_settings_in(path) for path in self.silo_files]

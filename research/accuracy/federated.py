@@ -17,8 +17,8 @@ import numpy as np
 
 from crypto.errors import ChoraleError
 from research.accuracy.trials import Outcome, Split, Trial
-from silo_agent.data import load_partition
 from silo_agent.data.base import SiloData
+from silo_agent.data.loading import load_partition
 from silo_agent.data.partition import split_holdout
 from silo_agent.data.settings import DataSettings
 from silo_agent.policy.policy import ClassStatistics, KeptState, Policy

@@ -14,8 +14,8 @@ import yaml
 
 from chorale.spec.job_spec import JobSpec
 from research.heart_disease.arms import Arm
-from silo_agent.data import load_data
 from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.loading import load_data
 from silo_agent.data.partition import split_holdout
 from silo_agent.data.settings import DataSettings
 from silo_agent.seeding import derive_seed

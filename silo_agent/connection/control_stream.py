@@ -1,7 +1,7 @@
 """The control stream: dial, say hello, pass messages both ways, dial again.
 
-Nothing listens at a silo; whatever ends the stream, the agent waits a while and comes back. Only a
-fault that waiting cannot mend ends it. Source: docs/protocol.md 8.
+Nothing listens at a silo; whatever ends the stream, the agent waits and dials again. Only a
+fault that waiting does not repair ends it. Source: docs/protocol.md 8.
 """
 
 from __future__ import annotations
@@ -15,45 +15,29 @@ from typing import Any, Protocol
 import grpc
 
 from chorale.observability.logs import get_logger
-from chorale.transport import channel_options, tls, wire
+from chorale.transport import channel_options, tls
 from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, PolicyRefusal, RemoteProtocolError
-from silo_agent.connection.backoff import Backoff
-from silo_agent.connection.stub import FederationStub
+from silo_agent.connection.channel import Backoff, FederationStub
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.rosters import Rosters
-from silo_agent.settings import SiloSettings
 
 WELCOME_SECONDS = 30.0
 SILENCE_SECONDS = 30.0  # beyond four heartbeats that did not come
-# TCP, TLS and HTTP/2 take three round trips, and a proxy's tunnel one more: lines of 800 ms connect in 3 s
-CONNECT_SECONDS = 10.0
-MAX_QUEUED_MESSAGES = 256  # what a lost line may hold up; the coordinator asks again for the rest
+MAX_QUEUED_MESSAGES = 256  # kept while the line is down; the coordinator asks again for the rest
 WARNED_SKEW_SECONDS = 60.0
 MAX_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated wrongly
-
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
-    # The agent's own backoff says when to call again. After a failed attempt gRPC connects again by itself,
-    # and until it has, calls fail at once: so it waits no more than about a second.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    # despite its name how long an attempt may take, and no lower bound of the wait between two
-    ("grpc.min_reconnect_backoff_ms", round(CONNECT_SECONDS * 1000)),
-    ("grpc.dns_enable_srv_queries", 0),
-)
 
 log = get_logger("silo_agent.connection.control_stream")
 
 
 class ConnectionFailed(ChoraleError):
-    """The agent cannot work with this coordinator until somebody mends something."""
+    """The agent cannot work with this coordinator until an operator repairs something."""
 
 
 class Served(Protocol):
-    """What the stream serves: silo_agent.rounds.participate."""
+    """What the stream serves: silo_agent.rounds.message_handler."""
 
     @property
     def preparing(self) -> tuple[PhaseKey, ...]: ...
@@ -61,19 +45,6 @@ class Served(Protocol):
     def receive(self, message: pb.CoordinatorMessage) -> None: ...
 
     def poll(self) -> None: ...
-
-
-def dial(settings: SiloSettings, authority_pem: bytes) -> grpc.aio.Channel:
-    """A channel under mutual TLS 1.3, connected when it is first used. Raises ConfigError."""
-    credentials = tls.channel_credentials(settings.identity, authority_pem)
-    options: list[tuple[str, Any]] = [
-        *CHANNEL_OPTIONS,
-        *channel_options.client_keepalive(settings.keepalive_seconds),
-        *channel_options.through_proxy(settings.proxy),
-    ]
-    if settings.coordinator_name is not None:
-        options.append(("grpc.ssl_target_name_override", settings.coordinator_name))
-    return grpc.aio.secure_channel(settings.coordinator, credentials, options=options)
 
 
 class Outbox:
@@ -122,11 +93,7 @@ class ControlStream:
         self._clock = clock
         self._sleep = sleep
         self._backoff = Backoff(random=random)
-        self._is_connected = False
-
-    @property
-    def is_connected(self) -> bool:
-        return self._is_connected
+        self.is_connected = False
 
     async def run(self) -> None:
         """Until cancelled. Raises ConfigError for a certificate of one's own that no longer holds,
@@ -146,12 +113,22 @@ class ControlStream:
             welcome = await self._greet(call)
             if isinstance(welcome, str):
                 return welcome
-            self._take_welcome(welcome)
+            if welcome.protocol_version != PROTOCOL_VERSION:
+                expected = f"expected protocol version {PROTOCOL_VERSION}, got {welcome.protocol_version}"
+                raise RemoteProtocolError(f"coordinator: {expected}")
+            self._check_clock(welcome.unix_seconds)
+            self._served.receive(pb.CoordinatorMessage(roster=pb.RosterUpdate(roster=welcome.roster)))
+            self.is_connected = True
+            self._metrics.connected.set(1)
+            self._backoff.reset()
+            version = welcome.software_version[:64]
+            log.info("connected", coordinator=self._target, coordinator_version=version)
             return await self._exchange(call, heartbeat_seconds=welcome.heartbeat_seconds)
         except PolicyRefusal as error:
             return str(error)
         finally:
-            self._set_connected(False)
+            self.is_connected = False
+            self._metrics.connected.set(0)
             call.cancel()
 
     async def _greet(self, call: Any) -> pb.Welcome | str:
@@ -180,17 +157,6 @@ class ControlStream:
             return f"coordinator: heartbeat_seconds: expected a number, got {welcome.heartbeat_seconds}"
         return welcome
 
-    def _take_welcome(self, welcome: pb.Welcome) -> None:
-        if welcome.protocol_version != PROTOCOL_VERSION:
-            raise RemoteProtocolError(
-                f"coordinator: expected protocol version {PROTOCOL_VERSION}, got {welcome.protocol_version}"
-            )
-        self._check_clock(welcome.unix_seconds)
-        self._served.receive(pb.CoordinatorMessage(roster=pb.RosterUpdate(roster=welcome.roster)))
-        self._set_connected(True)
-        self._backoff.reset()
-        log.info("connected", coordinator=self._target, coordinator_version=welcome.software_version[:64])
-
     async def _exchange(self, call: Any, *, heartbeat_seconds: float) -> str:
         every = min(
             max(heartbeat_seconds, channel_options.MIN_HEARTBEAT_SECONDS),
@@ -211,7 +177,11 @@ class ControlStream:
     async def _read(self, call: Any, *, silence_seconds: float) -> str | None:
         """Until the stream ends. Returns why, where it is this side that ends it."""
         try:
-            while (message := await _within(silence_seconds, call.read())) is not grpc.aio.EOF:
+            while True:
+                async with asyncio.timeout(silence_seconds):
+                    message = await call.read()
+                if message is grpc.aio.EOF:
+                    return None
                 if message is None:  # all that gRPC makes of bytes that do not parse
                     return "coordinator sent bytes that are no message"
                 if message.HasField("heartbeat"):
@@ -250,10 +220,6 @@ class ControlStream:
         if abs(skew_seconds) > WARNED_SKEW_SECONDS:
             log.warning("clock differs from the coordinator's", skew_seconds=round(skew_seconds))
 
-    def _set_connected(self, is_connected: bool) -> None:
-        self._is_connected = is_connected
-        self._metrics.connected.set(is_connected)
-
 
 def explain(
     code: grpc.StatusCode,
@@ -279,9 +245,3 @@ def explain(
         or channel_options.explain_proxy(details, proxy=proxy, target=target)
         or f"coordinator is unreachable at {target}"
     )
-
-
-async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
-    """Raises TimeoutError."""
-    async with asyncio.timeout(seconds):
-        return await answer

@@ -23,8 +23,7 @@ from chorale.transport.wire import PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.masking.masks import Masker, Source
-from silo_agent.connection.backoff import Backoff
-from silo_agent.connection.stub import FederationStub
+from silo_agent.connection.channel import Backoff, FederationStub
 from silo_agent.metrics import Direction, SiloMetrics
 
 if TYPE_CHECKING:
@@ -118,9 +117,10 @@ class Transfer:
             try:
                 await writing.end()
             finally:
-                part.close()
+                part.file.close()
 
     async def _send(self, header: pb.UploadHeader, masker: Masker, source: Source) -> None:
+        transferred = self._metrics.transferred.labels(direction=Direction.UP.value)
         call = self._stub.Upload()
         try:
             await call.write(pb.UploadMessage(header=header))
@@ -128,8 +128,16 @@ class Transfer:
             if receipt.received_bytes > header.total_bytes:
                 raise RemoteProtocolError("upload: the coordinator has more bytes than there are")
             if not receipt.complete:
-                sha256 = await self._send_chunks(call, masker, source, start=receipt.received_bytes)
-                await call.write(pb.UploadMessage(end=pb.UploadEnd(sha256=sha256)))
+                start = receipt.received_bytes
+                # a digest of the whole stream where the upload resumes; all of the masking is repeated for it
+                hashed = hashlib.sha256() if start else None
+                made = _chunks(masker, source, hashed, start=start)
+                async with Prefetcher(made, most=CHUNKS_AHEAD) as chunks:
+                    async for chunk in chunks:
+                        await call.write(chunk)
+                        transferred.inc(len(chunk.data))
+                end = pb.UploadEnd(sha256=b"" if hashed is None else hashed.digest())
+                await call.write(pb.UploadMessage(end=end))
                 await call.done_writing()
             while not receipt.complete:
                 receipt = await _receipt(call)
@@ -139,29 +147,19 @@ class Transfer:
         finally:
             call.cancel()
 
-    async def _send_chunks(self, call: Any, masker: Masker, source: Source, *, start: int) -> bytes:
-        """Gives the digest of the whole stream where it goes on after what is there already, else nothing:
-        all of the masking is repeated for it."""
-        hashed = hashlib.sha256() if start else None
-        transferred = self._metrics.transferred.labels(direction=Direction.UP.value)
-        async with Prefetcher(_chunks(masker, source, hashed, start=start), most=CHUNKS_AHEAD) as chunks:
-            async for chunk in chunks:
-                await call.write(chunk)
-                transferred.inc(len(chunk.data))
-        return b"" if hashed is None else hashed.digest()
-
     async def _retried(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
         backoff = Backoff(random=self._random)
         while True:
             try:
                 return await attempt()
             except grpc.aio.AioRpcError as error:
+                code = error.code().name
                 if error.code() not in RETRIED:
-                    raise _refused(what, error) from None
+                    raise RemoteProtocolError(
+                        f"{what}: the coordinator refused, {code}: {error.details()}", code=Refusal.STAGE
+                    ) from None
                 wait_seconds = backoff.next_seconds()
-                log.info(
-                    f"{what} interrupted", reason=error.code().name, retry_seconds=round(wait_seconds, 1)
-                )
+                log.info(f"{what} interrupted", reason=code, retry_seconds=round(wait_seconds, 1))
             await self._sleep(wait_seconds)
 
 
@@ -189,35 +187,33 @@ class _Part:
     def __init__(self, path: Path, size_bytes: int) -> None:
         self._path = path
         self._size_bytes = size_bytes
-        self._file = path.open("a+b", buffering=0)
-        if self._file.tell() > size_bytes:
-            self._file.truncate(0)
-        self._file.seek(0)
-        self._hash = hashlib.file_digest(self._file, "sha256")
-        self.accepted_bytes = self._file.tell()
+        self.file = path.open("a+b", buffering=0)
+        if self.file.tell() > size_bytes:
+            self.file.truncate(0)
+        self.file.seek(0)
+        self._hash = hashlib.file_digest(self.file, "sha256")
+        self.accepted_bytes = self.file.tell()
 
     def accept(self, chunk: Chunk) -> Part:
         """The bytes, if they go on where the last ones ended. Raises RemoteProtocolError."""
         size_bytes = len(chunk.data)
         if chunk.offset != self.accepted_bytes or chunk.offset + size_bytes > self._size_bytes:
-            raise _odd_state("chunks do not fit the announced size")
+            raise RemoteProtocolError("download: chunks do not fit the announced size", code=Refusal.STATE)
         self.accepted_bytes += size_bytes
         return chunk.data
 
     def write(self, data: Part) -> None:
-        write_all(self._file, data)
+        write_all(self.file, data)
         self._hash.update(data)
 
     def check(self, state_digest: bytes) -> None:
         """Raises RemoteProtocolError; bytes of another digest are thrown away."""
         if self.accepted_bytes != self._size_bytes:
-            raise _odd_state(f"expected {self._size_bytes} bytes, got {self.accepted_bytes}")
+            expected = f"expected {self._size_bytes} bytes, got {self.accepted_bytes}"
+            raise RemoteProtocolError(f"download: {expected}", code=Refusal.STATE)
         if self._hash.digest() != state_digest:
             self._path.unlink()
-            raise _odd_state("the digest is another than announced")
-
-    def close(self) -> None:
-        self._file.close()
+            raise RemoteProtocolError("download: the digest is another than announced", code=Refusal.STATE)
 
 
 def _chunks(
@@ -235,13 +231,3 @@ def _chunks(
         offset += len(chunk)
         if unsent:
             yield Chunk(offset - len(unsent), unsent)
-
-
-def _odd_state(message: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"download: {message}", code=Refusal.STATE)
-
-
-def _refused(what: str, error: grpc.aio.AioRpcError) -> RemoteProtocolError:
-    return RemoteProtocolError(
-        f"{what}: the coordinator refused, {error.code().name}: {error.details()}", code=Refusal.STAGE
-    )

@@ -1,4 +1,4 @@
-"""What a silo's data is, whatever file it came from. Loaders give a Source; training gets SiloData.
+"""What a silo's data is, whatever file it came from. A loader gives RawData; training gets SiloData.
 
 N = samples. Numpy only: the agent's core reads these types and imports no torch.
 """
@@ -51,7 +51,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RawData:
     """What a file holds, before partition and conversion. test is None where it has no split of its own.
 
     In a private job no single record raises (`private`): one without a usable label has NO_LABEL.
@@ -74,7 +74,7 @@ class SiloData:
     name: str
 
 
-Loader = Callable[[DataSettings, JobSpec], Source]
+Loader = Callable[[DataSettings, JobSpec], RawData]
 
 
 def required_path(settings: DataSettings) -> Path:
@@ -96,12 +96,9 @@ def whole_labels(labels: NDArray[Any], *, source: str, is_private: bool = False)
             f"{source}: labels are one whole number per sample, got {labels.dtype} {labels.shape}"
         )
     if is_private:
-        return _usable_labels(column.astype(np.float64))
+        found_N = column.astype(np.float64)
+        is_usable = (found_N >= 0) & (found_N <= MAX_LABEL) & (found_N == np.floor(found_N))
+        return np.where(is_usable, found_N, NO_LABEL).astype(np.int64)
     if column.dtype.kind == "f" and not np.all(np.isfinite(column) & (column == np.floor(column))):
         raise ConfigError(f"{source}: labels are whole numbers, got a fraction or a missing value")
     return column.astype(np.int64)
-
-
-def _usable_labels(found_N: NDArray[np.float64]) -> Labels:
-    is_usable = (found_N >= 0) & (found_N <= MAX_LABEL) & (found_N == np.floor(found_N))
-    return np.where(is_usable, found_N, NO_LABEL).astype(np.int64)

@@ -11,13 +11,13 @@ import numpy as np
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, Source, required_path
+from silo_agent.data.base import RawData, Samples, required_path
 from silo_agent.data.settings import DataFormat, DataSettings
 
 CLASSES = {DataFormat.CIFAR10: 10, DataFormat.CIFAR100: 100}
 
 
-def load(settings: DataSettings, job: JobSpec) -> Source:
+def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Shapes: features (50000, 32, 32, 3) and (10000, 32, 32, 3) uint8.
 
     Raises ConfigError if the folder does not hold the official python batches.
@@ -28,7 +28,7 @@ def load(settings: DataSettings, job: JobSpec) -> Source:
         raise ConfigError(
             f"classes: {settings.format.value} has {classes} classes, the job says {job.classes}"
         )
-    return Source(
+    return RawData(
         train=_split(folder, settings.format, is_train=True),
         test=_split(folder, settings.format, is_train=False),
     )

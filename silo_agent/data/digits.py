@@ -12,7 +12,7 @@ import numpy as np
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, Source
+from silo_agent.data.base import RawData, Samples
 from silo_agent.data.settings import DataSettings
 
 CLASSES = 10
@@ -22,11 +22,11 @@ BRIGHTEST = 16.0  # pixels are counts of set dots in a 4x4 block
 FILE = ("datasets", "data", "digits.csv.gz")  # in scikit-learn's package
 
 
-def load(settings: DataSettings, job: JobSpec) -> Source:
+def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Shapes: features (1797, 1, 8, 8) float32 in 0..1. Raises ConfigError."""
     if job.classes != CLASSES:
         raise ConfigError(f"classes: the digits data has {CLASSES} classes, the job says {job.classes}")
-    return Source(train=read_all())
+    return RawData(train=read_all())
 
 
 def read_all() -> Samples:

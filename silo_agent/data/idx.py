@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, Source, required_path
+from silo_agent.data.base import RawData, Samples, required_path
 from silo_agent.data.settings import DataSettings
 
 IMAGES_MAGIC = 2051  # unsigned bytes in three dimensions
 LABELS_MAGIC = 2049  # unsigned bytes in one dimension
 
 
-def load(settings: DataSettings, job: JobSpec) -> Source:
+def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Shapes: features (60000, 28, 28) uint8 for the official files, with their own test split.
 
     Raises ConfigError if a file is missing, of another kind or not of its declared length.
     """
     folder = required_path(settings)
-    return Source(train=_split(folder, "train"), test=_split(folder, "t10k"))
+    return RawData(train=_split(folder, "train"), test=_split(folder, "t10k"))
 
 
 def _split(folder: Path, prefix: str) -> Samples:
@@ -38,7 +38,17 @@ def _split(folder: Path, prefix: str) -> Samples:
 
 
 def _read(folder: Path, name: str, *, magic: int) -> NDArray[Any]:
-    path, content = _content(folder, name)
+    path = folder / name
+    if path.is_file():
+        content = path.read_bytes()
+    else:
+        path = folder / f"{name}.gz"
+        if not path.is_file():
+            raise ConfigError(f"data.path: {folder} holds neither {name} nor {name}.gz")
+        try:
+            content = gzip.decompress(path.read_bytes())
+        except (OSError, EOFError, zlib.error) as error:
+            raise ConfigError(f"{path}: not a whole gzip file") from error
     dimensions = magic & 0xFF
     header = np.frombuffer(content, dtype=">u4", count=min(1 + dimensions, len(content) // 4))
     if len(header) < 1 + dimensions or header[0] != magic:
@@ -49,15 +59,3 @@ def _read(folder: Path, name: str, *, magic: int) -> NDArray[Any]:
     if len(content) - start != math.prod(shape):
         raise ConfigError(f"{path}: expected {math.prod(shape)} bytes of data, got {len(content) - start}")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
-
-
-def _content(folder: Path, name: str) -> tuple[Path, bytes]:
-    plain, packed = folder / name, folder / f"{name}.gz"
-    if plain.is_file():
-        return plain, plain.read_bytes()
-    if not packed.is_file():
-        raise ConfigError(f"data.path: {folder} holds neither {name} nor {name}.gz")
-    try:
-        return packed, gzip.decompress(packed.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{packed}: not a whole gzip file") from error

@@ -15,31 +15,35 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, Source, required_path
+from silo_agent.data.base import RawData, Samples, required_path
 from silo_agent.data.settings import DataSettings
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"})
 MODES = {1: "L", 3: "RGB"}  # Pillow's names by number of channels
 
 
-def load(settings: DataSettings, job: JobSpec) -> Source:
+def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Shapes: features (N, channels, H, W) uint8, resized to the job's input shape.
 
     Raises ConfigError if the folders are not one a class or an image cannot be read; in a private job
     an image that cannot is left out.
     """
     root = required_path(settings)
-    channels, height, width = _image_shape(job.input_shape)
-    files, labels = _files(_class_folders(root, job.classes))
+    if len(job.input_shape) != 3 or job.input_shape[0] not in MODES:
+        raise ConfigError(
+            f"input_shape: format image-folder needs (1 or 3, height, width), the job says {job.input_shape}"
+        )
+    channels, height, width = job.input_shape
+    files, labels = _files(root, job.classes)
     mode, size = MODES[channels], (width, height)
     if job.privacy is not None:
-        return _forgiving(files, labels, mode=mode, size=size)
+        return _readable(files, labels, mode=mode, size=size)
     images = [_read(path, mode=mode, size=size) for path in files]
-    return Source(train=_samples(images, labels, mode=mode, size=size))
+    return RawData(train=_samples(images, labels, mode=mode, size=size))
 
 
-def _forgiving(files: list[Path], labels: list[int], *, mode: str, size: tuple[int, int]) -> Source:
-    """Whatever can be read; a record is the bytes of its file and its folder's name."""
+def _readable(files: list[Path], labels: list[int], *, mode: str, size: tuple[int, int]) -> RawData:
+    """The images that can be read; a record is the bytes of its file and its folder's name."""
     images, kept, identities = [], [], []
     for path, label in zip(files, labels, strict=True):
         try:
@@ -49,7 +53,7 @@ def _forgiving(files: list[Path], labels: list[int], *, mode: str, size: tuple[i
             continue
         kept.append(label)
         identities.append(content + path.parent.name.encode("utf-8", "surrogateescape"))
-    return Source(
+    return RawData(
         train=_samples(images, kept, mode=mode, size=size),
         identities=tuple(identities),
         unreadable=len(files) - len(images),
@@ -64,15 +68,8 @@ def _samples(images: list[NDArray[Any]], labels: list[int], *, mode: str, size: 
     return Samples(features=features.transpose(0, 3, 1, 2), labels=labels_N)
 
 
-def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) != 3 or shape[0] not in MODES:
-        raise ConfigError(
-            f"input_shape: format image-folder needs (1 or 3, height, width), the job says {shape}"
-        )
-    return shape[0], shape[1], shape[2]
-
-
-def _class_folders(root: Path, classes: int) -> list[Path]:
+def _files(root: Path, classes: int) -> tuple[list[Path], list[int]]:
+    """Every image with its class, folder by folder."""
     if not root.is_dir():
         raise ConfigError(f"data.path: {root} is not a folder")
     folders = sorted(path for path in root.iterdir() if path.is_dir())
@@ -80,10 +77,6 @@ def _class_folders(root: Path, classes: int) -> list[Path]:
         raise ConfigError(
             f"data.path: {root} has {len(folders)} class folders, the job says classes {classes}"
         )
-    return folders
-
-
-def _files(folders: list[Path]) -> tuple[list[Path], list[int]]:
     files, labels = [], []
     for label, folder in enumerate(folders):
         found = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)

@@ -16,48 +16,42 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, Source, required_path, whole_labels
+from silo_agent.data.base import RawData, Samples, required_path, whole_labels
 from silo_agent.data.settings import DataSettings
 
 TRAIN_KEYS = (("x_train", "y_train"), ("train_images", "train_labels"), ("x", "y"))
 TEST_KEYS = (("x_test", "y_test"), ("test_images", "test_labels"))
 
 
-def load(settings: DataSettings, job: JobSpec) -> Source:
+def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Features as stored, labels as int64. Raises ConfigError if keys or file are unusable."""
     path = required_path(settings)
-    arrays = _open(path)
-    is_private = job.privacy is not None
-    train = _first(arrays, TRAIN_KEYS, path, is_private=is_private)
-    if train is None:
-        names = ", ".join(sorted(arrays)) or "nothing"
-        raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
-    return Source(train=train, test=_first(arrays, TEST_KEYS, path, is_private=is_private))
-
-
-def _open(path: Path) -> dict[str, NDArray[Any]]:
     known = {name for pair in TRAIN_KEYS + TEST_KEYS for name in pair}
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ConfigError(f"{path}: expected an .npz archive, got a single array")
-            return {name: archive[name] for name in archive.files if name in known}
+            arrays = {name: archive[name] for name in archive.files if name in known}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{path}: not a readable .npz archive of plain arrays") from error
+    is_private = job.privacy is not None
+    train = _first(arrays, TRAIN_KEYS, path, is_private=is_private)
+    if train is None:
+        names = ", ".join(sorted(arrays)) or "nothing"
+        raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
+    return RawData(train=train, test=_first(arrays, TEST_KEYS, path, is_private=is_private))
 
 
 def _first(
     arrays: Mapping[str, NDArray[Any]], pairs: tuple[tuple[str, str], ...], path: Path, *, is_private: bool
 ) -> Samples | None:
-    for features, labels in pairs:
-        if features in arrays and labels in arrays:
-            labels_N = whole_labels(arrays[labels], source=str(path), is_private=is_private)
-            return _samples(arrays[features], labels_N, path)
+    """Samples of the first pair of names that the file has."""
+    for features_name, labels_name in pairs:
+        if features_name in arrays and labels_name in arrays:
+            features = arrays[features_name]
+            labels_N = whole_labels(arrays[labels_name], source=str(path), is_private=is_private)
+            if features.shape[:1] != labels_N.shape:
+                raise ConfigError(f"{path}: {len(labels_N)} labels for features of shape {features.shape}")
+            return Samples(features=features, labels=labels_N)
     return None
-
-
-def _samples(features: NDArray[Any], labels: NDArray[np.int64], path: Path) -> Samples:
-    if features.shape[:1] != labels.shape:
-        raise ConfigError(f"{path}: {len(labels)} labels for features of shape {features.shape}")
-    return Samples(features=features, labels=labels)

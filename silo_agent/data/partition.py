@@ -10,7 +10,6 @@ K = silos, C = classes. Index arrays are sorted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +45,10 @@ def split_holdout(labels: Labels, *, fraction: float, rng: Generator) -> tuple[I
 
 def cut_iid(train: Labels, test: Labels, *, silos: int, rng: Generator) -> Partition:
     """Shuffle and deal: sizes differ by at most one."""
-    return Partition(train=_deal(len(train), silos, rng), test=_deal(len(test), silos, rng))
+    dealt = [np.array_split(rng.permutation(len(labels)), silos) for labels in (train, test)]
+    return Partition(
+        train=tuple(np.sort(part) for part in dealt[0]), test=tuple(np.sort(part) for part in dealt[1])
+    )
 
 
 def cut_shards(
@@ -101,10 +103,6 @@ def cut_dirichlet(
     )
 
 
-def _deal(samples: int, silos: int, rng: Generator) -> tuple[Indices, ...]:
-    return tuple(np.sort(part) for part in np.array_split(rng.permutation(samples), silos))
-
-
 def _deal_shards(
     labels: Labels, lists_KS: NDArray[np.int64], *, classes: int, rng: Generator
 ) -> tuple[Indices, ...]:
@@ -113,7 +111,7 @@ def _deal_shards(
         np.array_split(rng.permutation(np.flatnonzero(labels == label)), shards_per_class)
         for label in range(classes)
     ]
-    return tuple(_joined([unused[label].pop() for label in wanted]) for wanted in lists_KS)
+    return tuple(np.sort(np.concatenate([unused[label].pop() for label in wanted])) for wanted in lists_KS)
 
 
 def _draw_shares(
@@ -142,14 +140,10 @@ def _deal_fractions(labels: Labels, shares_CK: FloatArray, rng: Generator) -> tu
         cuts = _cuts(shares_K, len(shuffled))
         for part, start, stop in zip(parts, cuts[:-1], cuts[1:], strict=True):
             part.append(shuffled[start:stop])
-    return tuple(_joined(part) for part in parts)
+    return tuple(np.sort(np.concatenate(part)) for part in parts)
 
 
 def _cuts(shares_K: FloatArray, count: int) -> NDArray[np.int64]:
     """Where to cut `count` samples: cumulative sums rounded down, first 0 and last `count`."""
     inner = np.floor(np.cumsum(shares_K)[:-1] * count).astype(np.int64)
     return np.concatenate(([0], np.minimum(inner, count), [count]))
-
-
-def _joined(parts: Sequence[Indices]) -> Indices:
-    return np.sort(np.concatenate(parts))

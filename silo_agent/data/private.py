@@ -10,7 +10,7 @@ N = records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,17 +51,12 @@ def held_out(samples: Samples, identities: Sequence[bytes] | None, *, name: str,
     moves no other. Equal records are on one side. identities: each record as its file holds it, where
     the features are already made for the job; None: features and labels are what the file holds.
     """
-    own = _bytes_of(samples) if identities is None else identities
+    # one number format, whatever other records made of the array's: an integer is the same as a float
+    made = (
+        np.asarray(features, dtype="<f8").tobytes() + label.to_bytes(8, "big", signed=True)
+        for features, label in zip(samples.features, samples.labels.tolist(), strict=True)
+    )
     below = int(fraction * 2**HASHED_BITS)
-    return np.array([_hashed(name, record) < below for record in own], dtype=np.bool_)
-
-
-def _hashed(name: str, record: bytes) -> int:
-    digest = encoding.digest("record-holdout", name, record)
-    return int.from_bytes(digest[: HASHED_BITS // 8], "big")
-
-
-def _bytes_of(samples: Samples) -> Iterable[bytes]:
-    """One number format, whatever other records made of the array's: an integer is the same as a float."""
-    for features, label in zip(samples.features, samples.labels.tolist(), strict=True):
-        yield np.asarray(features, dtype="<f8").tobytes() + label.to_bytes(8, "big", signed=True)
+    records = made if identities is None else identities
+    hashes = (encoding.digest("record-holdout", name, record) for record in records)
+    return np.array([int.from_bytes(each[: HASHED_BITS // 8], "big") < below for each in hashes], np.bool_)

@@ -1,8 +1,8 @@
 """What a silo keeps of a job between rounds: named arrays, one file a job, moved by applied rounds alone.
 
 A phase reads the state that was taken over last and proposes the next. The proposal is *pending* until the
-phase was applied; then it becomes the state, in one rename. Whoever was not in the sum, or whose round was
-not applied, keeps what it had, and an input that is computed anew starts from the same arrays.
+phase was applied; then it becomes the state, in one rename. A silo that was not in the sum, or whose round
+was not applied, keeps what it had, and an input that is computed again starts from the same arrays.
 `LocalState` is what an objective sees and knows no file; `LocalStates` is the files.
 Source: docs/protocol.md 7.8, 10.8.
 """
@@ -51,10 +51,13 @@ class LocalStates:
 
         Raises PolicyRefusal for a job that ended here, ConfigError for a file that is no state.
         """
-        if self._ended(job_digest).exists():
+        if self._file(job_digest, ENDED).exists():
             raise PolicyRefusal(f"job {job_digest.hex()[:12]}: ended here, and its local state is gone")
-        path = self._current(job_digest)
-        return LocalState(_read(path) if path.exists() else None)
+        path = self._file(job_digest)
+        try:
+            return LocalState(state_from_file(path) if path.exists() else None)
+        except (RemoteProtocolError, OSError) as error:
+            raise ConfigError(f"local state: {path.name}: {error}") from error
 
     def hold(self, key: PhaseKey, local: LocalState) -> None:
         """Durable before anything of the phase's input leaves. What was pending before is given up."""
@@ -83,18 +86,18 @@ class LocalStates:
         if not (is_applied and self._is_revealed(key)):
             pending.unlink()
             return False
-        pending.replace(self._current(key.job_digest))
+        pending.replace(self._file(key.job_digest))
         sync_directory(self._directory)
         log.info("local state taken over", job=key.job_digest.hex()[:12], round=key.round, phase=key.phase)
         return True
 
     def end(self, job_digest: bytes) -> None:
         """Delete the job's state. The job is not served again: it would not go on from its own state."""
-        path = self._current(job_digest)
+        path = self._file(job_digest)
         has_pending = any(self._directory.glob(f"{job_digest.hex()}.*{SUFFIX}"))
         if not (path.exists() or has_pending):
             return
-        write_atomic(self._ended(job_digest), b"")
+        write_atomic(self._file(job_digest, ENDED), b"")
         path.unlink(missing_ok=True)
         self._drop_pending(job_digest)
 
@@ -105,18 +108,8 @@ class LocalStates:
         for torn in self._directory.glob(f".{job_digest.hex()}.*.tmp"):  # of a process that was killed
             torn.unlink()
 
-    def _current(self, job_digest: bytes) -> Path:
-        return self._directory / f"{job_digest.hex()}{SUFFIX}"
+    def _file(self, job_digest: bytes, suffix: str = SUFFIX) -> Path:
+        return self._directory / f"{job_digest.hex()}{suffix}"
 
     def _pending(self, key: PhaseKey) -> Path:
         return self._directory / f"{key.job_digest.hex()}.{key.round}.{key.phase}{SUFFIX}"
-
-    def _ended(self, job_digest: bytes) -> Path:
-        return self._directory / f"{job_digest.hex()}{ENDED}"
-
-
-def _read(path: Path) -> Arrays:
-    try:
-        return state_from_file(path)
-    except (RemoteProtocolError, OSError) as error:
-        raise ConfigError(f"local state: {path.name}: {error}") from error

@@ -4,8 +4,8 @@ A file is an output for the institution: no round reads it, and it stays when th
 it is computed, durable before anything of its phase leaves; a phase that comes again replaces it, until a sum
 with this silo in it was revealed. It is safetensors with arrays named as in the global state and with facts
 in its metadata: which job, from which global model, what was tuned, how it does on the silo's hold-out.
-It was made from the silo's data without noise and never leaves by itself: whoever gives it away tells of
-the data. Source: docs/protocol.md 7.
+It was made from the silo's data without noise and never leaves by itself: giving it away tells of the
+data. Source: docs/protocol.md 7.
 """
 
 from __future__ import annotations
@@ -81,8 +81,14 @@ class PersonalModels:
             "round": str(key.round),
             "phase": key.phase,
             "global_model": global_model.hex(),
-            **_facts(model),
+            "tuned": model.tuned,
+            "epochs": str(model.epochs),
+            "learning_rate": f"{model.learning_rate:g}",
+            "tested": str(model.tested),
         }
+        if model.tested:
+            facts["accuracy"] = f"{model.correct / model.tested:.6f}"
+            facts["accuracy_of_global_model"] = f"{model.correct_before / model.tested:.6f}"
         write_atomic(path, safetensors.numpy.save(dict(model.arrays), metadata=facts))
 
     def is_confirmed(self, kept: KeptModel) -> bool:
@@ -109,19 +115,6 @@ class PersonalModels:
 
 def forget(model: PersonalModel) -> None:
     """What becomes of a personal model where nobody keeps it."""
-
-
-def _facts(model: PersonalModel) -> dict[str, str]:
-    tested = {"tested": str(model.tested)}
-    if model.tested:
-        tested["accuracy"] = f"{model.correct / model.tested:.6f}"
-        tested["accuracy_of_global_model"] = f"{model.correct_before / model.tested:.6f}"
-    return {
-        "tuned": model.tuned,
-        "epochs": str(model.epochs),
-        "learning_rate": f"{model.learning_rate:g}",
-        **tested,
-    }
 
 
 def _opened(path: Path) -> KeptModel:

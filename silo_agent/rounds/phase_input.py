@@ -1,7 +1,7 @@
 """x(u) of one phase: from a silo's data, its policy, the job and the global state, and nothing else.
 
-The agent computes it once and keeps it (inputs.py); a simulation does for many silos in turn. No clock, no
-ledger and no message of a session reaches this module. Source: docs/protocol.md 4, 7.
+The agent computes it once and keeps it (input_cache.py); a simulation does for many silos in turn. No
+clock, no ledger and no message of a session reaches this module. Source: docs/protocol.md 4, 7.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
 from silo_agent.data.base import SiloData
 from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Work
+from silo_agent.local_storage.personal_models import PersonalModel, forget
+from silo_agent.objective import Objective, Work
 from silo_agent.policy.policy import Policy
 from strategies.base import PRESENCE, TOTAL, Array, PhaseContext
 from strategies.parts.enrollment import ENROLLMENT
@@ -41,8 +42,8 @@ class DataRefusal(PolicyRefusal):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One phase as every silo reads it from job and global state; the same for all of them."""
+class PhaseRequest:
+    """What a phase asks of a silo, as job and global state say it: the same of all silos, at all attempts."""
 
     job: Job
     key: PhaseKey
@@ -61,47 +62,60 @@ class Asked:
             context=job.context(key, state, members),
         )
 
-    def refusal(self, why: str, code: Refusal) -> PolicyRefusal:
-        return PolicyRefusal(self.said(why), code=code)
-
-    def said(self, why: str) -> str:
-        return f"job {self.job.id} round {self.key.round} {self.key.phase}: {why}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseInput:
-    """A silo's values, which nobody can change any more, and the words that they become when read."""
-
-    values: Mapping[str, Array] = field(repr=False)
-    encoder: Encoder = field(repr=False)
+    def refusal(self, why: str, code: Refusal, *, kind: type[PolicyRefusal] = PolicyRefusal) -> PolicyRefusal:
+        return kind(f"job {self.job.id} round {self.key.round} {self.key.phase}: {why}", code=code)
 
 
 def phase_input(
-    asked: Asked,
+    request: PhaseRequest,
     *,
     silo: str,
     policy: Policy,
     load_data: Callable[[], SiloData],
-    compute: Callable[[Work], Mapping[str, Array]],
+    objective: Objective,
     is_cancelled: Callable[[], bool],
     local: LocalState | None = None,
+    keep_personal: Callable[[PersonalModel], None] = forget,
     random: Callable[[int], bytes] = os.urandom,
-) -> PhaseInput:
-    """load_data: gives them with the hold-out cut (`cut_holdout`). compute: the objective's. local: what the
-    silo kept of the job, and where the method proposes what comes next. random: of the encoding.
+) -> tuple[Mapping[str, Array], Encoder]:
+    """The silo's values, which nobody can change any more, and the words that they become when read.
+
+    load_data: gives them with the hold-out cut (`cut_holdout`). local: what the silo kept of the job, and
+    where the method proposes what comes next. random: of the encoding.
 
     Raises PolicyRefusal(code=DATA) where data or counts do not allow an input, DataRefusal where it is the
     state over these data that does not, and what the objective raises.
     """
     try:
-        values = taken_over(
-            _values(asked, silo, policy, load_data(), compute, is_cancelled, local or LocalState())
-        )
-        return PhaseInput(values=values, encoder=Encoder(values, layout=asked.layout, random=random))
+        data, spec = load_data(), request.job.spec
+        samples = _summed(request.job, policy, len(data.train))
+        if samples == 0 and spec.privacy is None:  # in a private job a refusal would tell the last record
+            why = f"fewer than {policy.count_granularity} samples (count_granularity)"
+            raise request.refusal(why, Refusal.DATA)
+        if request.key.kind == ENROLLMENT:
+            values: Mapping[str, Array] = {"silos": np.array(1), "samples": np.array(samples)}
+        else:
+            work = Work(
+                spec=spec,
+                phase_kind=request.key.kind,
+                round=request.key.round,
+                silo=silo,
+                state=request.context.state,
+                context=request.context,
+                data=data,
+                weight=_weight(request, samples),
+                is_cancelled=is_cancelled,
+                class_rows=_class_rows(request, policy),
+                keep_personal=keep_personal,
+                local=local or LocalState(),
+            )
+            values = with_mean_square(work.context, objective.compute(work))
+        values = taken_over(values)
+        return values, Encoder(values, layout=request.layout, random=random)
     except ConfigError as error:
-        raise asked.refusal(str(error), Refusal.DATA) from error
+        raise request.refusal(str(error), Refusal.DATA) from error
     except QuantizationError as error:
-        raise DataRefusal(asked.said(str(error)), code=Refusal.DATA) from error
+        raise request.refusal(str(error), Refusal.DATA, kind=DataRefusal) from error
 
 
 def cut_holdout(data: SiloData, *, job: Job, policy: Policy) -> SiloData:
@@ -122,45 +136,13 @@ def taken_over(values: Mapping[str, Array]) -> dict[str, Array]:
     return {**values, **taken}
 
 
-def _values(
-    asked: Asked,
-    silo: str,
-    policy: Policy,
-    data: SiloData,
-    compute: Callable[[Work], Mapping[str, Array]],
-    is_cancelled: Callable[[], bool],
-    local: LocalState,
-) -> Mapping[str, Array]:
-    spec = asked.job.spec
-    samples = _summed(asked.job, policy, len(data.train))
-    if samples == 0 and spec.privacy is None:  # in a private job a refusal would tell the last record
-        least = policy.count_granularity
-        raise asked.refusal(f"fewer than {least} samples (count_granularity)", Refusal.DATA)
-    if asked.key.kind == ENROLLMENT:
-        return {"silos": np.array(1), "samples": np.array(samples)}
-    work = Work(
-        spec=spec,
-        phase_kind=asked.key.kind,
-        round=asked.key.round,
-        silo=silo,
-        state=asked.context.state,
-        context=asked.context,
-        data=data,
-        weight=_weight(asked, samples),
-        is_cancelled=is_cancelled,
-        class_rows=_class_rows(asked, policy),
-        local=local,
-    )
-    return with_mean_square(work.context, compute(work))
-
-
-def _class_rows(asked: Asked, policy: Policy) -> NDArray[np.bool_] | None:
+def _class_rows(request: PhaseRequest, policy: Policy) -> NDArray[np.bool_] | None:
     """Classes that enough silos hold, by the sum of presence; rows of the others stay here."""
-    holders_C = asked.context.state.get(PRESENCE)
+    holders_C = request.context.state.get(PRESENCE)
     if holders_C is None:
         return None
-    least = policy.min_class_holders or asked.job.spec.min_class_holders(asked.rule)
-    return np.asarray(holders_C >= least)
+    min_holders = policy.min_class_holders or request.job.spec.min_class_holders(request.rule)
+    return np.asarray(holders_C >= min_holders)
 
 
 def _summed(job: Job, policy: Policy, samples: int) -> int:
@@ -169,19 +151,19 @@ def _summed(job: Job, policy: Policy, samples: int) -> int:
     return samples if job.spec.privacy is not None else policy.rounded(samples)
 
 
-def _weight(asked: Asked, samples: int) -> float:
+def _weight(request: PhaseRequest, samples: int) -> float:
     """p = n / total, with the total that enrollment left in the global state; 0 where none is sent.
 
     In a private job it is the declared one, which tells no count.
     """
-    if all(quantity.name != WEIGHT for quantity in asked.layout.quantities):
+    if all(quantity.name != WEIGHT for quantity in request.layout.quantities):
         return 0.0
-    privacy = asked.job.spec.privacy
+    privacy = request.job.spec.privacy
     if privacy is not None:
-        return privacy.declared_weight(asked.rule.members)
-    state = asked.context.state
+        return privacy.declared_weight(request.rule.members)
+    state = request.context.state
     total = int(state[TOTAL]) if TOTAL in state else 0
     if samples > total:
-        said = asked.said("more samples than enrollment counted in all silos")
-        raise DataRefusal(said, code=Refusal.NOT_ENROLLED)
+        why = "more samples than enrollment counted in all silos"
+        raise request.refusal(why, Refusal.NOT_ENROLLED, kind=DataRefusal)
     return samples / total

@@ -19,7 +19,7 @@ from chorale.spec.state import GlobalState, state_from_file, state_to_bytes
 from cli.main import run
 from crypto.fixed_point.layout import Quantity
 from crypto.identity.roster import roster_from_file_bytes
-from silo_agent.data import load_partition
+from silo_agent.data.loading import load_partition
 from silo_agent.data.settings import DataSettings
 from silo_agent.policy.policy import Policy
 from silo_agent.training.initial_state import initial_state

@@ -40,11 +40,11 @@ from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Work
 from silo_agent.policy.policy import Policy
-from silo_agent.rounds.inputs import Inputs
-from silo_agent.rounds.job_book import JobBook
-from silo_agent.rounds.participate import Participant
-from silo_agent.rounds.phase_check import PhaseCheck
+from silo_agent.rounds.input_cache import InputCache
+from silo_agent.rounds.message_handler import MessageHandler
+from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.rosters import Rosters
+from silo_agent.rounds.task_checks import TaskChecks
 from strategies.base import Array, Arrays
 from tests.support.sessions import NOW
 
@@ -125,7 +125,7 @@ class OneHot:
         return {"delta": delta_P, "weight": np.array(work.weight), **tested}
 
 
-class MemoryCarrier:
+class MemoryTransfers:
     """Hands out the hub's states and keeps what is uploaded."""
 
     def __init__(self, folder: Path, states: dict[bytes, bytes]) -> None:
@@ -160,7 +160,7 @@ class Agent:
         self.meet()
 
     async def close(self) -> None:
-        await self.participant.close()
+        await self.handler.close()
         self.audit.close()
         self.ledger.close()
 
@@ -170,7 +170,7 @@ class Agent:
         self.tell(job=pb.JobOffer(job=self.hub.job.signed.to_wire()))
 
     def tell(self, **kind: Any) -> None:
-        self.participant.receive(pb.CoordinatorMessage(**kind))
+        self.handler.receive(pb.CoordinatorMessage(**kind))
 
     async def answer(self, kind: str) -> Any:
         """The next message out, which must be of this kind."""
@@ -185,10 +185,10 @@ class Agent:
     async def uploaded(self) -> tuple[PhaseKey, bytes]:
         """The next masked vector out."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            return await self.carrier.uploads.get()
+            return await self.transfers.uploads.get()
 
     def is_silent(self) -> bool:
-        return self.sent.empty() and self.carrier.uploads.empty()
+        return self.sent.empty() and self.transfers.uploads.empty()
 
     def _start(self) -> None:
         own, authority = self.hub.members.silos[self.name], self.hub.members.authority
@@ -197,7 +197,7 @@ class Agent:
         self.ledger = Ledger(self.folder / "ledger.sqlite", clock=clock)
         self.audit = AuditLog(self.folder / "audit.jsonl")
         self.metrics = SiloMetrics()
-        self.carrier = MemoryCarrier(self.folder, self.hub.states)
+        self.transfers = MemoryTransfers(self.folder, self.hub.states)
         self.reveals = self.ledger.reveals(policy=self.policy, data_set="data")
         self.budget = self.ledger.budget(policy=self.policy, data_set="data", tell=self._tell_spend)
         self.budget.release_dead()
@@ -210,7 +210,7 @@ class Agent:
             lowest_version=1,
             clock=clock,
         )
-        jobs = JobBook(
+        jobs = OfferedJobs(
             silo=self.name, ledger=self.ledger, policy=self.policy, authority=authority, clock=clock
         )
         self.local = LocalStates(
@@ -225,11 +225,11 @@ class Agent:
                 key.job_digest, key.round, key.phase, silo=self.name
             ),
         )
-        self.participant = Participant(
+        self.handler = MessageHandler(
             identity=own,
             rosters=rosters,
             jobs=jobs,
-            check=PhaseCheck(
+            checks=TaskChecks(
                 identity=own,
                 authority=authority,
                 policy=self.policy,
@@ -240,7 +240,7 @@ class Agent:
                 clock=clock,
             ),
             reveals=self.reveals,
-            inputs=Inputs(
+            inputs=InputCache(
                 silo=self.name,
                 policy=self.policy,
                 budget=self.budget,
@@ -251,7 +251,7 @@ class Agent:
                 load_objective=lambda: self.objective,
             ),
             local=self.local,
-            carrier=self.carrier,
+            transfers=self.transfers,
             audit=self.audit,
             metrics=self.metrics,
             send=self.sent.put_nowait,

@@ -68,12 +68,15 @@ TORCH_PLACES = (
     "research/heart_disease/",
 )
 MAX_LINES = 500
+# what an agent imports when it is needed, if ever: gRPC reads its environment when it is imported, the others
+# would each add up to a second of CPU to every start
+AGENT_LATE = ("grpc", "scipy", "dp_accounting", "opentelemetry", "sklearn", "PIL")
 # what processes import when they start: none of it may pull in torch
 ENTRIES = (
     "cli.main",
     "coordinator.server",
     "silo_agent.agent",
-    "silo_agent.data",
+    "silo_agent.data.loading",
     "simulation.engine",
     "chorale.job",
 )
@@ -264,6 +267,12 @@ def test_grpc_is_not_imported_by_what_only_checks_and_computes() -> None:
 def test_processes_start_without_torch_and_numba(module: str) -> None:
     loaded = modules_after(f"import {module}")
     assert loaded.isdisjoint({*TORCH, *COMPILER})
+
+
+def test_the_agent_starts_without_what_few_jobs_need() -> None:
+    loaded = modules_after("import silo_agent.agent")
+    assert "numpy" in loaded
+    assert loaded.isdisjoint(AGENT_LATE)
 
 
 def test_help_imports_neither_torch_nor_grpc() -> None:

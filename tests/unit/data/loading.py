@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from chorale.spec.job_spec import JobSpec, ModelSpec, TrainingSpec
-from silo_agent.data import load_data
 from silo_agent.data.base import SiloData
+from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
 
 

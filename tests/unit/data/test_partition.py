@@ -186,7 +186,7 @@ def test_holdout_of_nothing_keeps_everything() -> None:
 
 def test_every_silos_part_is_the_one_that_it_would_load_by_itself() -> None:
     pytest.importorskip("sklearn", reason="digits need the extra silo")
-    from silo_agent.data import load_data, load_partition
+    from silo_agent.data.loading import load_data, load_partition
     from silo_agent.data.settings import DataSettings
     from tests.unit.simulation.conftest import spec_of
 

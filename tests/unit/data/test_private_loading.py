@@ -16,8 +16,8 @@ from PIL import Image
 
 from chorale.spec.job_spec import ColumnSpec, JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data import load_data
 from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.loading import load_data
 from silo_agent.data.private import FARTHEST
 from silo_agent.data.settings import DataSettings
 from tests.unit.data import loading

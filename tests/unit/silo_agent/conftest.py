@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from chorale.v1 import federation_pb2_grpc
 from coordinator.service.hosting import OPTIONS
-from silo_agent.connection.stub import FederationStub
+from silo_agent.connection.channel import FederationStub
 from tests.support.agents import Hub
 
 MakeStub = Callable[..., Any]

@@ -18,7 +18,7 @@ from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.masking.masks import Masker, Source
 from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL
-from tests.support.agents import Agent, Exchange, Hub, MemoryCarrier
+from tests.support.agents import Agent, Exchange, Hub, MemoryTransfers
 from tests.unit.silo_agent.conftest import MakeHub
 
 SUMS = {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0}
@@ -131,7 +131,7 @@ async def test_a_refused_job_loads_no_data(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add(ME, privacy={"epsilon": 0.01, "partial_jobs": "allow"})
     touched: list[object] = []
-    agent.participant._inputs._load_data = touched.append  # type: ignore[assignment]
+    agent.handler._inputs._load_data = touched.append  # type: ignore[assignment]
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "budget"
     assert touched == []
@@ -202,7 +202,7 @@ async def test_a_job_below_the_floor_is_refused_however_often_it_is_offered(make
 # the first byte
 
 
-class WatchedCarrier(MemoryCarrier):
+class WatchedTransfers(MemoryTransfers):
     """Looks into the ledger, and into the audit trail, when the upload is asked for."""
 
     agent: Agent
@@ -220,9 +220,9 @@ async def test_spend_is_durable_and_told_before_the_first_byte(make_hub: MakeHub
     hub = make_hub()
     hub.add_all()
     agent = hub.agents[ME]
-    carrier = WatchedCarrier(agent.folder, hub.states)
+    carrier = WatchedTransfers(agent.folder, hub.states)
     carrier.agent = agent
-    agent.carrier = agent.participant._carrier = carrier
+    agent.transfers = agent.handler._transfers = carrier
     await hub.run(0, "enrollment.0")
     assert carrier.seen == (pytest.approx(costs(hub, "enrollment")), [(0, "enrollment.0")])
 
@@ -235,7 +235,7 @@ async def test_nothing_leaves_where_the_spend_cannot_be_written(make_hub: MakeHu
     exchange = hub.begin(0, "enrollment.0")
     await hub.advertise(exchange)
     if trouble == "the input was given up":
-        agent.participant._inputs.drop_job(hub.job.digest)
+        agent.handler._inputs.drop_job(hub.job.digest)
         await _until(lambda: held(agent) == 0.0)
     else:
 
@@ -246,7 +246,7 @@ async def test_nothing_leaves_where_the_spend_cannot_be_written(make_hub: MakeHu
     await hub.share(exchange)
     envelopes = exchange.session.close_share()[ME]
     agent.tell(envelopes=wire.envelopes_to_wire(envelopes, exchange.key))
-    upload = agent.participant._works[(hub.job.digest, 0, "enrollment.0")].upload
+    upload = agent.handler._tasks[(hub.job.digest, 0, "enrollment.0")].upload
     assert upload is not None
     await upload
     assert agent.is_silent()

@@ -17,6 +17,7 @@ from chorale.transport import wire
 from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError, RemoteProtocolError
+from silo_agent.connection.channel import FederationStub
 from silo_agent.connection.control_stream import (
     MAX_QUEUED_MESSAGES,
     ConnectionFailed,
@@ -24,7 +25,6 @@ from silo_agent.connection.control_stream import (
     Outbox,
     explain,
 )
-from silo_agent.connection.stub import FederationStub
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.policy import Policy

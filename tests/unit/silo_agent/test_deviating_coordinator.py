@@ -170,7 +170,7 @@ async def test_malformed_messages_are_counted_and_change_nothing(make_hub: MakeH
     agent.tell(task=pb.PhaseTask())
     agent.tell(cohort=session_pb2.Cohort())
     agent.tell(job=pb.JobOffer())
-    agent.participant.receive(pb.CoordinatorMessage())
+    agent.handler.receive(pb.CoordinatorMessage())
     assert refusals(hub, "silo-0", "malformed") == 3
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     await agent.answer("advert")

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
-from silo_agent.rounds import participate
+from silo_agent.rounds import message_handler
 from tests.support.agents import Agent, Hub, OneHot, changed
 
 
@@ -31,7 +31,7 @@ async def test_tasks_of_strange_jobs_are_refused_and_forgotten(agent: Agent) -> 
         strange.key.job_digest = place.to_bytes(32, "big")
         agent.tell(task=strange)
         assert await agent.refusal() == "job-invalid"
-    assert len(agent.participant._works) == 0
+    assert len(agent.handler._tasks) == 0
     agent.tell(task=task)
     await agent.answer("advert")
 
@@ -40,7 +40,7 @@ async def test_outcomes_of_strange_jobs_are_not_remembered(agent: Agent) -> None
     for place in range(20):
         record = records_pb2.PhaseRecord(job_digest=place.to_bytes(32, "big"), phase="enrollment.0")
         agent.tell(outcome=pb.PhaseOutcome(record=record))
-    assert len(agent.participant._last_outcome) == 0
+    assert len(agent.handler._last_outcome) == 0
 
 
 async def test_a_phase_that_the_job_cannot_come_to_downloads_no_state(agent: Agent) -> None:
@@ -62,13 +62,13 @@ async def test_one_phase_of_a_job_is_prepared_at_a_time(
         downloads.append(state_digest)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(agent.carrier, "download", never_ends)
+    monkeypatch.setattr(agent.transfers, "download", never_ends)
     for round in range(1, 20):
         state = {"model/votes": np.full(4, round, np.float32)}
         agent.tell(task=agent.hub.begin(round, "train", state=state).task)
         await asyncio.sleep(0)
     assert len(downloads) == 19
-    assert [key.round for key in agent.participant.preparing] == [19]
+    assert [key.round for key in agent.handler.preparing] == [19]
 
 
 async def test_an_input_under_way_serves_the_next_attempt(agent: Agent) -> None:
@@ -89,7 +89,7 @@ async def test_an_input_under_way_serves_the_next_attempt(agent: Agent) -> None:
 async def test_a_flood_of_refusals_does_not_fill_the_audit_trail(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(participate, "MAX_NOTES", 3)
+    monkeypatch.setattr(message_handler, "MAX_NOTES", 3)
     task = agent.hub.begin(0, "enrollment.0").task
     for _ in range(5):
         agent.tell(task=changed(task, session_digest=bytes(32)))

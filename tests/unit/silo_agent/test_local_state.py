@@ -94,7 +94,7 @@ async def test_phase_that_keeps_nothing_leaves_the_state_and_what_is_pending(hub
 async def test_round_that_was_not_applied_leaves_the_state(hub: Hub) -> None:
     exchange = await revealed(hub)
     hub.tell_outcome(exchange, cohort=hub.names, result="used-up")
-    hub.tell_outcome(exchange, cohort=hub.names)  # whoever says the contrary afterwards is too late
+    hub.tell_outcome(exchange, cohort=hub.names)  # a contrary message afterwards is too late
     assert all_kept(hub) == [0] * 4
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 
 from crypto.errors import Refusal
-from silo_agent.connection.backoff import Backoff
+from silo_agent.connection.channel import Backoff
 from silo_agent.metrics import SiloMetrics, phase_label
 from strategies.base import PHASE_KINDS
 from strategies.methods import strategy_for
@@ -57,7 +57,7 @@ def test_a_phase_kind_outside_the_closed_list_gets_no_label() -> None:
     assert phase_label("whatever-a-peer-says") is None
 
 
-def test_backoff_grows_to_its_limit_and_starts_anew_after_success() -> None:
+def test_backoff_grows_to_its_limit_and_starts_again_after_success() -> None:
     longest = Backoff(random=lambda: 1.0, first_seconds=1.0, max_seconds=5.0)
     assert [longest.next_seconds() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
     longest.reset()

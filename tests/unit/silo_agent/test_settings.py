@@ -9,7 +9,8 @@ import yaml
 
 from crypto.errors import ConfigError
 from silo_agent.data.settings import DataFormat
-from silo_agent.objective import load_objective, resolve
+from silo_agent.entry_point import load_entry_point
+from silo_agent.objective import load_objective
 from silo_agent.settings import SiloSettings, load_silo_settings
 
 VALUES = {
@@ -89,4 +90,4 @@ def test_an_objective_of_ones_own_is_made_by_its_function(tmp_path: Path) -> Non
 )
 def test_a_function_that_is_not_there_is_one_clear_line(entry_point: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"objective: .*{words}"):
-        resolve(entry_point, field="objective")
+        load_entry_point(entry_point, field="objective")

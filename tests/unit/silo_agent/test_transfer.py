@@ -345,7 +345,7 @@ async def test_masking_runs_in_a_thread_and_never_far_ahead_of_a_slow_reader(
                 return
             if message.HasField("chunk"):
                 taken += 1
-                for _ in range(20):  # whoever may go on does
+                for _ in range(20):  # every task that may run does
                     await asyncio.to_thread(lambda: None)
                 ahead.append(masker.made - taken)
 

@@ -141,7 +141,7 @@ class Keeping(one_hot.OneHot):
 def test_what_a_silo_keeps_moves_with_applied_rounds_that_it_was_in(make: Makes) -> None:
     simulation = make(fraction=0.5, rounds=5, simulation={"objective": Keeping()})
     were_in = [name for result in simulation.run() for name in result.silos]
-    kept = {name: int(arrays["method/rounds"][0]) for name, arrays in simulation.standing.local.items()}
+    kept = {name: int(arrays["method/rounds"][0]) for name, arrays in simulation.progress.local.items()}
     assert kept == {name: were_in.count(name) for name in set(were_in)}
 
 
@@ -154,10 +154,10 @@ def test_what_a_silo_keeps_stays_where_a_round_was_used_up(make: Makes) -> None:
 
     simulation = make(rounds=2, min_weight=0.95, simulation={"objective": OneRefuses()})
     assert [each.reason for each in simulation.run()] == ["min-weight", "min-weight"]
-    assert simulation.standing.local == {}
+    assert simulation.progress.local == {}
 
 
-def test_a_standing_of_before_leads_to_the_same_end(make: Makes) -> None:
+def test_progress_of_before_leads_to_the_same_end(make: Makes) -> None:
     def fresh() -> Simulation:
         return make(fraction=0.6, rounds=4, simulation={"objective": Keeping()})
 
@@ -166,10 +166,10 @@ def test_a_standing_of_before_leads_to_the_same_end(make: Makes) -> None:
     rounds = stopped.run()
     seen = [next(rounds).silos, next(rounds).silos]
     again = fresh()
-    again.standing = stopped.standing
+    again.progress = stopped.progress
     assert seen + [each.silos for each in again.run()] == expected
     assert model(again).tobytes() == model(whole).tobytes()
-    assert again.standing.local == whole.standing.local
+    assert again.progress.local == whole.progress.local
     assert again.closing == whole.closing
 
 

@@ -33,13 +33,13 @@ def fresh(make: Makes) -> Simulation:
 def run_in(folder: Path, simulation: Simulation, *, rounds: int | None = None) -> None:
     """To its end, or for so many rounds and then no further, as if killed."""
     kept = SimulationFolder(folder, identity="one")
-    with kept.held() as standing:
-        simulation.standing = standing or simulation.standing
+    with kept.held() as progress:
+        simulation.progress = progress or simulation.progress
         for count, result in enumerate(simulation.run(), start=1):
-            kept.add(result, simulation.standing)
+            kept.add(result, simulation.progress)
             if count == rounds:
                 return
-        kept.finish(simulation.standing)
+        kept.finish(simulation.progress)
 
 
 def lines(folder: Path) -> list[int]:
@@ -156,7 +156,7 @@ def test_a_progress_file_names_nothing_outside_and_no_line_that_is_not_there(
         with folder.held():
             pass
     else:
-        with pytest.raises(ConfigError, match="cannot be gone on from"), folder.held():
+        with pytest.raises(ConfigError, match="cannot resume from it"), folder.held():
             pass
     assert (whole / "rounds.jsonl").read_bytes() == lines
 

@@ -9,7 +9,7 @@ import pytest
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_to_bytes
-from silo_agent.data import load_partition
+from silo_agent.data.loading import load_partition
 from silo_agent.data.settings import DataSettings
 from silo_agent.policy.policy import Policy
 from simulation.engine import Simulation

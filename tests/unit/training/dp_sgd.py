@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import RecordsSpec
-from silo_agent.data import load_data
 from silo_agent.data.base import SiloData
+from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Work
 from silo_agent.training.batches import Tensors

@@ -14,8 +14,8 @@ import torch
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import buffer_names, trained_names
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.data import load_data
 from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Cancelled, Work
 from silo_agent.seeding import derive_seed, seeded, shuffler

@@ -1,4 +1,4 @@
-"""One attempt at one phase: the session's state machine between two wires.
+"""One attempt at one phase: messages of the wire in, answers of the session's state machine out.
 
 Whatever the coordinator repeats, byte for byte, gets the answer it got before; everything else goes
 through the session's own table. Source: docs/protocol.md 5.
@@ -7,13 +7,12 @@ through the session's own table. Source: docs/protocol.md 5.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
 
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, LocalProtocolError
-from crypto.masking.masks import Masker, Source
+from crypto.masking.masks import Masker
 from crypto.session.messages import RecoveredSeeds, Shares, SignedBody, UnmaskShares
 from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, Message, SiloSession
 from silo_agent.policy.policy import Policy
@@ -22,25 +21,13 @@ SESSION_MESSAGES = frozenset({"cohort", "envelopes", "survivors", "signatures", 
 MAX_REPLAYS = 16  # of one session: it has five kinds of messages, and RECOVER may come in parts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
-    """What the session asks to be sent as a stream."""
+class SessionHandler:
+    """Answers the messages of one session."""
 
-    masker: Masker = field(repr=False)
-    source: Source = field(repr=False)
-
-
-Reply = pb.SiloMessage | Upload | None
-
-
-class Attempt:
-    """source is None where the session was taken up from the ledger: its vector has left already."""
-
-    def __init__(self, key: PhaseKey, session: SiloSession, *, policy: Policy, source: Source | None) -> None:
+    def __init__(self, key: PhaseKey, session: SiloSession, *, policy: Policy) -> None:
         self.key = key
         self._session = session
         self._policy = policy
-        self._source = source
         self._advert: pb.SiloMessage | None = None
         self._replies: dict[bytes, pb.SiloMessage | None] = {}
 
@@ -55,8 +42,9 @@ class Attempt:
             self._advert = pb.SiloMessage(advert=wire.advert_to_wire(advert, self.key))
         return self._advert
 
-    def receive(self, message: pb.CoordinatorMessage) -> Reply:
-        """The answer to one message of the session; None where there is none to give.
+    def receive(self, message: pb.CoordinatorMessage) -> pb.SiloMessage | Masker | None:
+        """The answer to one message of the session; None where there is none to give, a Masker where the
+        answer is the masked vector.
 
         Raises PolicyRefusal or RemoteProtocolError; the session is then over for good.
         """
@@ -74,13 +62,12 @@ class Attempt:
         except ChoraleError:
             self._session.end()
             raise
-        self._remember(digest, None if isinstance(reply, Upload) else reply)
+        self._remember(digest, None if isinstance(reply, Masker) else reply)
         return reply
 
     def end(self) -> None:
         """Drop what is secret."""
         self._session.end()
-        self._source = None
 
     def _read(self, message: pb.CoordinatorMessage) -> Message:
         match message.WhichOneof("kind"):
@@ -101,12 +88,10 @@ class Attempt:
             case other:
                 raise LocalProtocolError(f"session: {other} is no message of a session")
 
-    def _answer(self, answer: Answer) -> pb.SiloMessage | Upload:
+    def _answer(self, answer: Answer) -> pb.SiloMessage | Masker:
         match answer:
             case Masker():
-                if self._source is None:
-                    raise LocalProtocolError("session: a session from the ledger masks nothing")
-                return Upload(masker=answer, source=self._source)
+                return answer
             case Shares():
                 return pb.SiloMessage(shares=wire.shares_to_wire(answer, self.key))
             case SignedBody():

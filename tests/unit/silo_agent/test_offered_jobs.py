@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from crypto.errors import ChoraleError, PolicyRefusal
-from silo_agent.rounds.job_book import MAX_JOBS, JobBook
+from silo_agent.rounds.offered_jobs import MAX_JOBS, OfferedJobs
 from tests.support.agents import Hub
 from tests.unit.silo_agent.enrolled import MakeHub
 
 
-def book_of(hub: Hub) -> JobBook:
+def book_of(hub: Hub) -> OfferedJobs:
     agent = hub.add("silo-0")
-    return JobBook(
+    return OfferedJobs(
         silo="silo-0",
         ledger=agent.ledger,
         policy=agent.policy,
@@ -23,7 +23,7 @@ def book_of(hub: Hub) -> JobBook:
     )
 
 
-def flood(book: JobBook, hub: Hub) -> None:
+def flood(book: OfferedJobs, hub: Hub) -> None:
     for number in range(2 * MAX_JOBS):
         with pytest.raises(ChoraleError):
             book.offer(replace(hub.job.signed, spec_bytes=b"name: %d" % number), hub.roster)

@@ -23,18 +23,17 @@ from crypto.session.messages import SessionTerms
 from crypto.session.silo_session import SiloSession
 from silo_agent.ledger.budget import Budget
 from silo_agent.ledger.reveals import Reveals
-from silo_agent.metrics import PhaseResult
+from silo_agent.metrics import PhaseEnd
 from silo_agent.policy.policy import Policy
-from silo_agent.rounds.inputs import Request
-from silo_agent.rounds.job_book import JobBook
+from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.phase_input import PhaseRequest
 from silo_agent.rounds.rosters import Rosters
-from strategies.base import Arrays
 
 ENROLLING = "enrollment"
 ENROLLED_ONLY = frozenset({"train"})  # phases that weigh a silo by what enrollment counted
 
 
-class PhaseCheck:
+class TaskChecks:
     """The silo's own reading of a task."""
 
     def __init__(
@@ -43,7 +42,7 @@ class PhaseCheck:
         identity: Identity,
         authority: x509.Certificate,
         policy: Policy,
-        jobs: JobBook,
+        jobs: OfferedJobs,
         rosters: Rosters,
         reveals: Reveals,
         budget: Budget,
@@ -59,31 +58,46 @@ class PhaseCheck:
         self._clock = clock
         self._missed_enrollment: set[bytes] = set()
 
-    def job(self, key: PhaseKey) -> tuple[Roster, Job]:
-        """Roster and job of the phase. Raises PolicyRefusal or RemoteProtocolError."""
+    def job(self, key: PhaseKey, task: pb.PhaseTask) -> tuple[Roster, Job]:
+        """Roster and job of the task, before a state is downloaded for it.
+
+        Raises PolicyRefusal, also where policy has no room for the state, or RemoteProtocolError.
+        """
         roster = self._rosters.for_phase(key.job_digest, key.round, key.phase)
         job = self._jobs.approved(key.job_digest, roster)
         try:
-            job.check_phase(key.round, key.phase)  # before a state is downloaded for it
+            job.check_phase(key.round, key.phase)
         except ConfigError as error:
             raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None
+        checked_digest(task.state_digest, what="state digest")
+        max_bytes = self.policy.max_state_megabytes << 20
+        if not 0 < task.state_bytes <= max_bytes:
+            raise PolicyRefusal(
+                f"policy: expected a global state of 1 to {max_bytes} bytes, got {task.state_bytes}"
+            )
         return roster, job
 
-    def state_bytes(self, task: pb.PhaseTask) -> int:
-        """Announced size of the global state. Raises PolicyRefusal where policy has no room for it."""
-        checked_digest(task.state_digest, what="state digest")
-        most = self.policy.max_state_megabytes << 20
-        if not 0 < task.state_bytes <= most:
-            raise PolicyRefusal(
-                f"policy: expected a global state of 1 to {most} bytes, got {task.state_bytes}"
-            )
-        return task.state_bytes
-
-    def request(self, key: PhaseKey, task: pb.PhaseTask, job: Job, roster: Roster, path: Path) -> Request:
+    def request(
+        self, key: PhaseKey, task: pb.PhaseTask, job: Job, roster: Roster, path: Path
+    ) -> tuple[SessionTerms, PhaseRequest]:
         """The phase as this silo understands it. Raises PolicyRefusal or RemoteProtocolError."""
-        self._check_initial_state(key, task, job)
+        is_first = key.round == 0 and key.phase == job.opening
+        if is_first and task.state_digest.hex() != job.spec.initial_state:
+            raise RemoteProtocolError(
+                f"job {job.id}: the first global state is not the one its operator signed", code=Refusal.STATE
+            )
         state = state_from_file(path)
-        terms = _terms(key, task, job, roster, state)
+        try:
+            terms = job.terms(
+                roster=roster,
+                round=key.round,
+                phase=key.phase,
+                attempt=key.attempt,
+                state=state,
+                state_digest=task.state_digest,
+            )
+        except ConfigError as error:
+            raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None
         if terms.digest() != task.session_digest:
             raise RemoteProtocolError(
                 f"job {job.id} round {key.round} {key.phase}: the coordinator's terms are not this silo's",
@@ -94,10 +108,12 @@ class PhaseCheck:
         self.policy.check_terms(terms)
         self.policy.privacy.check_quantities(job.spec, terms.layout.quantities)
         self._reveals.check_attempt(terms)
-        self._check_enrolled(key)
+        if key.kind in ENROLLED_ONLY:
+            self._check_enrolled(key)
         if key.round == 0:  # later the plan is partly behind, and each input is checked by itself
             self._budget.check_plan(job, state)
-        return Request(job=job, key=key, terms=terms, state=state)
+        context = job.context(key, state, terms.rule.members)
+        return terms, PhaseRequest(job=job, key=key, rule=terms.rule, layout=terms.layout, context=context)
 
     def session(self, terms: SessionTerms, roster: Roster) -> SiloSession:
         """A fresh session. Raises PolicyRefusal or RemoteProtocolError."""
@@ -110,44 +126,21 @@ class PhaseCheck:
             now=self._clock(),
         )
 
-    def note_outcome(self, key: PhaseKey, result: PhaseResult) -> None:
+    def note_outcome(self, key: PhaseKey, end: PhaseEnd) -> None:
         """Whether the total in the global state still counts this silo."""
         if key.kind != ENROLLING:
             return
-        if result is PhaseResult.LEFT_OUT:
+        if end is PhaseEnd.LEFT_OUT:
             self._missed_enrollment.add(key.job_digest)
-        elif result is PhaseResult.APPLIED:
+        elif end is PhaseEnd.APPLIED:
             self._missed_enrollment.discard(key.job_digest)
 
     def forget(self, job_digest: bytes) -> None:
         self._missed_enrollment.discard(job_digest)
 
-    def _check_initial_state(self, key: PhaseKey, task: pb.PhaseTask, job: Job) -> None:
-        is_first = key.round == 0 and key.phase == job.opening
-        if is_first and task.state_digest.hex() != job.spec.initial_state:
-            raise RemoteProtocolError(
-                f"job {job.id}: the first global state is not the one its operator signed", code=Refusal.STATE
-            )
-
     def _check_enrolled(self, key: PhaseKey) -> None:
-        if key.kind not in ENROLLED_ONLY:
-            return
         missed = key.job_digest in self._missed_enrollment
         if missed or not self._reveals.has_answered(key.job_digest, ENROLLING):
             raise PolicyRefusal(
                 f"round {key.round}: the enrollment did not count this silo", code=Refusal.NOT_ENROLLED
             )
-
-
-def _terms(key: PhaseKey, task: pb.PhaseTask, job: Job, roster: Roster, state: Arrays) -> SessionTerms:
-    try:
-        return job.terms(
-            roster=roster,
-            round=key.round,
-            phase=key.phase,
-            attempt=key.attempt,
-            state=state,
-            state_digest=task.state_digest,
-        )
-    except ConfigError as error:
-        raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None

@@ -89,12 +89,12 @@ async def test_the_event_loop_answers_while_training_runs(make_hub: MakeHub) -> 
     exchange, agent = hub.begin(1, "train"), hub.agents["silo-0"]
     agent.tell(task=exchange.task)
     await asyncio.sleep(0)
-    assert agent.participant.preparing == (exchange.key,)
+    assert agent.handler.preparing == (exchange.key,)
     agent.tell(roster=pb.RosterUpdate(roster=wire.signed_body_to_wire(hub.roster.signed)))
     assert agent.is_silent()
     opened.set()
     await agent.answer("advert")
-    assert agent.participant.preparing == ()
+    assert agent.handler.preparing == ()
 
 
 async def test_a_session_that_signed_answers_after_a_restart_and_repeats_its_answer(
@@ -138,10 +138,10 @@ async def test_a_job_waits_for_approval_and_goes_on_when_it_is_given(make_hub: M
     agent = hub.add("silo-0", approval="manual")
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
-    agent.participant.poll()
+    agent.handler.poll()
     assert agent.is_silent()
     agent.ledger.approve(hub.job.id)
-    agent.participant.poll()
+    agent.handler.poll()
     await agent.answer("advert")
 
 
@@ -159,7 +159,7 @@ async def test_a_task_that_was_asked_again_does_not_come_back_when_the_approval_
         each.ledger.approve(hub.job.id)
     await hub.run(0, "enrollment.0")
     agent.tell(task=hub.begin(1, "train").task)
-    agent.participant.poll()
+    agent.handler.poll()
     await agent.answer("advert")
 
 

@@ -1,4 +1,4 @@
-"""Jobs that the coordinator offered, each opened anew against the roster before it is served."""
+"""Jobs that the coordinator offered: each is opened again, by the current roster, before it is served."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from silo_agent.policy.policy import Approval, Policy
 
 MAX_JOBS = 64  # held at once, of at most 256 KiB each
 
-log = get_logger("silo_agent.jobs")
+log = get_logger("silo_agent.rounds.offered_jobs")
 
 
-class JobBook:
+class OfferedJobs:
     """Which jobs this silo serves: signed by an operator of the roster, allowed, approved."""
 
     def __init__(
@@ -41,12 +41,16 @@ class JobBook:
         self._served: set[bytes] = set()  # once at least: an operator signed them, and policy allows them
 
     def offer(self, signed: SignedJob, roster: Roster) -> Job:
-        """Take an offered job into the book; it is opened now and again for every phase.
+        """Take an offered job; it is opened now and again for every phase.
 
         Raises PolicyRefusal or RemoteProtocolError where it may not be served now.
         """
         if signed.digest not in self._signed and len(self._signed) >= MAX_JOBS:
-            self._make_room(signed)
+            # the oldest that could never be served goes: anybody can make up such jobs
+            oldest = next((digest for digest in self._signed if digest not in self._served), None)
+            if oldest is None:
+                raise PolicyRefusal(f"job {signed.id}: {MAX_JOBS} jobs are open already", code=Refusal.POLICY)
+            self.forget(oldest)
         self._signed[signed.digest] = signed
         return self.approved(signed.digest, roster)
 
@@ -55,7 +59,11 @@ class JobBook:
         signed = self._signed.get(job_digest)
         if signed is None:
             raise PolicyRefusal(f"job {job_digest.hex()[:12]}: was never offered", code=Refusal.JOB_INVALID)
-        job = self._open(signed, roster)
+        job = open_job(signed, roster=roster, authority=self._authority, now=self._clock())
+        if self._silo not in job.spec.silos:
+            raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
+        self._policy.check_job(job.spec, operator=job.operator)
+        self._served.add(job.digest)
         self._check_decision(job)
         return job
 
@@ -75,21 +83,6 @@ class JobBook:
     def forget(self, job_digest: bytes) -> None:
         self._signed.pop(job_digest, None)
         self._served.discard(job_digest)
-
-    def _make_room(self, signed: SignedJob) -> None:
-        """The oldest job that could never be served goes: anybody can make up such. Raises PolicyRefusal."""
-        oldest = next((digest for digest in self._signed if digest not in self._served), None)
-        if oldest is None:
-            raise PolicyRefusal(f"job {signed.id}: {MAX_JOBS} jobs are open already", code=Refusal.POLICY)
-        self.forget(oldest)
-
-    def _open(self, signed: SignedJob, roster: Roster) -> Job:
-        job = open_job(signed, roster=roster, authority=self._authority, now=self._clock())
-        if self._silo not in job.spec.silos:
-            raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
-        self._policy.check_job(job.spec, operator=job.operator)
-        self._served.add(job.digest)
-        return job
 
     def _check_decision(self, job: Job) -> None:
         is_approved = self._policy.approval is Approval.AUTOMATIC

@@ -1,7 +1,7 @@
-"""x(u): what this silo contributes to a phase, computed once and reused by every attempt at it.
+"""What this silo contributes to a phase: computed once and reused by every attempt at it.
 
-It depends on the silo's data, its policy, its local state, the job and the global state alone; no
-message of a session reaches this module. Source: docs/protocol.md 4, 7.
+Which values these are is phase_input.py's; here are when they are computed, how long they are kept and what
+they cost. No message of a session reaches this module. Source: docs/protocol.md 4, 7.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,30 +21,24 @@ from chorale.observability.logs import get_logger
 from chorale.transport.wire import PhaseKey
 from crypto.errors import Refusal
 from crypto.fixed_point.encoder import Encoder
-from crypto.session.messages import SessionTerms
 from silo_agent.data.base import SiloData
 from silo_agent.ledger.budget import Budget, Charge
-from silo_agent.local_storage.local_state import LocalState, LocalStates
-from silo_agent.local_storage.personal_models import PersonalModel, PersonalModels
+from silo_agent.local_storage.local_state import LocalStates
+from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Cancelled, Objective, Work
 from silo_agent.policy.policy import Policy
-from silo_agent.rounds.phase_input import Asked, cut_holdout, phase_input
-from strategies.base import Array, Arrays
+from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, phase_input
+from strategies.base import Array
 
-log = get_logger("silo_agent.rounds.inputs")
+log = get_logger("silo_agent.rounds.input_cache")
 
 PhaseName = tuple[bytes, int, str]  # job digest, round, phase: what one input belongs to
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One phase of one job, as every attempt at it sees it."""
-
-    job: Job
-    key: PhaseKey
-    terms: SessionTerms
-    state: Arrays = field(repr=False)
+def phase_name(key: PhaseKey) -> PhaseName:
+    """The key without its attempt: all attempts at a phase have one input."""
+    return key.job_digest, key.round, key.phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +57,7 @@ class _Entry:
     prepared: asyncio.Future[Prepared]
 
 
-class Inputs:
+class InputCache:
     """Computes one input at a time, in a thread of its own, while the event loop goes on."""
 
     def __init__(
@@ -85,13 +79,12 @@ class Inputs:
         self._local = local
         self._personal = personal
         self._load_data = load_data
-        self._load_objective = load_objective
-        self._objective: Objective | None = None
+        self._objective = _MeasuredObjective(load=load_objective, metrics=metrics)
         self._data: dict[bytes, SiloData] = {}
         self._entries: dict[PhaseName, _Entry] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
-    async def get(self, request: Request) -> Prepared:
+    async def get(self, request: PhaseRequest, *, state_digest: bytes) -> Prepared:
         """The phase's only input, its cost reserved before the data were touched.
 
         Raises PolicyRefusal(code=STATE) for another state or layout than the first attempt's,
@@ -99,14 +92,24 @@ class Inputs:
         PolicyRefusal(code=DATA) where data or counts do not allow one, DataRefusal where it is the
         state over these data that does not.
         """
-        name = _name(request.key)
+        name, layout_digest = phase_name(request.key), request.layout.digest
         entry = self._entries.get(name)
         if entry is None:
             self._drop_unsent(request.key.job_digest)
-            entry = self._entries[name] = self._start(request)
-        digests = request.terms.state_digest, request.terms.layout.digest
-        if digests != (entry.state_digest, entry.layout_digest):
-            raise _asked(request).refusal("another global state or layout than before", Refusal.STATE)
+            cancelled = threading.Event()
+            computing = asyncio.get_running_loop().run_in_executor(
+                self._worker, self._compute, request, state_digest, cancelled.is_set
+            )
+            # its attempt may be gone by then, and nobody else would look at the error
+            computing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            entry = self._entries[name] = _Entry(
+                state_digest=state_digest,
+                layout_digest=layout_digest,
+                is_cancelled=cancelled,
+                prepared=computing,
+            )
+        if (state_digest, layout_digest) != (entry.state_digest, entry.layout_digest):
+            raise request.refusal("another global state or layout than before", Refusal.STATE)
         try:
             return await asyncio.shield(entry.prepared)
         except asyncio.CancelledError:
@@ -119,19 +122,18 @@ class Inputs:
 
     def drop_phase(self, key: PhaseKey) -> None:
         """The phase is over: its input is never needed again."""
-        entry = self._entries.pop(_name(key), None)
-        if entry is not None:
-            self._drop(entry)
+        if phase_name(key) in self._entries:
+            self._drop(phase_name(key))
 
     def drop_older(self, key: PhaseKey) -> None:
         """Rounds before the key's: the ledger refuses them once this silo adverted for a later one."""
         for name in [name for name in self._entries if name[0] == key.job_digest and name[1] < key.round]:
-            self._drop(self._entries.pop(name))
+            self._drop(name)
 
     def drop_job(self, job_digest: bytes) -> None:
         self._data.pop(job_digest, None)
         for name in [name for name in self._entries if name[0] == job_digest]:
-            self._drop(self._entries.pop(name))
+            self._drop(name)
 
     def close(self) -> None:
         """Ask running training to stop; it looks between batches."""
@@ -141,15 +143,16 @@ class Inputs:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _drop_unsent(self, job_digest: bytes) -> None:
-        """A job has one phase at a time: who asks for the next has given up what did not leave before."""
+        """A job has one phase at a time: a task for the next gives up what did not leave before."""
         for name in [name for name in self._entries if name[0] == job_digest]:
             prepared = self._entries[name].prepared
             is_sent = _has_result(prepared) and prepared.result().charge.is_spent
             if not is_sent:
-                self._drop(self._entries.pop(name))
+                self._drop(name)
 
-    def _drop(self, entry: _Entry) -> None:
+    def _drop(self, name: PhaseName) -> None:
         """Nobody will ask for it again; what it reserved and did not spend is given back."""
+        entry = self._entries.pop(name)
         entry.is_cancelled.set()
         if entry.prepared.done():
             self._give_back(entry.prepared)  # at once, so that it comes before the next reservation
@@ -161,49 +164,37 @@ class Inputs:
             with suppress(RuntimeError):  # closed meanwhile: the next process gives it back
                 self._worker.submit(prepared.result().charge.release)
 
-    def _start(self, request: Request) -> _Entry:
-        cancelled = threading.Event()
-        work = asyncio.get_running_loop().run_in_executor(
-            self._worker, self._compute, request, cancelled.is_set
-        )
-        work.add_done_callback(_look_at)  # its attempt may be gone by then
-        return _Entry(
-            state_digest=request.terms.state_digest,
-            layout_digest=request.terms.layout.digest,
-            is_cancelled=cancelled,
-            prepared=work,
-        )
-
-    def _compute(self, request: Request, is_cancelled: Callable[[], bool]) -> Prepared:
-        charge = self._budget.reserve(
-            request.job, request.key, request.state, members=request.terms.rule.members
-        )
+    def _compute(
+        self, request: PhaseRequest, state_digest: bytes, is_cancelled: Callable[[], bool]
+    ) -> Prepared:
+        job, key = request.job, request.key
+        charge = self._budget.reserve(job, key, request.context.state, members=request.rule.members)
         try:
-            local = self._local.begin(request.key.job_digest)
-            encoder = self._encoder(request, local, is_cancelled)
+            local = self._local.begin(key.job_digest)
+            started = time.monotonic()
+            _, encoder = phase_input(
+                request,
+                silo=self._silo,
+                policy=self._policy,
+                load_data=partial(self._own_data, job),
+                objective=self._objective,
+                is_cancelled=is_cancelled,
+                local=local,
+                keep_personal=partial(self._personal.keep, job=job, key=key, global_model=state_digest),
+            )
+            self._report(request, encoder, seconds=time.monotonic() - started)
             if is_cancelled():
                 raise Cancelled("the input is no longer wanted")
-            self._local.hold(request.key, local)
+            self._local.hold(key, local)
             if is_cancelled():  # while it was written: the job may have ended, and nobody would delete it
-                self._local.give_up(request.key)
+                self._local.give_up(key)
                 raise Cancelled("the input is no longer wanted")
             return Prepared(encoder=encoder, charge=charge)
         except BaseException:
             charge.release()  # nothing left
             raise
 
-    def _encoder(self, request: Request, local: LocalState, is_cancelled: Callable[[], bool]) -> Encoder:
-        started = time.monotonic()
-        encoder = phase_input(
-            _asked(request),
-            silo=self._silo,
-            policy=self._policy,
-            load_data=lambda: self._own_data(request.job),
-            compute=partial(self._computed, request),
-            is_cancelled=is_cancelled,
-            local=local,
-        ).encoder
-        seconds = time.monotonic() - started
+    def _report(self, request: PhaseRequest, encoder: Encoder, *, seconds: float) -> None:
         self._metrics.training_seconds.inc(seconds)
         self._metrics.clipped.inc(encoder.clipped_total)
         log.info(
@@ -214,20 +205,6 @@ class Inputs:
             seconds=round(seconds, 3),
             clipped=encoder.clipped_total,
         )
-        return encoder
-
-    def _computed(self, request: Request, work: Work) -> Mapping[str, Array]:
-        if self._objective is None:
-            self._objective = self._load_objective()
-        started = time.monotonic()
-        values = self._objective.compute(replace(work, keep_personal=partial(self._keep_personal, request)))
-        if work.phase_kind == "train":
-            seen = len(work.data.train) * work.spec.training.local_epochs
-            self._metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
-        return values
-
-    def _keep_personal(self, request: Request, model: PersonalModel) -> None:
-        self._personal.keep(model, job=request.job, key=request.key, global_model=request.terms.state_digest)
 
     def _own_data(self, job: Job) -> SiloData:
         """Loaded once per job, the hold-out cut as its size is summed."""
@@ -236,25 +213,24 @@ class Inputs:
         return self._data[job.digest]
 
 
-def _asked(request: Request) -> Asked:
-    terms = request.terms
-    return Asked(
-        job=request.job,
-        key=request.key,
-        rule=terms.rule,
-        layout=terms.layout,
-        context=request.job.context(request.key, request.state, terms.rule.members),
-    )
+@dataclass(slots=True, kw_only=True)
+class _MeasuredObjective:
+    """The silo's objective, loaded for the first phase that needs it, and how fast it trains."""
 
+    load: Callable[[], Objective]
+    metrics: SiloMetrics
+    loaded: Objective | None = None
 
-def _name(key: PhaseKey) -> PhaseName:
-    return key.job_digest, key.round, key.phase
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        if self.loaded is None:
+            self.loaded = self.load()
+        started = time.monotonic()
+        values = self.loaded.compute(work)
+        if work.phase_kind == "train":
+            seen = len(work.data.train) * work.spec.training.local_epochs
+            self.metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
+        return values
 
 
 def _has_result(work: asyncio.Future[Any]) -> bool:
     return work.done() and not work.cancelled() and work.exception() is None
-
-
-def _look_at(work: asyncio.Future[Prepared]) -> None:
-    if not work.cancelled():
-        work.exception()

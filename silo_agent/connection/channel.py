@@ -1,0 +1,90 @@
+"""The channel to the coordinator: how it is dialed, the calls on it, how long to wait for the next try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from chorale.transport import channel_options, chunks, tls, wire
+from chorale.v1 import federation_pb2 as pb
+from chorale.v1.federation_pb2_grpc import FederationStub as Generated
+from silo_agent.settings import SiloSettings
+
+# TCP, TLS and HTTP/2 take three round trips, and a proxy's tunnel one more: lines of 800 ms connect in 3 s
+CONNECT_SECONDS = 10.0
+FIRST_WAIT_SECONDS = 0.5
+MAX_WAIT_SECONDS = 30.0  # a coordinator that restarts finds its silos back within half a minute
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
+    # The agent's own backoff says when to call again. After a failed attempt gRPC connects again by itself,
+    # and until it has, calls fail at once: so it waits no more than about a second.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # despite its name how long an attempt may take, and no lower bound of the wait between two
+    ("grpc.min_reconnect_backoff_ms", round(CONNECT_SECONDS * 1000)),
+    ("grpc.dns_enable_srv_queries", 0),
+)
+
+_SERVICE = "/chorale.v1.Federation"
+
+
+def dial(settings: SiloSettings, authority_pem: bytes) -> grpc.aio.Channel:
+    """A channel under mutual TLS 1.3, connected when it is first used. Raises ConfigError."""
+    credentials = tls.channel_credentials(settings.identity, authority_pem)
+    options: list[tuple[str, Any]] = [
+        *CHANNEL_OPTIONS,
+        *channel_options.client_keepalive(settings.keepalive_seconds),
+        *channel_options.through_proxy(settings.proxy),
+    ]
+    if settings.coordinator_name is not None:
+        options.append(("grpc.ssl_target_name_override", settings.coordinator_name))
+    return grpc.aio.secure_channel(settings.coordinator, credentials, options=options)
+
+
+class FederationStub:
+    """A silo's end of chorale.v1.Federation: as generated, but that chunks are framed by
+    chorale.transport.chunks. Download gives chunks.Chunk; Upload takes them beside messages. Untyped, as
+    grpc.aio's calls are.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.Attend: Any = Generated(channel).Attend
+        self.Download: Any = channel.unary_stream(
+            f"{_SERVICE}/Download",
+            request_serializer=pb.DownloadRequest.SerializeToString,
+            response_deserializer=chunks.chunk_from_wire,
+        )
+        self.Upload: Any = channel.stream_stream(
+            f"{_SERVICE}/Upload",
+            request_serializer=chunks.upload_to_wire,
+            response_deserializer=pb.UploadReceipt.FromString,
+        )
+
+
+class Backoff:
+    """Exponential with full jitter, so that silos do not all return at once. random: uniform in [0, 1)."""
+
+    def __init__(
+        self,
+        *,
+        random: Callable[[], float],
+        first_seconds: float = FIRST_WAIT_SECONDS,
+        max_seconds: float = MAX_WAIT_SECONDS,
+    ) -> None:
+        self._random = random
+        self._first_seconds = first_seconds
+        self._max_seconds = max_seconds
+        self._failures = 0
+
+    def reset(self) -> None:
+        self._failures = 0
+
+    def next_seconds(self) -> float:
+        """How long to wait now; at least a tenth of the step, so that no loop spins."""
+        step = min(self._max_seconds, self._first_seconds * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        return step * (0.1 + 0.9 * self._random())
