@@ -12,15 +12,24 @@ import click
 
 from cli.errors import with_hint
 from crypto.errors import ChoraleError, ConfigError
+from crypto.identity.certificates import MemberId, Role, key_to_pem, new_key
+from crypto.identity.issuing import new_csr
+
+PRIVATE = 0o600  # of a key: nobody else reads it
 
 
 def csr_command(role_name: str) -> click.Command:
     """The `csr` command of a role: writes NAME.key (mode 0600) and NAME.csr."""
 
+    is_dialed = role_name == "coordinator"
+    host_help = "Host name or IP address that silos dial; repeatable."
+
     @click.command("csr", help=f"Make the {role_name}'s key and the request that the authority signs.")
     @click.option("--name", required=True, help="Name: lower-case letters, digits, hyphens.")
     @click.option("--federation", required=True, help="Name of the federation.")
-    @click.option("--host", "hosts", multiple=True, help=_host_help(role_name))
+    @click.option(
+        "--host", "hosts", multiple=True, help=host_help if is_dialed else "Not used: nobody dials this role."
+    )
     @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the two files.")
     def csr(name: str, federation: str, hosts: tuple[str, ...], out: Path) -> None:
         key_path, csr_path = write_request(role_name, name=name, federation=federation, hosts=hosts, out=out)
@@ -30,19 +39,10 @@ def csr_command(role_name: str) -> click.Command:
     return csr
 
 
-def _host_help(role_name: str) -> str:
-    if role_name == "coordinator":
-        return "Host name or IP address that silos dial; repeatable."
-    return "Not used: nobody dials this role."
-
-
 def write_request(
     role_name: str, *, name: str, federation: str, hosts: tuple[str, ...], out: Path
 ) -> tuple[Path, Path]:
     """Raises ConfigError if a name is not allowed or a key is already there."""
-    from crypto.identity.certificates import MemberId, Role, key_to_pem, new_key
-    from crypto.identity.issuing import new_csr
-
     role = Role(role_name)
     if hosts and role is not Role.COORDINATOR:
         raise ConfigError(f"--host: only a coordinator is dialed; a {role_name} takes none")
@@ -51,14 +51,9 @@ def write_request(
     key = new_key()
     request = new_csr(key, member, hosts)
     out.mkdir(parents=True, exist_ok=True)
-    write_private_key(key_path, key_to_pem(key))
+    write_new(key_path, key_to_pem(key), what="a key", mode=PRIVATE)
     csr_path.write_bytes(request)
     return key_path, csr_path
-
-
-def write_private_key(path: Path, pem: bytes) -> None:
-    """Write a key that nobody else can read. Raises ConfigError rather than replace one."""
-    write_new(path, pem, what="a key", mode=0o600)
 
 
 def write_new(path: Path, data: bytes, *, what: str, mode: int = 0o644) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.errors import with_hint
+from cli.errors import require_extra, with_hint
 from cli.keys import csr_command
 from crypto.errors import ConfigError
 
@@ -34,6 +34,7 @@ silo.add_command(csr_command("silo"))
 @CONFIG
 def run(config: Path) -> None:
     """Take part in the federation until stopped (SIGTERM or Ctrl-C)."""
+    require_extra("privacy", "dp_accounting", what="a silo's account of its privacy budget")
     from silo_agent.agent import run as run_agent
 
     run_agent(_settings(config))

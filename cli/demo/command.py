@@ -27,6 +27,7 @@ from cli.demo.setup import (
     write_operator,
     write_silo,
 )
+from cli.errors import require_extra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +77,7 @@ def demo(
 
     Leaves report.json, report.html and model.safetensors in the --out folder.
     """
+    require_extra("silo", "torch", "sklearn", "dp_accounting", what="demo")
     plan = DemoPlan(
         silos=silos,
         rounds=rounds,

@@ -15,7 +15,7 @@ from types import TracebackType
 import click
 
 from cli.errors import CommandFailed, ExitCode
-from cli.parent import PARENT
+from cli.startup import PARENT
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 
 STOP_SECONDS = 10.0
@@ -146,7 +146,7 @@ def _captured(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "cli.main", *arguments]
+    return [sys.executable, "-P", "-m", "cli.main", *arguments]  # -P: no code from the working directory
 
 
 def _environment() -> dict[str, str]:
