@@ -1,7 +1,7 @@
 """Entry point of `chorale`: finds the command, runs it, and turns what went wrong into one line.
 
 Command modules load only when their command runs, so `chorale --help` needs neither torch nor
-grpc nor a database. cli.startup comes first: what it refuses must not have been imported.
+grpc nor a database. cli.packages comes first: what it refuses must not have been imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from cli.startup import die_with_parent, foreign_package
+from cli.packages import foreign_package
+from cli.parent import die_with_parent
 
 if TYPE_CHECKING:
     from cli.errors import Failure

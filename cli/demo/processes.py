@@ -15,7 +15,7 @@ from types import TracebackType
 import click
 
 from cli.errors import CommandFailed, ExitCode
-from cli.startup import PARENT
+from cli.parent import PARENT
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 
 STOP_SECONDS = 10.0

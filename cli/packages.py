@@ -1,27 +1,11 @@
-"""What comes before any other module of ours: whose packages Python finds, and which parent this has."""
+"""Whose packages Python finds under our names. Imported before any other module of ours."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-PARENT = "CHORALE_DIE_WITH"  # process id of the parent; set by cli/demo/processes.py alone
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PACKAGES = ("crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli")
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends; elsewhere only a clean stop ends it."""
-    parent = os.environ.pop(PARENT, None)
-    if parent is None or sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before the request was made
-        os._exit(1)
 
 
 def foreign_package() -> str:
