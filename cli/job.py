@@ -20,7 +20,7 @@ from chorale.spec.state import GlobalState, state_digest, state_from_bytes, stat
 from cli.errors import CommandFailed, require_extra, with_hint
 from cli.operations import Operations, connect
 from cli.operator import OperatorSettings, operator_settings
-from cli.output.progress import JobHistory, final_accuracy, personal_figures, show
+from cli.output.progress import JobHistory, personal_figures, show
 from cli.output.promise import promise_of
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 
@@ -204,7 +204,7 @@ def end_of(history: JobHistory) -> None:
     """Print how the job ended. Raises what the exit code is made of if it is not done."""
     summary = history.summary
     check_done(history)
-    accuracy, personal = final_accuracy(history), personal_figures(history)
+    accuracy, personal = history.closing("accuracy"), personal_figures(history)
     measured = "" if accuracy is None else f"  final accuracy {accuracy:.4f}"
     measured += "" if personal is None else f"  personal accuracy {personal}"
     click.echo(f"{summary.job_digest.hex()[:12]}  done  {summary.rounds_completed} rounds{measured}")
