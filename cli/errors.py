@@ -84,18 +84,11 @@ def with_hint(error: ChoraleError, hint: str) -> ChoraleError:
 
 def require_extra(extra: str, *modules: str, what: str) -> None:
     """Raises ConfigError that names the extra where one of its modules is not installed; imports none."""
-    missing = [name for name in modules if not _is_installed(name)]
+    missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"{what} needs the extra '{extra}' (no {', '.join(missing)} here): pip install 'chorale[{extra}]'"
         )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # what a finder that blocks it raises
-        return False
 
 
 def failure_of(error: BaseException) -> Failure:

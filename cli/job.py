@@ -81,7 +81,13 @@ def submit(
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=state_digest(state))
     spec, promised = solved(spec, state)
     spec.check_submittable(now=datetime.now(UTC))
-    _tell_cohort_changes(spec)
+    cohort_changes = expected_cohort_changes(spec)
+    if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round
+        click.echo(
+            f"fraction {spec.fraction:g}: at most {cohort_changes:.3g} overlapping cohorts are expected; "
+            "each silo's policy must allow as many (max_cohort_changes)",
+            err=True,
+        )
     with connect(settings) as (operations, identity):
         signed = sign_job(spec.to_yaml(), identity)
         digest = operations.submit(signed, state)
@@ -110,19 +116,8 @@ def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
     return spec, [promise.line() + told, *promise.warnings()]
 
 
-def _tell_cohort_changes(spec: JobSpec) -> None:
-    """With fraction < 1 cohorts differ from round to round, and every silo's policy must allow that."""
-    expected = expected_cohort_changes(spec)
-    if expected > 0:
-        click.echo(
-            f"fraction {spec.fraction:g}: at most {expected:.3g} near repeats of a cohort are expected; "
-            "each silo's policy must allow as many (max_cohort_changes)",
-            err=True,
-        )
-
-
 def tell_absent(spec: JobSpec, connected: Mapping[str, bool]) -> None:
-    """A job may wait for members to come; a misspelt one would let it wait for ever."""
+    """A job may wait for members to come; it would wait forever for a misspelled one."""
     unknown = [name for name in spec.silos if name not in connected]
     away = [name for name in spec.silos if not connected.get(name, True)]
     if unknown:

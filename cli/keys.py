@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from cli.errors import with_hint
-from crypto.errors import ChoraleError, ConfigError
+from crypto.errors import ConfigError
 from crypto.identity.certificates import MemberId, Role, key_to_pem, new_key
 from crypto.identity.issuing import new_csr
 
@@ -32,28 +32,19 @@ def csr_command(role_name: str) -> click.Command:
     )
     @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the two files.")
     def csr(name: str, federation: str, hosts: tuple[str, ...], out: Path) -> None:
-        key_path, csr_path = write_request(role_name, name=name, federation=federation, hosts=hosts, out=out)
+        if hosts and not is_dialed:
+            raise ConfigError(f"--host: only a coordinator is dialed; a {role_name} takes none")
+        member = MemberId(federation=federation, role=Role(role_name), name=name)
+        key_path, csr_path = out / f"{name}.key", out / f"{name}.csr"
+        key = new_key()
+        request = new_csr(key, member, hosts)
+        out.mkdir(parents=True, exist_ok=True)
+        write_new(key_path, key_to_pem(key), what="a key", mode=PRIVATE)
+        csr_path.write_bytes(request)
         click.echo(f"{key_path}: private key, stays here")
         click.echo(f"{csr_path}: request, for `chorale authority sign`")
 
     return csr
-
-
-def write_request(
-    role_name: str, *, name: str, federation: str, hosts: tuple[str, ...], out: Path
-) -> tuple[Path, Path]:
-    """Raises ConfigError if a name is not allowed or a key is already there."""
-    role = Role(role_name)
-    if hosts and role is not Role.COORDINATOR:
-        raise ConfigError(f"--host: only a coordinator is dialed; a {role_name} takes none")
-    member = MemberId(federation=federation, role=role, name=name)
-    key_path, csr_path = out / f"{name}.key", out / f"{name}.csr"
-    key = new_key()
-    request = new_csr(key, member, hosts)
-    out.mkdir(parents=True, exist_ok=True)
-    write_new(key_path, key_to_pem(key), what="a key", mode=PRIVATE)
-    csr_path.write_bytes(request)
-    return key_path, csr_path
 
 
 def write_new(path: Path, data: bytes, *, what: str, mode: int = 0o644) -> None:
@@ -61,7 +52,8 @@ def write_new(path: Path, data: bytes, *, what: str, mode: int = 0o644) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
-        raise _already_there(path, what) from None
+        check_new(path, what=what)
+        raise
     with os.fdopen(handle, "wb") as file:
         file.write(data)
         file.flush()
@@ -70,10 +62,6 @@ def write_new(path: Path, data: bytes, *, what: str, mode: int = 0o644) -> None:
 
 def check_new(path: Path, *, what: str) -> None:
     """Raises ConfigError if the file is already there: before anything else is written."""
-    if path.exists():
-        raise _already_there(path, what)
-
-
-def _already_there(path: Path, what: str) -> ChoraleError:
-    error = ConfigError(f"{path}: {what} is already there and is never overwritten")
-    return with_hint(error, "choose another folder, or move the old file away first")
+    if os.path.lexists(path):
+        error = ConfigError(f"{path}: {what} is already there and is never overwritten")
+        raise with_hint(error, "choose another folder, or move the old file away first")

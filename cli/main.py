@@ -9,15 +9,12 @@ from __future__ import annotations
 import importlib
 import sys
 from importlib import metadata
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 
 from cli.packages import foreign_package
 from cli.parent import die_with_parent
-
-if TYPE_CHECKING:
-    from cli.errors import Failure
 
 USAGE = 2  # cli.errors.ExitCode.USAGE, of a module that may be somebody else's
 
@@ -93,15 +90,12 @@ def run(arguments: list[str]) -> int:
 
     try:
         result = chorale.main(arguments, prog_name="chorale", standalone_mode=False)
+        return result if isinstance(result, int) else ExitCode.DONE
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx is not None else "", err=True)
-        return _print_failure(Failure(code=ExitCode.USAGE, message="a command is missing"))
+        failure = Failure(code=ExitCode.USAGE, message="a command is missing")
     except BaseException as error:
-        return _print_failure(failure_of(error))
-    return result if isinstance(result, int) else ExitCode.DONE
-
-
-def _print_failure(failure: Failure) -> int:
+        failure = failure_of(error)
     if failure.hint:
         click.echo(f"chorale: hint: {failure.hint}", err=True)
     if failure.message:

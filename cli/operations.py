@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from chorale.job import SignedJob
@@ -44,7 +45,13 @@ class Operations:
             signature=signed.signature,
             operator_certificate=signed.operator_certificate,
         )
-        digest = self._stub.SubmitJob(_submission(job, state)).job_digest
+        chunks = (
+            federation_pb2.Chunk(offset=offset, data=state[offset : offset + CHUNK_BYTES])
+            for offset in range(0, len(state), CHUNK_BYTES)
+        )
+        messages = (operations_pb2.SubmitMessage(chunk=chunk) for chunk in chunks)
+        first = operations_pb2.SubmitMessage(job=job)
+        digest = self._stub.SubmitJob(chain([first], messages)).job_digest
         if digest != signed.digest:
             raise RemoteProtocolError("coordinator: it acknowledged another job than the one submitted")
         return digest
@@ -111,7 +118,7 @@ def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]
 
 
 def read_aside(stream: Iterable[T]) -> Iterator[T]:
-    """The items of a stream, read by a thread of its own, and whatever it raises.
+    """The items of a stream, read by a thread of its own, and what it raises.
 
     A Ctrl-C that meets gRPC's compiled code is swallowed there; one that meets a queue is not.
     """
@@ -133,13 +140,6 @@ def read_aside(stream: Iterable[T]) -> Iterator[T]:
         if item is None:
             return
         yield item
-
-
-def _submission(job: federation_pb2.SignedJob, state: bytes) -> Iterator[operations_pb2.SubmitMessage]:
-    yield operations_pb2.SubmitMessage(job=job)
-    for offset in range(0, len(state), CHUNK_BYTES):
-        chunk = federation_pb2.Chunk(offset=offset, data=state[offset : offset + CHUNK_BYTES])
-        yield operations_pb2.SubmitMessage(chunk=chunk)
 
 
 def _model_bytes(stream: Iterator[operations_pb2.FetchMessage]) -> Iterator[bytes]:

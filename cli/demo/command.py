@@ -16,6 +16,7 @@ import click
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_from_bytes
+from chorale.transport.wire import MAX_SILOS
 from cli.demo.processes import Child, Processes, run_commands
 from cli.demo.setup import (
     COORDINATOR,
@@ -38,6 +39,7 @@ from cli.output import report
 from cli.output.progress import JobHistory, show
 from cli.output.promise import Promise, promise_of
 from cli.output.report import units_told
+from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
 
@@ -49,7 +51,13 @@ DROP_ROUND = 2
 
 
 @click.command()
-@click.option("--silos", default=4, show_default=True, type=click.IntRange(3, 200), help="Number of silos.")
+@click.option(
+    "--silos",
+    default=4,
+    show_default=True,
+    type=click.IntRange(SMALLEST_FEDERATION, MAX_SILOS),
+    help="Number of silos.",
+)
 @click.option(
     "--rounds", default=10, show_default=True, type=click.IntRange(1, 1000), help="Training rounds."
 )
@@ -96,7 +104,7 @@ def demo(
         dp=dp,
         epsilon=epsilon,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # every end goes through the same door
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
     logs = plan.parties / "logs"
     with clean_folder(plan), Processes(logs) as processes:
         logs.mkdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,8 +84,17 @@ class PersonalFigures:
 def personal_figures(history: JobHistory) -> PersonalFigures | None:
     """None where the method has no personal models, or no silo a hold-out to test its own on."""
     closing = [record for record in history.records if kind_of(record) in (EVALUATE, PERSONAL)]
-    found = [_personal(record) for record in closing if record.result == "applied"]
+    found = [personal_of(record.figures) for record in closing if record.result == "applied"]
     return next((figures for figures in reversed(found) if figures is not None), None)
+
+
+def personal_of(figures: Mapping[str, float | None]) -> PersonalFigures | None:
+    """Of one phase, or one round of a simulation; None where its sums have none."""
+    accuracy, deviation = figures.get("personal_accuracy"), figures.get("personal_accuracy_deviation")
+    silos = figures.get("personal_silos")
+    if accuracy is None or deviation is None or silos is None:
+        return None
+    return PersonalFigures(accuracy=accuracy, deviation=deviation, silos=round(silos))
 
 
 def plain_line(record: PhaseRecord, *, rounds: int) -> str:
@@ -128,21 +137,13 @@ def _title(record: PhaseRecord, rounds: int) -> str:
 
 def _measured(record: PhaseRecord) -> str:
     accuracy, loss = record.figures.get("accuracy"), record.figures.get("loss")
-    personal = _personal(record)
+    personal = personal_of(record.figures)
     of_own = "" if personal is None else f"personal models: accuracy {personal}"
     if accuracy is None:
         return of_own
     of_model = "final model" if kind_of(record) == EVALUATE else f"model after round {record.round - 1}"
     told = f"{of_model}: accuracy {accuracy:.3f}" + ("" if loss is None else f", loss {loss:.3f}")
     return ", ".join(filter(None, [told, of_own]))
-
-
-def _personal(record: PhaseRecord) -> PersonalFigures | None:
-    names = ("personal_accuracy", "personal_accuracy_deviation", "personal_silos")
-    accuracy, deviation, silos = (record.figures.get(name) for name in names)
-    if accuracy is None or deviation is None or silos is None:
-        return None
-    return PersonalFigures(accuracy=accuracy, deviation=deviation, silos=round(silos))
 
 
 def show(events: Iterable[JobEvent], history: JobHistory, *, notes: Sequence[str] = ()) -> None:

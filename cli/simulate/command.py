@@ -17,19 +17,20 @@ from chorale.runtime.files import read_limited
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, parse_mapping
 from chorale.spec.state import state_from_bytes
+from chorale.transport.wire import MAX_SILOS
 from cli.demo.setup import OPEN_POLICY
 from cli.errors import require_extra
 from cli.job import initial_bytes, read_spec, solved
-from cli.output.progress import PersonalFigures
-from cli.simulate.data import FEWEST, MOST, DataOptions
+from cli.output.progress import personal_of
+from cli.simulate.data import DataOptions
 from crypto.errors import ConfigError
+from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
 from simulation.engine import Simulation, Standing
 from simulation.folder import SimulationFolder
 from simulation.results import RoundResult, finite
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)  # not_after of a file that names none: the digest must not change
@@ -38,7 +39,11 @@ MAX_WORKERS = 256
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
-@click.option("--silos", type=click.IntRange(FEWEST, MOST), help="Number of silos; default: the job's.")
+@click.option(
+    "--silos",
+    type=click.IntRange(SMALLEST_FEDERATION, MAX_SILOS),
+    help="Number of silos; default: the job's.",
+)
 @click.option("--secure", "is_secure", is_flag=True, help="Sum under real masks, by whole sessions.")
 @click.option(
     "--parallel",
@@ -119,7 +124,7 @@ def simulate(
     options.check_used()
     spec = _spec(file, options, silos)
     rules = _policy(spec, policy)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # every end goes through the same door
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
     folder = None if out is None else _folder(out, spec, options, rules, init=init, is_secure=is_secure)
     held: AbstractContextManager[Standing | None] = nullcontext() if folder is None else folder.held()
     with held as standing:
@@ -162,7 +167,7 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         kind: {name: finite(value) for name, value in figures.items()}
         for kind, figures in simulation.closing.items()
     }
-    own = _own_models({name: value for figures in closing.values() for name, value in figures.items()})
+    own = personal_of({name: value for figures in closing.values() for name, value in figures.items()})
     document: dict[str, Any] = {
         "closing": closing,
         "final_accuracy": finite(simulation.final_accuracy),
@@ -218,19 +223,9 @@ def _line(result: RoundResult, *, rounds: int) -> str:
     if accuracy is not None:
         told = "" if loss is None else f", loss {loss:.3f}"
         parts.append(f"model after round {result.round - 1}: accuracy {accuracy:.3f}{told}")
-    own = _own_models(result.figures)
+    own = personal_of(result.figures)
     if own is not None:
         parts.append(f"personal models: accuracy {own}")
     if result.left_out:
         parts.append(f"without {', '.join(result.left_out)}")
     return "  ".join(parts)
-
-
-def _own_models(figures: Mapping[str, float | None]) -> PersonalFigures | None:
-    """None where the method has no personal models, or no silo a hold-out to test its own on."""
-    accuracy, deviation = figures.get("personal_accuracy"), figures.get("personal_accuracy_deviation")
-    if accuracy is None or deviation is None:
-        return None
-    return PersonalFigures(
-        accuracy=accuracy, deviation=deviation, silos=round(figures.get("personal_silos") or 0)
-    )

@@ -16,18 +16,11 @@ from cli.packages import PACKAGES, foreign_package
 from tests.support.processes import REPOSITORY, environment
 from tests.unit.cli.conftest import Desk, Settings
 
-# what only the extras bring
+# what only the extras bring is not to be had
 BASE_INSTALL = """
 import sys
-
-class Extras:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {
-            "torch", "torchvision", "opacus", "sklearn", "PIL", "numba", "dp_accounting", "scipy"
-        }:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Extras())
+extras = ["torch", "torchvision", "opacus", "sklearn", "PIL", "numba", "dp_accounting", "scipy"]
+sys.modules.update(dict.fromkeys(extras))
 from cli.main import main
 main(sys.argv[1:])
 """
