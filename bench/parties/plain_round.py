@@ -1,4 +1,4 @@
-"""What a round is held against: the model down to every silo, a vector up, summed in the clear.
+"""What a round is compared with: the model down to every silo, a vector up, summed in the clear.
 
 A bare grpc.aio program with mutual TLS 1.3, the chunks that Chorale moves, and nothing else: no masks,
 no checks, no file, no log. `python -m bench.parties.plain_round serve|silo ...`, started by `bench.round`.

@@ -167,7 +167,7 @@ def _promise(plan: DemoPlan, operations: Operations, digest: bytes) -> Promise:
 
 
 def _spent(plan: DemoPlan) -> dict[str, float]:
-    """Epsilon of each silo's data set, from its own ledger; no silo would tell anybody else."""
+    """Epsilon of each silo's data set, from its own ledger; no silo shows it to anybody else."""
     from silo_agent.ledger.ledger import Ledger
 
     spent: dict[str, float] = {}

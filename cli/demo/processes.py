@@ -134,10 +134,11 @@ def _started(arguments: Sequence[str], *, stdout: Output, stderr: Output) -> sub
     own = {
         "OMP_NUM_THREADS": "1",  # silos that spin for the same cores are 30 times slower
         "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONSAFEPATH": "1",
         PARENT: str(os.getpid()),
     }
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "cli.main", *arguments],
+        [sys.executable, "-m", "cli.main", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,

@@ -195,9 +195,7 @@ def write_silo(plan: DemoPlan, name: str, *, coordinator: str) -> Path:
     """Settings and policy of one silo, and with them its part of the digits."""
     folder = plan.folder(name)
     rules: Settings = {"federation": FEDERATION, "approval": "automatic", **OPEN_POLICY}
-    if (
-        plan.dp is not None
-    ):  # nothing leaves without noise, and the set may spend what was asked for, for good
+    if plan.dp is not None:  # nothing leaves without noise, and the budget is what was asked for
         rules["privacy"] = {"epsilon": plan.budget, "required": True}
     policy = _write(folder / "policy.yaml", rules)
     partition = {

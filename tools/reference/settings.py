@@ -15,8 +15,8 @@ from tools.reference.schema import Schema, allowed, alternatives, described, fie
 
 INTRODUCTION = """\
 The files that people write, in YAML: an unknown field is an error, and so is a value that is not allowed.
-[examples/](../examples) holds each file with every field, and says when to choose which value. `chorale schema`
-prints the JSON schema by which an editor checks a file as it is written.
+[examples/](../examples) holds each file with every field, and says when to choose which value. An editor
+checks a file as it is written by the JSON schema that `chorale schema` prints.
 
 A field that has no default is required; inside a part that may be left out it is required where that part is
 there. A variable of the environment takes the place of the field: numbers and text as they are, lists and
@@ -25,7 +25,7 @@ maps as `[a, b]` and `{a: 1}`, and `null`."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One kind of file, of cli.schema. prefix: of its variables in the environment; None where it takes none."""
+    """One kind of file, of cli.schema. prefix: of its variables in the environment, None if it takes none."""
 
     title: str
     kind: str
