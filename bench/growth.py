@@ -14,11 +14,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from bench import masks
 from bench.clock import Clock
+from bench.masking import masks
 from bench.options import Parser, whole
+from bench.report.series import Series
 from bench.rows import Row, table
-from bench.series import Series
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 

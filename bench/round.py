@@ -3,9 +3,9 @@
     python -m bench.round --silos 10 --length 1000000 --json
 
 Chorale: `chorale coordinator run` and one `chorale silo run` a silo, fedavg, an objective that makes its
-delta at once. Plain: `bench.plain_round` in as many processes. Times are of steady rounds, after a first
-one; CPU is that of all processes together. The limit: the plain program's floor, which also moves the
-small messages of the stages, and the secure sum of `bench.sum_alone` in CPU.
+delta at once. Plain: `bench.parties.plain_round` in as many processes. Times are of steady rounds, after a
+first one; CPU is that of all processes together. The limit: the plain program's floor, which also moves the
+small messages of the stages, and the secure sum of `bench.masking.sum_alone` in CPU.
 
 Memory is the most RssAnon of a process, looked at every 5 ms in jobs over two longer vectors: all that it
 holds, but for pages of files, which the system may take back. How far it grows from the one job to the
@@ -29,9 +29,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench import sum_alone
-from bench.processes import Peaks, Process, Processes, Record, environment
-from bench.round_files import COORDINATOR, FederationFiles
+from bench.masking import sum_alone
+from bench.parties.files import COORDINATOR, FederationFiles
+from bench.parties.processes import Peaks, Process, Processes, Record, environment
 from bench.rows import Row, table
 
 WORD_BYTES = 4  # of float32 and of a word of 32 bits
@@ -113,13 +113,15 @@ def measure_plain(
         endpoint = files.folder / "plain.json"
         messages = ["--exchanges", str(exchanges), "--message-bytes", str(message_bytes)]
         serve = ["serve", "--name", COORDINATOR, *folder, *sizes, *messages]
-        server = processes.start("plain", "bench.plain_round", *serve)
+        server = processes.start("plain", "bench.parties.plain_round", *serve)
         _wait_for_file(server, endpoint)
         address = json.loads(endpoint.read_text())["grpc"]
         times = ["--rounds", str(rounds + 2), "--address", address]
         times += messages
         for name in silos:
-            processes.start(f"plain-{name}", "bench.plain_round", "silo", "--name", name, *folder, *times)
+            processes.start(
+                f"plain-{name}", "bench.parties.plain_round", "silo", "--name", name, *folder, *times
+            )
         ends, cpu_seconds = [], []
         for number in range(rounds + 1):
             record = server.wait_for(lambda record: record["event"] == "ended", what=f"round {number}")

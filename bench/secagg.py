@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import keystreams, masks, memory
 from bench.clock import Clock
 from bench.federation import make_federation
+from bench.masking import keystreams, masks, memory
 from bench.options import Parser, whole
 from bench.rows import Row, table
 from bench.session import NOW, Session, update_layout

@@ -15,8 +15,8 @@ from statistics import median
 
 from bench.federation import make_federation
 from bench.options import Parser, whole
+from bench.report.series import Series
 from bench.rows import Row, table
-from bench.series import Series
 from bench.session import NOW, Session, update_layout
 from crypto.session.cohort import SMALLEST_FEDERATION
 

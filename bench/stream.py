@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.federation import AUTHORITY_FILE, make_federation
-from bench.rows import Row, table
-from bench.stream_hosts import (
+from bench.parties.stream_hosts import (
     BARE,
     COORDINATOR,
     DOWN,
@@ -40,6 +39,7 @@ from bench.stream_hosts import (
     chunks_of,
     endpoint_file,
 )
+from bench.rows import Row, table
 from chorale.runtime.background_io import keep_chunks
 from chorale.spec.state import state_to_bytes
 from chorale.transport import tls
@@ -203,7 +203,7 @@ async def _client(folder: Path, payload: _Payload) -> AsyncIterator[_Client]:
 @contextmanager
 def _server(kind: str, folder: Path) -> Iterator[None]:
     """A server of that kind as a process, listening."""
-    command = [sys.executable, "-m", "bench.stream_hosts", kind, str(folder)]
+    command = [sys.executable, "-m", "bench.parties.stream_hosts", kind, str(folder)]
     with subprocess.Popen(command) as process:
         try:
             deadline = time.monotonic() + START_SECONDS

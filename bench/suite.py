@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import figures, plots, side_by_side
 from bench.options import Parser
-from bench.results import Benchmark, Result, judged, markdown
+from bench.report import figures, plots, side_by_side
+from bench.report.results import Benchmark, Result, judged, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "bench"

@@ -13,19 +13,34 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from cryptography import x509
 
+from chorale.runtime.files import read_limited, write_atomic
 from cli.errors import with_hint
-from cli.keys import check_new, write_new, write_private_key
+from cli.keys import PRIVATE, check_new, write_new
 from crypto.errors import ConfigError, RemoteProtocolError
-
-if TYPE_CHECKING:
-    from cryptography import x509
-
-    from crypto.identity.certificates import PrivateKey
-    from crypto.identity.roster import Member, Roster
+from crypto.identity.certificates import (
+    PrivateKey,
+    certificate_to_pem,
+    check_certificate,
+    federation_of,
+    fingerprint,
+    key_to_pem,
+    load_certificate,
+    load_key,
+    member_of,
+)
+from crypto.identity.issuing import new_authority, requested_member, sign_csr
+from crypto.identity.roster import (
+    Member,
+    Roster,
+    read_roster,
+    roster_from_file_bytes,
+    roster_to_file_bytes,
+    sign_roster,
+)
 
 KEY, CERTIFICATE, ROSTER, REVOKED = "authority.key", "authority.crt", "roster.json", "revoked.txt"
 ROLES = ("silo", "coordinator", "operator")
@@ -61,12 +76,9 @@ def authority() -> None:
 )
 def init(federation: str, directory: Path, valid_days: int) -> None:
     """Make the federation's CA key and certificate."""
-    from crypto.identity.certificates import certificate_to_pem, key_to_pem
-    from crypto.identity.issuing import new_authority
-
     key, certificate = new_authority(federation, now=datetime.now(UTC), valid_days=valid_days)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_private_key(directory / KEY, key_to_pem(key))
+    write_new(directory / KEY, key_to_pem(key), what="a key", mode=PRIVATE)
     write_new(directory / CERTIFICATE, certificate_to_pem(certificate), what="a certificate")
     click.echo(f"{directory / KEY}: the federation's key; keep it offline")
     click.echo(f"{directory / CERTIFICATE}: the federation's certificate, for every member")
@@ -91,8 +103,6 @@ def sign(
 
     All of them or, where one is refused, none.
     """
-    from crypto.identity.certificates import certificate_to_pem, member_of
-
     folder = Folder.open(directory)
     signed = {
         (out or path.parent) / f"{path.stem}.crt": folder.sign(path, hosts=hosts, valid_days=valid_days)
@@ -119,7 +129,13 @@ def roster(certificates: tuple[Path, ...], directory: Path, out: Path | None, va
     """
     folder = Folder.open(directory)
     revoked = folder.revoked()
-    added = [folder.member(path, revoked=revoked) for path in _certificate_files(certificates)]
+    found: list[Path] = []
+    for path in certificates:
+        inside = sorted(path.glob("*.crt")) if path.is_dir() else [path]
+        if not inside:
+            raise ConfigError(f"{path}: no .crt file in this folder")
+        found += inside
+    added = [folder.member(path, revoked=revoked) for path in found]
     members = {(entry.role, entry.name): entry for entry in (*folder.members(), *added)}
     folder.publish(members.values(), valid_days=valid_days, out=out)
 
@@ -129,7 +145,7 @@ def roster(certificates: tuple[Path, ...], directory: Path, out: Path | None, va
 @DIRECTORY
 @click.option(
     "--role",
-    type=click.Choice(["silo", "coordinator", "operator"]),
+    type=click.Choice(ROLES),
     default="silo",
     show_default=True,
     help="Of the member.",
@@ -159,25 +175,21 @@ class Folder:
     @classmethod
     def open(cls, directory: Path) -> Folder:
         """Raises ConfigError if it is no authority's folder."""
-        from crypto.identity.certificates import federation_of, load_certificate, load_key
-
         if not (directory / CERTIFICATE).exists():
             error = ConfigError(f"{directory}: expected an authority's folder, it has no {CERTIFICATE}")
             raise with_hint(error, "chorale authority init --federation NAME --directory DIR")
-        certificate = load_certificate(read(directory / CERTIFICATE))
-        key = load_key(read(directory / KEY))
+        certificate = load_certificate(read_limited(directory / CERTIFICATE, MAX_FILE_BYTES))
+        key = load_key(read_limited(directory / KEY, MAX_FILE_BYTES))
         return cls(
             directory=directory, key=key, certificate=certificate, federation=federation_of(certificate)
         )
 
     def newest(self) -> Roster | None:
         """The newest roster, expired or not; None before the first."""
-        from crypto.identity.roster import read_roster, roster_from_file_bytes
-
         path = self.directory / ROSTER
         if not path.exists():
             return None
-        signed = roster_from_file_bytes(read(path))
+        signed = roster_from_file_bytes(read_limited(path, MAX_FILE_BYTES))
         return read_roster(signed, authority=self.certificate, federation=self.federation)
 
     def members(self) -> tuple[Member, ...]:
@@ -193,7 +205,9 @@ class Folder:
         if not path.exists():
             return {}
         found = {}
-        for number, line in enumerate(read(path, MAX_REVOKED_BYTES).decode(errors="replace").splitlines(), 1):
+        for number, line in enumerate(
+            read_limited(path, MAX_REVOKED_BYTES).decode(errors="replace").splitlines(), 1
+        ):
             fingerprint, _, who = line.partition(" ")
             if not re.fullmatch("[0-9a-f]{64}", fingerprint) or not who:
                 raise ConfigError(f"{path}: line {number}: expected a SHA-256 in hex, a role and a name")
@@ -202,9 +216,7 @@ class Folder:
 
     def sign(self, path: Path, *, hosts: tuple[str, ...], valid_days: int) -> x509.Certificate:
         """The certificate for the request in a file. Raises ConfigError that names the file."""
-        from crypto.identity.issuing import requested_member, sign_csr
-
-        request = read(path)
+        request = read_limited(path, MAX_FILE_BYTES)
         try:
             return sign_csr(
                 request,
@@ -223,10 +235,7 @@ class Folder:
 
         Raises ConfigError.
         """
-        from crypto.identity.certificates import check_certificate, fingerprint, load_certificate, member_of
-        from crypto.identity.roster import Member
-
-        content = read(path)
+        content = read_limited(path, MAX_FILE_BYTES)
         try:
             certificate = load_certificate(content)
             member = member_of(certificate)
@@ -240,22 +249,18 @@ class Folder:
         except (ConfigError, RemoteProtocolError) as error:
             raise ConfigError(f"{path}: {error}") from None
         entry = Member(member.role, member.name, fingerprint(certificate))
-        if entry.fingerprint in revoked:
-            raise ConfigError(f"{path}: {self._why_revoked(entry)}")
-        return entry
-
-    def _why_revoked(self, entry: Member) -> str:
+        if entry.fingerprint not in revoked:
+            return entry
         who = f"{entry.role} {entry.name}"
         others = [member for member in self.members() if member != entry]
         if any((other.role, other.name) == (entry.role, entry.name) for other in others):
-            return f"another certificate of {who} has replaced this one; name the file of the newer"
-        return f"this certificate of {who} was revoked; sign a new request for it"
+            raise ConfigError(
+                f"{path}: another certificate of {who} has replaced this one; name the file of the newer"
+            )
+        raise ConfigError(f"{path}: this certificate of {who} was revoked; sign a new request for it")
 
     def publish(self, members: Iterable[Member], *, valid_days: int, out: Path | None) -> None:
         """Sign and write the next version. What it no longer lists is revoked first, for good."""
-        from chorale.runtime.files import write_atomic
-        from crypto.identity.roster import roster_to_file_bytes, sign_roster
-
         newest, now = self.newest(), datetime.now(UTC)
         asked = set(members)
         left = [member for member in self.members() if member not in asked]
@@ -277,20 +282,3 @@ class Folder:
         for path in dict.fromkeys([self.directory / ROSTER, out or self.directory / ROSTER]):
             write_atomic(path, roster_to_file_bytes(signed), mode=0o644)
             click.echo(f"{path}: roster version {version}, {len(listed)} members")
-
-
-def read(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """A small file that a person named. Raises ConfigError if it is missing or too large."""
-    from chorale.runtime.files import read_limited
-
-    return read_limited(path, max_bytes)
-
-
-def _certificate_files(paths: Iterable[Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in paths:
-        inside = sorted(path.glob("*.crt")) if path.is_dir() else [path]
-        if not inside:
-            raise ConfigError(f"{path}: no .crt file in this folder")
-        found += inside
-    return found

@@ -11,6 +11,7 @@ import tempfile
 import traceback
 from dataclasses import dataclass
 from enum import IntEnum
+from importlib.util import find_spec
 from typing import Any, Self
 
 import click
@@ -63,6 +64,14 @@ class Failure:
     hint: str = ""
 
 
+CODES: dict[type[ChoraleError], ExitCode] = {  # of every other one: FAILED
+    ConfigError: ExitCode.USAGE,
+    PolicyRefusal: ExitCode.REFUSED_HERE,
+    BudgetExhausted: ExitCode.REFUSED_HERE,
+    RemoteProtocolError: ExitCode.REFUSED_BY_PEER,
+}
+
+
 class CommandFailed(ChoraleError):
     """A command could not do what was asked, through nobody's wrong input."""
 
@@ -73,101 +82,72 @@ def with_hint(error: ChoraleError, hint: str) -> ChoraleError:
     return error
 
 
+def require_extra(extra: str, *modules: str, what: str) -> None:
+    """Raises ConfigError that names the extra where one of its modules is not installed; imports none."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{what} needs the extra '{extra}' (no {', '.join(missing)} here): pip install 'chorale[{extra}]'"
+        )
+
+
 def failure_of(error: BaseException) -> Failure:
     """Exit code and line for whatever ended a command."""
+    grpc = sys.modules.get("grpc")  # never imported for the sake of an error message
+    hint = "; ".join(_one_line(note) for note in getattr(error, "__notes__", ()))
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return Failure(code=ExitCode.INTERRUPTED)
     if isinstance(error, SystemExit):
-        return _of_system_exit(error)
+        told = "" if error.code is None or isinstance(error.code, int) else str(error.code)
+        return Failure(code=ExitCode.DONE if error.code in (None, 0) else ExitCode.FAILED, message=told)
     if isinstance(error, click.ClickException):
-        return Failure(code=ExitCode.USAGE, message=_usage_message(error), hint=_usage_hint(error))
+        message = _one_line(error.format_message()).rstrip(".")
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            hint = f"{error.ctx.command_path} --help"
+        return Failure(code=ExitCode.USAGE, message=message[:1].lower() + message[1:], hint=hint)
     if isinstance(error, ChoraleError):
-        return Failure(code=_code_of(error), message=_one_line(str(error)), hint=_hint(error))
-    if _is_rpc_error(error):
-        return _of_rpc_error(error)
+        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), ExitCode.FAILED)
+        return Failure(code=code, message=_one_line(str(error)), hint=hint)
+    if grpc is not None and isinstance(error, grpc.RpcError):
+        return _of_rpc_error(error, hint)
     if isinstance(error, OSError):
-        return Failure(code=ExitCode.FAILED, message=_os_message(error), hint=_hint(error))
+        message = _one_line(str(error))
+        if error.filename is not None and error.strerror:
+            message = f"{error.filename}: {error.strerror.lower()}"
+        return Failure(code=ExitCode.FAILED, message=message, hint=hint)
     return _of_bug(error)
 
 
-def _code_of(error: ChoraleError) -> ExitCode:
-    if isinstance(error, ConfigError):
-        return ExitCode.USAGE
-    if isinstance(error, PolicyRefusal | BudgetExhausted):
-        return ExitCode.REFUSED_HERE
-    if isinstance(error, RemoteProtocolError):
-        return ExitCode.REFUSED_BY_PEER
-    return ExitCode.FAILED
-
-
-def _of_system_exit(error: SystemExit) -> Failure:
-    if error.code is None or error.code == 0:
-        return Failure(code=ExitCode.DONE)
-    return Failure(code=ExitCode.FAILED, message="" if isinstance(error.code, int) else str(error.code))
-
-
-def _usage_message(error: click.ClickException) -> str:
-    message = _one_line(error.format_message()).rstrip(".")
-    return message[:1].lower() + message[1:]
-
-
-def _usage_hint(error: click.ClickException) -> str:
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        return f"{error.ctx.command_path} --help"
-    return ""
-
-
-def _is_rpc_error(error: BaseException) -> bool:
-    grpc = sys.modules.get("grpc")  # never imported for the sake of an error message
-    return grpc is not None and isinstance(error, grpc.RpcError)
-
-
-def _of_rpc_error(error: Any) -> Failure:
+def _of_rpc_error(error: Any, hint: str) -> Failure:
     status, details = error.code().name, _one_line(error.details() or "")
     if status in REFUSED_BY_PEER:
-        return Failure(
-            code=ExitCode.REFUSED_BY_PEER, message=f"coordinator refused: {details or status.lower()}"
-        )
+        message = f"coordinator refused: {details or status.lower()}"
+        return Failure(code=ExitCode.REFUSED_BY_PEER, message=message)
+    message = f"coordinator: {status.lower()}: {details}"
     if status == "UNAVAILABLE":
-        return _of_unavailable(error, details)
-    return Failure(
-        code=ExitCode.FAILED, message=f"coordinator: {status.lower()}: {details}", hint=_hint(error)
-    )
+        from chorale.transport.tls import explain_handshake
 
-
-def _of_unavailable(error: BaseException, details: str) -> Failure:
-    from chorale.transport.tls import explain_handshake
-
-    told = explain_handshake(details, target="the dialed host")
-    hint = UNTRUSTED_HINT if told.startswith("the certificate") else UNREACHABLE_HINT
-    message = told or f"coordinator is unreachable ({details})"
-    return Failure(code=ExitCode.FAILED, message=message, hint=_hint(error) or hint)
+        told = explain_handshake(details, target="the dialed host")
+        hint = hint or (UNTRUSTED_HINT if told.startswith("the certificate") else UNREACHABLE_HINT)
+        message = told or f"coordinator is unreachable ({details})"
+    return Failure(code=ExitCode.FAILED, message=message, hint=hint)
 
 
 def _of_bug(error: BaseException) -> Failure:
     """One line and where the traceback is; CHORALE_DEBUG=1 shows it at once."""
     text = "".join(traceback.format_exception(error))
+    message = f"internal error: {type(error).__name__}"
     if os.environ.get("CHORALE_DEBUG") == "1":
         click.echo(text, err=True)
-        return Failure(code=ExitCode.FAILED, message=f"internal error: {type(error).__name__}")
+        return Failure(code=ExitCode.FAILED, message=message)
     handle, path = tempfile.mkstemp(prefix="chorale-", suffix=".traceback")
     with os.fdopen(handle, "w") as file:
         file.write(text)
     return Failure(
         code=ExitCode.FAILED,
-        message=f"internal error: {type(error).__name__}: the traceback is in {path}",
+        message=f"{message}: the traceback is in {path}",
         hint="this is a bug; please report it with that file",
     )
-
-
-def _hint(error: BaseException) -> str:
-    return "; ".join(_one_line(note) for note in getattr(error, "__notes__", ()))
-
-
-def _os_message(error: OSError) -> str:
-    if error.filename is None or not error.strerror:
-        return _one_line(str(error))
-    return f"{error.filename}: {error.strerror.lower()}"
 
 
 def _one_line(text: str) -> str:

@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.errors import CommandFailed, with_hint
+from chorale.cohort_changes import expected_cohort_changes
+from chorale.job import sign_job
+from chorale.privacy.plan import solve
+from chorale.runtime.files import read_limited, write_atomic
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
+from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
+from cli.errors import CommandFailed, require_extra, with_hint
+from cli.operations import Operations, connect
+from cli.operator import OperatorSettings, operator_settings
+from cli.output.progress import JobHistory, personal_figures, show
+from cli.output.promise import promise_of
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from chorale.spec.job_spec import JobSpec
-    from chorale.spec.state import GlobalState
-    from cli.operations import Operations
-    from cli.operator import OperatorSettings
-    from cli.output.progress import JobHistory
 
 DEFAULT_LIFE = timedelta(days=30)  # not_after of a job file that names none
 MAX_STATE_BYTES = 4 << 30
@@ -46,8 +51,6 @@ def operator_options(command: Callable[..., None]) -> Callable[..., None]:
         federation: str | None,
         **arguments: Any,
     ) -> None:
-        from cli.operator import operator_settings
-
         identity = {"certificate": certificate, "key": key}
         given = {"coordinator": coordinator, "authority": authority, "federation": federation}
         command(settings=operator_settings(config, given=given, identity=identity), **arguments)
@@ -73,17 +76,18 @@ def submit(
 
     Of a private job it also prints epsilon and the noise, which it solves for where the file leaves it out.
     """
-    from chorale.job import sign_job
-    from chorale.runtime.files import write_atomic
-    from chorale.spec.state import state_digest
-    from cli.operations import connect
-
     spec = read_spec(file)
     state = initial_bytes(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=state_digest(state))
     spec, promised = solved(spec, state)
     spec.check_submittable(now=datetime.now(UTC))
-    _tell_cohort_changes(spec)
+    cohort_changes = expected_cohort_changes(spec)
+    if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round
+        click.echo(
+            f"fraction {spec.fraction:g}: at most {cohort_changes:.3g} overlapping cohorts are expected; "
+            "each silo's policy must allow as many (max_cohort_changes)",
+            err=True,
+        )
     with connect(settings) as (operations, identity):
         signed = sign_job(spec.to_yaml(), identity)
         digest = operations.submit(signed, state)
@@ -104,10 +108,7 @@ def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
     """
     if spec.privacy is None:
         return spec, []
-    from chorale.privacy.plan import solve
-    from chorale.spec.state import state_from_bytes
-    from cli.output.promise import promise_of
-
+    require_extra("privacy", "dp_accounting", what="computing what noise costs")
     shapes, unsolved = state_from_bytes(state), spec.privacy.unsolved
     spec = solve(spec, shapes)
     promise = promise_of(spec, shapes)
@@ -115,21 +116,8 @@ def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
     return spec, [promise.line() + told, *promise.warnings()]
 
 
-def _tell_cohort_changes(spec: JobSpec) -> None:
-    """With fraction < 1 cohorts differ from round to round, and every silo's policy must allow that."""
-    from chorale.cohort_changes import expected_cohort_changes
-
-    expected = expected_cohort_changes(spec)
-    if expected > 0:
-        click.echo(
-            f"fraction {spec.fraction:g}: at most {expected:.3g} near repeats of a cohort are expected; "
-            "each silo's policy must allow as many (max_cohort_changes)",
-            err=True,
-        )
-
-
 def tell_absent(spec: JobSpec, connected: Mapping[str, bool]) -> None:
-    """A job may wait for members to come; a misspelt one would let it wait for ever."""
+    """A job may wait for members to come; it would wait forever for a misspelled one."""
     unknown = [name for name in spec.silos if name not in connected]
     away = [name for name in spec.silos if not connected.get(name, True)]
     if unknown:
@@ -142,8 +130,6 @@ def tell_absent(spec: JobSpec, connected: Mapping[str, bool]) -> None:
 @operator_options
 def list_jobs(settings: OperatorSettings) -> None:
     """List the coordinator's jobs."""
-    from cli.operations import connect
-
     with connect(settings) as (operations, _):
         for summary in operations.jobs():
             rounds = f"{summary.rounds_completed}/{summary.rounds} rounds"
@@ -158,34 +144,25 @@ def list_jobs(settings: OperatorSettings) -> None:
 @operator_options
 def watch(settings: OperatorSettings, job_id: str) -> None:
     """Show a job's rounds until it ends. ID: the first digits of the job digest."""
-    from cli.operations import connect
-
     with connect(settings) as (operations, _):
         end_of(follow(operations, operations.find(job_id)))
 
 
-@job.command()
-@click.argument("job_id", metavar="ID")
-@operator_options
-def pause(settings: OperatorSettings, job_id: str) -> None:
-    """Start no further phase until the job is resumed."""
-    _control(settings, job_id, "pause")
+def _control_command(action: str, text: str) -> None:
+    """A command that asks the coordinator for one of its actions on a job."""
+
+    @job.command(action, help=text)
+    @click.argument("job_id", metavar="ID")
+    @operator_options
+    def control(settings: OperatorSettings, job_id: str) -> None:
+        with connect(settings) as (operations, _):
+            summary = operations.control(operations.find(job_id), action)
+        click.echo(f"{summary.job_digest.hex()[:12]}  {summary.status}")
 
 
-@job.command()
-@click.argument("job_id", metavar="ID")
-@operator_options
-def resume(settings: OperatorSettings, job_id: str) -> None:
-    """Go on with a paused job."""
-    _control(settings, job_id, "resume")
-
-
-@job.command()
-@click.argument("job_id", metavar="ID")
-@operator_options
-def cancel(settings: OperatorSettings, job_id: str) -> None:
-    """End a job for good; the rounds that are done stay."""
-    _control(settings, job_id, "cancel")
+_control_command("pause", "Start no further phase until the job is resumed.")
+_control_command("resume", "Go on with a paused job.")
+_control_command("cancel", "End a job for good; the rounds that are done stay.")
 
 
 @job.command()
@@ -196,9 +173,6 @@ def cancel(settings: OperatorSettings, job_id: str) -> None:
 @operator_options
 def fetch(settings: OperatorSettings, job_id: str, out: Path) -> None:
     """Save a job's newest model."""
-    from chorale.runtime.files import write_atomic
-    from cli.operations import connect
-
     with connect(settings) as (operations, _):
         summary, data = operations.fetch(operations.find(job_id))
         write_atomic(out, data)
@@ -208,10 +182,6 @@ def fetch(settings: OperatorSettings, job_id: str, out: Path) -> None:
 def read_spec(file: Path, *, not_after: datetime | None = None, silos: Sequence[str] = ()) -> JobSpec:
     """The job file; not_after is filled in where it is left out, by default in 30 days. silos: in place of
     the file's, if there are any. Raises ConfigError."""
-    from chorale.runtime.files import read_limited
-    from chorale.spec.job_spec import JobSpec
-    from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
-
     values = parse_mapping(read_limited(file, MAX_BYTES), source=str(file))
     filled = {"not_after": not_after or datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE}
     given = {"silos": list(silos)} if silos else {}
@@ -220,8 +190,6 @@ def read_spec(file: Path, *, not_after: datetime | None = None, silos: Sequence[
 
 def follow(operations: Operations, job_digest: bytes) -> JobHistory:
     """Show the job on stderr until it ends: a live table on a terminal, else a line per phase."""
-    from cli.output.progress import JobHistory, show
-
     history = JobHistory()
     show(operations.watch(job_digest), history)
     return history
@@ -229,11 +197,9 @@ def follow(operations: Operations, job_digest: bytes) -> JobHistory:
 
 def end_of(history: JobHistory) -> None:
     """Print how the job ended. Raises what the exit code is made of if it is not done."""
-    from cli.output.progress import final_accuracy, personal_figures
-
     summary = history.summary
     check_done(history)
-    accuracy, personal = final_accuracy(history), personal_figures(history)
+    accuracy, personal = history.closing("accuracy"), personal_figures(history)
     measured = "" if accuracy is None else f"  final accuracy {accuracy:.4f}"
     measured += "" if personal is None else f"  personal accuracy {personal}"
     click.echo(f"{summary.job_digest.hex()[:12]}  done  {summary.rounds_completed} rounds{measured}")
@@ -246,7 +212,8 @@ def check_done(history: JobHistory) -> None:
         return
     told = [summary.status or "unknown", summary.reason]
     message = f"job {summary.job_digest.hex()[:12]}: {': '.join(filter(None, told))}"
-    codes = _refusals(history)
+    last = history.records[-1:]  # the phase that ended it, unless it was applied
+    codes = {left.reason for record in last if record.result != "applied" for left in record.left_out}
     if Refusal.BUDGET in codes:
         raise BudgetExhausted(message)
     if Refusal.POLICY in codes:
@@ -254,27 +221,8 @@ def check_done(history: JobHistory) -> None:
     raise CommandFailed(message)
 
 
-def _refusals(history: JobHistory) -> set[str]:
-    """Codes with which silos refused the phase that ended the job."""
-    last = history.records[-1:]
-    if not last or last[0].result == "applied":
-        return set()
-    return {left.reason for left in last[0].left_out}
-
-
-def _control(settings: OperatorSettings, job_id: str, action: str) -> None:
-    from cli.operations import connect
-
-    with connect(settings) as (operations, _):
-        summary = operations.control(operations.find(job_id), action)
-    click.echo(f"{summary.job_digest.hex()[:12]}  {summary.status}")
-
-
 def initial_bytes(spec: JobSpec, init: Path | None) -> bytes:
     """The initial global state as file bytes: the operator's file, or built from model and seed."""
-    from chorale.runtime.files import read_limited
-    from chorale.spec.state import state_from_bytes, state_to_bytes
-
     if init is not None:
         data = read_limited(init, MAX_STATE_BYTES)
         try:
@@ -284,10 +232,11 @@ def initial_bytes(spec: JobSpec, init: Path | None) -> bytes:
         _check_model(spec, given, source=init)
         return state_to_bytes(given)
     try:
-        from silo_agent.training.initial_state import initial_state
-    except ModuleNotFoundError as error:
-        missing = ConfigError(f"--init: without it the model is built here, which needs {error.name}")
-        raise with_hint(missing, "give --init FILE.safetensors, or pip install '.[silo]'") from None
+        require_extra("silo", "torch", what="building the model here")
+    except ConfigError as error:
+        raise with_hint(error, "give --init FILE.safetensors") from None
+    from silo_agent.training.initial_state import initial_state
+
     return state_to_bytes(initial_state(spec))
 
 

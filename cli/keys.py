@@ -11,54 +11,40 @@ from pathlib import Path
 import click
 
 from cli.errors import with_hint
-from crypto.errors import ChoraleError, ConfigError
+from crypto.errors import ConfigError
+from crypto.identity.certificates import MemberId, Role, key_to_pem, new_key
+from crypto.identity.issuing import new_csr
+
+PRIVATE = 0o600  # of a key: nobody else reads it
 
 
 def csr_command(role_name: str) -> click.Command:
     """The `csr` command of a role: writes NAME.key (mode 0600) and NAME.csr."""
 
+    is_dialed = role_name == "coordinator"
+    host_help = "Host name or IP address that silos dial; repeatable."
+
     @click.command("csr", help=f"Make the {role_name}'s key and the request that the authority signs.")
     @click.option("--name", required=True, help="Name: lower-case letters, digits, hyphens.")
     @click.option("--federation", required=True, help="Name of the federation.")
-    @click.option("--host", "hosts", multiple=True, help=_host_help(role_name))
+    @click.option(
+        "--host", "hosts", multiple=True, help=host_help if is_dialed else "Not used: nobody dials this role."
+    )
     @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the two files.")
     def csr(name: str, federation: str, hosts: tuple[str, ...], out: Path) -> None:
-        key_path, csr_path = write_request(role_name, name=name, federation=federation, hosts=hosts, out=out)
+        if hosts and not is_dialed:
+            raise ConfigError(f"--host: only a coordinator is dialed; a {role_name} takes none")
+        member = MemberId(federation=federation, role=Role(role_name), name=name)
+        key_path, csr_path = out / f"{name}.key", out / f"{name}.csr"
+        key = new_key()
+        request = new_csr(key, member, hosts)
+        out.mkdir(parents=True, exist_ok=True)
+        write_new(key_path, key_to_pem(key), what="a key", mode=PRIVATE)
+        csr_path.write_bytes(request)
         click.echo(f"{key_path}: private key, stays here")
         click.echo(f"{csr_path}: request, for `chorale authority sign`")
 
     return csr
-
-
-def _host_help(role_name: str) -> str:
-    if role_name == "coordinator":
-        return "Host name or IP address that silos dial; repeatable."
-    return "Not used: nobody dials this role."
-
-
-def write_request(
-    role_name: str, *, name: str, federation: str, hosts: tuple[str, ...], out: Path
-) -> tuple[Path, Path]:
-    """Raises ConfigError if a name is not allowed or a key is already there."""
-    from crypto.identity.certificates import MemberId, Role, key_to_pem, new_key
-    from crypto.identity.issuing import new_csr
-
-    role = Role(role_name)
-    if hosts and role is not Role.COORDINATOR:
-        raise ConfigError(f"--host: only a coordinator is dialed; a {role_name} takes none")
-    member = MemberId(federation=federation, role=role, name=name)
-    key_path, csr_path = out / f"{name}.key", out / f"{name}.csr"
-    key = new_key()
-    request = new_csr(key, member, hosts)
-    out.mkdir(parents=True, exist_ok=True)
-    write_private_key(key_path, key_to_pem(key))
-    csr_path.write_bytes(request)
-    return key_path, csr_path
-
-
-def write_private_key(path: Path, pem: bytes) -> None:
-    """Write a key that nobody else can read. Raises ConfigError rather than replace one."""
-    write_new(path, pem, what="a key", mode=0o600)
 
 
 def write_new(path: Path, data: bytes, *, what: str, mode: int = 0o644) -> None:
@@ -66,7 +52,8 @@ def write_new(path: Path, data: bytes, *, what: str, mode: int = 0o644) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
-        raise _already_there(path, what) from None
+        check_new(path, what=what)
+        raise
     with os.fdopen(handle, "wb") as file:
         file.write(data)
         file.flush()
@@ -75,10 +62,6 @@ def write_new(path: Path, data: bytes, *, what: str, mode: int = 0o644) -> None:
 
 def check_new(path: Path, *, what: str) -> None:
     """Raises ConfigError if the file is already there: before anything else is written."""
-    if path.exists():
-        raise _already_there(path, what)
-
-
-def _already_there(path: Path, what: str) -> ChoraleError:
-    error = ConfigError(f"{path}: {what} is already there and is never overwritten")
-    return with_hint(error, "choose another folder, or move the old file away first")
+    if os.path.lexists(path):
+        error = ConfigError(f"{path}: {what} is already there and is never overwritten")
+        raise with_hint(error, "choose another folder, or move the old file away first")

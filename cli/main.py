@@ -1,7 +1,7 @@
 """Entry point of `chorale`: finds the command, runs it, and turns what went wrong into one line.
 
 Command modules load only when their command runs, so `chorale --help` needs neither torch nor
-grpc nor a database.
+grpc nor a database. cli.packages comes first: what it refuses must not have been imported.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import cast
 
 import click
 
-from cli.errors import ExitCode, Failure, failure_of
+from cli.packages import foreign_package
 from cli.parent import die_with_parent
+
+USAGE = 2  # cli.errors.ExitCode.USAGE, of a module that may be somebody else's
 
 COMMANDS = {
     "demo": ("cli.demo.command:demo", "Train on real data with every party on this machine."),
@@ -25,6 +27,7 @@ COMMANDS = {
     "operator": ("cli.operator:operator", "Make an operator's key."),
     "job": ("cli.job:job", "Submit, watch, steer and fetch jobs."),
     "audit": ("cli.audit:audit", "Check an audit log."),
+    "schema": ("cli.schema:schema", "Print the JSON schema of a file, for editors."),
 }
 
 
@@ -45,17 +48,15 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-def version() -> str:
-    try:
-        return metadata.version("chorale")
-    except metadata.PackageNotFoundError:
-        return "unknown (not installed)"
-
-
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        click.echo(f"chorale {version()}")
-        ctx.exit()
+    if not wanted:
+        return
+    try:
+        version = metadata.version("chorale")
+    except metadata.PackageNotFoundError:
+        version = "unknown (not installed)"
+    click.echo(f"chorale {version}")
+    ctx.exit()
 
 
 @click.group(
@@ -75,23 +76,26 @@ def chorale() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with a code of docs/protocol.md 9."""
+    foreign = foreign_package()
+    if foreign:
+        click.echo(f"chorale: error: {foreign}", err=True)
+        sys.exit(USAGE)
     die_with_parent()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; errors end as one line on stderr."""
+    from cli.errors import ExitCode, Failure, failure_of
+
     try:
         result = chorale.main(arguments, prog_name="chorale", standalone_mode=False)
+        return result if isinstance(result, int) else ExitCode.DONE
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx is not None else "", err=True)
-        return _tell(Failure(code=ExitCode.USAGE, message="a command is missing"))
+        failure = Failure(code=ExitCode.USAGE, message="a command is missing")
     except BaseException as error:
-        return _tell(failure_of(error))
-    return result if isinstance(result, int) else ExitCode.DONE
-
-
-def _tell(failure: Failure) -> int:
+        failure = failure_of(error)
     if failure.hint:
         click.echo(f"chorale: hint: {failure.hint}", err=True)
     if failure.message:

@@ -7,20 +7,25 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
+from chorale.job import SignedJob
+from chorale.transport import tls
+from chorale.transport.channel_options import through_proxy
+from chorale.transport.chunks import chunk_of
+from chorale.transport.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES
+from chorale.v1 import federation_pb2, operations_pb2
+from chorale.v1.records_pb2 import JobSummary
 from cli.errors import with_hint
 from cli.operator import OperatorSettings
 from crypto.errors import ConfigError, RemoteProtocolError
+from crypto.identity.certificates import Identity, Role, certificate_to_pem
 
 if TYPE_CHECKING:
     import grpc
 
-    from chorale.job import SignedJob
-    from chorale.v1 import federation_pb2, operations_pb2
     from chorale.v1.operations_pb2_grpc import OperationsStub
-    from chorale.v1.records_pb2 import JobSummary
-    from crypto.identity.certificates import Identity
 
 T = TypeVar("T")
 
@@ -35,26 +40,26 @@ class Operations:
 
     def submit(self, signed: SignedJob, state: bytes) -> bytes:
         """Send a job and its initial state; returns the job digest."""
-        from chorale.v1 import federation_pb2
-
         job = federation_pb2.SignedJob(
             spec=signed.spec_bytes,
             signature=signed.signature,
             operator_certificate=signed.operator_certificate,
         )
-        digest = self._stub.SubmitJob(_submission(job, state)).job_digest
+        chunks = (
+            federation_pb2.Chunk(offset=offset, data=state[offset : offset + CHUNK_BYTES])
+            for offset in range(0, len(state), CHUNK_BYTES)
+        )
+        messages = (operations_pb2.SubmitMessage(chunk=chunk) for chunk in chunks)
+        first = operations_pb2.SubmitMessage(job=job)
+        digest = self._stub.SubmitJob(chain([first], messages)).job_digest
         if digest != signed.digest:
             raise RemoteProtocolError("coordinator: it acknowledged another job than the one submitted")
         return digest
 
     def jobs(self) -> list[JobSummary]:
-        from chorale.v1 import operations_pb2
-
         return list(self._stub.ListJobs(operations_pb2.ListJobsRequest()).jobs)
 
     def silos(self) -> operations_pb2.ListSilosReply:
-        from chorale.v1 import operations_pb2
-
         return self._stub.ListSilos(operations_pb2.ListSilosRequest())
 
     def find(self, job_id: str) -> bytes:
@@ -70,21 +75,15 @@ class Operations:
 
     def watch(self, job_digest: bytes) -> Iterator[operations_pb2.JobEvent]:
         """All records so far, then each new one, until the job ends."""
-        from chorale.v1 import operations_pb2
-
         yield from read_aside(self._stub.WatchJob(operations_pb2.WatchRequest(job_digest=job_digest)))
 
     def control(self, job_digest: bytes, action: str) -> JobSummary:
         """action: pause, resume or cancel."""
-        from chorale.v1 import operations_pb2
-
         number = operations_pb2.ControlRequest.Action.Value(f"ACTION_{action.upper()}")
         return self._stub.ControlJob(operations_pb2.ControlRequest(job_digest=job_digest, action=number))
 
     def fetch(self, job_digest: bytes) -> tuple[JobSummary, Iterator[bytes]]:
         """The job, and the bytes of its newest model as they arrive."""
-        from chorale.v1 import operations_pb2
-
         stream = iter(self._stub.FetchModel(operations_pb2.FetchRequest(job_digest=job_digest)))
         first = next(stream, None)
         if first is None or first.WhichOneof("kind") != "summary":
@@ -95,12 +94,8 @@ class Operations:
 @contextmanager
 def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]:
     """A connection as this operator, and the identity it uses. Raises ConfigError for bad files."""
-    from chorale.transport import tls
-
     tls.restrict_to_tls13()
     import grpc
-
-    from crypto.identity.certificates import Role, certificate_to_pem
 
     identity, authority = tls.load_identity(settings.identity), tls.load_authority(settings.authority)
     tls.check_own_certificate(
@@ -112,12 +107,18 @@ def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]
         path=settings.identity.certificate,
     )
     credentials = tls.channel_credentials(settings.identity, certificate_to_pem(authority))
-    with grpc.secure_channel(settings.coordinator, credentials, options=_options(settings)) as channel:
+    options: list[tuple[str, str | int]] = [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        *through_proxy(settings.proxy),
+    ]
+    if settings.coordinator_name is not None:
+        options.append(("grpc.ssl_target_name_override", settings.coordinator_name))
+    with grpc.secure_channel(settings.coordinator, credentials, options=options) as channel:
         yield Operations(channel), identity
 
 
 def read_aside(stream: Iterable[T]) -> Iterator[T]:
-    """The items of a stream, read by a thread of its own, and whatever it raises.
+    """The items of a stream, read by a thread of its own, and what it raises.
 
     A Ctrl-C that meets gRPC's compiled code is swallowed there; one that meets a queue is not.
     """
@@ -141,32 +142,7 @@ def read_aside(stream: Iterable[T]) -> Iterator[T]:
         yield item
 
 
-def _options(settings: OperatorSettings) -> list[tuple[str, str | int]]:
-    from chorale.transport.channel_options import through_proxy
-    from chorale.transport.wire import MAX_MESSAGE_BYTES
-
-    options: list[tuple[str, str | int]] = [
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        *through_proxy(settings.proxy),
-    ]
-    if settings.coordinator_name is not None:
-        options.append(("grpc.ssl_target_name_override", settings.coordinator_name))
-    return options
-
-
-def _submission(job: federation_pb2.SignedJob, state: bytes) -> Iterator[operations_pb2.SubmitMessage]:
-    from chorale.transport.wire import CHUNK_BYTES
-    from chorale.v1 import federation_pb2, operations_pb2
-
-    yield operations_pb2.SubmitMessage(job=job)
-    for offset in range(0, len(state), CHUNK_BYTES):
-        chunk = federation_pb2.Chunk(offset=offset, data=state[offset : offset + CHUNK_BYTES])
-        yield operations_pb2.SubmitMessage(chunk=chunk)
-
-
 def _model_bytes(stream: Iterator[operations_pb2.FetchMessage]) -> Iterator[bytes]:
-    from chorale.transport.chunks import chunk_of
-
     expected = 0
     for message in stream:
         chunk = chunk_of(message.chunk)

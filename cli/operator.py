@@ -9,6 +9,7 @@ import click
 from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.spec.fields import Address, Name
+from chorale.spec.settings_file import check_values, load_mapping
 from cli.errors import with_hint
 from cli.keys import csr_command
 from crypto.errors import ConfigError
@@ -58,8 +59,6 @@ def operator_settings(
 
     Raises ConfigError that names what is missing.
     """
-    from chorale.spec.settings_file import check_values, load_mapping
-
     values = load_mapping(config, ENV_PREFIX)
     values |= {name: value for name, value in given.items() if value is not None}
     chosen = {name: value for name, value in identity.items() if value is not None}

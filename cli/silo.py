@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cli.errors import with_hint
+from chorale.runtime.files import write_atomic
+from cli.errors import require_extra, with_hint
 from cli.keys import csr_command
 from crypto.errors import ConfigError
+from silo_agent.policy.policy import load_policy
+from silo_agent.settings import SiloSettings, load_silo_settings
 
 if TYPE_CHECKING:
     from silo_agent.ledger.budget import BudgetBalance
     from silo_agent.ledger.ledger import Ledger
-    from silo_agent.local_storage.personal_models import KeptModel, PersonalModels
-    from silo_agent.settings import SiloSettings
+    from silo_agent.local_storage.personal_models import KeptModel
 
 CONFIG = click.option(
     "--config", required=True, type=click.Path(path_type=Path), help="The silo's settings file."
@@ -34,18 +37,17 @@ silo.add_command(csr_command("silo"))
 @CONFIG
 def run(config: Path) -> None:
     """Take part in the federation until stopped (SIGTERM or Ctrl-C)."""
+    require_extra("privacy", "dp_accounting", what="a silo's account of its privacy budget")
     from silo_agent.agent import run as run_agent
 
-    run_agent(_settings(config))
+    run_agent(load_silo_settings(config))
 
 
 @silo.command()
 @CONFIG
 def policy(config: Path) -> None:
     """Show the effective policy and what it would refuse."""
-    from silo_agent.policy.policy import load_policy
-
-    click.echo(load_policy(_settings(config).policy).describe())
+    click.echo(load_policy(load_silo_settings(config).policy).describe())
 
 
 @silo.command()
@@ -53,15 +55,22 @@ def policy(config: Path) -> None:
 @click.argument("job", required=False)
 def approve(config: Path, job: str | None) -> None:
     """Approve JOB; without it, list the jobs that wait."""
-    ledger = _ledger(_settings(config))
-    try:
-        if job is None:
-            _list_waiting(ledger)
-        else:
+    from silo_agent.ledger.reveals import Decision
+
+    notes = {Decision.OFFERED: "", Decision.SUSPENDED: "  suspended: its data could not answer, see the log"}
+    with closing(_ledger(load_silo_settings(config))) as ledger:
+        if job is not None:
             approved = ledger.approve(job)
             click.echo(f"{approved.id}: {approved.name} by {approved.operator} is approved")
-    finally:
-        ledger.close()
+            return
+        waiting = [each for each in ledger.jobs() if each.decision in notes]
+        if not waiting:
+            click.echo("no job waits for approval")
+        for each in waiting:
+            click.echo(
+                f"{each.id}  {each.name}  {each.rounds} rounds  by {each.operator}  "
+                f"{each.offered:%Y-%m-%d %H:%M}{notes[each.decision]}"
+            )
 
 
 @silo.command("ledger")
@@ -69,11 +78,8 @@ def approve(config: Path, job: str | None) -> None:
 @click.option("--check", is_flag=True, help="Compare the ledger with the audit log.")
 def show_ledger(config: Path, check: bool) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
-    from silo_agent.policy.policy import load_policy
-
-    settings = _settings(config)
-    ledger = _ledger(settings)
-    try:
+    settings = load_silo_settings(config)
+    with closing(_ledger(settings)) as ledger:
         if check:
             return _check_ledger(ledger, settings)
         policy = load_policy(settings.policy)
@@ -82,8 +88,6 @@ def show_ledger(config: Path, check: bool) -> None:
             click.echo(f"{job.id}  {job.decision:<9}  {job.rounds:>5} rounds  {job.operator}  {job.name}")
         for data_set in dict.fromkeys([settings.data.name, *ledger.data_sets()]):
             _show_budget(ledger.budget(policy=policy, data_set=data_set).balance(), ledger)
-    finally:
-        ledger.close()
 
 
 @silo.command("personal")
@@ -93,17 +97,22 @@ def show_ledger(config: Path, check: bool) -> None:
 def show_personal(config: Path, job: str | None, out: Path | None) -> None:
     """Show or copy the models that jobs fine-tuned on this silo's own data.
 
-    Without JOB all of them. They were made without noise and belong to this institution: whoever gives one
-    away tells of its data.
+    Without JOB all of them. They are made without noise and belong to this institution: giving one away
+    discloses something of its data.
     """
-    from chorale.runtime.files import write_atomic
+    from silo_agent.local_storage.personal_models import PersonalModels
 
     if out is not None and job is None:
         raise ConfigError("--out: expected JOB beside it; without --out all jobs are listed")
-    settings = _settings(config)
-    ledger = _ledger(settings)
-    try:
-        models = _personal_models(ledger, settings)
+    settings = load_silo_settings(config)
+    with closing(_ledger(settings)) as ledger:
+        reveals = ledger.reveals(policy=load_policy(settings.policy), data_set=settings.data.name)
+        models = PersonalModels(
+            settings.personal_directory,
+            is_revealed=lambda key: reveals.is_revealed(
+                key.job_digest, key.round, key.phase, silo=settings.name
+            ),
+        )
         found = models.kept() if job is None else [models.find(job)]
         for kept in found:
             click.echo(_personal_line(kept, is_confirmed=models.is_confirmed(kept)))
@@ -112,19 +121,6 @@ def show_personal(config: Path, job: str | None, out: Path | None) -> None:
         if out is not None:
             write_atomic(out, found[0].path.read_bytes())
             click.echo(f"{out}: the personal model of job {found[0].id}")
-    finally:
-        ledger.close()
-
-
-def _personal_models(ledger: Ledger, settings: SiloSettings) -> PersonalModels:
-    from silo_agent.local_storage.personal_models import PersonalModels
-    from silo_agent.policy.policy import load_policy
-
-    reveals = ledger.reveals(policy=load_policy(settings.policy), data_set=settings.data.name)
-    return PersonalModels(
-        settings.personal_directory,
-        is_revealed=lambda key: reveals.is_revealed(key.job_digest, key.round, key.phase, silo=settings.name),
-    )
 
 
 def _personal_line(kept: KeptModel, *, is_confirmed: bool) -> str:
@@ -175,26 +171,6 @@ def _show_budget(balance: BudgetBalance, ledger: Ledger) -> None:
             f"  {balance.unnoised} inputs left without noise: the data set as a whole has no finite epsilon "
             "(privacy.required in the policy refuses such jobs)"
         )
-
-
-def _list_waiting(ledger: Ledger) -> None:
-    from silo_agent.ledger.reveals import Decision
-
-    notes = {Decision.OFFERED: "", Decision.SUSPENDED: "  suspended: its data could not answer, see the log"}
-    waiting = [job for job in ledger.jobs() if job.decision in notes]
-    if not waiting:
-        click.echo("no job waits for approval")
-    for job in waiting:
-        click.echo(
-            f"{job.id}  {job.name}  {job.rounds} rounds  by {job.operator}  "
-            f"{job.offered:%Y-%m-%d %H:%M}{notes[job.decision]}"
-        )
-
-
-def _settings(config: Path) -> SiloSettings:
-    from silo_agent.settings import load_silo_settings
-
-    return load_silo_settings(config)
 
 
 def _ledger(settings: SiloSettings) -> Ledger:

@@ -192,8 +192,14 @@ def _rdp_of(release: Release) -> FloatArray:
 
 @lru_cache(maxsize=1)
 def _accounting() -> Any:
-    """dp-accounting, imported when it is needed: it takes a second."""
-    import dp_accounting
+    """dp-accounting, imported when it is needed: it takes a second, and no coordinator has it."""
+    try:
+        import dp_accounting
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "computing what noise costs needs the extra 'privacy' (no dp_accounting here): "
+            "pip install 'chorale[privacy]'"
+        ) from None
 
     # it warns of each order whose series does not converge, and leaves that order out
     logging.getLogger("absl").setLevel(logging.ERROR)

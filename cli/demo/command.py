@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chorale.runtime.files import write_atomic
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import state_from_bytes
+from chorale.transport.wire import MAX_SILOS
 from cli.demo.processes import Child, Processes, run_commands
 from cli.demo.setup import (
     COORDINATOR,
@@ -27,20 +31,33 @@ from cli.demo.setup import (
     write_operator,
     write_silo,
 )
+from cli.errors import require_extra
+from cli.job import check_done
+from cli.operations import Operations, connect
+from cli.operator import operator_settings
+from cli.output import report
+from cli.output.progress import JobHistory, show
+from cli.output.promise import Promise, promise_of
+from cli.output.report import units_told
+from crypto.session.cohort import SMALLEST_FEDERATION
+from silo_agent.policy.policy import load_policy
+from silo_agent.settings import load_silo_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from cli.operations import Operations
-    from cli.output.progress import JobHistory
-    from cli.output.promise import Promise
 
 START_SECONDS = 60.0  # for a party to come up on a busy machine
 DROP_ROUND = 2
 
 
 @click.command()
-@click.option("--silos", default=4, show_default=True, type=click.IntRange(3, 200), help="Number of silos.")
+@click.option(
+    "--silos",
+    default=4,
+    show_default=True,
+    type=click.IntRange(SMALLEST_FEDERATION, MAX_SILOS),
+    help="Number of silos.",
+)
 @click.option(
     "--rounds", default=10, show_default=True, type=click.IntRange(1, 1000), help="Training rounds."
 )
@@ -76,6 +93,7 @@ def demo(
 
     Leaves report.json, report.html and model.safetensors in the --out folder.
     """
+    require_extra("silo", "torch", "sklearn", "dp_accounting", what="demo")
     plan = DemoPlan(
         silos=silos,
         rounds=rounds,
@@ -86,7 +104,7 @@ def demo(
         dp=dp,
         epsilon=epsilon,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # every end goes through the same door
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
     logs = plan.parties / "logs"
     with clean_folder(plan), Processes(logs) as processes:
         logs.mkdir()
@@ -96,27 +114,29 @@ def demo(
 
 def _run(plan: DemoPlan, processes: Processes) -> dict[str, Any]:
     """From the first key to the report."""
-    from cli.job import check_done
-    from cli.operations import connect
-    from cli.operator import operator_settings
-    from cli.output import report
-
     _say(f"making keys and certificates for {plan.silos} silos, a coordinator and an operator")
     hold_ceremony(plan)
     address, silos = _start(plan, processes)
     config = write_operator(plan, coordinator=address)
     with connect(operator_settings(config, given={}, identity={})) as (operations, _):
-        _await_silos(plan, processes, operations)
-        digest = _submit(plan, operations, config)
+        processes.wait_until(
+            lambda: sum(silo.connected for silo in operations.silos().silos) == plan.silos,
+            what="all silos connected",
+            seconds=START_SECONDS,
+        )
+        _say(f"submitting a job: {plan.strategy}, {plan.rounds} rounds")
+        signed, settings = str(plan.signed_job), str(config)
+        submit = ["job", "submit", str(write_job(plan)), "--save", signed, "--config", settings]
+        (output,) = run_commands([submit])
+        digest = operations.find(output.split()[0])
         promise = None if plan.dp is None else _promise(plan, operations, digest)
         history = _follow(plan, operations, digest, silos)
-        summary, data = operations.fetch(digest)
-        history.summary = summary
-        _write(plan.out / "model.safetensors", b"".join(data))
+        history.summary, data = operations.fetch(digest)
+        write_atomic(plan.out / "model.safetensors", b"".join(data), mode=0o644)
     spent = {} if promise is None else _spent(plan)
     document = report.document(history, policy=OPEN_POLICY, promise=promise, spent=spent)
-    _write(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode())
-    _write(plan.out / "report.html", report.page(document).encode())
+    write_atomic(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
+    write_atomic(plan.out / "report.html", report.page(document).encode(), mode=0o644)
     check_done(history)  # a job that was stopped leaves its model and report too
     return document
 
@@ -125,8 +145,9 @@ def _start(plan: DemoPlan, processes: Processes) -> tuple[str, list[Child]]:
     """Start coordinator and silos; returns the coordinator's address and the silos' processes."""
     _say("starting the coordinator")
     processes.start(COORDINATOR, ["coordinator", "run", "--config", str(write_coordinator(plan))])
-    processes.wait_until(plan.endpoint.exists, what="the coordinator's endpoint", seconds=START_SECONDS)
-    address = str(json.loads(plan.endpoint.read_text())["grpc"])
+    endpoint = plan.folder(COORDINATOR) / "state" / "endpoint.json"
+    processes.wait_until(endpoint.exists, what="the coordinator's endpoint", seconds=START_SECONDS)
+    address = str(json.loads(endpoint.read_text())["grpc"])
     _say(f"starting {plan.silos} silos; the coordinator listens on {address}")
     configs = {name: write_silo(plan, name, coordinator=address) for name in plan.names}
     started = [
@@ -135,26 +156,8 @@ def _start(plan: DemoPlan, processes: Processes) -> tuple[str, list[Child]]:
     return address, started
 
 
-def _await_silos(plan: DemoPlan, processes: Processes, operations: Operations) -> None:
-    def are_connected() -> bool:
-        return sum(silo.connected for silo in operations.silos().silos) == plan.silos
-
-    processes.wait_until(are_connected, what="all silos connected", seconds=START_SECONDS)
-
-
-def _submit(plan: DemoPlan, operations: Operations, config: Path) -> bytes:
-    _say(f"submitting a job: {plan.strategy}, {plan.rounds} rounds")
-    command = ["job", "submit", str(write_job(plan)), "--save", str(plan.signed_job), "--config", str(config)]
-    (output,) = run_commands([command])
-    return operations.find(output.split()[0])
-
-
 def _promise(plan: DemoPlan, operations: Operations, digest: bytes) -> Promise:
     """What the job promises, told before its first round, with what few silos make of it."""
-    from chorale.spec.job_spec import JobSpec
-    from chorale.spec.state import state_from_bytes
-    from cli.output.promise import promise_of
-
     spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
     _, data = operations.fetch(digest)
     promise = promise_of(spec, state_from_bytes(b"".join(data)))
@@ -164,10 +167,8 @@ def _promise(plan: DemoPlan, operations: Operations, digest: bytes) -> Promise:
 
 
 def _spent(plan: DemoPlan) -> dict[str, float]:
-    """Epsilon of each silo's data set, from its own ledger; no silo would tell anybody else."""
+    """Epsilon of each silo's data set, from its own ledger; no silo shows it to anybody else."""
     from silo_agent.ledger.ledger import Ledger
-    from silo_agent.policy.policy import load_policy
-    from silo_agent.settings import load_silo_settings
 
     spent: dict[str, float] = {}
     for name in plan.names:
@@ -182,8 +183,6 @@ def _spent(plan: DemoPlan) -> dict[str, float]:
 
 
 def _follow(plan: DemoPlan, operations: Operations, digest: bytes, silos: list[Child]) -> JobHistory:
-    from cli.output.progress import JobHistory, show
-
     history, notes = JobHistory(), list[str]()
     doomed = {child.name: child for child in silos if child.name in plan.doomed}
     is_over = threading.Event()
@@ -237,9 +236,16 @@ def _conclude(plan: DemoPlan, out: Path, report: dict[str, Any]) -> None:
     told = f"final accuracy {accuracy:.4f}" if isinstance(accuracy, float) else "final accuracy unknown"
     click.echo(told if noise is None else f"{told} (measured under noise of standard deviation {noise:.3f})")
     if report["personal_accuracy"] is not None:
-        click.echo(_personal_line(report))
-    for line in _privacy_lines(report):
-        click.echo(line)
+        click.echo(
+            f"personal accuracy {report['personal_accuracy']:.4f} +- "
+            f"{report['personal_accuracy_deviation']:.4f} over {report['personal_silos']} silos, "
+            "each its own model on its own hold-out"
+        )
+    if report["epsilon"] is not None:
+        spent = (f"{silo} {epsilon:.4g}" for silo, epsilon in report["epsilon_spent_by_silo"].items())
+        promised = f"epsilon {report['epsilon']:.4g} at delta {report['delta']:g}"
+        click.echo(f"{promised} planned for the whole job, {units_told(report)}")
+        click.echo(f"epsilon spent for each record, by each silo's ledger: {', '.join(spent)}")
     click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}")
     click.echo("try next:")
     click.echo(f"  {command} audit verify {silo / 'state' / 'audit.jsonl'}")
@@ -250,38 +256,12 @@ def _conclude(plan: DemoPlan, out: Path, report: dict[str, Any]) -> None:
     click.echo(f"  {command} demo --silos 7 --drop 2 --out {out.parent / 'demo-drop'}")
 
 
-def _personal_line(report: dict[str, Any]) -> str:
-    return (
-        f"personal accuracy {report['personal_accuracy']:.4f} +- {report['personal_accuracy_deviation']:.4f} "
-        f"over {report['personal_silos']} silos, each its own model on its own hold-out"
-    )
-
-
-def _privacy_lines(report: dict[str, Any]) -> list[str]:
-    from cli.output.report import units_told
-
-    if report["epsilon"] is None:
-        return []
-    spent = ", ".join(f"{silo} {epsilon:.4g}" for silo, epsilon in report["epsilon_spent_by_silo"].items())
-    promised = f"epsilon {report['epsilon']:.4g} at delta {report['delta']:g}"
-    return [
-        f"{promised} planned for the whole job, {units_told(report)}",
-        f"epsilon spent for each record, by each silo's ledger: {spent}",
-    ]
-
-
 def _own_command() -> str:
     """How this shell would call the command again."""
     if shutil.which("chorale"):
         return "chorale"
     beside = Path(sys.executable).parent / "chorale"
     return os.path.relpath(beside) if beside.exists() else f"{os.path.relpath(sys.executable)} -m cli.main"
-
-
-def _write(path: Path, data: bytes) -> None:
-    from chorale.runtime.files import write_atomic
-
-    write_atomic(path, data, mode=0o644)
 
 
 def _say(text: str) -> None:

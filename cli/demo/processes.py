@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import IO, TypeAlias
 
 import click
 
@@ -21,6 +22,11 @@ from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.05
 AT_ONCE = 8  # commands; each takes about 50 MB
+FAILURES: dict[int, type[ChoraleError]] = {  # by which this command ends as one of those did
+    ExitCode.USAGE: ConfigError,
+    ExitCode.REFUSED_HERE: PolicyRefusal,
+}
+Output: TypeAlias = int | IO[bytes]
 
 
 @dataclass(slots=True)
@@ -41,7 +47,7 @@ class Child:
 
 @dataclass(slots=True)
 class Processes:
-    """Everything that was started, stopped again when the block ends, by whatever way."""
+    """Everything that was started, stopped again when the block ends, whichever way."""
 
     log_directory: Path
     children: list[Child] = field(default_factory=list)
@@ -50,36 +56,27 @@ class Processes:
         """Start `chorale <arguments>` in a session of its own, its output in a log file."""
         log = self.log_directory / f"{name}.log"
         with log.open("ab") as output:
-            process = subprocess.Popen(
-                _command(arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=_environment(),
-                start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops them in order
-            )
+            process = _started(arguments, stdout=output, stderr=output)
         child = Child(name=name, process=process, log=log)
         self.children.append(child)
         return child
 
     def wait_until(self, is_done: Callable[[], bool], *, what: str, seconds: float) -> None:
-        """Poll until done. Raises CommandFailed if a child ends before, or if it takes too long."""
+        """Poll until done. Raises CommandFailed, with the last line of its log, if a child ends by itself
+        before, and if it takes too long."""
         deadline = time.monotonic() + seconds
         while not is_done():
-            self.check_alive()
+            for child in self.children:
+                code = child.process.poll()
+                if code is not None and not child.is_expected_to_end:
+                    last = _last_line(child.log.read_bytes()[-4096:])
+                    raise CommandFailed(f"{child.name} ended with exit code {code}: {last}")
             if time.monotonic() > deadline:
                 raise CommandFailed(f"{what}: not within {seconds:.0f} s; see {self.log_directory}")
             time.sleep(POLL_SECONDS)
 
-    def check_alive(self) -> None:
-        """Raises CommandFailed, with the last line of its log, for a child that ended by itself."""
-        for child in self.children:
-            code = child.process.poll()
-            if code is not None and not child.is_expected_to_end:
-                raise CommandFailed(f"{child.name} ended with exit code {code}: {_last_line(child.log)}")
-
     def stop(self) -> None:
-        """SIGTERM to all, then SIGKILL to whoever is left."""
+        """SIGTERM to all, then SIGKILL to those that are left."""
         running = [child for child in self.children if child.process.poll() is None]
         for child in running:
             child.process.send_signal(signal.SIGTERM)
@@ -114,66 +111,42 @@ def run_commands(commands: Sequence[Sequence[str]]) -> list[str]:
     """
     outputs: list[str] = []
     for first in range(0, len(commands), AT_ONCE):
-        outputs += _run_together(commands[first : first + AT_ONCE])
+        together = commands[first : first + AT_ONCE]
+        started = [_started(each, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for each in together]
+        try:
+            for process in started:
+                output, errors = process.communicate()
+                if process.returncode != 0:
+                    raise FAILURES.get(process.returncode, CommandFailed)(_last_line(errors))
+                outputs.append(output.decode())
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
     return outputs
 
 
-def _run_together(commands: Sequence[Sequence[str]]) -> list[str]:
-    started = [_captured(arguments) for arguments in commands]
-    outputs = []
-    try:
-        for process in started:
-            output, errors = process.communicate()
-            if process.returncode != 0:
-                raise _failure(process.returncode, errors)
-            outputs.append(output.decode())
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return outputs
-
-
-def _captured(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        _command(arguments),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=_environment(),
-        start_new_session=True,
-    )
-
-
-def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "cli.main", *arguments]
-
-
-def _environment() -> dict[str, str]:
-    """One thread per process: silos that spin for the same cores are 30 times slower."""
+def _started(arguments: Sequence[str], *, stdout: Output, stderr: Output) -> subprocess.Popen[bytes]:
+    """`chorale <arguments>`, with no settings of this one's and no code from the working directory."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHORALE_")}
     folder = str(Path(__file__).resolve().parents[2])
     paths = [folder, *filter(None, [inherited.get("PYTHONPATH")])]
-    return inherited | {
-        "OMP_NUM_THREADS": "1",
+    own = {
+        "OMP_NUM_THREADS": "1",  # silos that spin for the same cores are 30 times slower
         "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONSAFEPATH": "1",
         PARENT: str(os.getpid()),
     }
+    return subprocess.Popen(
+        [sys.executable, "-m", "cli.main", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=inherited | own,
+        start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops them in order
+    )
 
 
-def _failure(code: int, errors: bytes) -> ChoraleError:
-    """What ends this command as that one ended."""
-    kinds: dict[int, type[ChoraleError]] = {
-        ExitCode.USAGE: ConfigError,
-        ExitCode.REFUSED_HERE: PolicyRefusal,
-    }
-    return kinds.get(code, CommandFailed)(_told(errors))
-
-
-def _told(errors: bytes) -> str:
-    lines = errors.decode(errors="replace").strip().splitlines() or ["no message"]
+def _last_line(text: bytes) -> str:
+    lines = text.decode(errors="replace").strip().splitlines() or ["no message"]
     return lines[-1].removeprefix("chorale: error: ")
-
-
-def _last_line(log: Path) -> str:
-    return _told(log.read_bytes()[-4096:])

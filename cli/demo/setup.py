@@ -13,20 +13,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.settings_file import check_values
 from cli.demo.processes import run_commands
 from crypto.errors import ConfigError
 from crypto.session.cohort import CohortRule
-
-if TYPE_CHECKING:
-    from chorale.spec.job_spec import JobSpec
+from silo_agent.policy.privacy_policy import CEILING
+from strategies.methods import strategy_for
 
 FEDERATION, COORDINATOR, OPERATOR = "demo", "hub", "you"
+HOSTS = ["--host", "127.0.0.1", "--host", "localhost"]
 MARKER = ".chorale-demo"  # what says that a folder's content is ours to replace
-PARTIES = "federation"
+PARTIES, ROSTER = "federation", "roster.json"
 RESULTS = ("report.json", "report.html", "model.safetensors")
 # so that few silos can show every method; report.json says so
 OPEN_POLICY: dict[str, Any] = {
@@ -54,8 +56,8 @@ RATES = {
 OPTIONS: dict[str, dict[str, float]] = {"fedbabu_ft": {"personal_learning_rate": RATE}}
 # --dp: what digits at the default number of silos and rounds bear best (docs/privacy.md, "Trying it")
 EPSILONS = {"records": 8.0, "sums": 4.0}
-SAMPLE_RATE, RECORDS_CLIP, RECORDS_RATE = 0.2, 1.0, 1.0
-SUMS_CLIP = 0.5
+SAMPLE_RATE, RECORDS_RATE = 0.2, 1.0
+PRIVACY = {"records": {"clip_norm": 1.0, "sample_rate": SAMPLE_RATE}, "sums": {"clip_norm": 0.5}}
 PRIVATE_OPTIONS: dict[str, dict[str, float]] = {"fedcsd": {"logit_clip": 10.0}}  # what --dp makes necessary
 TRAIN_RECORDS = 1438  # of all silos together: digits without the hold-outs
 HOLD_SECONDS = 1.0  # so that --drop hits between the last shares and their relay
@@ -77,8 +79,6 @@ class DemoPlan:
 
     def __post_init__(self) -> None:
         """Raises ConfigError that names the option and what is allowed."""
-        from strategies.methods import strategy_for
-
         rule = CohortRule.for_members(self.silos)
         largest = self.silos - rule.min_survivors
         if not 0 <= self.drop <= largest:
@@ -92,8 +92,6 @@ class DemoPlan:
         self._check_privacy()
 
     def _check_privacy(self) -> None:
-        from silo_agent.policy.privacy_policy import CEILING
-
         if self.dp is None:
             if self.epsilon is not None:
                 raise ConfigError("--epsilon: expected --dp records or --dp sums beside it, got neither")
@@ -105,7 +103,9 @@ class DemoPlan:
                 f"--epsilon: expected more than 0 and at most {CEILING:g}, all that a silo's policy lets a "
                 f"data set spend, got {self.budget:g}"
             )
-        job_of(self)  # a method that cannot be private says so before anything is started
+        # a method that cannot be private says so before anything is started
+        not_after = datetime.now(UTC) + timedelta(days=1)  # `job submit` has its own
+        check_values(JobSpec, {**_job_settings(self), "not_after": not_after}, source="--dp")
 
     @property
     def budget(self) -> float:
@@ -129,26 +129,14 @@ class DemoPlan:
         return self.parties / party
 
     @property
-    def roster(self) -> Path:
-        return self.parties / "roster.json"
-
-    @property
-    def authority_certificate(self) -> Path:
-        return self.folder("authority") / "authority.crt"
-
-    @property
     def signed_job(self) -> Path:
         """The job as its operator signed it."""
         return self.folder(OPERATOR) / "signed-job.yaml"
 
-    @property
-    def endpoint(self) -> Path:
-        return self.folder(COORDINATOR) / "state" / "endpoint.json"
-
 
 @contextmanager
 def clean_folder(plan: DemoPlan) -> Iterator[None]:
-    """The out folder, emptied of an earlier demo and held against another one that runs now.
+    """The out folder, emptied of an earlier demo and locked, so that no other demo runs in it.
 
     Raises ConfigError for a folder that holds anything else.
     """
@@ -178,27 +166,23 @@ def hold_ceremony(plan: DemoPlan) -> None:
     authority = str(plan.folder("authority"))
     members = [("coordinator", COORDINATOR), ("operator", OPERATOR), *(("silo", name) for name in plan.names)]
     run_commands([["authority", "init", "--federation", FEDERATION, "--directory", authority]])
-    run_commands([_csr(plan, role, name) for role, name in members])
-    requests = [str(plan.folder(name) / f"{name}.csr") for _, name in members if name != COORDINATOR]
-    hub_request = str(plan.folder(COORDINATOR) / f"{COORDINATOR}.csr")
-    run_commands([["authority", "sign", *requests, hub_request, "--directory", authority]])
+    requests = {}
+    for role, name in members:
+        folder = str(plan.folder(name))
+        csr = [role, "csr", "--name", name, "--federation", FEDERATION, "--out", folder]
+        requests[f"{folder}/{name}.csr"] = csr + (HOSTS if role == "coordinator" else [])
+    run_commands(list(requests.values()))
+    run_commands([["authority", "sign", *requests, "--directory", authority]])
     certificates = [str(plan.folder(name) / f"{name}.crt") for _, name in members]
-    run_commands(
-        [["authority", "roster", *certificates, "--directory", authority, "--out", str(plan.roster)]]
-    )
-
-
-def _csr(plan: DemoPlan, role: str, name: str) -> list[str]:
-    hosts = ["--host", "127.0.0.1", "--host", "localhost"] if role == "coordinator" else []
-    folder = str(plan.folder(name))
-    return [role, "csr", "--name", name, "--federation", FEDERATION, "--out", folder, *hosts]
+    roster = str(plan.parties / ROSTER)
+    run_commands([["authority", "roster", *certificates, "--directory", authority, "--out", roster]])
 
 
 def write_coordinator(plan: DemoPlan) -> Path:
     settings = {
         **_membership(plan, COORDINATOR),
         "listen": "127.0.0.1:0",
-        "roster": str(plan.roster),
+        "roster": str(plan.parties / ROSTER),
         "directory": str(plan.folder(COORDINATOR) / "state"),
         "heartbeat_seconds": 0.5,
         "reconnect_grace_seconds": 1.0,
@@ -210,7 +194,10 @@ def write_coordinator(plan: DemoPlan) -> Path:
 def write_silo(plan: DemoPlan, name: str, *, coordinator: str) -> Path:
     """Settings and policy of one silo, and with them its part of the digits."""
     folder = plan.folder(name)
-    policy = _write(folder / "policy.yaml", _policy(plan))
+    rules: Settings = {"federation": FEDERATION, "approval": "automatic", **OPEN_POLICY}
+    if plan.dp is not None:  # nothing leaves without noise, and the budget is what was asked for
+        rules["privacy"] = {"epsilon": plan.budget, "required": True}
+    policy = _write(folder / "policy.yaml", rules)
     partition = {
         "kind": "dirichlet",
         "alpha": 0.5,
@@ -240,19 +227,17 @@ def write_job(plan: DemoPlan) -> Path:
     return _write(plan.folder(OPERATOR) / "job.yaml", _job_settings(plan))
 
 
-def job_of(plan: DemoPlan) -> JobSpec:
-    """The job, its noise not solved for yet. Raises ConfigError where its parts do not go together."""
-    from chorale.spec.job_spec import JobSpec
-    from chorale.spec.settings_file import check_values
-
-    not_after = datetime.now(UTC) + timedelta(days=1)  # `job submit` has its own
-    return check_values(JobSpec, {**_job_settings(plan), "not_after": not_after}, source="--dp")
-
-
 def _job_settings(plan: DemoPlan) -> Settings:
     """The small network and rates that reach 0.95 in ten rounds; under --dp what noise leaves of it."""
-    private = {} if plan.dp is None else PRIVATE_OPTIONS.get(plan.strategy, {})
-    options = {**OPTIONS.get(plan.strategy, {}), **private}
+    options = OPTIONS.get(plan.strategy, {})
+    training = {"local_epochs": 3, "batch_size": 8, "learning_rate": RATES.get(plan.strategy, RATE)}
+    privacy: Settings = {}
+    if plan.dp is not None:
+        options = options | PRIVATE_OPTIONS.get(plan.strategy, {})
+        privacy = {"privacy": {"epsilon": plan.budget, plan.dp: PRIVACY[plan.dp]}}
+    if plan.dp == "records":
+        expected_batch = max(1, round(SAMPLE_RATE * TRAIN_RECORDS / plan.silos))
+        training = {"local_epochs": 1, "batch_size": expected_batch, "learning_rate": RECORDS_RATE}
     return {
         "name": "digits",
         "federation": FEDERATION,
@@ -262,32 +247,10 @@ def _job_settings(plan: DemoPlan) -> Settings:
         "model": {"name": "mlp", "hidden": [128], "seed": plan.seed},
         "classes": 10,
         "input_shape": [1, 8, 8],
-        "training": _training(plan),
+        "training": training,
         "seed": plan.seed,
-        **({} if plan.dp is None else {"privacy": _privacy(plan)}),
+        **privacy,
     }
-
-
-def _training(plan: DemoPlan) -> Settings:
-    if plan.dp != "records":
-        return {"local_epochs": 3, "batch_size": 8, "learning_rate": RATES.get(plan.strategy, RATE)}
-    expected_batch = max(1, round(SAMPLE_RATE * TRAIN_RECORDS / plan.silos))
-    return {"local_epochs": 1, "batch_size": expected_batch, "learning_rate": RECORDS_RATE}
-
-
-def _privacy(plan: DemoPlan) -> Settings:
-    parts = {
-        "records": {"clip_norm": RECORDS_CLIP, "sample_rate": SAMPLE_RATE},
-        "sums": {"clip_norm": SUMS_CLIP},
-    }
-    assert plan.dp is not None
-    return {"epsilon": plan.budget, plan.dp: parts[plan.dp]}
-
-
-def _policy(plan: DemoPlan) -> Settings:
-    """With --dp nothing leaves without noise, and the data set may spend what was asked for, for good."""
-    privacy = {} if plan.dp is None else {"privacy": {"epsilon": plan.budget, "required": True}}
-    return {"federation": FEDERATION, "approval": "automatic", **OPEN_POLICY, **privacy}
 
 
 def _membership(plan: DemoPlan, name: str) -> Settings:
@@ -295,7 +258,7 @@ def _membership(plan: DemoPlan, name: str) -> Settings:
     return {
         "federation": FEDERATION,
         "identity": {"certificate": str(folder / f"{name}.crt"), "key": str(folder / f"{name}.key")},
-        "authority": str(plan.authority_certificate),
+        "authority": str(plan.folder("authority") / "authority.crt"),
     }
 
 

@@ -1,13 +1,14 @@
-"""A job as its events tell it, in plain lines or as a table for a terminal."""
+"""A job as its events report it, in plain lines or as a table for a terminal."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +18,6 @@ from chorale.v1.records_pb2 import JobSummary, PhaseRecord
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-ENDED = frozenset({"done", "cancelled", "stopped", "failed"})
 SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited for
 AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
 ENROLLMENT, TRAIN, EVALUATE, PERSONAL = "enrollment", "train", "evaluate", "personal"
@@ -35,17 +35,20 @@ class JobHistory:
         if event.WhichOneof("kind") == "summary":
             self.summary = event.summary
             return None
-        if any(_key(record) == _key(event.record) for record in self.records):
+        new = event.record
+        if any((known.round, known.phase) == (new.round, new.phase) for known in self.records):
             return None
-        self.records.append(event.record)
-        return event.record
-
-    @property
-    def has_ended(self) -> bool:
-        return self.summary.status in ENDED
+        self.records.append(new)
+        return new
 
     def of_kind(self, kind: str) -> list[PhaseRecord]:
         return [record for record in self.records if kind_of(record) == kind]
+
+    def closing(self, figure: str) -> float | None:
+        """A figure of the last model, from the closing evaluation: accuracy, or how many samples it tested
+        (noise included). None if there was none."""
+        closing = [record for record in self.of_kind(EVALUATE) if record.result == "applied"]
+        return closing[-1].figures.get(figure) if closing else None
 
 
 def kind_of(record: PhaseRecord) -> str:
@@ -58,23 +61,11 @@ def accuracy_by_round(history: JobHistory) -> list[float | None]:
     A round's sum tests the model it started from, so round r measures the model after r - 1.
     """
     trained = history.of_kind(TRAIN)
-    measured = {record.round - 1: _figure(record, "accuracy") for record in trained}
+    measured = {record.round - 1: record.figures.get("accuracy") for record in trained}
     for record in history.of_kind(EVALUATE):
-        measured[record.round] = _figure(record, "accuracy")
+        measured[record.round] = record.figures.get("accuracy")
     last = max((record.round for record in trained), default=0)
     return [measured.get(round) for round in range(1, last + 1)]
-
-
-def final_accuracy(history: JobHistory) -> float | None:
-    """Accuracy of the last model, from the closing evaluation; None if there was none."""
-    closing = [record for record in history.of_kind(EVALUATE) if record.result == "applied"]
-    return _figure(closing[-1], "accuracy") if closing else None
-
-
-def final_tested(history: JobHistory) -> float | None:
-    """How many samples the closing evaluation tested, noise included."""
-    closing = [record for record in history.of_kind(EVALUATE) if record.result == "applied"]
-    return _figure(closing[-1], "tested") if closing else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +84,28 @@ class PersonalFigures:
 def personal_figures(history: JobHistory) -> PersonalFigures | None:
     """None where the method has no personal models, or no silo a hold-out to test its own on."""
     closing = [record for record in history.records if kind_of(record) in (EVALUATE, PERSONAL)]
-    found = [_personal(record) for record in closing if record.result == "applied"]
+    found = [personal_of(record.figures) for record in closing if record.result == "applied"]
     return next((figures for figures in reversed(found) if figures is not None), None)
+
+
+def personal_of(figures: Mapping[str, float | None]) -> PersonalFigures | None:
+    """Of one phase, or one round of a simulation; None where its sums have none."""
+    accuracy, deviation = figures.get("personal_accuracy"), figures.get("personal_accuracy_deviation")
+    silos = figures.get("personal_silos")
+    if accuracy is None or deviation is None or silos is None:
+        return None
+    return PersonalFigures(accuracy=accuracy, deviation=deviation, silos=round(silos))
 
 
 def plain_line(record: PhaseRecord, *, rounds: int) -> str:
     """One line for one phase, for logs and pipes."""
-    parts = [_title(record, rounds), _outcome(record), _measured(record), _missing(record)]
-    return "  ".join(part for part in parts if part)
+    outcome = f"used up ({record.reason})"
+    if record.result == "applied":
+        share = f", {record.data_share:.0%} of the data" if kind_of(record) == TRAIN else ""
+        attempts = f", attempt {record.attempts}" if record.attempts > 1 else ""
+        outcome = f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
+    missing = "; ".join(f"without {left.silo} ({left.stage}: {left.reason})" for left in record.left_out)
+    return "  ".join(filter(None, [_title(record, rounds), outcome, _measured(record), missing]))
 
 
 def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None = None) -> RenderableType:
@@ -113,38 +118,26 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
     for title in ("round", "accuracy before", "silos", "share of data", "seconds", "left out"):
         rows.add_column(title, justify="left" if title == "left out" else "right")
     for record in history.records[-(newest or len(history.records)) :]:
-        rows.add_row(*_cells(record, history.summary.rounds))
+        accuracy, is_train = record.figures.get("accuracy"), kind_of(record) == TRAIN
+        rows.add_row(
+            _title(record, history.summary.rounds),
+            "" if accuracy is None else f"{accuracy:.3f}",
+            str(len(record.cohort)) if record.result == "applied" else record.result,
+            f"{record.data_share:.0%}" if is_train and record.cohort else "",
+            f"{record.wall_seconds:.1f}",
+            ", ".join(left.silo for left in record.left_out),
+        )
     status = history.summary.progress or history.summary.status or "waiting for the coordinator"
     return Group(rows, Text(status, style="dim"), *(Text(note, style="yellow") for note in notes))
-
-
-def _cells(record: PhaseRecord, rounds: int) -> tuple[str, ...]:
-    accuracy = _figure(record, "accuracy")
-    return (
-        _title(record, rounds),
-        "" if accuracy is None else f"{accuracy:.3f}",
-        str(len(record.cohort)) if record.result == "applied" else record.result,
-        f"{record.data_share:.0%}" if kind_of(record) == TRAIN and record.cohort else "",
-        f"{record.wall_seconds:.1f}",
-        ", ".join(left.silo for left in record.left_out),
-    )
 
 
 def _title(record: PhaseRecord, rounds: int) -> str:
     return f"round {record.round}/{rounds}" if kind_of(record) == TRAIN else kind_of(record)
 
 
-def _outcome(record: PhaseRecord) -> str:
-    if record.result != "applied":
-        return f"used up ({record.reason})"
-    share = f", {record.data_share:.0%} of the data" if kind_of(record) == TRAIN else ""
-    attempts = f", attempt {record.attempts}" if record.attempts > 1 else ""
-    return f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
-
-
 def _measured(record: PhaseRecord) -> str:
-    accuracy, loss = _figure(record, "accuracy"), _figure(record, "loss")
-    personal = _personal(record)
+    accuracy, loss = record.figures.get("accuracy"), record.figures.get("loss")
+    personal = personal_of(record.figures)
     of_own = "" if personal is None else f"personal models: accuracy {personal}"
     if accuracy is None:
         return of_own
@@ -153,35 +146,15 @@ def _measured(record: PhaseRecord) -> str:
     return ", ".join(filter(None, [told, of_own]))
 
 
-def _missing(record: PhaseRecord) -> str:
-    return "; ".join(f"without {left.silo} ({left.stage}: {left.reason})" for left in record.left_out)
-
-
-def _personal(record: PhaseRecord) -> PersonalFigures | None:
-    accuracy, deviation = _figure(record, "personal_accuracy"), _figure(record, "personal_accuracy_deviation")
-    silos = _figure(record, "personal_silos")
-    if accuracy is None or deviation is None or silos is None:
-        return None
-    return PersonalFigures(accuracy=accuracy, deviation=deviation, silos=round(silos))
-
-
-def _figure(record: PhaseRecord, name: str) -> float | None:
-    return dict(record.figures).get(name)
-
-
-def _key(record: PhaseRecord) -> tuple[int, str]:
-    return record.round, record.phase
-
-
 def show(events: Iterable[JobEvent], history: JobHistory, *, notes: Sequence[str] = ()) -> None:
     """Show events on stderr as they come: a live table on a terminal, else a line per phase.
 
-    notes: lines below the table, read anew with each event.
+    notes: lines below the table, read again with each event.
     """
     if sys.stderr.isatty():
         _show_table(events, history, notes)
         return
-    with closing(Patience(say=lambda text: click.echo(text, err=True))) as patience:
+    with closing(Patience(say=partial(click.echo, err=True))) as patience:
         for event in events:
             record = history.add(event)
             if record is not None:
@@ -189,25 +162,15 @@ def show(events: Iterable[JobEvent], history: JobHistory, *, notes: Sequence[str
             patience.on_news(history.summary.progress)
 
 
-class Timer(Protocol):
-    """What Patience needs of threading.Timer."""
-
-    daemon: bool
-
-    def start(self) -> None: ...
-
-    def cancel(self) -> None: ...
-
-
 class Patience:
     """Says, where there is no table, what a job waits for once nothing was heard for a while."""
 
     def __init__(
-        self, *, say: Callable[[str], None], new_timer: Callable[..., Timer] = threading.Timer
+        self, *, say: Callable[[str], None], new_timer: Callable[..., threading.Timer] = threading.Timer
     ) -> None:
         self._say = say
         self._new_timer = new_timer
-        self._timer: Timer | None = None
+        self._timer: threading.Timer | None = None
         self._said = ""
 
     def on_news(self, doing: str) -> None:

@@ -10,30 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chorale.v1.records_pb2 import PhaseRecord
-from cli.output.progress import (
-    TRAIN,
-    JobHistory,
-    accuracy_by_round,
-    final_accuracy,
-    final_tested,
-    personal_figures,
-)
+from cli.output.progress import TRAIN, JobHistory, accuracy_by_round, personal_figures
+from cli.output.promise import units
 
 if TYPE_CHECKING:
     from cli.output.promise import Promise
 
 Document = dict[str, Any]
 WIDTH, HEIGHT, MARGIN = 640, 240, 36
+EXACT, NOISED = "exact in fixed point", "after noise on all that depends on data"
+ROUNDS = ("round", "phase", "result", "silos in the sum", "data", "accuracy of the model received", "seconds")
 
 SEEN = (
-    (
-        "coordinator",
-        "public keys, sealed envelopes and masked vectors it cannot read; one sum a phase",
-    ),
-    (
-        "each silo",
-        "its own data, every round's model, who took part; no other silo's contribution",
-    ),
+    ("coordinator", "public keys, sealed envelopes and masked vectors it cannot read; one sum a phase"),
+    ("each silo", "its own data, every round's model, who took part; no other silo's contribution"),
     ("authority", "names and certificates; it was offline during training"),
     ("operator", "what this report shows, and the model"),
 )
@@ -48,9 +38,13 @@ def document(
 ) -> Document:
     """What report.json holds. policy: what the silos of a demo allowed beyond the defaults.
 
-    promise: of a private job. spent: epsilon by silo, where whoever asks has the silos' own ledgers.
+    promise: of a private job. spent: epsilon by silo, where the caller has the silos' own ledgers.
     """
-    summary, trained = history.summary, history.of_kind(TRAIN)
+    summary, personal = history.summary, personal_figures(history)
+    dropped: list[Document] = []
+    for record in history.records:
+        dropped += [entry for entry in _left_out(record) if entry not in dropped]
+    uploads = [record.upload_bytes for record in history.of_kind(TRAIN) if record.upload_bytes]
     return {
         "job": summary.job_digest.hex(),
         "name": summary.name,
@@ -60,16 +54,17 @@ def document(
         "silo_names": list(summary.silos),
         "rounds": summary.rounds,
         "rounds_completed": summary.rounds_completed,
-        "final_accuracy": final_accuracy(history),
+        "final_accuracy": history.closing("accuracy"),
         "accuracy_by_round": accuracy_by_round(history),
-        **_personal(history),
+        # of the silos' own models, which stay with them; null in a job that makes none
+        "personal_accuracy": personal and personal.accuracy,
+        "personal_accuracy_deviation": personal and personal.deviation,
+        "personal_silos": personal and personal.silos,
         "secure_aggregation": True,  # there is no other way a silo's numbers travel
-        "quantities": _ordered(name for record in history.records for name in record.quantities),
-        "dropped": _dropped(history.records),
+        "quantities": list(dict.fromkeys(name for record in history.records for name in record.quantities)),
+        "dropped": dropped,
         "wall_seconds": round(sum(record.wall_seconds for record in history.records), 3),
-        "upload_bytes_per_silo_round": _mean(
-            [record.upload_bytes for record in trained if record.upload_bytes]
-        ),
+        "upload_bytes_per_silo_round": round(sum(uploads) / len(uploads)) if uploads else 0,
         "float32_bytes": summary.float32_bytes,
         **_privacy(history, promise, spent or {}),
         "policy": policy or {},
@@ -80,6 +75,15 @@ def document(
 def page(report: Document) -> str:
     """One HTML file with no script and nothing fetched."""
     title = f"Chorale: {html.escape(report['name'])}"
+    dropped = [tuple(entry.values()) for entry in report["dropped"]]
+    exactness = EXACT if report["epsilon"] is None else NOISED
+    personal = ""
+    if report["personal_accuracy"] is not None:
+        personal = (
+            f"<p>Each silo's own model, on its own hold-out: accuracy {report['personal_accuracy']:.4f}, "
+            f"standard deviation {report['personal_accuracy_deviation']:.4f} over {report['personal_silos']} "
+            "silos. Nobody but the silo has its model or its accuracy.</p>"
+        )
     return "\n".join(
         [
             "<!doctype html>",
@@ -89,16 +93,16 @@ def page(report: Document) -> str:
             f"<p>{_headline(report)}</p>",
             "<h2>Accuracy</h2>",
             _curve(report["accuracy_by_round"]),
-            *_personal_line(report),
+            personal,
             "<h2>Rounds</h2>",
             _rounds_table(report["phases"]),
             "<h2>Who was left out</h2>",
-            _dropped_table(report["dropped"]),
+            _table(("round", "silo", "stage", "reason"), dropped) if dropped else "<p>Nobody.</p>",
             "<h2>What was summed</h2>",
             f"<p>{html.escape(', '.join(report['quantities'])) or 'nothing'}. Only sums over the "
-            f"silos of a round were revealed, {_exactness(report)}.</p>",
+            f"silos of a round were revealed, {exactness}.</p>",
             *_privacy_section(report),
-            *_policy_line(report["policy"]),
+            _policy(report["policy"]),
             "<h2>What each party saw</h2>",
             _table(("party", "saw"), SEEN),
             "</body></html>",
@@ -108,8 +112,6 @@ def page(report: Document) -> str:
 
 def units_told(report: Document) -> str:
     """Of a private job: what its epsilon protects."""
-    from cli.output.promise import units
-
     return units(report["epsilon_updates_per_silo"], report["epsilon_statistics_per_record"])
 
 
@@ -124,7 +126,7 @@ text { font-size: 12px; fill: #57606a }
 
 def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, float]) -> Document:
     """What was spent is the ledgers'; any other epsilon is the whole plan's, of a stopped job too."""
-    accuracy, tested = final_accuracy(history), final_tested(history)
+    accuracy, tested = history.closing("accuracy"), history.closing("tested")
     noise = None
     if promise is not None and accuracy is not None and tested is not None:
         noise = promise.accuracy_deviation(accuracy, tested)
@@ -138,32 +140,6 @@ def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, f
         "epsilon_spent_by_silo": dict(spent),
         "accuracy_noise": noise,
     }
-
-
-def _personal(history: JobHistory) -> Document:
-    """Of the silos' own models, which stay with them; null in a job that makes none."""
-    found = personal_figures(history)
-    return {
-        "personal_accuracy": found and found.accuracy,
-        "personal_accuracy_deviation": found and found.deviation,
-        "personal_silos": found and found.silos,
-    }
-
-
-def _personal_line(report: Document) -> list[str]:
-    if report["personal_accuracy"] is None:
-        return []
-    return [
-        f"<p>Each silo's own model, on its own hold-out: accuracy {report['personal_accuracy']:.4f}, "
-        f"standard deviation {report['personal_accuracy_deviation']:.4f} over {report['personal_silos']} "
-        "silos. Nobody but the silo has its model or its accuracy.</p>"
-    ]
-
-
-def _exactness(report: Document) -> str:
-    if report["epsilon"] is None:
-        return "exact in fixed point"
-    return "after noise on all that depends on data"
 
 
 def _privacy_section(report: Document) -> list[str]:
@@ -192,7 +168,7 @@ def _phase(record: PhaseRecord) -> Document:
         "reason": record.reason,
         "attempts": record.attempts,
         "cohort": list(record.cohort),
-        "left_out": [_left_out(record, index) for index in range(len(record.left_out))],
+        "left_out": _left_out(record),
         "data_share": record.data_share,
         "figures": dict(sorted(record.figures.items())),
         "wall_seconds": record.wall_seconds,
@@ -201,17 +177,11 @@ def _phase(record: PhaseRecord) -> Document:
     }
 
 
-def _left_out(record: PhaseRecord, index: int) -> Document:
-    left = record.left_out[index]
-    return {"round": record.round, "silo": left.silo, "stage": left.stage, "reason": left.reason}
-
-
-def _dropped(records: Iterable[PhaseRecord]) -> list[Document]:
-    found: list[Document] = []
-    for record in records:
-        entries = (_left_out(record, index) for index in range(len(record.left_out)))
-        found += [entry for entry in entries if entry not in found]
-    return found
+def _left_out(record: PhaseRecord) -> list[Document]:
+    return [
+        {"round": record.round, "silo": left.silo, "stage": left.stage, "reason": left.reason}
+        for left in record.left_out
+    ]
 
 
 def _headline(report: Document) -> str:
@@ -227,20 +197,21 @@ def _headline(report: Document) -> str:
     )
 
 
-def _policy_line(policy: Document) -> list[str]:
+def _policy(policy: Document) -> str:
     if not policy:
-        return []
+        return ""
     fields = ", ".join(f"{name}: {value}" for name, value in policy.items())
-    return [
+    return (
         f"<p>The demo's silos allow more than a silo does by default ({html.escape(fields)}), so that "
         "four of them can show every method. A real policy decides this for itself.</p>"
-    ]
+    )
 
 
 def _curve(accuracies: Sequence[float | None]) -> str:
     """Accuracy over rounds as inline SVG; rounds that measured nothing leave no point."""
+    step = (WIDTH - MARGIN - 12) / max(len(accuracies) - 1, 1)
     points = [
-        (_x(index, len(accuracies)), _y(value)) for index, value in enumerate(accuracies) if value is not None
+        (MARGIN + step * index, _y(value)) for index, value in enumerate(accuracies) if value is not None
     ]
     if not points:
         return "<p>No round measured an accuracy.</p>"
@@ -257,10 +228,6 @@ def _curve(accuracies: Sequence[float | None]) -> str:
         f'<text x="{MARGIN}" y="{HEIGHT - 6}">round 1</text>'
         f'<text x="{WIDTH - 64}" y="{HEIGHT - 6}">round {len(accuracies)}</text></svg>'
     )
-
-
-def _x(index: int, count: int) -> float:
-    return MARGIN + (WIDTH - MARGIN - 12) * (index / max(count - 1, 1))
 
 
 def _y(accuracy: float) -> float:
@@ -280,25 +247,7 @@ def _rounds_table(phases: Iterable[Document]) -> str:
         )
         for phase in phases
     ]
-    header = (
-        "round",
-        "phase",
-        "result",
-        "silos in the sum",
-        "data",
-        "accuracy of the model received",
-        "seconds",
-    )
-    return _table(header, rows)
-
-
-def _dropped_table(dropped: Sequence[Document]) -> str:
-    if not dropped:
-        return "<p>Nobody.</p>"
-    return _table(
-        ("round", "silo", "stage", "reason"),
-        [(entry["round"], entry["silo"], entry["stage"], entry["reason"]) for entry in dropped],
-    )
+    return _table(ROUNDS, rows)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -307,11 +256,3 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))
-
-
-def _mean(values: Sequence[int]) -> int:
-    return round(sum(values) / len(values)) if values else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-import sys
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,20 +13,25 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from cli.errors import with_hint
-from cli.simulate.data import FEWEST, MOST, DataOptions
+from chorale.runtime.files import read_limited
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.settings_file import MAX_BYTES, parse_mapping
+from chorale.spec.state import state_from_bytes
+from chorale.transport.wire import MAX_SILOS
+from cli.demo.setup import OPEN_POLICY
+from cli.errors import require_extra
+from cli.job import initial_bytes, read_spec, solved
+from cli.output.progress import personal_of
+from cli.simulate.data import DataOptions
 from crypto.errors import ConfigError
+from crypto.session.cohort import SMALLEST_FEDERATION
+from silo_agent.policy.policy import Policy, load_policy
+from simulation.engine import Progress, Simulation
+from simulation.folder import SimulationFolder
+from simulation.results import RoundResult, finite
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from contextlib import AbstractContextManager
-
-    from chorale.spec.job_spec import JobSpec
-    from cli.output.progress import PersonalFigures
-    from silo_agent.policy.policy import Policy
-    from simulation.engine import Progress, Simulation
-    from simulation.folder import SimulationFolder
-    from simulation.results import RoundResult
 
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)  # not_after of a file that names none: the digest must not change
 MAX_WORKERS = 256
@@ -35,7 +39,11 @@ MAX_WORKERS = 256
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
-@click.option("--silos", type=click.IntRange(FEWEST, MOST), help="Number of silos; default: the job's.")
+@click.option(
+    "--silos",
+    type=click.IntRange(SMALLEST_FEDERATION, MAX_SILOS),
+    help="Number of silos; default: the job's.",
+)
 @click.option("--secure", "is_secure", is_flag=True, help="Sum under real masks, by whole sessions.")
 @click.option(
     "--parallel",
@@ -102,24 +110,36 @@ def simulate(
     init: Path | None,
     device: str,
     out: Path | None,
-    **data: Any,
+    **data_options: Any,
 ) -> None:
     """Run the rounds of JOB.yaml in one process: the agents' own training, without network or ledger.
 
     Prints one JSON line a round, or writes them to rounds.jsonl in the --out folder.
     """
+    require_extra("silo", "torch", what="simulate, whose silos train in this process,")
     context = click.get_current_context()
-    named = tuple(name for name in data if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
-    options = DataOptions(**data, named=named)
+    sources = {name: context.get_parameter_source(name) for name in data_options}
+    named = tuple(name for name, source in sources.items() if source is ParameterSource.COMMANDLINE)
+    options = DataOptions(**data_options, named=named)
     options.check_used()
     spec = _spec(file, options, silos)
     rules = _policy(spec, policy)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # every end goes through the same door
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
     folder = None if out is None else _folder(out, spec, options, rules, init=init, is_secure=is_secure)
     held: AbstractContextManager[Progress | None] = nullcontext() if folder is None else folder.held()
     with held as progress:
-        simulation = _simulation(
-            spec, options, rules, init=init, device=device, is_secure=is_secure, workers=parallel
+        data = initial_bytes(spec, init)
+        spec, promised = solved(spec, data)
+        for line in promised:
+            click.echo(line, err=True)
+        simulation = Simulation(
+            spec,
+            options.load(spec),
+            state=state_from_bytes(data),
+            policy=rules,
+            device=device,
+            is_secure=is_secure,
+            workers=parallel,
         )
         if progress is not None:
             simulation.progress = progress
@@ -130,26 +150,24 @@ def simulate(
 def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
     spec = simulation.job.spec
     drawn = f"{spec.named_per_round} of {len(spec.silos)} silos"
-    _say(f"{spec.strategy.name}, {spec.rounds} rounds of {drawn}")
+    click.echo(f"{spec.strategy.name}, {spec.rounds} rounds of {drawn}", err=True)
     following = simulation.progress.following
     if following is not None and following[0] > 1:
-        _say(f"going on after round {following[0] - 1}")
+        click.echo(f"going on after round {following[0] - 1}", err=True)
     for result in simulation.run():
         if folder is None:
-            _print(result.to_json())
+            click.echo(json.dumps(result.to_json()))
         else:
             folder.add(result, simulation.progress)
-        _say(_line(result, rounds=spec.rounds))
+        click.echo(_line(result, rounds=spec.rounds), err=True)
 
 
 def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
-    from simulation.results import finite
-
     closing = {
         kind: {name: finite(value) for name, value in figures.items()}
         for kind, figures in simulation.closing.items()
     }
-    own = _own_models({name: value for figures in closing.values() for name, value in figures.items()})
+    own = personal_of({name: value for figures in closing.values() for name, value in figures.items()})
     document: dict[str, Any] = {
         "closing": closing,
         "final_accuracy": finite(simulation.final_accuracy),
@@ -161,15 +179,11 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         folder.finish(simulation.progress)
         document["model"] = str(folder.model_path)
     if own is not None:
-        _say(f"final personal models: accuracy {own}")
-    _print(document)
+        click.echo(f"final personal models: accuracy {own}", err=True)
+    click.echo(json.dumps(document))
 
 
 def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
-    from chorale.runtime.files import read_limited
-    from chorale.spec.settings_file import MAX_BYTES, parse_mapping
-    from cli.job import read_spec
-
     listed = parse_mapping(read_limited(file, MAX_BYTES), source=str(file)).get("silos", ())
     names = options.names(listed if isinstance(listed, list) else (), silos)
     spec = read_spec(file, not_after=NEVER, silos=names if options.silo_files or silos else ())
@@ -180,11 +194,7 @@ def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
 
 def _policy(spec: JobSpec, path: Path | None) -> Policy:
     """Raises PolicyRefusal where a given policy would refuse the job."""
-    from silo_agent.policy.policy import Policy, load_policy
-
     if path is None:
-        from cli.demo.setup import OPEN_POLICY
-
         return Policy(federation=spec.federation, count_granularity=1, **OPEN_POLICY)
     policy = load_policy(path)
     policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")
@@ -194,8 +204,6 @@ def _policy(spec: JobSpec, path: Path | None) -> Policy:
 def _folder(
     out: Path, spec: JobSpec, options: DataOptions, policy: Policy, *, init: Path | None, is_secure: bool
 ) -> SimulationFolder:
-    from simulation.folder import SimulationFolder
-
     told = {
         "job": spec.to_yaml().decode(),
         "data": options.describe(),
@@ -207,43 +215,7 @@ def _folder(
     return SimulationFolder(out, identity=identity)
 
 
-def _simulation(
-    spec: JobSpec,
-    options: DataOptions,
-    policy: Policy,
-    *,
-    init: Path | None,
-    device: str,
-    is_secure: bool,
-    workers: int,
-) -> Simulation:
-    from chorale.spec.state import state_from_bytes
-    from cli.job import initial_bytes, solved
-
-    try:
-        from simulation.engine import Simulation
-
-        data = initial_bytes(spec, init)
-        spec, promised = solved(spec, data)
-        for line in promised:
-            _say(line)
-        return Simulation(
-            spec,
-            options.load(spec),
-            state=state_from_bytes(data),
-            policy=policy,
-            device=device,
-            is_secure=is_secure,
-            workers=workers,
-        )
-    except ModuleNotFoundError as error:
-        missing = ConfigError(f"simulate: silos train in this process, which needs {error.name}")
-        raise with_hint(missing, "pip install '.[silo]'") from None
-
-
 def _line(result: RoundResult, *, rounds: int) -> str:
-    from simulation.results import finite
-
     parts = [f"round {result.round}/{rounds}", f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
     if result.reason:
         parts.append(f"used up ({result.reason})")
@@ -251,30 +223,9 @@ def _line(result: RoundResult, *, rounds: int) -> str:
     if accuracy is not None:
         told = "" if loss is None else f", loss {loss:.3f}"
         parts.append(f"model after round {result.round - 1}: accuracy {accuracy:.3f}{told}")
-    own = _own_models(result.figures)
+    own = personal_of(result.figures)
     if own is not None:
         parts.append(f"personal models: accuracy {own}")
     if result.left_out:
         parts.append(f"without {', '.join(result.left_out)}")
     return "  ".join(parts)
-
-
-def _own_models(figures: Mapping[str, float | None]) -> PersonalFigures | None:
-    """None where the method has no personal models, or no silo a hold-out to test its own on."""
-    from cli.output.progress import PersonalFigures
-
-    accuracy, deviation = figures.get("personal_accuracy"), figures.get("personal_accuracy_deviation")
-    if accuracy is None or deviation is None:
-        return None
-    return PersonalFigures(
-        accuracy=accuracy, deviation=deviation, silos=round(figures.get("personal_silos") or 0)
-    )
-
-
-def _print(document: dict[str, Any]) -> None:
-    click.echo(json.dumps(document))
-    sys.stdout.flush()
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)

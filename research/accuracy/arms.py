@@ -26,7 +26,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What a method is held against, and what that decides.
+    """What a method is compared with, and what that decides.
 
     without: what the control leaves out, as a phrase. sums: what a silo sends for that part alone, or "".
     """

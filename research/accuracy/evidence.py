@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench import figures
+from bench.report import figures
 from bench.rows import Row
 from research.accuracy import words
 from research.accuracy.catalog import SUITES

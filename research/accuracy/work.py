@@ -73,4 +73,4 @@ class Workers:
             for future in as_completed(futures):
                 yield futures[future], future.result()
         finally:
-            pool.shutdown(cancel_futures=True)  # whoever is interrupted waits for no run that has not begun
+            pool.shutdown(cancel_futures=True)  # an interrupt waits for no run that has not begun

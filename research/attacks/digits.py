@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits as silos hold them, cut anew for every seed."""
+"""scikit-learn's handwritten digits as silos hold them, cut again for every seed."""
 
 # N = samples
 

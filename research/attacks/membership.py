@@ -39,7 +39,7 @@ from strategies.base import TOTAL, Arrays
 SILOS = 4
 PER_SILO = 250
 ODD_SHARE = 0.1  # of the members: their labels are wrong
-ODD_OTHERS = 200  # samples of nobody with wrong labels; the rest of the digits tell the model's accuracy
+ODD_OTHERS = 200  # samples of nobody with wrong labels; the rest of the digits measure the model's accuracy
 HIDDEN = 128
 ROUNDS = 10
 TRAINING = {"local_epochs": 3, "learning_rate": 0.1, "momentum": 0.9}
@@ -124,7 +124,7 @@ def largest_advantage(epsilon: float, delta: float) -> float:
 
 
 def losses(state: Arrays, images_ND: FloatArray, label_N: Places) -> FloatArray:
-    """Cross entropy of an mlp of one hidden layer, as whoever holds the model computes it."""
+    """Cross entropy of an mlp of one hidden layer, as an attacker with the model computes it."""
     logits_NC = logits(state, images_ND)
     shifted_NC = logits_NC - logits_NC.max(axis=1, keepdims=True)
     log_sum_N = np.log(np.exp(shifted_NC).sum(axis=1))

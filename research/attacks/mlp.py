@@ -1,4 +1,4 @@
-"""What whoever holds a model of fully connected layers computes with it, from the arrays of the state."""
+"""What an attacker computes with a model of fully connected layers, from the arrays of the state."""
 
 # N = samples, D = feature width, C = classes
 

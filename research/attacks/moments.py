@@ -2,7 +2,7 @@
 
 A class of which a silo holds one sample: its column of the moment is that sample's feature, and under a
 backbone that can be inverted the feature is the image. Under masks the silo's vector is uniform words. What
-the sum of all silos tells of the sample is what it tells of every sample of the class.
+the sum of all silos discloses of the sample is what it discloses of every sample of the class.
 """
 
 # D = feature width

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from bench import figures
 from bench.options import Parser, whole
+from bench.report import figures
 from research.heart_disease import words
 from research.heart_disease.arms import ARMS, Arm
 from research.heart_disease.book import Book

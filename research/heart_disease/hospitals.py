@@ -1,4 +1,4 @@
-"""The hospitals' records as the example's own files read them, split anew for every seed."""
+"""The hospitals' records as the example's own files read them, split again for every seed."""
 
 from __future__ import annotations
 

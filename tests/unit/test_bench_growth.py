@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import growth, plots, setup
-from bench.series import Series, log_slope
+from bench import growth, setup
+from bench.report import plots
+from bench.report.series import Series, log_slope
 
 SIZES = (100, 200, 500, 1000, 2000)
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import sum_alone
-from bench.plain_round import BY_HAND, PROTOBUF, Server, _chunks
+from bench.masking import sum_alone
+from bench.parties.plain_round import BY_HAND, PROTOBUF, Server, _chunks
 from bench.round import Cost, Held, Limit, Measured, rows
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import LocalProtocolError

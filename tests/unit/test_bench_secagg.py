@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import keystreams, memory, secagg
+from bench import secagg
+from bench.masking import keystreams, memory
 from crypto import prg
 from crypto.errors import LocalProtocolError
 from crypto.masking.masks import UnmaskPlan

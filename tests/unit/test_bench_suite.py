@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import figures, side_by_side, suite
-from bench.results import Benchmark, Result, judged, markdown
+from bench import suite
+from bench.report import figures, side_by_side
+from bench.report.results import Benchmark, Result, judged, markdown
 from bench.rows import Row
 
 STARTED = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

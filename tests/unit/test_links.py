@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    str(path.relative_to(ROOT))
-    for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
-)
+PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)")
 # pages and files that are named and not linked
 NAMED = re.compile(r"`((?:docs|helm|deploy)/[\w./-]+)`")

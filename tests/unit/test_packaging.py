@@ -1,13 +1,20 @@
-"""What is installed: exact versions, no torch at the coordinator."""
+"""What is installed: exact versions, the product's packages alone, no torch or scipy at the coordinator."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli")
 NAME = re.compile(r"^[A-Za-z0-9._-]+")
 PIN = re.compile(r"^[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*$")
 
@@ -33,12 +40,47 @@ def test_constraints_are_exact_versions() -> None:
 
 
 def test_every_requirement_is_pinned() -> None:
-    extras = project()["optional-dependencies"]
-    wanted = {canonical(line) for line in [*project()["dependencies"], *extras["silo"], *extras["dev"]]}
+    listed = [project()["dependencies"], *project()["optional-dependencies"].values()]
+    wanted = {canonical(line) for lines in listed for line in lines} - {"chorale"}  # names its own extras
     assert wanted - {canonical(line) for line in pins()} == set()
 
 
-def test_the_base_install_has_no_torch() -> None:
+def test_the_base_install_has_no_torch_and_no_scipy() -> None:
+    extras = project()["optional-dependencies"]
     heavy = {"torch", "torchvision", "opacus", "scikit-learn"}
-    assert heavy.isdisjoint(canonical(line) for line in project()["dependencies"])
-    assert heavy <= {canonical(line) for line in project()["optional-dependencies"]["silo"]}
+    assert not {*heavy, "dp-accounting", "scipy"} & {canonical(line) for line in project()["dependencies"]}
+    assert heavy <= {canonical(line) for line in extras["silo"]}
+    assert [canonical(line) for line in extras["privacy"]] == ["dp-accounting"]  # which brings scipy
+    assert all("chorale[privacy]" in extras[name] for name in ("silo", "dev"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The files of the wheel that a fresh clone builds."""
+    clone, out = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("wheel")
+    kept = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(lambda name: (ROOT / name).is_file(), kept.stdout.splitlines()):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, clone / name)
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(out)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=clone, capture_output=True, check=True)
+    (made,) = out.glob("*.whl")
+    return set(zipfile.ZipFile(made).namelist())
+
+
+def test_wheel_holds_the_packages_of_the_product_alone(wheel: set[str]) -> None:
+    suffixes = ("*.py", "*.pyi", "py.typed")
+    ours = {path for name in PACKAGES for suffix in suffixes for path in (ROOT / name).rglob(suffix)}
+    shipped = {name for name in wheel if not name.split("/")[0].endswith(".dist-info")}
+    assert shipped == {str(path.relative_to(ROOT)) for path in ours}
+    assert {name.split("/")[0] for name in shipped} == set(PACKAGES)
+
+
+def test_every_package_says_that_it_is_typed(wheel: set[str]) -> None:
+    assert {f"{name}/py.typed" for name in PACKAGES} <= wheel

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pydantic import BaseModel
-
-from chorale.spec.job_spec import JobSpec
 from cli.operator import ENV_PREFIX as OPERATOR_PREFIX
-from cli.operator import OperatorSettings
+from cli.schema import model_of
 from coordinator.settings import ENV_PREFIX as COORDINATOR_PREFIX
-from coordinator.settings import CoordinatorSettings
 from silo_agent.policy.policy import ENV_PREFIX as POLICY_PREFIX
-from silo_agent.policy.policy import Policy
 from silo_agent.settings import ENV_PREFIX as SILO_PREFIX
-from silo_agent.settings import SiloSettings
 from tools.reference.markdown import code, page, table
 from tools.reference.schema import Schema, allowed, alternatives, described, fields_of, kind_of, written
 
 INTRODUCTION = """\
 The files that people write, in YAML: an unknown field is an error, and so is a value that is not allowed.
-[examples/](../examples) holds each file with every field, and says when to choose which value.
+[examples/](../examples) holds each file with every field, and says when to choose which value. An editor
+checks a file as it is written by the JSON schema that `chorale schema` prints.
 
 A field that has no default is required; inside a part that may be left out it is required where that part is
 there. A variable of the environment takes the place of the field: numbers and text as they are, lists and
@@ -30,47 +25,25 @@ maps as `[a, b]` and `{a: 1}`, and `null`."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One kind of file. prefix: of its variables in the environment; None where it takes none."""
+    """One kind of file, of cli.schema. prefix: of its variables in the environment, None if it takes none."""
 
     title: str
-    name: str
-    model: type[BaseModel]
+    kind: str
     prefix: str | None
     note: str = ""
 
+    @property
+    def name(self) -> str:
+        return f"{self.kind}.yaml"
 
+
+METHODS = " Presets, parts and their options are in [methods.md](../methods.md)."
 FILES = (
-    File(
-        title="Coordinator",
-        name="coordinator.yaml",
-        model=CoordinatorSettings,
-        prefix=COORDINATOR_PREFIX,
-    ),
-    File(
-        title="Silo",
-        name="silo.yaml",
-        model=SiloSettings,
-        prefix=SILO_PREFIX,
-    ),
-    File(
-        title="Policy of a silo",
-        name="policy.yaml",
-        model=Policy,
-        prefix=POLICY_PREFIX,
-    ),
-    File(
-        title="Operator",
-        name="operator.yaml",
-        model=OperatorSettings,
-        prefix=OPERATOR_PREFIX,
-    ),
-    File(
-        title="Job",
-        name="job.yaml",
-        model=JobSpec,
-        prefix=None,
-        note=" Presets, parts and their options are in [methods.md](../methods.md).",
-    ),
+    File(title="Coordinator", kind="coordinator", prefix=COORDINATOR_PREFIX),
+    File(title="Silo", kind="silo", prefix=SILO_PREFIX),
+    File(title="Policy of a silo", kind="policy", prefix=POLICY_PREFIX),
+    File(title="Operator", kind="operator", prefix=OPERATOR_PREFIX),
+    File(title="Job", kind="job", prefix=None, note=METHODS),
 )
 
 
@@ -80,7 +53,7 @@ def settings_page() -> str:
 
 def _section(file: File) -> Iterator[str]:
     yield f"## {file.title}"
-    what = file.model.model_json_schema()["description"]
+    what = model_of(file.kind).model_json_schema()["description"]
     yield f"[{file.name}](../examples/{file.name}): {what}{file.note}"
     titles = ["Field", "Type", "Default", "Allowed", "Meaning"]
     variable = ["Environment"] if file.prefix is not None else []
@@ -88,7 +61,7 @@ def _section(file: File) -> Iterator[str]:
 
 
 def _rows(file: File) -> Iterator[list[str]]:
-    schema = file.model.model_json_schema()
+    schema = model_of(file.kind).model_json_schema()
     for path, field, is_required in fields(schema, schema.get("$defs", {})):
         row = [code(path), *_facts(field, schema.get("$defs", {}), is_required=is_required)]
         if file.prefix is not None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from chorale.spec.settings_file import check_values
+from cli.demo.processes import run_commands
 from cli.demo.setup import DemoPlan, clean_folder, write_coordinator, write_job, write_silo
 from cli.job import read_spec
 from coordinator.settings import CoordinatorSettings
@@ -129,3 +130,12 @@ def test_written_files_are_what_the_parties_accept(tmp_path: Path) -> None:
     assert checked.data.partition is not None
     assert (checked.data.partition.index, checked.data.partition.silos) == (1, 4)
     assert (spec.silos, spec.rounds) == (("silo-1", "silo-2", "silo-3", "silo-4"), 10)
+
+
+def test_party_of_the_demo_takes_no_code_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "crypto").mkdir()
+    (tmp_path / "crypto" / "__init__.py").write_text("raise SystemExit('foreign code ran')\n")
+    monkeypatch.chdir(tmp_path)
+    assert run_commands([["--version"]])[0].startswith("chorale ")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import jsonschema
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import check_values, parse_mapping
 from cli.operator import OperatorSettings
+from cli.schema import MODELS, model_of
 from coordinator.settings import CoordinatorSettings
 from silo_agent.policy.policy import Policy
 from silo_agent.settings import SiloSettings
+from tests.unit.cli.conftest import Ended
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 FILES: list[tuple[str, type[BaseModel]]] = [
@@ -54,6 +60,52 @@ def test_example_loads(name: str, model: type[BaseModel]) -> None:
     if model is JobSpec and "not_after" not in values:  # they leave out what `job submit` fills in
         values["not_after"] = "2099-12-31T00:00:00Z"
     check_values(model, values, source=name)
+
+
+@pytest.fixture
+def validator(chorale: Callable[..., Ended]) -> Callable[[type[BaseModel]], jsonschema.Draft202012Validator]:
+    """Of the schema that `chorale schema` prints for a model."""
+
+    def of(model: type[BaseModel]) -> jsonschema.Draft202012Validator:
+        (kind,) = (kind for kind in MODELS if model_of(kind) is model)
+        ended = chorale("schema", kind)
+        assert (ended.code, ended.err) == (0, "")
+        schema = json.loads(ended.out)
+        jsonschema.Draft202012Validator.check_schema(schema)
+        return jsonschema.Draft202012Validator(schema)
+
+    return of
+
+
+def _as_an_editor_reads(name: str) -> dict[str, Any]:
+    """JSON has no times: they are texts."""
+    values: dict[str, Any] = json.loads(
+        json.dumps(yaml.safe_load((EXAMPLES / name).read_text()), default=str)
+    )
+    return values
+
+
+@pytest.mark.parametrize(("name", "model"), [*FILES, *HOSPITALS])
+def test_example_is_valid_by_the_schema_that_its_first_line_names(
+    name: str, model: type[BaseModel], validator: Callable[..., jsonschema.Draft202012Validator]
+) -> None:
+    (kind,) = (kind for kind in MODELS if model_of(kind) is model)
+    first = (EXAMPLES / name).read_text().splitlines()[0]
+    assert first == f"# yaml-language-server: $schema=./{kind}.schema.json"
+    validator(model).validate(_as_an_editor_reads(name))
+
+
+@pytest.mark.parametrize(("name", "model"), [(name, model) for name, model in FILES if "-" not in name])
+def test_schema_refuses_a_wrong_file(
+    name: str, model: type[BaseModel], validator: Callable[..., jsonschema.Draft202012Validator]
+) -> None:
+    valid, values = validator(model), _as_an_editor_reads(name)
+    with pytest.raises(jsonschema.ValidationError, match="'federaton' was unexpected"):
+        valid.validate({**values, "federaton": "heart"})
+    with pytest.raises(jsonschema.ValidationError, match="7 is not of type 'string'"):
+        valid.validate({**values, "federation": 7})
+    with pytest.raises(jsonschema.ValidationError, match="'federation' is a required property"):
+        valid.validate({field: value for field, value in values.items() if field != "federation"})
 
 
 def test_no_file_of_the_folder_goes_unread() -> None:

@@ -63,13 +63,13 @@ def history() -> JobHistory:
 
 def test_accuracy_of_a_round_is_measured_by_the_round_after(history: JobHistory) -> None:
     assert progress.accuracy_by_round(history) == [None, 0.5, 0.8]
-    assert progress.final_accuracy(history) == 0.8
+    assert history.closing("accuracy") == 0.8
 
 
 def test_accuracy_is_unknown_before_the_closing_evaluation() -> None:
     history = _history(_record(1, "train", figures={"accuracy": 0.1}))
     assert progress.accuracy_by_round(history) == [None]
-    assert progress.final_accuracy(history) is None
+    assert history.closing("accuracy") is None
 
 
 def test_record_that_is_told_twice_counts_once(history: JobHistory) -> None:
@@ -221,7 +221,6 @@ def test_job_that_the_budget_stopped_ends_the_command_as_refused() -> None:
     left = [LeftOut(silo="a", stage="waiting", reason="budget")]
     last = _record(3, "train", result="used-up", reason="budget", cohort=[], left_out=left)
     stopped = _history(last, status="stopped", reason="budget: the model after 2 of 3 rounds stays")
-    assert stopped.has_ended
     with pytest.raises(BudgetExhausted, match="job 6a6a6a6a6a6a: stopped: budget: the model after 2 of 3"):
         check_done(stopped)
 

@@ -1,4 +1,4 @@
-"""`chorale simulate`: lines on stdout or in a folder, and one sentence for every mistake."""
+"""`chorale simulate`: lines on stdout or in a folder, and one sentence for every validation error."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_policy_that_would_refuse_the_job_refuses_its_simulation(desk: Desk, c
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_a_mistake_is_one_sentence_and_code_2(
+def test_validation_error_is_one_sentence_and_code_2(
     desk: Desk, chorale: Calls, options: list[str], said: str
 ) -> None:
     refused = chorale("simulate", desk.job(), *options)

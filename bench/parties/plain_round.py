@@ -1,7 +1,7 @@
-"""What a round is held against: the model down to every silo, a vector up, summed in the clear.
+"""What a round is compared with: the model down to every silo, a vector up, summed in the clear.
 
 A bare grpc.aio program with mutual TLS 1.3, the chunks that Chorale moves, and nothing else: no masks,
-no checks, no file, no log. `python -m bench.plain_round serve|silo ...`, started by `bench.round`.
+no checks, no file, no log. `python -m bench.parties.plain_round serve|silo ...`, started by `bench.round`.
 
 With `--exchanges` it is the floor of a secure round instead: the same vectors as Chorale frames and keeps
 them, neither joined nor summed, and the small messages that a secure sum cannot do without, their bytes
@@ -25,7 +25,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.round_files import HOST, Party
+from bench.parties.files import HOST, Party
 from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import read_limited
 from chorale.transport import tls

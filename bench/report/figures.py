@@ -17,8 +17,8 @@ from typing import Any
 
 from cryptography.hazmat.backends.openssl import backend
 
-from bench import side_by_side
-from bench.results import Result, section
+from bench.report import side_by_side
+from bench.report.results import Result, section
 
 PACKAGES = ("numpy", "numba", "cryptography", "grpcio", "torch")
 

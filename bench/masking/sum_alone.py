@@ -3,7 +3,7 @@
 Keys, envelopes, signatures and their checks; encoding, masking, adding, unmasking and decoding of every
 vector; and what the protocol wants on the disk: the model at every silo, held to its digest, the rows of a
 silo's ledger that stand before something leaves it, the masked sum and the next model. No wire, no
-job, no other row: beside the floor of `bench.plain_round` what a secure round cannot do without.
+job, no other row: beside the floor of `bench.parties.plain_round` what a secure round cannot do without.
 """
 
 # L = words of one vector
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import masks
 from bench.clock import Clock
 from bench.federation import Federation, make_federation
+from bench.masking import masks
 from bench.session import NOW, Session, update_layout
 from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import write_hashed

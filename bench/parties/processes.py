@@ -18,7 +18,7 @@ from chorale.transport.tls import ENVIRONMENT
 
 POLL_SECONDS = 0.005
 PATIENCE_SECONDS = 120.0
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")
 
 Record = dict[str, Any]

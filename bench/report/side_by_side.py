@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.results import Result
+from bench.report.results import Result
 
 NAME = "side-by-side"
 NEEDED = frozenset({"peers", "secagg-16", "secagg-32", "stream", "round-4", "round-10"})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure  # not pyplot: no window, no state
 
-from bench.series import Series
+from bench.report.series import Series
 
 
 def draw(series: Sequence[Series], *, folder: Path) -> list[Path]:

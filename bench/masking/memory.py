@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import masks
+from bench.masking import masks
 from coordinator.jobs.aggregate import MaskedSum, unmask_stored
 from crypto.fixed_point.encoder import Encoder
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from bench.report.series import Series
 from bench.rows import RATIO, Row, table
-from bench.series import Series
 
 
 @dataclass(frozen=True, slots=True)

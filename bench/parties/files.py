@@ -64,8 +64,8 @@ class FederationFiles:
             "coordinator": coordinator,
             "directory": str(self.folder / name),
             "policy": str(self._write(f"{name}-policy.yaml", policy)),
-            "data": {"format": "module", "module": "bench.round_silo:data", "name": name},
-            "objective": "bench.round_silo:objective",
+            "data": {"format": "module", "module": "bench.parties.untrained_silo:data", "name": name},
+            "objective": "bench.parties.untrained_silo:objective",
         }
         return self._write(f"{name}.yaml", settings)
 

@@ -1,0 +1,1 @@
+"""Masks, key streams and whole sums without wire or processes, and the memory that they take."""

@@ -1,0 +1,1 @@
+"""Processes that a benchmark starts, and the files that they read."""

@@ -1,0 +1,47 @@
+"""`chorale schema`: JSON schemas by which an editor checks and explains the files that people write."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"  # as pydantic writes them
+MODELS = {
+    "job": "chorale.spec.job_spec:JobSpec",
+    "policy": "silo_agent.policy.policy:Policy",
+    "silo": "silo_agent.settings:SiloSettings",
+    "coordinator": "coordinator.settings:CoordinatorSettings",
+    "operator": "cli.operator:OperatorSettings",
+}
+FILLED_IN = {"job": {"not_after"}}  # required of the signed job; `job submit` gives it
+
+
+@click.command()
+@click.argument("file", type=click.Choice(list(MODELS)), metavar="FILE")
+def schema(file: str) -> None:
+    """Print the JSON schema of a file: job, policy, silo, coordinator or operator.
+
+    An editor with a YAML language server reads it by the first line of each file in docs/examples, which
+    expects it beside the file: `chorale schema job > job.schema.json`.
+    """
+    click.echo(json.dumps(schema_of(file), indent=2))
+
+
+def model_of(file: str) -> type[BaseModel]:
+    """The model that reads a kind of file."""
+    module, _, name = MODELS[file].partition(":")
+    model: type[BaseModel] = getattr(importlib.import_module(module), name)
+    return model
+
+
+def schema_of(file: str) -> dict[str, Any]:
+    """The schema of a file as a person writes it."""
+    found = model_of(file).model_json_schema()
+    required = [name for name in found.get("required", ()) if name not in FILLED_IN.get(file, ())]
+    return {"$schema": DRAFT, **found, "title": f"Chorale {file}", "required": required}

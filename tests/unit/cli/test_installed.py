@@ -1,0 +1,139 @@
+"""What is not installed, or is somebody else's, is named in one line before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chorale.spec.state import state_to_bytes
+from cli.packages import PACKAGES, foreign_package
+from tests.support.processes import REPOSITORY, environment
+from tests.unit.cli.conftest import Desk, Settings
+
+# what only the extras bring is not to be had
+BASE_INSTALL = """
+import sys
+extras = ["torch", "torchvision", "opacus", "sklearn", "PIL", "numba", "dp_accounting", "scipy"]
+sys.modules.update(dict.fromkeys(extras))
+from cli.main import main
+main(sys.argv[1:])
+"""
+NEEDS_PRIVACY = "needs the extra 'privacy' (no dp_accounting here): pip install 'chorale[privacy]'\n"
+
+
+def _on_a_base_install(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BASE_INSTALL, *map(str, arguments)],
+        cwd=REPOSITORY,
+        env=environment({}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_demo_names_the_missing_extra_before_it_makes_a_folder(tmp_path: Path) -> None:
+    done = _on_a_base_install("demo", "--out", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "chorale: error: demo needs the extra 'silo' (no torch, sklearn, dp_accounting here): "
+        "pip install 'chorale[silo]'\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_simulation_names_the_missing_extra(desk: Desk) -> None:
+    done = _on_a_base_install("simulate", desk.job())
+    assert done.returncode == 2
+    assert "needs the extra 'silo' (no torch here): pip install 'chorale[silo]'\n" in done.stderr
+
+
+def test_silo_names_the_missing_extra(desk: Desk) -> None:
+    done = _on_a_base_install("silo", "run", "--config", desk.silo())
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"chorale: error: a silo's account of its privacy budget {NEEDS_PRIVACY}")
+
+
+def _submitted(desk: Desk, **changes: object) -> subprocess.CompletedProcess[str]:
+    """A job with weights of its own, so that no torch is needed, to a coordinator that is not there."""
+    init = desk.folder / "init.safetensors"
+    init.write_bytes(state_to_bytes({"model/votes": np.zeros(100, np.float32)}))
+    job = desk.job(model={"name": "custom"}, **changes)
+    return _on_a_base_install("job", "submit", job, "--init", init, "--config", desk.operator())
+
+
+def test_private_job_names_the_missing_extra(desk: Desk) -> None:
+    privacy: Settings = {"epsilon": 4.0, "sums": {"clip_norm": 0.5}}
+    done = _submitted(desk, privacy=privacy)
+    assert done.returncode == 2
+    assert done.stderr == f"chorale: error: computing what noise costs {NEEDS_PRIVACY}"
+
+
+def test_job_without_privacy_needs_no_extra(desk: Desk) -> None:
+    done = _submitted(desk)
+    assert (done.returncode, "coordinator is unreachable" in done.stderr) == (1, True)
+
+
+def test_job_without_weights_names_the_missing_extra_and_the_option(desk: Desk) -> None:
+    done = _on_a_base_install("job", "submit", desk.job(), "--config", desk.operator())
+    assert done.returncode == 2
+    assert "chorale: hint: give --init FILE.safetensors\n" in done.stderr
+    assert "needs the extra 'silo' (no torch here): pip install 'chorale[silo]'\n" in done.stderr
+
+
+def test_coordinator_needs_no_extra(desk: Desk) -> None:
+    """It comes as far as its port."""
+    done = _on_a_base_install("coordinator", "run", "--config", desk.coordinator(listen=desk.taken_address))
+    assert done.returncode == 1
+    assert desk.taken_address in done.stderr.splitlines()[-1]
+
+
+def _started_in(folder: Path) -> subprocess.CompletedProcess[str]:
+    """As somebody does who has cloned the repository: the working directory comes first."""
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", "--version"],
+        cwd=folder,
+        env=environment({}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in PACKAGES if name != "cli"])  # a foreign cli runs itself
+def test_foreign_folder_of_our_name_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("raise SystemExit('foreign code ran')\n")
+    done = _started_in(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"chorale: error: package {name}: {tmp_path / name} hides {REPOSITORY / name}; "
+        "rename it, or start chorale elsewhere\n"
+    )
+
+
+def test_bare_folder_is_refused_where_it_hides_an_editable_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bare = ModuleSpec("chorale", None, is_package=True)
+    bare.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr("cli.packages.find_spec", lambda name: bare if name == "chorale" else find_spec(name))
+    assert foreign_package().startswith(f"package chorale: {tmp_path} hides ")
+
+
+def test_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.packages.find_spec", lambda name: None)
+    assert foreign_package() == (
+        f"package crypto: expected {REPOSITORY / 'crypto'}, found none; install chorale again"
+    )
+
+
+def test_folders_of_other_names_are_no_concern(tmp_path: Path) -> None:
+    (tmp_path / "cryptography_notes").mkdir()
+    assert _started_in(tmp_path).returncode == 0
