@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -30,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import IO, NoReturn
 
 ROOT = Path(__file__).parents[2]
@@ -39,17 +41,11 @@ DESCRIPTORS = 4  # of a request: stdin, stdout, stderr and the socket that tells
 READ_AT_LOAD = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "NUMBA_", "TORCH", "GRPC_", "OTEL_", "LC_")
 BEGUN = b"begun"  # the first message of a process, with its id; the second one is its exit code
 IN_A_FORK_TOO = "PYTHONDONTWRITEBYTECODE"
-# what the commands import as they run, beside the modules of the commands themselves
-IMPORTED = (
-    "coordinator.server",
-    "silo_agent.agent",
-    "silo_agent.training.torch_objective",
-    "silo_agent.data",
-    "simulation.engine",
-    "simulation.folder",
-    "tests.support.one_hot",
-    "tests.support.halting",
-)
+PRODUCT = ("chorale", "cli", "coordinator", "crypto", "silo_agent", "simulation", "strategies")
+BESIDE = ("sqlalchemy.dialects.sqlite", "tests.support.one_hot")  # what is imported as it runs
+# a fork runs one of them as its main module
+MAIN = ("cli.main", "tests.support.halting", "tests.support.keeping")
+LATE = ("silo_agent.training.dp_sgd",)  # needs three seconds, for opacus, and few tests train by it
 
 
 class Forked:
@@ -268,8 +264,8 @@ def _become(request: Request, stdio: list[int], parent: int) -> Request:
 def run(request: Request) -> NoReturn:
     """The module as the main one, and then the end of the process.
 
-    An interpreter's own end is left out, where it takes apart what was imported: half a second of a core. What
-    it does for a program is done: threads are waited for, `atexit` is heeded, output is written.
+    What an interpreter does last is done: threads are waited for, `atexit` is heeded, output is written. But
+    what was imported is not taken apart, which would need half a second of a core.
     """
     code = 1
     try:
@@ -277,7 +273,7 @@ def run(request: Request) -> NoReturn:
         code = 0
     except SystemExit as ending:
         if isinstance(ending.code, str):
-            print(ending.code, file=sys.stderr)
+            sys.stderr.write(f"{ending.code}\n")
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except BaseException:
         traceback.print_exc()
@@ -292,16 +288,15 @@ def import_product() -> None:
     from chorale.transport.tls import restrict_to_tls13
 
     restrict_to_tls13()  # before what follows imports grpc
-    from cli.main import COMMANDS
-
-    for name in [*(command.partition(":")[0] for command, _ in COMMANDS.values()), *IMPORTED]:
-        importlib.import_module(name)
-    for name in ("cli.main", "tests.support.halting"):  # a fork runs one of them as its main module
-        del sys.modules[name]
+    found = [each.name for name in PRODUCT for each in walk_packages([str(ROOT / name)], f"{name}.")]
+    for name in [*found, *BESIDE]:
+        if name not in MAIN and not name.startswith(LATE):
+            importlib.import_module(name)
+    gc.freeze()  # no fork goes through all that was imported
 
 
 def check_alone() -> None:
-    """A thread or a channel of gRPC would not come along into a fork, and what it holds would never be let go."""
+    """A fork has neither the threads nor the channels of gRPC that its server had, but what they hold."""
     threads = os.listdir("/proc/self/task")
     assert threading.active_count() == len(threads) == 1, f"importing started threads: {threads}"
     opened = [each for each in Path("/proc/self/fd").iterdir() if int(each.name) > 2 and each.is_socket()]
