@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pkgutil import walk_packages
-from typing import IO, NoReturn
+from typing import IO, NoReturn, TypeVar
 
 ROOT = Path(__file__).parents[2]
 MAX_REQUEST_BYTES = 1 << 17
@@ -44,8 +44,9 @@ IN_A_FORK_TOO = "PYTHONDONTWRITEBYTECODE"
 PRODUCT = ("chorale", "cli", "coordinator", "crypto", "silo_agent", "simulation", "strategies")
 BESIDE = ("sqlalchemy.dialects.sqlite", "tests.support.one_hot")  # what is imported as it runs
 # a fork runs one of them as its main module
-MAIN = ("cli.main", "tests.support.halting", "tests.support.keeping")
-LATE = ("silo_agent.training.dp_sgd",)  # needs three seconds, for opacus, and few tests train by it
+MAIN = ("cli.main", "tests.support.halting", "tests.support.keeping", "tests.support.forking_demo")
+# need seconds, for opacus and torchvision, and few tests use them
+LATE = ("silo_agent.training.dp_sgd", "silo_agent.torchvision_compat")
 
 
 class Forked:
@@ -138,6 +139,18 @@ class Request:
     environment: dict[str, str] = field(repr=False)
 
 
+Kind = TypeVar("Kind", bound=Forked)
+
+
+def fork_of(server: socket.socket, request: Request, stdio: Sequence[int], *, kind: type[Kind]) -> Kind:
+    """Ask the server at the other end of a socket for a process with that input, output and errors."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        message = json.dumps(asdict(request)).encode()
+        socket.send_fds(server, [message], [*stdio, theirs.fileno()])
+    return kind(ours, [request.module, *request.arguments])
+
+
 class Server:
     """The server, seen from pytest. `close` ends it, and with it what it forked."""
 
@@ -161,11 +174,7 @@ class Server:
         atexit.register(self.close)
 
     def fork(self, request: Request, stdio: Sequence[int]) -> Forked:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            message = json.dumps(asdict(request)).encode()
-            socket.send_fds(self._socket, [message], [*stdio, theirs.fileno()])
-        return Forked(ours, [request.module, *request.arguments])
+        return fork_of(self._socket, request, stdio, kind=Forked)
 
     def close(self) -> None:
         self._socket.close()
@@ -202,8 +211,11 @@ class _Child:
         self.status.close()
 
 
-def serve(control: socket.socket) -> Request | None:
-    """Fork until the control socket closes. Returns in each fork, with what it is to become."""
+def serve(control: socket.socket, set_by_imports: Mapping[str, str] | None = None) -> Request | None:
+    """Fork until the control socket closes. Returns in each fork, with what it is to become.
+
+    set_by_imports: variables that a new interpreter would set in its environment, too.
+    """
     parent = os.getpid()
     watched = selectors.DefaultSelector()
     watched.register(control, selectors.EVENT_READ)
@@ -224,6 +236,8 @@ def serve(control: socket.socket) -> Request | None:
                         each.close()
                     with status:
                         request = _become(Request(**json.loads(message)), descriptors, parent)
+                        for name, value in (set_by_imports or {}).items():
+                            os.environ.setdefault(name, value)
                         status.send(b"%s %d" % (BEGUN, os.getpid()))
                     return request
                 for descriptor in descriptors:
@@ -252,7 +266,7 @@ def _become(request: Request, stdio: list[int], parent: int) -> Request:
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.clear()
-    os.environ.update(_SET_BY_IMPORTS | request.environment)
+    os.environ.update(request.environment)
     sys.dont_write_bytecode = bool(request.environment.get(IN_A_FORK_TOO))
     sys.argv[1:] = request.arguments
     sys.path[0] = request.folder
@@ -307,7 +321,7 @@ if __name__ == "__main__":
     _before = dict(os.environ)
     import_product()
     check_alone()
-    _SET_BY_IMPORTS = {name: value for name, value in os.environ.items() if name not in _before}
-    if (_request := serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
+    _set = {name: value for name, value in os.environ.items() if name not in _before}
+    if (_request := serve(socket.socket(fileno=int(sys.argv[1])), _set)) is not None:
         run(_request)
     os._exit(0)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -17,8 +18,10 @@ import psutil
 from tests.support.fork_server import ROOT, start
 
 REPOSITORY = ROOT
+INSTALLED = Path(sys.executable).with_name("chorale")  # the script that pip wrote
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 90.0
+DEMO_SECONDS = 250.0
 
 Record = dict[str, Any]
 
@@ -131,13 +134,17 @@ def wait_until(
 
 
 def run_cli(
-    *arguments: str | Path, folder: Path = REPOSITORY, extra_env: Mapping[str, str] | None = None
+    *arguments: str | Path,
+    folder: Path = REPOSITORY,
+    extra_env: Mapping[str, str] | None = None,
+    module: str = "cli.main",
+    seconds: float = PATIENCE_SECONDS,
 ) -> subprocess.CompletedProcess[str]:
     """One command to its end, output captured."""
     command = list(map(str, arguments))
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         process = start(
-            "cli.main",
+            module,
             command,
             folder=folder,
             environment=environment(extra_env or {}),
@@ -145,11 +152,18 @@ def run_cli(
             stderr=errors,
         )
         try:
-            code = process.wait(PATIENCE_SECONDS)
+            code = process.wait(seconds)
         finally:
             process.kill()
         told = [(file.seek(0), file.read().decode())[1] for file in (out, errors)]
     return subprocess.CompletedProcess(command, code, *told)
+
+
+def run_demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """`chorale demo` to its end, its parties forked as well. tests/integration/test_demo.py executes them."""
+    return run_cli(
+        *("demo", "--out", out, *options), module="tests.support.forking_demo", seconds=DEMO_SECONDS
+    )
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:

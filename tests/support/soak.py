@@ -40,8 +40,8 @@ def examples(count: int) -> hypothesis.settings:
 
 
 def one_for_each_sum() -> list[str]:
-    """The first of all presets that sum the same quantities in the same phases, and whose silos keep something
-    from round to round, or do not: what travels and what is stored is of the same kinds for all of them."""
+    """The first of all presets that sum the same quantities in the same phases, and whose silos keep
+    something from round to round, or do not: kinds of what travels and is stored are the same for them."""
     found: dict[object, str] = {}
     for preset in PRESETS:
         method = strategy_for(preset, {})
