@@ -20,7 +20,7 @@ setup: $(READY) ## make .venv/ with the exact versions of constraints.txt
 demo: $(READY) ## a federation of processes on this machine; ARGS="--silos 6 --drop 1"
 	$(BIN)/chorale demo $(ARGS)
 
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal --max-worker-restart 0
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 test: $(READY) ## every failure class once, a test a core; ARGS="tests/unit -k ring"
 	$(PYTEST) $(ARGS)
