@@ -10,19 +10,23 @@ READY := .venv/.installed
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint typecheck bench proto reference soak
+.PHONY: help setup demo test test-gates lint typecheck bench proto reference soak
 
 help: ## say what each target does
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 setup: $(READY) ## make .venv/ with the exact versions of constraints.txt
 
 demo: $(READY) ## a federation of processes on this machine; ARGS="--silos 6 --drop 1"
 	$(BIN)/chorale demo $(ARGS)
 
-# a worker in place of one that crashed is given no work by --dist loadfile, and waits for ever
-test: $(READY) ## all tests, a file a core; ARGS="tests/unit -k ring"
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0 $(ARGS)
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+test: $(READY) ## every failure class once, a test a core; ARGS="tests/unit -k ring"
+	$(PYTEST) $(ARGS)
+
+test-gates: $(READY) ## convergence, benchmarks and guides: what takes long and fails seldom
+	$(PYTEST) -m "gate and not soak" $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .

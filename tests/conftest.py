@@ -5,15 +5,27 @@ from __future__ import annotations
 import os
 
 import hypothesis
+import pytest
 
 from chorale.transport.tls import restrict_to_tls13
+from tests.support.soak import SOAK, SOAK_EXAMPLES
 
 restrict_to_tls13()  # before any test imports grpc
 
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
-hypothesis.settings.register_profile("soak", deadline=None, print_blob=True, max_examples=1000)
+hypothesis.settings.register_profile(SOAK, deadline=None, print_blob=True, max_examples=SOAK_EXAMPLES)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+# files whose every test is one of `make test-gates`
+GATES = ("*_gates.py", "test_bench_*.py")
+
 for _variable in [name for name in os.environ if name.startswith("CHORALE_")]:
     del os.environ[_variable]
+
+
+@pytest.hookimpl(tryfirst=True)  # before what was not asked for is left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(item.path.match(pattern) for pattern in GATES):
+            item.add_marker(pytest.mark.gate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.faults.conftest import MakeFederation
+from tests.support.federation import COORDINATOR
 from tests.support.history import check_finished
 
 MODULES_OF_TORCH = ("libtorch", "libc10", "torch/_C")
@@ -15,7 +16,7 @@ VALUES = 1_000_000
 def test_coordinator_holds_under_200_mb_and_no_torch_with_ten_silos_and_a_million_parameters(
     make_federation: MakeFederation,
 ) -> None:
-    federation = make_federation(silos=10)
+    federation = make_federation(silos=10, executed=[COORDINATOR])
     federation.start()
     job_id = federation.submit(values=VALUES, rounds=1)
 

@@ -6,15 +6,13 @@ One method runs every time, with a phase before its rounds and class statistics;
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strategies.presets import PRESETS
-from tests.support.processes import REPOSITORY, environment
+from tests.support.processes import run_demo
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -75,10 +73,7 @@ def test_every_preset_has_its_sums_written_down_here() -> None:
 
 
 def report_of(preset: str, *options: str, out: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "cli.main", "demo", "--strategy", preset, "--out", str(out), *options]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment({}), capture_output=True, text=True, check=False
-    )
+    done = run_demo(out, "--strategy", preset, *options)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads((out / "report.json").read_text())
     return report

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +14,11 @@ from chorale.privacy.protection import releases_of
 from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.federation import LocalFederation
-from tests.support.processes import REPOSITORY, environment, run_cli
+from tests.support.processes import run_cli, run_demo
 
 pytestmark = pytest.mark.timeout(300)
 PRIVACY = {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0}
 BY_CHANCE = 0.1  # of ten digits
-
-
-def _demo(out: Path, *options: str) -> Any:
-    command = [sys.executable, "-m", "cli.main", "demo", "--out", str(out), *options]
-    return subprocess.run(
-        command, cwd=REPOSITORY, env=environment({}), stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
 
 
 def _report(out: Path) -> dict[str, Any]:
@@ -36,7 +27,7 @@ def _report(out: Path) -> dict[str, Any]:
 
 
 def test_demo_by_record_learns_and_tells_what_it_spent(tmp_path: Path) -> None:
-    done = _demo(tmp_path / "out", "--dp", "records", "--epsilon", "8", "--rounds", "4", "--silos", "3")
+    done = run_demo(tmp_path / "out", "--dp", "records", "--epsilon", "8", "--rounds", "4", "--silos", "3")
     assert done.returncode == 0, done.stderr
     told = _report(tmp_path / "out")
     assert (told["status"], told["rounds_completed"], told["epsilon_unit"]) == ("done", 4, "record")
@@ -58,7 +49,7 @@ def test_demo_by_record_learns_and_tells_what_it_spent(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_demo_by_silo_survives_a_loss_and_says_that_few_silos_drown(tmp_path: Path) -> None:
-    done = _demo(tmp_path / "out", "--dp", "sums", "--epsilon", "4", "--drop", "1", "--rounds", "3")
+    done = run_demo(tmp_path / "out", "--dp", "sums", "--epsilon", "4", "--drop", "1", "--rounds", "3")
     assert done.returncode == 0, done.stderr
     told = _report(tmp_path / "out")
     assert (told["status"], told["rounds_completed"], told["epsilon_unit"]) == ("done", 3, "silo")
@@ -93,7 +84,7 @@ def test_demo_by_silo_survives_a_loss_and_says_that_few_silos_drown(tmp_path: Pa
 def test_demo_that_cannot_be_private_ends_with_a_sentence(
     options: list[str], told: str, tmp_path: Path
 ) -> None:
-    done = _demo(tmp_path / "out", *options)
+    done = run_demo(tmp_path / "out", *options)
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"chorale: error: {told}")
     assert "Traceback" not in done.stderr

@@ -355,10 +355,11 @@ def test_damaged_snapshot_is_refused():
             resume(exchange, damaged)
 
 
-def test_hundred_silos_sum_exactly_with_thirty_lost():
-    exchange = make_session(100)
-    names = exchange.terms.names
-    total = exchange.run({"share": names[:3], "masked": names[3:33]})
+@pytest.mark.parametrize("silos", [40, pytest.param(100, marks=pytest.mark.soak)])
+def test_many_silos_sum_exactly_with_a_third_lost(silos):
+    exchange = make_session(silos)
+    names, lost = exchange.terms.names, (silos - 1) // 3
+    total = exchange.run({"share": names[:3], "masked": names[3:lost]})
     assert np.array_equal(total, exchange.expected())
-    assert total.sum() == 67
+    assert total.sum() == silos - lost
     assert make_coordinator(exchange.federation, exchange.terms).awaited == set(names)

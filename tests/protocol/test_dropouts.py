@@ -7,15 +7,21 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto.masking.masks import UnmaskPlan
 from crypto.session.coordinator_session import AbortReason, CoordinatorState, SessionAborted
 from tests.support.sessions import STAGES, Exchange, make_session
+from tests.support.soak import examples
 
 SUBSETS = [
-    (silos, stage, tuple(f"silo-{index:03}" for index in dropped))
+    pytest.param(
+        silos,
+        stage,
+        tuple(f"silo-{index:03}" for index in dropped),
+        marks=[pytest.mark.soak] if silos > 5 else [],
+    )
     for silos in range(3, 7)
     for stage in STAGES
     for size in range(silos + 1)
@@ -37,7 +43,7 @@ def mixed_drops(draw):
 
 
 @given(mixed_drops())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(30)
 def test_sum_is_exact_or_attempt_fails_when_silos_drop_in_several_stages(case):
     silos, drops = case
     check_outcome(make_session(silos), drops)

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.masking.masks import UnmaskPlan
 from crypto.session.coordinator_session import CoordinatorState, SessionAborted
 from tests.support.sessions import Exchange, make_session
+from tests.support.soak import examples
 
 CLOSES = {
     CoordinatorState.ADVERTISE: "close_advertise",
@@ -107,7 +108,7 @@ class Network:
 
 
 @given(silos=st.sampled_from([4, 6, 7, 10]), random=st.integers(0, 2**32).map(Random))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(30)
 def test_sum_is_exact_in_every_order_of_delivery(silos, random):
     exchange = make_session(silos)
     try:

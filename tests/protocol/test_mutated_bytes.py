@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from crypto.errors import RemoteProtocolError
@@ -16,9 +16,10 @@ from crypto.session.coordinator_session import CoordinatorSession, SessionAborte
 from crypto.session.messages import SignedBody
 from crypto.session.reveal import PendingReveal
 from tests.support.sessions import NOW, STAGES, Exchange, make_session
+from tests.support.soak import examples
 
 VICTIM = "silo-001"
-FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = examples(40)
 
 
 def mutate(random: Random, message: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,6 +37,7 @@ class LocalFederation:
     halt: where a process stops itself (tests.support.halting).
     records_sent: each silo writes down the session messages it sent, in `<silo>.sent`.
     coordinator_module: what runs the coordinator, where it is not the product's own entry point.
+    executed: processes that get an interpreter of their own (tests.support.fork_server).
     """
 
     folder: Path
@@ -47,6 +48,7 @@ class LocalFederation:
     env: Mapping[str, str] = field(default_factory=dict)
     records_sent: bool = False
     coordinator_module: str = "cli.main"
+    executed: Collection[str] = ()
     services: dict[str, Service] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -254,5 +256,6 @@ class LocalFederation:
             log=self.folder / f"{name}.log",
             extra_env=extra,
             module=plain_module if is_plain else "tests.support.halting",
+            is_executed=name in self.executed,
         )
         return self.services[name]

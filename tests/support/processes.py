@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,9 +15,13 @@ from typing import Any
 
 import psutil
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.fork_server import ROOT, start
+
+REPOSITORY = ROOT
+INSTALLED = Path(sys.executable).with_name("chorale")  # the script that pip wrote
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 90.0
+DEMO_SECONDS = 250.0
 
 Record = dict[str, Any]
 
@@ -24,7 +29,8 @@ Record = dict[str, Any]
 class Service:
     """`chorale <arguments>` in a process group of its own; stderr goes to a file of JSON lines.
 
-    module: what is run instead of cli.main, such as tests.support.halting.
+    module: what is run instead of cli.main, such as tests.support.halting. is_executed: by an interpreter
+    of its own and not in a fork of one that has imported everything (tests.support.fork_server).
     """
 
     def __init__(
@@ -34,19 +40,21 @@ class Service:
         *,
         log: Path,
         extra_env: Mapping[str, str],
+        folder: Path = REPOSITORY,
         module: str = "cli.main",
+        is_executed: bool = False,
     ) -> None:
         self.name = name
         self.log = log
         with log.open("ab") as stream:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                cwd=REPOSITORY,
-                env=environment(extra_env),
-                stdin=subprocess.DEVNULL,
+            self.process = start(
+                module,
+                arguments,
+                folder=folder,
+                environment=environment(extra_env),
                 stdout=stream,
                 stderr=stream,
-                start_new_session=True,
+                is_executed=is_executed,
             )
 
     @property
@@ -126,18 +134,35 @@ def wait_until(
 
 
 def run_cli(
-    *arguments: str | Path, extra_env: Mapping[str, str] | None = None
+    *arguments: str | Path,
+    folder: Path = REPOSITORY,
+    extra_env: Mapping[str, str] | None = None,
+    module: str = "cli.main",
+    seconds: float = PATIENCE_SECONDS,
 ) -> subprocess.CompletedProcess[str]:
     """One command to its end, output captured."""
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *map(str, arguments)],
-        cwd=REPOSITORY,
-        env=environment(extra_env or {}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
+    command = list(map(str, arguments))
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        process = start(
+            module,
+            command,
+            folder=folder,
+            environment=environment(extra_env or {}),
+            stdout=out,
+            stderr=errors,
+        )
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+        told = [(file.seek(0), file.read().decode())[1] for file in (out, errors)]
+    return subprocess.CompletedProcess(command, code, *told)
+
+
+def run_demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """`chorale demo` to its end, its parties forked as well. tests/integration/test_demo.py executes them."""
+    return run_cli(
+        *("demo", "--out", out, *options), module="tests.support.forking_demo", seconds=DEMO_SECONDS
     )
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.processes import REPOSITORY, environment, wait_until
+from tests.support.processes import REPOSITORY, Service, run_cli, wait_until
 
 Environment = Mapping[str, str]
 
@@ -31,14 +28,7 @@ def instead(command: list[str], shown: str, meant: str) -> list[str]:
 
 def run(arguments: list[str], folder: Path, more: Environment | None = None) -> str:
     """One command to its end, in that folder; what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        cwd=folder,
-        env=environment(more or {}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_cli(*arguments, folder=folder, extra_env=more)
     assert done.returncode == 0, f"{shlex.join(arguments)}\n{done.stderr}"
     return done.stdout
 
@@ -46,23 +36,13 @@ def run(arguments: list[str], folder: Path, more: Environment | None = None) -> 
 @contextmanager
 def service(arguments: list[str], folder: Path, more: Environment) -> Iterator[None]:
     """A command that runs until it is told to end, and then ends with 0."""
-    log = os.open(folder / "services.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", *arguments],
-        cwd=folder,
-        env=environment(more),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-    )
-    os.close(log)
+    name = shlex.join(arguments)
+    running = Service(name, arguments, log=folder / "services.log", folder=folder, extra_env=more)
     try:
         yield
-        process.terminate()
-        assert process.wait(30) == 0
+        assert running.stop() == 0, running.tail()
     finally:
-        process.kill()
-        process.wait()
+        running.kill()
 
 
 def port_of(hub: Path) -> str:

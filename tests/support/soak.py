@@ -1,11 +1,19 @@
-"""Cases of one test of which some run every time and the others under `make soak`."""
+"""What of a test runs every time, and what under `make soak` alone: cases, and examples of Hypothesis."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import hypothesis
 import pytest
+
+from strategies.methods import strategy_for
+from strategies.presets import PRESETS
+
+SOAK = "soak"  # profile of Hypothesis, see tests/conftest.py
+SOAK_EXAMPLES = 1000
 
 
 def cases(all_of_them: Mapping[str, Any], *, always: Collection[str]) -> list[Any]:
@@ -19,3 +27,24 @@ def cases(all_of_them: Mapping[str, Any], *, always: Collection[str]) -> list[An
         )
         for name, value in all_of_them.items()
     ]
+
+
+def examples(count: int) -> hypothesis.settings:
+    """So many examples every time, and a thousand under soak: a number given to Hypothesis itself would hold
+    there too."""
+    return hypothesis.settings(
+        max_examples=SOAK_EXAMPLES if os.environ.get("HYPOTHESIS_PROFILE") == SOAK else count,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+
+
+def one_for_each_sum() -> list[str]:
+    """The first of all presets that sum the same quantities in the same phases, and whose silos keep
+    something from round to round, or do not: kinds of what travels and is stored are the same for them."""
+    found: dict[object, str] = {}
+    for preset in PRESETS:
+        method = strategy_for(preset, {})
+        names = method.quantity_names(has_buffers=True, update_bits=32)
+        found.setdefault((names, tuple(method.phases), method.recipe.keeps_local_state), preset)
+    return list(found.values())

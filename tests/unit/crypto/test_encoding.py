@@ -45,7 +45,7 @@ def test_decode_returns_what_was_encoded(values: list[encoding.Value]) -> None:
     assert encoding.decode("test", encoding.encode("test", *values)) == values
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     st.binary(max_size=60)
     | fields.map(lambda values: encoding.encode("x", *values)[len(b"chorale/v1/x\0") :])
@@ -59,7 +59,7 @@ def test_decode_refuses_or_gives_back_the_identical_bytes(tail: bytes) -> None:
     assert encoding.encode("test", *values) == data
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(fields, st.data())
 def test_decode_survives_any_change_of_a_byte(values: list[encoding.Value], data: st.DataObject) -> None:
     mutated = bytearray(encoding.encode("test", *values))

@@ -91,6 +91,7 @@ def run(command: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("command", commands(), ids=lambda command: " ".join(command[1:]))
 def test_command_of_the_guide_succeeds(tree: Path, command: list[str]) -> None:
     done = run(command, tree)
@@ -102,6 +103,7 @@ def test_copy_and_not_this_tree_is_what_runs(tree: Path) -> None:
     assert told.stdout.strip() == str(tree / "strategies" / "presets.py")
 
 
+@pytest.mark.gate
 def test_guides_test_is_red_where_the_part_is_wrong(tree: Path, tmp_path: Path) -> None:
     """alpha on the classes that the silo holds."""
     wrong = tmp_path / "wrong"

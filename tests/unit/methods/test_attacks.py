@@ -212,6 +212,7 @@ def small_membership(
     return membership.measure(seeds=seeds, epsilons=(3.0,))
 
 
+@pytest.mark.gate
 def test_a_model_that_learned_by_heart_tells_its_members_and_dp_sgd_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

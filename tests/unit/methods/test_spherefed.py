@@ -111,6 +111,7 @@ def accuracy_of(spec: JobSpec, state: Arrays, data: Sequence[SiloData]) -> float
 # --- the gates
 
 
+@pytest.mark.gate
 def test_spherefed_beats_fedavg_where_silos_hold_different_classes() -> None:
     """Measured over seeds 0 to 4: 6.8, 4.3, 4.2, 8.9 and 6.5 points (full runs of 0 to 2: 5.1, 3.4, 5.0)."""
     gaps = [

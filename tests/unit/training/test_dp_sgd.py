@@ -23,6 +23,7 @@ from silo_agent.training.batches import Tensors
 from silo_agent.training.dp_sgd.draws import Draws
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.evaluation import evaluate
+from silo_agent.training.models import IMAGE_BACKBONES
 from silo_agent.training.models.base import Backbone, CutModel
 from silo_agent.training.parts.base import Setting
 from silo_agent.training.parts.cross_entropy import CrossEntropy
@@ -33,6 +34,7 @@ from silo_agent.training.torch_objective import TorchObjective
 from strategies.presets import PRESETS
 from strategies.recipe import Features, Head, Loss, Mix, Regularizer, ServerUpdate, StatisticName
 from strategies.standing import STANDINGS, parts_of
+from tests.support.soak import cases
 from tests.unit.training.dp_sgd import (
     RARE,
     RECORDS,
@@ -145,7 +147,9 @@ class TestModel:
         with pytest.raises(ConfigError, match="model: body keeps a buffer, mean, which no noise covers"):
             train_on(make_job(), digits(20), model=model)
 
-    @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "vgg11", "mobilenet_v2"])
+    @pytest.mark.parametrize(
+        "name", cases({name: name for name in ("mlp", *IMAGE_BACKBONES)}, always=["mlp", "cnn"])
+    )
     def test_every_backbone_trains_with_group_normalization(self, name: str) -> None:
         model = model_of(make_job(model={"name": name, "norm": "group", "seed": 1}))
         samples = digits(2)

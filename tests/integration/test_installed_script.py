@@ -1,0 +1,40 @@
+"""Every command by the script that pip installs, in an interpreter of its own: other tests fork theirs."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cli.main import COMMANDS
+from tests.support.processes import INSTALLED, environment
+
+# by command: what follows it, how it ends, and what it tells or writes
+RUNS: dict[str, tuple[str, int, str]] = {
+    "demo": ("--dp sums --epsilon nan", 2, "chorale: error: --epsilon: expected more than 0"),
+    "simulate": ("job.yaml --out out", 2, "chorale: error: job.yaml: no such file or directory"),
+    "authority": ("init --federation f --directory ca", 0, "ca/authority.crt"),
+    "silo": ("csr --name a --federation f --out a", 0, "a/a.csr"),
+    "coordinator": ("csr --name hub --federation f --host localhost --out hub", 0, "hub/hub.csr"),
+    "operator": ("csr --name you --federation f --out you", 0, "you/you.csr"),
+    "job": ("list --config operator.yaml", 2, "chorale: error: operator.yaml: no such file or directory"),
+    "audit": ("verify audit.jsonl", 2, "chorale: error: audit.jsonl: no such file or directory"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_installed_script_runs_the_command(command: str, tmp_path: Path) -> None:
+    arguments, code, told = RUNS[command]
+    done = subprocess.run(
+        [INSTALLED, command, *arguments.split()],
+        cwd=tmp_path,
+        env=environment({}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert told in done.stdout + done.stderr
+    assert code or (tmp_path / told).is_file()
