@@ -67,13 +67,12 @@ class Projection:
             )
 
     @classmethod
-    def of(cls, size: int, *, seed: bytes, share: float = 1.0) -> Projection:
-        """The map for a vector of that size. share: of the words to keep, rounded to whole rows."""
+    def of(cls, size: int, *, seed: bytes) -> Projection:
+        """The map for a vector of that size that keeps every word."""
         block = MIN_BLOCK
         while block < MAX_BLOCK and 2 * block * BLOCKS <= size:
             block *= 2
-        rows = max(1, round(share * block))
-        return cls(seed=seed, size=size, block=block, kept=rows * math.ceil(size / block))
+        return cls(seed=seed, size=size, block=block, kept=block * math.ceil(size / block))
 
     @property
     def blocks(self) -> int:

@@ -10,12 +10,12 @@ import pytest
 
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout, Quantity
-from crypto.fixed_point.projection import Projection
 from crypto.noise.terms import Noise
 from crypto.session import bodies
 from crypto.session.coordinator_session import CoordinatorSession, CoordinatorState
 from crypto.session.coordinator_table import TRANSITIONS, Event
 from crypto.session.messages import Cohort, RecoveredSeeds, Shares, SignedBody, UnmaskShares
+from tests.support.projections import keeping
 from tests.support.sessions import NOW, STAGES, Exchange, make_coordinator, make_session
 
 NOTHING = SignedBody(body=b"", signature=b"")
@@ -308,7 +308,7 @@ def test_resumed_coordinator_knows_complaints_and_ignores_repeats_and_recovers()
 
 
 def test_snapshot_keeps_every_field_of_the_layout():
-    projection = Projection.of(100, seed=bytes(range(32)), share=0.5)
+    projection = keeping(0.5, 100, seed=bytes(range(32)))
     layout = Layout(
         members=4,
         quantities=(

@@ -125,7 +125,6 @@ def _context(spec: JobSpec, round: int, phase: str, state: Arrays, *, members: i
         buffers=buffer_names(state),
         update_bound=spec.update_bound,
         update_bits=spec.update_bits,
-        update_kept=spec.update_kept,
         public_seed=encoding.digest("projection", spec.to_yaml(), round, phase),
         min_weight=spec.min_weight,
         options=spec.method.options,

@@ -19,7 +19,7 @@ from crypto.errors import LocalProtocolError, QuantizationError
 from crypto.fixed_point import compiled, encoder, ring
 from crypto.fixed_point.encoder import BLOCK_VALUES, COMPILED_BLOCK_VALUES, SIDES, Encoder, round_into
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
-from crypto.fixed_point.projection import Projection
+from tests.support.projections import keeping
 
 MEMBERS = 4
 KEY = bytes(range(32))
@@ -286,7 +286,7 @@ def test_large_finite_values_are_clipped_without_a_warning() -> None:
 
 def test_a_projected_quantity_is_encoded_as_its_numbers() -> None:
     value_N = normal((1000,), seed=9)
-    projection = Projection.of(1000, seed=bytes(32), share=0.5)
+    projection = keeping(0.5, 1000, seed=bytes(32))
     quantity = Quantity(name="delta", shape=(10, 100), bound=8.0, word=32, projection=projection)
     encoded = encoder_of({"delta": value_N.reshape(10, 100)}, Layout(quantities=(quantity,), members=4))
     assert encoded.layout.length(32) == projection.kept < 1000

@@ -28,6 +28,7 @@ from crypto.fixed_point.projection import Projection
 from crypto.noise.skellam import skellam_law
 from crypto.noise.skellam_stream import SkellamStream
 from crypto.noise.terms import Noise, clipped_sensitivity
+from tests.support.projections import keeping
 from tests.unit.crypto.test_encoder import normal, words_of
 
 MEMBERS = 4
@@ -167,7 +168,7 @@ class TestClip:
     def test_a_share_of_the_rotation_is_no_longer_than_the_clip(self) -> None:
         value_N = normal((5000,), seed=3)
         for share in (1.0, 0.25):
-            projection = Projection.of(value_N.size, seed=bytes(32), share=share)
+            projection = keeping(share, value_N.size, seed=bytes(32))
             encoded = single(value_N, terms=FAINT, projection=projection)
             assert 0 < squared_norm(signed(encoded)) <= squared_limit(encoded)
             # near the norm that is left of it, so it was clipped once and not twice

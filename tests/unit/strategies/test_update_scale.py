@@ -227,24 +227,6 @@ def test_other_words_neither_rotate_nor_sum_a_size(word: int) -> None:
     assert "update_rms" not in result.figures
 
 
-@pytest.mark.parametrize("word", [16, 32, 64])
-def test_a_kept_share_is_sent_and_its_mean_over_rounds_is_the_update(word: int) -> None:
-    """A round's error is sqrt(3) of the update's length, that of the mean of 200 rounds 0.12, +- 1%."""
-    deltas = updates(0.02)
-    mean_P, rounds = np.zeros(SIZE), 200
-    for number in range(rounds):
-        seed = hashlib.sha256(f"share {number}".encode()).digest()
-        of = knowing(0.1, update_bits=word, update_kept=0.25, public_seed=seed)
-        delta = delta_of(of)
-        assert delta.word == word
-        assert 0.24 * SIZE < delta.size < 0.26 * SIZE
-        found_P = moved(of, run(of, deltas))
-        if number == 0:
-            assert relative_error(found_P, deltas) == pytest.approx(math.sqrt(3.0), rel=0.05)
-        mean_P += found_P / rounds
-    assert relative_error(mean_P, deltas) == pytest.approx(math.sqrt(3.0 / rounds), rel=0.05)
-
-
 @pytest.mark.parametrize("preset", ["fedavg", "fedexp", "fedopt"])
 def test_server_updates_take_the_same_step_in_16_bits(preset: str) -> None:
     with_sums_of_their_own = {ServerUpdate.FEDNOVA, ServerUpdate.SCAFFOLD}
