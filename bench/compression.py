@@ -27,6 +27,7 @@ from chorale.job import Job, SignedJob
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from silo_agent.data import load_data
 from silo_agent.data.base import SiloData
@@ -203,7 +204,7 @@ def _sums(
         )
         values = with_mean_square(context, objective.compute(work))
         dice = _dice(job, key, place)
-        ring.add_into(total, ring.encode(values, layout=layout, random=dice).vectors)
+        ring.add_into(total, Encoder(values, layout=layout, random=dice).encode().vectors)
     return ring.decode(total, layout=layout)
 
 

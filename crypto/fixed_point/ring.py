@@ -1,4 +1,4 @@
-"""Fixed point: real values to words of Z(2^w) and sums of words back to real values.
+"""Words of Z(2^w): their vectors, and sums of them back to real values.
 
 Quantities stand one after the other in the vector of their word size (crypto/fixed_point/layout.py). Negative
 values are two's complement. Source: docs/protocol.md 4.
@@ -8,13 +8,12 @@ values are two's complement. Source: docs/protocol.md 4.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from crypto.errors import LocalProtocolError
 from crypto.fixed_point.layout import Layout, Quantity
@@ -58,23 +57,6 @@ def word_type(word: int) -> WordType:
 def signed_type(word: int) -> np.dtype[np.signedinteger[Any]]:
     """The two's complement number type of a word size."""
     return _SIGNED[word]
-
-
-def encode(
-    values: Mapping[str, ArrayLike],
-    *,
-    layout: Layout,
-    random: Callable[[int], bytes] = os.urandom,
-) -> Encoded:
-    """Clip, scale and round every value stochastically; counts are exact.
-
-    Shapes and units: as the quantities declare. The layout's `clipped` quantity, if it has one, is
-    filled with the number of clipped values. Raises what crypto/fixed_point/encoder.py raises, which does
-    the work.
-    """
-    from crypto.fixed_point.encoder import Encoder  # it makes what this module defines
-
-    return Encoder(values, layout=layout, random=random).encode()
 
 
 def decode(sums: Mapping[int, Words], *, layout: Layout) -> dict[str, NDArray[Any]]:

@@ -105,8 +105,8 @@ def test_reading_in_threads_gives_the_same_words() -> None:
     assert not np.array_equal(other, expected)
 
 
-def test_the_ring_encodes_with_an_encoder() -> None:
-    encoded = ring.encode(VALUES, layout=LAYOUT, random=lambda size: KEY[:size])
+def test_what_was_encoded_at_once_is_read_in_pieces() -> None:
+    encoded = Encoder(VALUES, layout=LAYOUT, random=lambda size: KEY[:size]).encode()
     assert encoded.clipped_total == ENCODER.clipped_total > 0
     assert all(np.array_equal(encoded.vectors[word], WHOLE.vectors[word]) for word in LAYOUT.words)
     for word in LAYOUT.words:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from crypto.errors import ConfigError, LocalProtocolError, QuantizationError
 from crypto.fixed_point import compiled, ring
 from crypto.fixed_point import projection as projection_module
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import MAX_BLOCK, Projection
 from tests.support.projections import keeping
@@ -176,7 +177,7 @@ def test_what_is_not_finite_stays_so_and_the_ring_refuses_it() -> None:
     assert not np.isfinite(projection.project(value_N)).all()
     layout = Layout(quantities=(projected(projection, word=16),), members=3)
     with pytest.raises(QuantizationError, match="quantity delta: a value is not finite"):
-        ring.encode({"delta": value_N}, layout=layout)
+        Encoder({"delta": value_N}, layout=layout).encode()
 
 
 def projected(projection: Projection, *, word: int, bound: float = 6.0) -> Quantity:
@@ -191,7 +192,7 @@ def test_the_decoded_sum_is_that_of_the_values(word: int, tolerance: float) -> N
     parts = [normal(size, number) for number in range(silos)]
     total = ring.zeros(layout)
     for part in parts:
-        encoded = ring.encode({"delta": part}, layout=layout)
+        encoded = Encoder({"delta": part}, layout=layout).encode()
         assert encoded.clipped_total == 0
         ring.add_into(total, encoded.vectors)
     decoded_N = ring.decode(total, layout=layout)["delta"]

@@ -15,6 +15,7 @@ import pytest
 
 from crypto.errors import ConfigError
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from strategies.base import Array, PhaseContext, PhaseResult
 from strategies.methods import strategy_for
@@ -60,7 +61,7 @@ def run(of: PhaseContext, deltas: Sequence[Array], preset: str = "fedavg") -> Ph
         values: Mapping[str, Array] = {"delta": delta_P, "weight": np.array(1.0 / len(deltas)), **BESIDE}
         values = with_mean_square(of, values)
         dice = hashlib.sha256(f"dice {of.round} {place}".encode()).digest()
-        ring.add_into(total, ring.encode(values, layout=layout, random=lambda size: dice[:size]).vectors)  # noqa: B023
+        ring.add_into(total, Encoder(values, layout=layout, random=lambda size: dice[:size]).encode().vectors)  # noqa: B023
     return phase.apply(of, ring.decode(total, layout=layout))
 
 
@@ -244,7 +245,7 @@ def test_server_updates_take_the_same_step_in_16_bits(preset: str) -> None:
             values = with_mean_square(of, values)
             if preset == "fedexp":
                 values = {**values, "update_sq_norm": np.asarray(10.0 * np.dot(delta_P, delta_P))}
-            ring.add_into(total, ring.encode(values, layout=layout).vectors)
+            ring.add_into(total, Encoder(values, layout=layout).encode().vectors)
         steps.append(moved(of, phase.apply(of, ring.decode(total, layout=layout))))
     assert np.linalg.norm(steps[0] - steps[1]) < 0.05 * np.linalg.norm(steps[1])
 
