@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from crypto.errors import LocalProtocolError
+from crypto.identity.certificates import SignedBody
 from crypto.masking.masks import Masker, UnmaskPlan
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import (
@@ -21,7 +22,6 @@ from crypto.session.messages import (
     SessionTerms,
     Shares,
     Signatures,
-    SignedBody,
     Survivors,
     UnmaskShares,
 )

@@ -29,7 +29,7 @@ from coordinator.storage.store_tables import (
     round_rosters,
 )
 from crypto.errors import ConfigError, LocalProtocolError
-from crypto.session.messages import SignedBody
+from crypto.identity.certificates import SignedBody
 
 # A phase runs some thirty statements, and to build one takes longer than to run it.
 _OF_JOB: sa.BindParameter[bytes] = sa.bindparam("of_job")

@@ -171,8 +171,9 @@ class Layout:
 def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
     """Every field of a quantity as the layout's digest covers it; floats in hexadecimal, so exact.
 
-    A quantity without noise ends with its sensitivity.
+    A quantity without noise ends with its sensitivity and projection.
     """
+    projection, noise = quantity.projection, quantity.noise
     fields: list[encoding.Field] = [
         quantity.name,
         list(quantity.shape),
@@ -180,19 +181,43 @@ def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
         quantity.word,
         int(quantity.is_count),
         _hex(quantity.sensitivity_l2),
-        _projection_fields(quantity.projection),
+        [] if projection is None else [projection.seed, projection.size, projection.block, projection.kept],
     ]
-    if quantity.noise is not None:
-        noise = quantity.noise
+    if noise is not None:
         fields.append([_hex(noise.variance), _hex(noise.scale), _hex(noise.clip_l2)])
     return fields
 
 
-def _projection_fields(projection: Projection | None) -> list[encoding.Field]:
-    if projection is None:
-        return []
-    return [projection.seed, projection.size, projection.block, projection.kept]
+def read_quantity(reader: encoding.FieldReader) -> Quantity:
+    """What `quantity_fields` wrote. Raises ChoraleError, ValueError or OverflowError for anything else."""
+    name, shape, bound, word = reader.text(), reader.numbers(), reader.text(), reader.number()
+    is_count, sensitivity, projected = reader.number(), reader.text(), reader.fields()
+    projection = noise = None
+    if not projected.is_over:
+        projection = Projection(
+            seed=projected.data(),
+            size=projected.number(),
+            block=projected.number(),
+            kept=projected.number(),
+        )
+    if not reader.is_over:
+        variance, scale, clip = reader.texts()
+        noise = Noise(variance=float.fromhex(variance), scale=float.fromhex(scale), clip_l2=_from_hex(clip))
+    return Quantity(
+        name=name,
+        shape=shape,
+        bound=float.fromhex(bound),
+        word=word,
+        is_count=bool(is_count),
+        sensitivity_l2=_from_hex(sensitivity),
+        projection=projection,
+        noise=noise,
+    )
 
 
 def _hex(number: float | None) -> str:
     return "" if number is None else float(number).hex()
+
+
+def _from_hex(text: str) -> float | None:
+    return float.fromhex(text) if text else None

@@ -23,7 +23,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from crypto.session.messages import SignedBody
 
 PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 
@@ -84,6 +83,14 @@ class MemberId:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignedBody:
+    """Bytes that were signed, as they were signed: verify first, parse after."""
+
+    body: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """A member's certificate and the key that belongs to it."""
 
@@ -96,7 +103,7 @@ class Identity:
         """Raises ConfigError if either is unusable or they do not belong together."""
         certificate = load_certificate(certificate_pem)
         key = load_key(key_pem)
-        if _public_bytes(certificate) != _public_bytes(key):
+        if certificate.public_key() != key.public_key():
             raise ConfigError("identity: the key does not belong to the certificate")
         try:
             member = member_of(certificate)
@@ -285,18 +292,6 @@ def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate) ->
 def _member_with_usage(certificate: x509.Certificate, role: Role) -> MemberId:
     """The member that it names, if its key and its usage are those of the role."""
     public_key_of(certificate)
-    _check_usage(certificate, role)
-    return member_of(certificate)
-
-
-def _check_validity(what: str, certificate: x509.Certificate, *, now: datetime) -> None:
-    if now < certificate.not_valid_before_utc:
-        raise _refused(f"{what} is not valid before {certificate.not_valid_before_utc.isoformat()}")
-    if now > certificate.not_valid_after_utc:
-        raise _refused(f"{what} expired at {certificate.not_valid_after_utc.isoformat()}")
-
-
-def _check_usage(certificate: x509.Certificate, role: Role) -> None:
     try:
         extensions = certificate.extensions
         constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
@@ -310,6 +305,14 @@ def _check_usage(certificate: x509.Certificate, role: Role) -> None:
     has_hosts = any(not isinstance(n, x509.UniformResourceIdentifier) for n in alternative_names(certificate))
     if has_hosts and role is not Role.COORDINATOR:
         raise _refused(f"only a coordinator has host names or addresses, got role {role}")
+    return member_of(certificate)
+
+
+def _check_validity(what: str, certificate: x509.Certificate, *, now: datetime) -> None:
+    if now < certificate.not_valid_before_utc:
+        raise _refused(f"{what} is not valid before {certificate.not_valid_before_utc.isoformat()}")
+    if now > certificate.not_valid_after_utc:
+        raise _refused(f"{what} expired at {certificate.not_valid_after_utc.isoformat()}")
 
 
 def _refused(message: str) -> RemoteProtocolError:
@@ -337,12 +340,6 @@ def _read_plain_fields(certificate: x509.Certificate) -> None:
     """
     public_key_of(certificate)
     _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-
-
-def _public_bytes(holder: x509.Certificate | PrivateKey) -> bytes:
-    return holder.public_key().public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
 
 
 def check_name(what: str, name: str) -> None:

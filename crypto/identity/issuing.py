@@ -34,7 +34,7 @@ MAX_VALID_DAYS = 3650
 
 def new_csr(key: PrivateKey, member: MemberId, hosts: Sequence[str] = ()) -> bytes:
     """A PEM request for the member's certificate; hosts are where a coordinator listens."""
-    names = [x509.UniformResourceIdentifier(member.uri), *_host_names(hosts)]
+    names = [x509.UniformResourceIdentifier(member.uri), *map(_host_name, hosts)]
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(_subject(member.federation, member.name))
@@ -85,7 +85,7 @@ def sign_csr(
         raise ConfigError(f"request: expected federation {federation}, got {member.federation}")
     if member.role is not role:
         raise ConfigError(f"request: expected role {role}, got {member.role}")
-    all_hosts = list(dict.fromkeys([*requested_hosts, *_host_names(hosts)]))
+    all_hosts = list(dict.fromkeys([*requested_hosts, *map(_host_name, hosts)]))
     if role is Role.COORDINATOR and not all_hosts:
         raise ConfigError("request: a coordinator needs at least one host name or address")
     if role is not Role.COORDINATOR and all_hosts:
@@ -146,10 +146,6 @@ def _requested(request: x509.CertificateSigningRequest) -> tuple[MemberId, list[
     if not all(isinstance(name, x509.DNSName | x509.IPAddress) for name in hosts):
         raise ConfigError("request: expected only a URI, host names and addresses")
     return member, hosts
-
-
-def _host_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    return [_host_name(host) for host in hosts]
 
 
 def _host_name(host: str) -> x509.GeneralName:

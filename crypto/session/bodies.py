@@ -19,6 +19,7 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.identity.certificates import (
     Identity,
     Role,
+    SignedBody,
     certificate_from_der,
     check_certificate,
     check_signature,
@@ -27,15 +28,7 @@ from crypto.identity.certificates import (
 )
 from crypto.identity.roster import Roster
 from crypto.session.envelope import OVERHEAD_BYTES, PUBLIC_BYTES, SEED_BYTES, seal
-from crypto.session.messages import (
-    Advert,
-    Complaint,
-    Consistency,
-    Envelope,
-    OwnShare,
-    SessionTerms,
-    SignedBody,
-)
+from crypto.session.messages import Advert, Complaint, Consistency, Envelope, OwnShare, SessionTerms
 from crypto.session.shamir import SHARE_BYTES
 
 DIGEST_BYTES = 32

@@ -7,8 +7,9 @@ others. Source: docs/protocol.md 5.3, 5.5 and 5.8.
 from __future__ import annotations
 
 from crypto.errors import Refusal, RemoteProtocolError
+from crypto.identity.certificates import SignedBody
 from crypto.session import bodies
-from crypto.session.messages import Consistency, Shares, SignedBody
+from crypto.session.messages import Consistency, Shares
 from crypto.session.session_record import Dealing, SessionRecord
 
 

@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar
 from cryptography import x509
 
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
+from crypto.identity.certificates import SignedBody
 from crypto.identity.roster import Roster
 from crypto.masking.masks import UnmaskPlan
 from crypto.session import bodies, coordinator_checks, unmasking
@@ -33,7 +34,6 @@ from crypto.session.messages import (
     SessionTerms,
     Shares,
     Signatures,
-    SignedBody,
     Survivors,
     UnmaskShares,
 )

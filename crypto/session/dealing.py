@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity
+from crypto.identity.certificates import Identity, SignedBody
 from crypto.session import bodies, envelope, seeds, shamir
 from crypto.session.bodies import VerifiedAdvert
-from crypto.session.messages import Envelope, OwnShare, SessionTerms, Shares, SignedBody
+from crypto.session.messages import Envelope, OwnShare, SessionTerms, Shares
 
 Random = Callable[[int], bytes]
 

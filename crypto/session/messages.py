@@ -10,15 +10,8 @@ from dataclasses import dataclass, field
 
 from crypto import encoding
 from crypto.fixed_point.layout import Layout
+from crypto.identity.certificates import SignedBody
 from crypto.session.cohort import CohortRule
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedBody:
-    """Bytes that were signed, as they were signed: verify first, parse after."""
-
-    body: bytes
-    signature: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

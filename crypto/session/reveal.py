@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from crypto import encoding
-from crypto.encoding import FieldReader, Value
+from crypto.encoding import FieldReader
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.identity.certificates import certificate_from_der
+from crypto.identity.certificates import SignedBody, certificate_from_der
 from crypto.session import bodies
 from crypto.session.messages import (
     Consistency,
@@ -22,7 +22,6 @@ from crypto.session.messages import (
     RecoverRequest,
     SessionTerms,
     Signatures,
-    SignedBody,
     UnmaskShares,
 )
 
@@ -92,13 +91,13 @@ class PendingReveal:
             min_cohort=reader.number(),
             cohort_digest=reader.data(),
             name=reader.text(),
-            certificates=_named(reader.items()),
+            certificates=_named(reader.rows()),
             sharers=reader.texts(),
             survivors=reader.texts(),
             answer=UnmaskShares(
-                self_mask_shares=_named(reader.items()), recovery_shares=_named(reader.items())
+                self_mask_shares=_named(reader.rows()), recovery_shares=_named(reader.rows())
             ),
-            pair_seeds=_named(reader.items()),
+            pair_seeds=_named(reader.rows()),
         )
         reader.end()
         if pending.to_bytes() != data:  # one row has one encoding
@@ -174,12 +173,10 @@ def _rows(named: dict[str, bytes]) -> list[encoding.Field]:
     return [[name, named[name]] for name in sorted(named)]
 
 
-def _named(rows: list[Value]) -> dict[str, bytes]:
+def _named(rows: list[FieldReader]) -> dict[str, bytes]:
     named = {}
     for row in rows:
-        outer = FieldReader([row], what="pending reveal")
-        reader = FieldReader(outer.items(), what="pending reveal")
-        name = reader.text()
-        named[name] = reader.data()
-        reader.end()
+        name = row.text()
+        named[name] = row.data()
+        row.end()
     return named

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, overload
 from cryptography import x509
 
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity
+from crypto.identity.certificates import Identity, SignedBody
 from crypto.identity.roster import Roster
 from crypto.masking.masks import Masker
 from crypto.session import bodies, dealing
@@ -31,7 +31,6 @@ from crypto.session.messages import (
     SessionTerms,
     Shares,
     Signatures,
-    SignedBody,
     Survivors,
     UnmaskShares,
 )

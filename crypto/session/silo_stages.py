@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from crypto.identity.certificates import Identity
+from crypto.identity.certificates import Identity, SignedBody
 from crypto.masking.masks import Masker, SignedSeed
 from crypto.session import bodies, seeds
 from crypto.session.bodies import VerifiedAdvert
 from crypto.session.dealing import Dealt, OwnSecrets, Received
-from crypto.session.messages import Advert, SignedBody, UnmaskShares
+from crypto.session.messages import Advert, UnmaskShares
 from crypto.session.reveal import PendingReveal
 from crypto.session.silo_checks import Setting
 

@@ -10,11 +10,12 @@ import pytest
 
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout, Quantity
+from crypto.identity.certificates import SignedBody
 from crypto.noise.terms import Noise
 from crypto.session import bodies
 from crypto.session.coordinator_session import CoordinatorSession, CoordinatorState
 from crypto.session.coordinator_table import TRANSITIONS, Event
-from crypto.session.messages import Cohort, RecoveredSeeds, Shares, SignedBody, UnmaskShares
+from crypto.session.messages import Cohort, RecoveredSeeds, Shares, UnmaskShares
 from tests.support.projections import keeping
 from tests.support.sessions import NOW, STAGES, Exchange, make_coordinator, make_session
 

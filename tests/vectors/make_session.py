@@ -16,10 +16,11 @@ from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.ring import Words
+from crypto.identity.certificates import SignedBody
 from crypto.masking import masks
 from crypto.masking.masks import UnmaskPlan
 from crypto.session.coordinator_session import CoordinatorSession
-from crypto.session.messages import SessionTerms, SignedBody, UnmaskShares
+from crypto.session.messages import SessionTerms, UnmaskShares
 from crypto.session.silo_session import SiloSession
 from tests.support import sessions
 from tests.vectors.make_vectors import counter_bytes

@@ -147,10 +147,14 @@ def test_purposes_separate_equal_fields() -> None:
 
 
 def test_reader_takes_fields_by_type_and_order() -> None:
-    reader = FieldReader([b"ab", b"cd", "x", 7, ["p", "q"], [1]], what="advert")
+    reader = FieldReader([b"ab", b"cd", "x", 7, ["p", "q"], [1, 2], [3], [["r"], ["s"]]], what="advert")
     assert (reader.data(2), reader.data(), reader.text(), reader.number()) == (b"ab", b"cd", "x", 7)
     assert reader.texts() == ("p", "q")
-    assert reader.items() == [1]
+    assert reader.numbers() == (1, 2)
+    assert reader.fields().number() == 3
+    assert not reader.is_over
+    assert [row.text() for row in reader.rows()] == ["r", "s"]
+    assert reader.is_over
     reader.end()
 
 
@@ -160,7 +164,9 @@ def test_reader_takes_fields_by_type_and_order() -> None:
         ("data", "x", "expected bytes, got str"),
         ("text", b"x", "expected text, got bytes"),
         ("number", "x", "expected a number, got str"),
-        ("items", 1, "expected a list, got int"),
+        ("fields", 1, "expected a list, got int"),
+        ("rows", [1], "expected a list, got int"),
+        ("numbers", ["x"], "expected a number, got str"),
         ("texts", [1], "expected text, got int"),
     ],
 )

@@ -199,10 +199,8 @@ def test_counts_are_exact(value_N: object) -> None:
 def test_large_counts_do_not_pass_through_floats() -> None:
     layout = layout_of(count(bound=2.0**60))
     value = 2**53 + 1
-    assert (
-        ring.decode(Encoder({"correct": value}, layout=layout).encode().vectors, layout=layout)["correct"]
-        == value
-    )
+    encoded = Encoder({"correct": value}, layout=layout).encode()
+    assert ring.decode(encoded.vectors, layout=layout)["correct"] == value
 
 
 def test_counts_are_checked_in_every_block() -> None:
