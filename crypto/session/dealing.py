@@ -5,6 +5,7 @@ Source: docs/protocol.md 5.3 and 5.4.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -98,11 +99,11 @@ def deal(
         if peer != dealer
     ]
     own_share = self_mask_shares[dealer]
-    own_hash = seeds.self_mask_share_hash(own_share, dealer=dealer, receiver=dealer)
+    own_hash = seeds.dealt_hash(seeds.SELF_MASK_SHARE, own_share, dealer=dealer, receiver=dealer)
     own = OwnShare(cohort_digest=cohort_digest, sender=dealer, self_mask_share_hash=own_hash)
     shares = Shares(
-        envelopes=tuple(bodies.sign_envelope(identity, made) for made in envelopes),
-        own_share=bodies.sign_own_share(identity, own),
+        envelopes=tuple(bodies.sign(identity, made) for made in envelopes),
+        own_share=bodies.sign(identity, own),
     )
     return Dealt(shares=shares, own_share=own_share, pair_seeds=pair_seeds)
 
@@ -121,19 +122,19 @@ def make_envelope(
     names = {"dealer": dealer, "receiver": advert.name}
     seed_hash = sealed_seed = b""
     if pair_seed is not None:
-        seed_hash = seeds.pair_seed_hash(pair_seed, **names)
-        seed_info = seeds.pair_seed_info(cohort_digest, **names)
+        seed_hash = seeds.dealt_hash(seeds.PAIR_SEED, pair_seed, **names)
+        seed_info = seeds.seal_info(seeds.SEALED_PAIR_SEED, cohort_digest, **names)
         sealed_seed = envelope.seal(advert.mask_key, pair_seed, info=seed_info)
     return Envelope(
         cohort_digest=cohort_digest,
         sender=dealer,
         receiver=advert.name,
-        self_mask_share_hash=seeds.self_mask_share_hash(self_mask_share, **names),
-        recovery_share_hash=seeds.recovery_share_hash(recovery_share, **names),
+        self_mask_share_hash=seeds.dealt_hash(seeds.SELF_MASK_SHARE, self_mask_share, **names),
+        recovery_share_hash=seeds.dealt_hash(seeds.RECOVERY_SHARE, recovery_share, **names),
         sealed_shares=envelope.seal(
             advert.channel_key,
             self_mask_share + recovery_share,
-            info=seeds.shares_info(cohort_digest, **names),
+            info=seeds.seal_info(seeds.SEALED_SHARES, cohort_digest, **names),
         ),
         pair_seed_hash=seed_hash,
         sealed_pair_seed=sealed_seed,
@@ -146,10 +147,14 @@ def open_dealt(made: Envelope, secrets: OwnSecrets) -> Received:
     Raises EnvelopeMismatch if a part does not open or does not match the hash beside it.
     """
     names = {"dealer": made.sender, "receiver": made.receiver}
-    shares = _unseal(secrets.channel_key, made.sealed_shares, seeds.shares_info(made.cohort_digest, **names))
+    shares = _unseal(
+        secrets.channel_key,
+        made.sealed_shares,
+        seeds.seal_info(seeds.SEALED_SHARES, made.cohort_digest, **names),
+    )
     self_mask_share, recovery_share = shares[: shamir.SHARE_BYTES], shares[shamir.SHARE_BYTES :]
-    _match(seeds.self_mask_share_hash(self_mask_share, **names), made.self_mask_share_hash)
-    _match(seeds.recovery_share_hash(recovery_share, **names), made.recovery_share_hash)
+    _match(seeds.dealt_hash(seeds.SELF_MASK_SHARE, self_mask_share, **names), made.self_mask_share_hash)
+    _match(seeds.dealt_hash(seeds.RECOVERY_SHARE, recovery_share, **names), made.recovery_share_hash)
     return Received(
         self_mask_share=self_mask_share,
         recovery_share=recovery_share,
@@ -163,8 +168,10 @@ def open_pair_seed(made: Envelope, mask_key: envelope.KeyPair) -> bytes:
     Raises EnvelopeMismatch.
     """
     names = {"dealer": made.sender, "receiver": made.receiver}
-    seed = _unseal(mask_key, made.sealed_pair_seed, seeds.pair_seed_info(made.cohort_digest, **names))
-    _match(seeds.pair_seed_hash(seed, **names), made.pair_seed_hash)
+    seed = _unseal(
+        mask_key, made.sealed_pair_seed, seeds.seal_info(seeds.SEALED_PAIR_SEED, made.cohort_digest, **names)
+    )
+    _match(seeds.dealt_hash(seeds.PAIR_SEED, seed, **names), made.pair_seed_hash)
     return seed
 
 
@@ -207,5 +214,5 @@ def _unseal(key: envelope.KeyPair, sealed: bytes, info: bytes) -> bytes:
 
 
 def _match(computed: bytes, dealt: bytes) -> None:
-    if not seeds.is_same(computed, dealt):
+    if not hmac.compare_digest(computed, dealt):
         raise EnvelopeMismatch

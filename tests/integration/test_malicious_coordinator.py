@@ -195,7 +195,7 @@ def _resigned(adverts: Signed, signer: Identity, **changes: str) -> SignedBody:
     """What silo-0 adverted, under another certificate."""
     advert = bodies.read_advert(adverts["silo-0"]).advert
     fields = {"certificate": signer.certificate_der, **changes}
-    return bodies.sign_advert(signer, dataclasses.replace(advert, **fields))
+    return bodies.sign(signer, dataclasses.replace(advert, **fields))
 
 
 def _of_another_authority(rogue: Rogue, adverts: Signed) -> SignedBody:

@@ -126,7 +126,7 @@ def resigned(signed: SignedBody, signer: Identity, **changes) -> SignedBody:
     """The advert with the signer's own keys and certificate instead."""
     advert = bodies.read_advert(signed).advert
     changes = {"certificate": signer.certificate_der} | changes
-    return bodies.sign_advert(signer, dataclasses.replace(advert, **changes))
+    return bodies.sign(signer, dataclasses.replace(advert, **changes))
 
 
 def foreign_identity(name: str) -> Identity:

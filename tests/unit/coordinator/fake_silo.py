@@ -222,7 +222,7 @@ class FakeSilo:
         complaint = Complaint(
             cohort_digest=bodies.cohort_digest(terms.digest(), verified), sender=self.name, accused=accused
         )
-        signed = bodies.sign_complaint(self.identity, complaint)
+        signed = bodies.sign(self.identity, complaint)
         self.say(pb.SiloMessage(complaint=wire.complaint_to_wire(signed, key)))
 
     async def _upload(self, key: Any, terms: SessionTerms, masker: Masker) -> None:
