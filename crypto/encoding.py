@@ -11,6 +11,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
@@ -34,7 +35,7 @@ def encode(purpose: str, *fields: Field) -> bytes:
 
     Raises LocalProtocolError for what the encoding does not hold.
     """
-    writer = _Writer(_prefix(purpose))
+    writer = _Writer(bytearray(_prefix(purpose)))
     writer.write_list(fields, depth=0)
     return bytes(writer.out)
 
@@ -49,7 +50,7 @@ def decode(purpose: str, data: bytes, *, max_bytes: int = 1 << 20) -> list[Value
         raise RemoteProtocolError(f"{purpose}: expected at most {max_bytes} bytes, got {len(data)}")
     if not data.startswith(prefix):
         raise RemoteProtocolError(f"{purpose}: the bytes are of another purpose")
-    scanner = _Scanner(purpose, data, start=len(prefix))
+    scanner = _Scanner(purpose, data, len(prefix))
     try:
         values = scanner.read_list(depth=0)
     except struct.error:
@@ -95,21 +96,17 @@ class FieldReader:
     def rows(self) -> list[FieldReader]:
         """The next field as a list of lists."""
         rows = self.fields()
-        return [rows.fields() for _ in range(len(rows._left))]
+        return [rows.fields() for _ in range(rows.left)]
 
     def texts(self) -> tuple[str, ...]:
         """The next field as a list of text."""
         texts = self.fields()
-        return tuple(texts.text() for _ in range(len(texts._left)))
-
-    def numbers(self) -> tuple[int, ...]:
-        """The next field as a list of numbers."""
-        numbers = self.fields()
-        return tuple(numbers.number() for _ in range(len(numbers._left)))
+        return tuple(texts.text() for _ in range(texts.left))
 
     @property
-    def is_over(self) -> bool:
-        return not self._left
+    def left(self) -> int:
+        """How many fields were not yet taken."""
+        return len(self._left)
 
     def end(self) -> None:
         if self._left:
@@ -134,10 +131,10 @@ def _prefix(purpose: str) -> bytes:
     return b"chorale/v1/" + purpose.encode() + b"\0"
 
 
+@dataclass(slots=True)
 class _Writer:
-    def __init__(self, prefix: bytes) -> None:
-        self.out = bytearray(prefix)
-        self._fields = 0
+    out: bytearray
+    _fields: int = 0  # so far, of the whole document
 
     def write_list(self, fields: Sequence[Field], *, depth: int) -> None:
         self._fields += len(fields)
@@ -164,14 +161,14 @@ class _Writer:
                 raise LocalProtocolError(f"encoding: no field holds a {type(field).__name__}")
 
 
+@dataclass(slots=True)
 class _Scanner:
     """Reads from `place` on; a number or a length that the data ends within is a struct.error."""
 
-    def __init__(self, purpose: str, data: bytes, *, start: int) -> None:
-        self._purpose = purpose
-        self._data = data
-        self.place = start
-        self._fields = 0
+    _purpose: str
+    _data: bytes
+    place: int
+    _fields: int = 0  # so far, of the whole document
 
     def read_list(self, *, depth: int) -> list[Value]:
         (count,) = _COUNT.unpack_from(self._data, self.place)

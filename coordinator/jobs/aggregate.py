@@ -32,7 +32,7 @@ class MaskedSum:
         """Add one silo's complete upload: a stream of little-endian words in ascending word size."""
         with spooled.open("rb", buffering=0) as stream:
             for word in self._layout.words:
-                little_endian = ring.word_type(word).newbyteorder("<")
+                little_endian = ring.WORD_TYPES[word].newbyteorder("<")
                 sum_L = self._sums[word]
                 for start in range(0, sum_L.size, BLOCK_BYTES * 8 // word):
                     block_B = sum_L[start : start + BLOCK_BYTES * 8 // word]
@@ -59,7 +59,7 @@ class StoredSum(Mapping[str, Array]):
         quantity = self._quantities[name]
         words = self._vectors[quantity.word][self._layout.slices(quantity.word)[name]]
         alone = Layout(quantities=(quantity,), members=self._layout.members)
-        vector_N = words.astype(ring.word_type(quantity.word), copy=False)
+        vector_N = words.astype(ring.WORD_TYPES[quantity.word], copy=False)
         return ring.decode({quantity.word: vector_N}, layout=alone)[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -81,7 +81,7 @@ def load_vectors(path: Path, *, layout: Layout) -> dict[int, Words]:
     with path.open("rb") as file:
         file.readinto(data)
     vectors = vectors_from_stream(layout, data)
-    return {word: vector_L.astype(ring.word_type(word), copy=False) for word, vector_L in vectors.items()}
+    return {word: vector_L.astype(ring.WORD_TYPES[word], copy=False) for word, vector_L in vectors.items()}
 
 
 def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
@@ -93,5 +93,5 @@ def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
 
 def _stream(vectors: dict[int, Words], layout: Layout) -> Iterator[memoryview]:
     for word in layout.words:
-        little_endian_L = vectors[word].astype(ring.word_type(word).newbyteorder("<"), copy=False)
+        little_endian_L = vectors[word].astype(ring.WORD_TYPES[word].newbyteorder("<"), copy=False)
         yield little_endian_L.view(np.uint8).data

@@ -30,15 +30,15 @@ def rounding(value: np.dtype[Any], word: np.dtype[Any]) -> Rounding | None:
 
     The first call of a process imports numba: about a second and 150 MB.
     """
-    loop = _loop()
-    if loop is None:
-        return None
     value_B = np.empty(0, value)
     value_B.flags.writeable = False  # as in crypto/fixed_point/encoder.py; to numba that is another type
     one = value.type(1)
     try:
+        import numba
+
+        loop: Rounding = numba.njit(nogil=True, cache=True)(_round_into)
         loop(value_B, np.empty(0, np.uint16), np.empty(0, word), one, one, one, one)
-    except Exception:  # whatever keeps it from compiling or being kept, numpy gives the same words
+    except Exception:  # whatever keeps it from being compiled or kept, numpy gives the same words
         return None
     return loop
 
@@ -52,17 +52,6 @@ def transform() -> Transform | None:
         loop: Transform = numba.njit(nogil=True, cache=True)(_transform_into)
         loop(np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
     except Exception:  # as above
-        return None
-    return loop
-
-
-@cache
-def _loop() -> Rounding | None:
-    try:
-        import numba
-
-        loop: Rounding = numba.njit(_round_into, nogil=True, cache=True)
-    except (ImportError, RuntimeError):  # RuntimeError: no folder to keep what is compiled
         return None
     return loop
 

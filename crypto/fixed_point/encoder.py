@@ -206,7 +206,7 @@ class _Rounded:
 
     def write(self, first: int, out: Words, dice: Keystream) -> None:
         sides = self.value_N.dtype.type(SIDES)
-        out_N = out.view(ring.signed_type(8 * out.itemsize))
+        out_N = out.view(ring.SIGNED_TYPES[8 * out.itemsize])
         of = BLOCK_VALUES if self.round_into is round_into else COMPILED_BLOCK_VALUES
         for block in _blocks(out.size, of=of):
             out_B = out_N[block]
@@ -265,7 +265,7 @@ def _part(array_N: NDArray[Any], quantity: Quantity, members: int, is_compiled: 
     value_N.flags.writeable = False
     is_within = clip_l2 is not None and clip_l2 <= quantity.bound
     clipped, kind = 0 if is_within else _clipped(value_N, quantity, factor), value_N.dtype.type
-    loop = compiled.rounding(value_N.dtype, ring.signed_type(quantity.word)) if is_compiled else None
+    loop = compiled.rounding(value_N.dtype, ring.SIGNED_TYPES[quantity.word]) if is_compiled else None
     return _Rounded(
         value_N=value_N,
         scale=kind(scale),
@@ -299,12 +299,12 @@ def _rounded_within(
 def _squared_norm(part: _Rounded, word: int, first_die: int) -> int:
     assert part.dice_key is not None
     dice = Keystream(part.dice_key, offset_bytes=_DIE.itemsize * first_die)
-    word_B = np.empty(min(COMPILED_BLOCK_VALUES, part.value_N.size), ring.word_type(word))
+    word_B = np.empty(min(COMPILED_BLOCK_VALUES, part.value_N.size), ring.WORD_TYPES[word])
     total = 0
     for block in _blocks(part.value_N.size, of=COMPILED_BLOCK_VALUES):
         out_B = word_B[: part.value_N[block].size]
         part.write(block.start, out_B, dice)
-        total += clipping.squared_norm(out_B.view(ring.signed_type(word)))
+        total += clipping.squared_norm(out_B.view(ring.SIGNED_TYPES[word]))
     return total
 
 
@@ -313,7 +313,7 @@ def _noises(layout: Layout, random: Callable[[int], bytes], is_compiled: bool) -
     noised = {place: each for place, each in enumerate(layout.quantities) if each.noise is not None}
     if not noised:
         return {}
-    key, pick = random(prg.KEY_BYTES), None if is_compiled else skellam_stream.pick
+    key, pick = random(prg.KEY_BYTES), None if is_compiled else skellam_stream.numpy_pick
     return {
         each.name: SkellamStream(skellam_law(each.noise.variance), key, quantity=place, pick=pick)
         for place, each in noised.items()
@@ -328,7 +328,7 @@ def _largest_within(bound: float, kind: type[np.floating[Any]]) -> np.floating[A
 
 
 def _whole(count_N: NDArray[Any], quantity: Quantity) -> Words:
-    word_N = np.empty(count_N.size, ring.word_type(quantity.word))
+    word_N = np.empty(count_N.size, ring.WORD_TYPES[quantity.word])
     for block in _blocks(count_N.size):
         count_B = count_N[block]
         if count_B.dtype.kind == "f" and not (np.isfinite(count_B) & (np.floor(count_B) == count_B)).all():
@@ -358,7 +358,7 @@ def _clipped_count(layout: Layout, clipped_total: int) -> dict[str, _Part]:
         if quantity.name == CLIPPED:
             # saturates: it flags a round, it measures nothing
             count = min(clipped_total, int(quantity.bound))
-            return {CLIPPED: _Exact(word_N=np.array([count], ring.word_type(quantity.word)))}
+            return {CLIPPED: _Exact(word_N=np.array([count], ring.WORD_TYPES[quantity.word]))}
     return {}
 
 

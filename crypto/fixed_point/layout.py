@@ -190,17 +190,19 @@ def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
 
 def read_quantity(reader: encoding.FieldReader) -> Quantity:
     """What `quantity_fields` wrote. Raises ChoraleError, ValueError or OverflowError for anything else."""
-    name, shape, bound, word = reader.text(), reader.numbers(), reader.text(), reader.number()
+    name, sizes = reader.text(), reader.fields()
+    shape = tuple(sizes.number() for _ in range(sizes.left))
+    bound, word = reader.text(), reader.number()
     is_count, sensitivity, projected = reader.number(), reader.text(), reader.fields()
     projection = noise = None
-    if not projected.is_over:
+    if projected.left:
         projection = Projection(
             seed=projected.data(),
             size=projected.number(),
             block=projected.number(),
             kept=projected.number(),
         )
-    if not reader.is_over:
+    if reader.left:
         variance, scale, clip = reader.texts()
         noise = Noise(variance=float.fromhex(variance), scale=float.fromhex(scale), clip_l2=_from_hex(clip))
     return Quantity(

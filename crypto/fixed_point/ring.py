@@ -21,12 +21,13 @@ from crypto.fixed_point.layout import Layout, Quantity
 Words: TypeAlias = NDArray[np.unsignedinteger[Any]]
 WordType: TypeAlias = np.dtype[np.unsignedinteger[Any]]
 
-_UNSIGNED: Final[dict[int, WordType]] = {
+# number types by the size of a word in bits
+WORD_TYPES: Final[dict[int, WordType]] = {
     16: np.dtype(np.uint16),
     32: np.dtype(np.uint32),
     64: np.dtype(np.uint64),
 }
-_SIGNED: Final[dict[int, np.dtype[np.signedinteger[Any]]]] = {
+SIGNED_TYPES: Final[dict[int, np.dtype[np.signedinteger[Any]]]] = {
     16: np.dtype(np.int16),
     32: np.dtype(np.int32),
     64: np.dtype(np.int64),
@@ -47,16 +48,6 @@ class Encoded:
     def read(self, word: int, start: int, out: Words) -> None:
         """Copy the words from index `start` of the vector of that word size over `out`."""
         out[:] = self.vectors[word][start : start + out.size]
-
-
-def word_type(word: int) -> WordType:
-    """The unsigned number type of a word size."""
-    return _UNSIGNED[word]
-
-
-def signed_type(word: int) -> np.dtype[np.signedinteger[Any]]:
-    """The two's complement number type of a word size."""
-    return _SIGNED[word]
 
 
 def decode(sums: Mapping[int, Words], *, layout: Layout) -> dict[str, NDArray[Any]]:
@@ -80,7 +71,7 @@ def add_into(total: Mapping[int, Words], part: Mapping[int, Words]) -> None:
 
 def zeros(layout: Layout) -> dict[int, Words]:
     """An empty sum."""
-    return {word: np.zeros(layout.length(word), _UNSIGNED[word]) for word in layout.words}
+    return {word: np.zeros(layout.length(word), WORD_TYPES[word]) for word in layout.words}
 
 
 def check_vectors(vectors: Mapping[int, Words], *, layout: Layout) -> None:
@@ -88,17 +79,14 @@ def check_vectors(vectors: Mapping[int, Words], *, layout: Layout) -> None:
     if tuple(sorted(vectors)) != layout.words:
         raise LocalProtocolError(f"ring: expected word sizes {layout.words}, got {tuple(sorted(vectors))}")
     for word, vector_L in vectors.items():
-        if vector_L.dtype != _UNSIGNED[word] or vector_L.shape != (layout.length(word),):
+        if vector_L.dtype != WORD_TYPES[word] or vector_L.shape != (layout.length(word),):
             expected = f"{layout.length(word)} words of {word} bits"
             raise LocalProtocolError(f"ring: expected {expected}, got {vector_L.size} {vector_L.dtype}")
 
 
-def _part(vectors: Mapping[int, Words], layout: Layout, quantity: Quantity) -> Words:
-    return vectors[quantity.word][layout.slices(quantity.word)[quantity.name]]
-
-
 def _decoded(sums: Mapping[int, Words], layout: Layout, quantity: Quantity) -> NDArray[Any]:
-    signed_N = _part(sums, layout, quantity).view(_SIGNED[quantity.word])
+    place = layout.slices(quantity.word)[quantity.name]
+    signed_N = sums[quantity.word][place].view(SIGNED_TYPES[quantity.word])
     if quantity.is_count:
         return signed_N.astype(np.int64).reshape(quantity.shape)
     real_N = signed_N.astype(np.float64)

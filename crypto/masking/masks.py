@@ -48,6 +48,7 @@ class Source(Protocol):
     def read(self, word: int, start: int, out: Words) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Masker:
     """Turns one silo's input into the masked stream that leaves it, as often as asked.
 
@@ -55,10 +56,9 @@ class Masker:
     under the same masks would show their difference.
     """
 
-    def __init__(self, *, layout: Layout, cohort_digest: bytes, seeds: tuple[SignedSeed, ...]) -> None:
-        self._layout = layout
-        self._cohort_digest = cohort_digest
-        self._seeds = seeds
+    layout: Layout
+    cohort_digest: bytes
+    seeds: tuple[SignedSeed, ...] = field(repr=False)
 
     def stream(
         self,
@@ -75,11 +75,11 @@ class Masker:
         before its end. Raises LocalProtocolError if the input is not of this layout or the offset
         beyond its end.
         """
-        source.check_layout(self._layout)
-        total_bytes = self._layout.total_bytes
+        source.check_layout(self.layout)
+        total_bytes = self.layout.total_bytes
         if not 0 <= offset_bytes <= total_bytes or chunk_bytes < 1:
             raise LocalProtocolError("masking: offset or chunk size out of range")
-        masks = _masks(self._layout, self._seeds, self._cohort_digest)
+        masks = _masks(self.layout, self.seeds, self.cohort_digest)
         starts = range(offset_bytes, total_bytes, chunk_bytes)
         tasks = (partial(self._chunk, source, masks, start, start + chunk_bytes) for start in starts)
         return pipeline.in_order(tasks, workers=pipeline.workers_for(len(starts), workers))
@@ -87,8 +87,8 @@ class Masker:
     def _chunk(self, source: Source, masks: Mapping[int, _Masks], start: int, stop: int) -> memoryview:
         """Masked bytes from `start` to `stop` of the stream; whole words are masked, then cut."""
         pieces = []
-        for region in _regions(self._layout, start, stop):
-            words_B = np.empty(region.last - region.first, ring.word_type(region.word))
+        for region in _regions(self.layout, start, stop):
+            words_B = np.empty(region.last - region.first, ring.WORD_TYPES[region.word])
             source.read(region.word, region.first, words_B)
             masks[region.word].apply(words_B, region.first)
             little_endian_B = words_B.astype(words_B.dtype.newbyteorder("<"), copy=False)
@@ -131,7 +131,7 @@ def vectors_from_stream(layout: Layout, data: bytes | bytearray | memoryview) ->
     vectors: dict[int, Words] = {}
     start = 0
     for word in layout.words:
-        little_endian = ring.word_type(word).newbyteorder("<")
+        little_endian = ring.WORD_TYPES[word].newbyteorder("<")
         vectors[word] = np.frombuffer(data, little_endian, count=layout.length(word), offset=start)
         start += layout.length(word) * word // 8
     return vectors

@@ -28,7 +28,7 @@ from crypto.identity.certificates import (
     verify,
 )
 from crypto.identity.roster import Roster
-from crypto.session.envelope import OVERHEAD_BYTES, PUBLIC_BYTES, SEED_BYTES, seal
+from crypto.session.envelope import OVERHEAD_BYTES, PUBLIC_BYTES, SEED_BYTES
 from crypto.session.messages import Advert, Complaint, Consistency, Envelope, OwnShare, SessionTerms, Signable
 from crypto.session.shamir import SHARE_BYTES
 
@@ -98,15 +98,6 @@ def open_advert(
     if read.advert.session_digest != session_digest:
         raise RemoteProtocolError(f"advert of {name}: made for another session", code=Refusal.ADVERT)
     return read
-
-
-def check_keys(advert: Advert) -> None:
-    """Seal to both keys once: an unusable key would fail every silo that deals to it.
-
-    Raises RemoteProtocolError(code=ADVERT).
-    """
-    for key in (advert.channel_key, advert.mask_key):
-        seal(key, b"", info=b"")
 
 
 def cohort_digest(session_digest: bytes, adverts: Iterable[VerifiedAdvert]) -> bytes:

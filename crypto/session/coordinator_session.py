@@ -21,6 +21,7 @@ from crypto.identity.certificates import SignedBody
 from crypto.identity.roster import Roster
 from crypto.masking.masks import UnmaskPlan
 from crypto.session import bodies, unmasking
+from crypto.session.envelope import seal
 from crypto.session.messages import (
     Cohort,
     Consistency,
@@ -219,7 +220,8 @@ class CoordinatorSession:
             )
             if verified.advert.name != sender:
                 raise RemoteProtocolError(f"advert of {sender}: it names another silo", code=Refusal.ADVERT)
-            bodies.check_keys(verified.advert)
+            for key in (verified.advert.channel_key, verified.advert.mask_key):
+                seal(key, b"", info=b"")  # an unusable key would fail every silo that deals to it
             self._record.adverts[sender] = verified
 
     def on_shares(self, sender: str, shares: Shares) -> None:

@@ -33,7 +33,7 @@ class OwnSecrets:
         return cls(
             self_mask_seed=random(envelope.SEED_BYTES),
             recovery_seed=recovery_seed,
-            channel_key=envelope.KeyPair.generate(random),
+            channel_key=envelope.KeyPair.from_seed(random(envelope.SEED_BYTES)),
             mask_key=seeds.mask_key_pair(recovery_seed),
         )
 

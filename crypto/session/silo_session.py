@@ -168,7 +168,10 @@ class SiloSession:
         if self.state in OVER:
             raise LocalProtocolError(f"session: it is over, {self.state.value}")
         try:
-            target = self._target(message)
+            target = TRANSITIONS.get((self.state, type(message)))
+            if target is None:
+                got = f"got {type(message).__name__} in state {self.state.value}"
+                raise RemoteProtocolError(f"session: wrong or repeated message, {got}", code=Refusal.STAGE)
             answer, held = _HANDLERS[type(message)](self, message)
         except LeftOut:
             self._drop(SiloState.ENDED)
@@ -189,13 +192,6 @@ class SiloSession:
 
     def _drop(self, state: SiloState) -> None:
         self.state, self._held = state, None
-
-    def _target(self, message: Message) -> SiloState:
-        target = TRANSITIONS.get((self.state, type(message)))
-        if target is None:
-            got = f"got {type(message).__name__} in state {self.state.value}"
-            raise RemoteProtocolError(f"session: wrong or repeated message, {got}", code=Refusal.STAGE)
-        return target
 
     def _on_cohort(self, message: Cohort) -> tuple[Shares, Shared]:
         held = self._held
@@ -258,15 +254,14 @@ class SiloSession:
             try:
                 received[envelope.sender] = dealing.open_dealt(envelope, held.secrets)
             except EnvelopeMismatch:
-                raise self._complaint(held, envelope.sender) from None
+                accused = envelope.sender
+                signed = bodies.sign(
+                    self._identity,
+                    Complaint(cohort_digest=held.cohort_digest, sender=name, accused=accused),
+                )
+                message_text = f"envelope of {accused}: it does not open or does not match its hashes"
+                raise EnvelopeComplaint(message_text, complaint=signed) from None
         return received
-
-    def _complaint(self, held: Shared, accused: str) -> EnvelopeComplaint:
-        complaint = Complaint(
-            cohort_digest=held.cohort_digest, sender=self._identity.member.name, accused=accused
-        )
-        message = f"envelope of {accused}: it does not open or does not match its hashes"
-        return EnvelopeComplaint(message, complaint=bodies.sign(self._identity, complaint))
 
     def _on_survivors(self, message: Survivors) -> tuple[SignedBody, PendingReveal]:
         held = self._held

@@ -150,11 +150,11 @@ def test_reader_takes_fields_by_type_and_order() -> None:
     reader = FieldReader([b"ab", b"cd", "x", 7, ["p", "q"], [1, 2], [3], [["r"], ["s"]]], what="advert")
     assert (reader.data(2), reader.data(), reader.text(), reader.number()) == (b"ab", b"cd", "x", 7)
     assert reader.texts() == ("p", "q")
-    assert reader.numbers() == (1, 2)
+    numbers = reader.fields()
+    assert (numbers.left, numbers.number(), numbers.number(), numbers.left) == (2, 1, 2, 0)
     assert reader.fields().number() == 3
-    assert not reader.is_over
+    assert reader.left == 1
     assert [row.text() for row in reader.rows()] == ["r", "s"]
-    assert reader.is_over
     reader.end()
 
 
@@ -166,7 +166,6 @@ def test_reader_takes_fields_by_type_and_order() -> None:
         ("number", "x", "expected a number, got str"),
         ("fields", 1, "expected a list, got int"),
         ("rows", [1], "expected a list, got int"),
-        ("numbers", ["x"], "expected a number, got str"),
         ("texts", [1], "expected text, got int"),
     ],
 )
