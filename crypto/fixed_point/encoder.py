@@ -71,7 +71,11 @@ class Encoder:
         }
         self.layout = layout
         self.clipped_total = sum(part.clipped for part in parts.values())
-        parts |= _clipped_count(layout, self.clipped_total)
+        for quantity in layout.quantities:
+            if quantity.name == CLIPPED:
+                # saturates: it flags a round, it measures nothing
+                count = min(self.clipped_total, int(quantity.bound))
+                parts[CLIPPED] = _Exact(word_N=np.array([count], ring.WORD_TYPES[quantity.word]))
         self._dice_key = random(prg.KEY_BYTES)
         self._places = _places(layout)
         parts |= self._conditional(parts, random)
@@ -110,7 +114,11 @@ class Encoder:
         return Encoded(vectors=vectors, clipped_total=self.clipped_total)
 
     def _conditional(self, parts: Mapping[str, _Part], random: Callable[[int], bytes]) -> dict[str, _Part]:
-        """Parts of clipped arrays, each with dice of its own under which it is no longer than it may be."""
+        """Parts of clipped arrays, each with dice of its own, drawn until its squared norm is no larger than
+        it may be.
+
+        Conditional rounding: Kairouz, Liu, Steinke 2021; docs/privacy.md, "Sensitivity after rounding".
+        """
         chosen: dict[str, _Part] = {}
         for quantity in self.layout.quantities:
             part = parts[quantity.name]
@@ -121,7 +129,13 @@ class Encoder:
                 quantity.noise.clip_l2, scale=quantity.noise.scale, coordinates=quantity.size
             ).squared_l2
             first_die = self._places[quantity.word] + place.start
-            chosen[quantity.name] = _rounded_within(part, quantity, most, first_die, random)
+            for _ in range(MAX_ROUNDINGS):
+                tried = replace(part, dice_key=random(prg.KEY_BYTES))
+                if _squared_norm(tried, quantity.word, first_die) <= most:
+                    chosen[quantity.name] = tried
+                    break
+            else:
+                raise _odd(quantity, "no rounding of it is within its norm")
         return chosen
 
 
@@ -233,23 +247,20 @@ def _arrays(values: Mapping[str, ArrayLike], layout: Layout) -> dict[str, NDArra
     if values.keys() != expected:
         odd = sorted(values.keys() ^ expected)
         raise QuantizationError(f"values: missing or surplus quantities {', '.join(odd)}")
-    return {
-        quantity.name: _array(values[quantity.name], quantity)
-        for quantity in layout.quantities
-        if quantity.name in expected
-    }
-
-
-def _array(value: ArrayLike, quantity: Quantity) -> NDArray[Any]:
-    try:
-        array_N = np.asarray(value)
-    except (ValueError, TypeError, OverflowError):
-        raise _odd(quantity, "is no array of numbers") from None
-    if array_N.dtype.kind not in "biuf":
-        raise _odd(quantity, f"holds {array_N.dtype}, expected numbers")
-    if array_N.shape != quantity.shape:
-        raise _odd(quantity, f"expected shape {quantity.shape}, got {array_N.shape}")
-    return array_N.reshape(-1)
+    arrays = {}
+    for quantity in layout.quantities:
+        if quantity.name == CLIPPED:
+            continue
+        try:
+            array_N = np.asarray(values[quantity.name])
+        except (ValueError, TypeError, OverflowError):
+            raise _odd(quantity, "is no array of numbers") from None
+        if array_N.dtype.kind not in "biuf":
+            raise _odd(quantity, f"holds {array_N.dtype}, expected numbers")
+        if array_N.shape != quantity.shape:
+            raise _odd(quantity, f"expected shape {quantity.shape}, got {array_N.shape}")
+        arrays[quantity.name] = array_N.reshape(-1)
+    return arrays
 
 
 def _part(array_N: NDArray[Any], quantity: Quantity, members: int, is_compiled: bool) -> _Part:
@@ -265,11 +276,14 @@ def _part(array_N: NDArray[Any], quantity: Quantity, members: int, is_compiled: 
     value_N.flags.writeable = False
     is_within = clip_l2 is not None and clip_l2 <= quantity.bound
     clipped, kind = 0 if is_within else _clipped(value_N, quantity, factor), value_N.dtype.type
+    most = kind(quantity.bound)
+    if float(most) > quantity.bound:  # rounded up, where the type does not have the bound itself
+        most = np.nextafter(most, kind(0))
     loop = compiled.rounding(value_N.dtype, ring.SIGNED_TYPES[quantity.word]) if is_compiled else None
     return _Rounded(
         value_N=value_N,
         scale=kind(scale),
-        most=_largest_within(quantity.bound, kind) if clipped or clip_l2 else kind(np.inf),
+        most=most if clipped or clip_l2 else kind(np.inf),
         factor=kind(factor),
         clipped=clipped,
         round_into=loop or round_into,
@@ -280,20 +294,6 @@ def _reals(array_N: NDArray[Any], scale: float) -> Reals:
     """The array itself if it is of the type that it is rounded in."""
     kind = np.float32 if array_N.dtype == np.float32 and scale <= _LARGEST_FLOAT32_SCALE else np.float64
     return np.require(array_N, kind, ["C", "A"])
-
-
-def _rounded_within(
-    part: _Rounded, quantity: Quantity, squared_l2: int, first_die: int, random: Callable[[int], bytes]
-) -> _Rounded:
-    """The part with dice, drawn anew until the whole numbers' squared norm is at most that.
-
-    Conditional rounding: Kairouz, Liu, Steinke 2021; docs/privacy.md, "Sensitivity after rounding".
-    """
-    for _ in range(MAX_ROUNDINGS):
-        tried = replace(part, dice_key=random(prg.KEY_BYTES))
-        if _squared_norm(tried, quantity.word, first_die) <= squared_l2:
-            return tried
-    raise _odd(quantity, "no rounding of it is within its norm")
 
 
 def _squared_norm(part: _Rounded, word: int, first_die: int) -> int:
@@ -321,12 +321,6 @@ def _noises(layout: Layout, random: Callable[[int], bytes], is_compiled: bool) -
     }
 
 
-def _largest_within(bound: float, kind: type[np.floating[Any]]) -> np.floating[Any]:
-    """The bound, or what is next to it in a type that does not have it."""
-    nearest = kind(bound)
-    return nearest if float(nearest) <= bound else np.nextafter(nearest, kind(0))
-
-
 def _whole(count_N: NDArray[Any], quantity: Quantity) -> Words:
     word_N = np.empty(count_N.size, ring.WORD_TYPES[quantity.word])
     for block in _blocks(count_N.size):
@@ -351,15 +345,6 @@ def _clipped(value_N: Reals, quantity: Quantity, factor: float) -> int:
         if least < -bound or bound < most:
             clipped += int(np.count_nonzero(np.abs(value_B, dtype=np.float64) > bound))
     return clipped
-
-
-def _clipped_count(layout: Layout, clipped_total: int) -> dict[str, _Part]:
-    for quantity in layout.quantities:
-        if quantity.name == CLIPPED:
-            # saturates: it flags a round, it measures nothing
-            count = min(clipped_total, int(quantity.bound))
-            return {CLIPPED: _Exact(word_N=np.array([count], ring.WORD_TYPES[quantity.word]))}
-    return {}
 
 
 def _blocks(size: int, *, of: int = BLOCK_VALUES) -> Iterator[slice]:

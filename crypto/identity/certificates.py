@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -174,13 +173,13 @@ def member_of(certificate: x509.Certificate) -> MemberId:
 
     Raises RemoteProtocolError unless it holds exactly one URI and that is a member's.
     """
-    return MemberId.parse(only_uri(alternative_names(certificate)))
+    return MemberId.parse(names_of(certificate)[0])
 
 
 def federation_of(authority: x509.Certificate) -> str:
     """The federation whose authority this is. Raises ConfigError if it is none."""
     try:
-        uri = only_uri(alternative_names(authority))
+        uri, _ = names_of(authority)
     except RemoteProtocolError:
         uri = ""
     federation = uri.removeprefix("spiffe://")
@@ -261,23 +260,21 @@ def load_key(pem: bytes) -> PrivateKey:
     return key
 
 
-def alternative_names(
+def names_of(
     holder: x509.Certificate | x509.CertificateSigningRequest,
-) -> list[x509.GeneralName]:
-    """Every subject alternative name. Raises RemoteProtocolError if they cannot be read."""
+) -> tuple[str, list[x509.GeneralName]]:
+    """The one URI among the subject alternative names, and the other names.
+
+    Raises RemoteProtocolError if they cannot be read, and unless there is exactly one URI.
+    """
     try:
-        extension = holder.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        names = list(holder.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except (*ODD_CERTIFICATE, x509.ExtensionNotFound):
         raise RemoteProtocolError("certificate: it holds no readable subject alternative name") from None
-    return list(extension.value)
-
-
-def only_uri(names: Iterable[x509.GeneralName]) -> str:
-    """The one URI among them. Raises RemoteProtocolError unless there is exactly one."""
     uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]
     if len(uris) != 1:
         raise RemoteProtocolError(f"certificate: expected one URI, got {len(uris)}")
-    return uris[0]
+    return uris[0], [name for name in names if not isinstance(name, x509.UniformResourceIdentifier)]
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -302,8 +299,8 @@ def _member_with_usage(certificate: x509.Certificate, role: Role) -> MemberId:
         raise _refused("it is an authority's own, expected a member's")
     if usages != [role.key_usage]:
         raise _refused(f"its extended key usage is not that of a {role}")
-    has_hosts = any(not isinstance(n, x509.UniformResourceIdentifier) for n in alternative_names(certificate))
-    if has_hosts and role is not Role.COORDINATOR:
+    _, hosts = names_of(certificate)
+    if hosts and role is not Role.COORDINATOR:
         raise _refused(f"only a coordinator has host names or addresses, got role {role}")
     return member_of(certificate)
 

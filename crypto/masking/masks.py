@@ -12,15 +12,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from crypto import prg
 from crypto.errors import LocalProtocolError, RemoteProtocolError
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
-from crypto.fixed_point.ring import Words
+from crypto.fixed_point.ring import Encoded, Words
 from crypto.masking import pipeline
 
 # one message of an upload, and what is drawn of one key stream at a time: 256 KiB would stay in the cache,
@@ -40,12 +41,8 @@ class SignedSeed:
             raise LocalProtocolError(f"masking: a sign is 1 or -1, got {self.sign}")
 
 
-class Source(Protocol):
-    """One input's words: the same in whatever pieces they are read, by several threads at once."""
-
-    def check_layout(self, layout: Layout) -> None: ...
-
-    def read(self, word: int, start: int, out: Words) -> None: ...
+# one input's words: the same in whatever pieces they are read, by several threads at once
+Source: TypeAlias = Encoder | Encoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -291,8 +291,8 @@ class CoordinatorSession:
 
     def close_advertise(self) -> Cohort:
         """U1 is who adverted."""
-        target = self._closing(CoordinatorState.ADVERTISE)
-        self._check_enough(len(self._record.adverts))
+        silos, rule = len(self._record.adverts), self.terms.rule
+        target = self._closing(CoordinatorState.ADVERTISE, silos, at_least=rule.min_survivors)
         self._record.fix_cohort()
         self.state = target
         adverts = self._record.adverts
@@ -300,8 +300,8 @@ class CoordinatorSession:
 
     def close_share(self) -> dict[str, Envelopes]:
         """U2 is who dealt; each member gets what the others dealt to it, in the order of U2."""
-        target = self._closing(CoordinatorState.SHARE)
-        self._check_enough(len(self._record.dealings))
+        silos, rule = len(self._record.dealings), self.terms.rule
+        target = self._closing(CoordinatorState.SHARE, silos, at_least=rule.min_survivors)
         self._record.sharers = tuple(sorted(self._record.dealings))
         self.state = target
         dealings = self._record.dealings
@@ -315,29 +315,29 @@ class CoordinatorSession:
 
     def close_masked(self) -> Survivors:
         """U3 is whose masked vector is here and who did not complain."""
-        target = self._closing(CoordinatorState.MASKED)
         complainers = {sender for sender, _ in self.complaints}
         survivors = [
             name
             for name in self.sharers
             if (name, Event.MASKED_VECTOR) in self._seen and name not in complainers
         ]
-        self._check_enough(len(survivors))
+        rule = self.terms.rule
+        target = self._closing(CoordinatorState.MASKED, len(survivors), at_least=rule.min_survivors)
         self._record.survivors = tuple(survivors)
         self.state = target
         return Survivors(survivors=self.survivors)
 
     def close_consistency(self) -> Signatures:
         """At least t survivors signed the same sets."""
-        target = self._closing(CoordinatorState.CONSISTENCY)
-        self._check_enough(len(self._record.signatures), least=self.terms.rule.threshold)
+        silos, rule = len(self._record.signatures), self.terms.rule
+        target = self._closing(CoordinatorState.CONSISTENCY, silos, at_least=rule.threshold)
         self.state = target
         return self.unmask_request()
 
     def close_unmask(self) -> UnmaskPlan | dict[str, RecoverRequest]:
         """What unmasks the sum, or whom to ask for seeds that a liar made impossible to rebuild."""
-        target = self._closing(CoordinatorState.UNMASK)
-        self._check_enough(len(self._answers), least=self.terms.rule.threshold)
+        silos, rule = len(self._answers), self.terms.rule
+        target = self._closing(CoordinatorState.UNMASK, silos, at_least=rule.threshold)
         self._rebuilt = unmasking.rebuild(self._record, self._answers)
         self.liars |= self._rebuilt.liars
         if len(self._rebuilt.self_mask_seeds) < len(self.survivors):
@@ -430,16 +430,14 @@ class CoordinatorSession:
             shares=shares, relayed=relayed, envelopes=envelopes, own_share_hash=own.self_mask_share_hash
         )
 
-    def _closing(self, state: CoordinatorState) -> CoordinatorState:
+    def _closing(self, state: CoordinatorState, silos: int = 0, *, at_least: int = 0) -> CoordinatorState:
+        """The next state. Aborts if fewer silos finished this one."""
         if self.state is not state:
             message = f"session: cannot close {state.value} in state {self.state.value}"
             raise LocalProtocolError(message)
+        if silos < at_least:
+            raise self._aborted(f"{state.value}: expected at least {at_least} silos, got {silos}")
         return TRANSITIONS[state, Event.CLOSE]
-
-    def _check_enough(self, silos: int, *, least: int | None = None) -> None:
-        expected = self.terms.rule.min_survivors if least is None else least
-        if silos < expected:
-            raise self._aborted(f"{self.state.value}: expected at least {expected} silos, got {silos}")
 
     def _aborted(self, message: str) -> SessionAborted:
         self._drop(CoordinatorState.FAILED)

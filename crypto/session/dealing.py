@@ -77,10 +77,12 @@ def deal(
     """One signed envelope to every other member of U1, and the hash of the share that stays."""
     dealer = identity.member.name
     receivers = sorted(adverts)
-    points = share_points(terms)
+    points, threshold = share_points(terms), terms.rule.threshold
     xs = [points[name] for name in receivers]
-    self_mask_shares = _split(secrets.self_mask_seed, terms, receivers, xs, random)
-    recovery_shares = _split(secrets.recovery_seed, terms, receivers, xs, random)
+    self_mask_shares, recovery_shares = (
+        dict(zip(receivers, shamir.split(secret, threshold=threshold, xs=xs, random=random), strict=True))
+        for secret in (secrets.self_mask_seed, secrets.recovery_seed)
+    )
     pair_seeds = {
         peer: seeds.pair_seed(secrets.recovery_seed, cohort_digest=cohort_digest, peer=peer)
         for peer in receivers
@@ -197,13 +199,6 @@ def open_envelopes(
         )
         for body, sender in zip(signed, senders, strict=True)
     ]
-
-
-def _split(
-    secret: bytes, terms: SessionTerms, receivers: list[str], xs: list[int], random: Random
-) -> dict[str, bytes]:
-    shares = shamir.split(secret, threshold=terms.rule.threshold, xs=xs, random=random)
-    return dict(zip(receivers, shares, strict=True))
 
 
 def _unseal(key: envelope.KeyPair, sealed: bytes, info: bytes) -> bytes:

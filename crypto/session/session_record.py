@@ -70,10 +70,24 @@ class SessionRecord:
         return self.dealings[dealer].envelopes[receiver]
 
     def to_bytes(self) -> bytes:
+        terms, rule, layout = self.terms, self.terms.rule, self.terms.layout
+        terms_fields: list[Field] = [
+            terms.federation,
+            terms.job_digest,
+            terms.roster_version,
+            terms.roster_digest,
+            terms.round,
+            terms.phase,
+            terms.attempt,
+            list(terms.names),
+            [rule.members, rule.threshold, rule.min_cohort],
+            [layout.members, [quantity_fields(quantity) for quantity in layout.quantities]],
+            terms.state_digest,
+        ]
         return encoding.encode(
             "session-record",
-            self.terms.digest(),
-            _terms_fields(self.terms),
+            terms.digest(),
+            terms_fields,
             [_signed_fields(self.adverts[name].signed) for name in self.cohort],
             [[name, self.dealings[name].to_bytes()] for name in sorted(self.dealings)],
             list(self.sharers),
@@ -118,22 +132,6 @@ def _read_record(data: bytes) -> SessionRecord:
     record.complaints += [(row.text(), row.text()) for row in reader.rows()]
     reader.end()
     return record
-
-
-def _terms_fields(terms: SessionTerms) -> list[Field]:
-    return [
-        terms.federation,
-        terms.job_digest,
-        terms.roster_version,
-        terms.roster_digest,
-        terms.round,
-        terms.phase,
-        terms.attempt,
-        list(terms.names),
-        [terms.rule.members, terms.rule.threshold, terms.rule.min_cohort],
-        [terms.layout.members, [quantity_fields(quantity) for quantity in terms.layout.quantities]],
-        terms.state_digest,
-    ]
 
 
 def _read_terms(reader: FieldReader) -> SessionTerms:

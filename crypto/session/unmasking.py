@@ -73,11 +73,15 @@ def rebuild(record: SessionRecord, answers: Mapping[str, UnmaskShares]) -> Rebui
     recoverer = Recoverer([points[name] for name in givers], threshold)
     rebuilt = Rebuilt()
     for name in record.survivors:
-        _rebuild_self_mask(
-            rebuilt, record, name, recoverer, [answers[g].self_mask_shares[name] for g in givers]
-        )
+        seed = _recover(recoverer, [answers[giver].self_mask_shares[name] for giver in givers])
+        commitment = record.adverts[name].advert.self_mask_commitment
+        if seed is not None and hmac.compare_digest(seeds.self_mask_commitment(seed, name=name), commitment):
+            rebuilt.self_mask_seeds[name] = seed
+        else:
+            rebuilt.liars[name] = "dealt shares of another self-mask seed than it committed to"
     for name in record.lost:
-        _rebuild_pairs(rebuilt, record, name, recoverer, [answers[g].recovery_shares[name] for g in givers])
+        seed = _recover(recoverer, [answers[giver].recovery_shares[name] for giver in givers])
+        _rebuild_pairs(rebuilt, record, name, seed)
     return rebuilt
 
 
@@ -96,21 +100,7 @@ def unmask_plan(record: SessionRecord, rebuilt: Rebuilt) -> UnmaskPlan:
     )
 
 
-def _rebuild_self_mask(
-    rebuilt: Rebuilt, record: SessionRecord, name: str, recoverer: Recoverer, shares: list[bytes]
-) -> None:
-    seed = _recover(recoverer, shares)
-    commitment = record.adverts[name].advert.self_mask_commitment
-    if seed is None or not hmac.compare_digest(seeds.self_mask_commitment(seed, name=name), commitment):
-        rebuilt.liars[name] = "dealt shares of another self-mask seed than it committed to"
-        return
-    rebuilt.self_mask_seeds[name] = seed
-
-
-def _rebuild_pairs(
-    rebuilt: Rebuilt, record: SessionRecord, lost: str, recoverer: Recoverer, shares: list[bytes]
-) -> None:
-    seed = _recover(recoverer, shares)
+def _rebuild_pairs(rebuilt: Rebuilt, record: SessionRecord, lost: str, seed: bytes | None) -> None:
     mask_key = None if seed is None else seeds.mask_key_pair(seed)
     if seed is None or mask_key is None or mask_key.public != record.adverts[lost].advert.mask_key:
         rebuilt.liars[lost] = "dealt shares of another recovery seed than its mask key comes from"
