@@ -52,9 +52,10 @@ MAX_VALUES = 1 << 27
 class Report:
     """Medians per silo, but for what the coordinator does; bytes are those of one silo that stayed.
 
-    Ratios are of CPU seconds of all threads, unless they say wall. A key stream has the bytes of the
-    vector and is drawn in one thread; a silo needs one per silo, the coordinator one per survivor and
-    one per pair of survivor and lost silo. noise_cpu_seconds: what clip and noise add to encoding.
+    Ratios are of CPU seconds of all threads, unless they say wall. There are as many threads as cores, unless
+    the name says one. A key stream has the bytes of the vector and is drawn in one thread; a silo needs one
+    per silo, the coordinator one per survivor and one per pair of survivor and lost silo.
+    noise_cpu_seconds: what clip and noise add to encoding.
     """
 
     silos: int
@@ -82,6 +83,8 @@ class Report:
     silo_peak_to_vector: float
     coordinator_peak_to_vector: float
     noise_to_mask: float
+    one_thread_mask_to_keystream: float
+    one_thread_unmask_to_keystream: float
 
     def rows(self) -> list[Row]:
         """The figures that have a target."""
@@ -89,12 +92,22 @@ class Report:
         if self.noise_cpu_seconds:
             return [Row(name=f"noise / silo masking, {word}", target=0.6, value=self.noise_to_mask)]
         return [
-            Row(name=f"silo masking / its key streams, {word}", target=1.5, value=self.mask_to_keystream),
+            Row(
+                name=f"silo masking / its key streams, one thread, {word}",
+                target=1.5,
+                value=self.one_thread_mask_to_keystream,
+            ),
+            Row(name=f"silo masking / its key streams, {word}", target=2.0, value=self.mask_to_keystream),
             Row(name=f"silo masking, wall / CPU, {word}", target=0.75, value=self.mask_wall_to_cpu),
             Row(name=f"encode / one key stream, {word}", target=4.0, value=self.encode_to_keystream_pass),
             Row(
-                name=f"coordinator unmasking / its key streams, {word}",
+                name=f"coordinator unmasking / its key streams, one thread, {word}",
                 target=1.5,
+                value=self.one_thread_unmask_to_keystream,
+            ),
+            Row(
+                name=f"coordinator unmasking / its key streams, {word}",
+                target=2.0,
                 value=self.unmask_to_keystream,
             ),
             Row(name=f"silo peak extra memory / vector, {word}", target=2.0, value=self.silo_peak_to_vector),
@@ -171,13 +184,15 @@ class _Run:
             self._exact_L += values_L
 
     def unmask(self, plan: UnmaskPlan) -> None:
-        """Take the masks off the sum. Raises LocalProtocolError if it is not exact."""
+        """Unmask the sum. Raises LocalProtocolError if it is not exact."""
         return_large_blocks()  # as a coordinator's process does
         masked = {word: sum_L.copy() for word, sum_L in self._masked.items()}
         for turn in range(UNMASK_TURNS):
             self._draw("unmask keystream", len(plan.seeds))
             with self.clock.step("unmask"):
                 plan.unmask(masked if turn else self._masked)
+            with self.clock.step("unmask in one thread"):
+                plan.unmask(masked, workers=1)
         if any(not np.array_equal(sum_L, self._encoded[word]) for word, sum_L in self._masked.items()):
             raise LocalProtocolError("bench: the revealed sum is not the sum of the inputs")
         decoded_L = ring.decode(self._masked, layout=self._layout)[masks.QUANTITY]
@@ -189,6 +204,9 @@ class _Run:
         upload_bytes = self._session.message_bytes + self._layout.total_bytes
         mask, keystream = self.clock.median("mask"), self.clock.median("keystream")
         encode, unmask = self.clock.median("encode"), self.clock.median("unmask")
+        one_thread_mask = self.clock.median("mask in one thread")
+        one_thread_unmask = self.clock.median("unmask in one thread")
+        unmask_keystream = self.clock.median("unmask keystream")
         setup = self._session.setup_cpu_seconds(self._session.terms.names)
         noise = encode.cpu_seconds - self.clock.median("encode alone").cpu_seconds if self._is_noised else 0.0
         return Report(
@@ -211,12 +229,14 @@ class _Run:
             mask_wall_to_cpu=mask.wall_seconds / mask.cpu_seconds,
             encode_to_keystream_pass=encode.cpu_seconds / self.clock.median("pass").cpu_seconds,
             coordinator_unmask_cpu_seconds=unmask.cpu_seconds,
-            unmask_to_keystream=unmask.cpu_seconds / self.clock.median("unmask keystream").cpu_seconds,
+            unmask_to_keystream=unmask.cpu_seconds / unmask_keystream.cpu_seconds,
             unmask_wall_to_cpu=unmask.wall_seconds / unmask.cpu_seconds,
             upload_to_float32=upload_bytes / (4 * length),
             silo_peak_to_vector=memory.silo_peak_to_vector(length, word=word, silos=silos),
             coordinator_peak_to_vector=_coordinator_peak(length, word=word, silos=silos, lost=drop),
             noise_to_mask=noise / mask.cpu_seconds,
+            one_thread_mask_to_keystream=one_thread_mask.cpu_seconds / keystream.cpu_seconds,
+            one_thread_unmask_to_keystream=one_thread_unmask.cpu_seconds / unmask_keystream.cpu_seconds,
         )
 
     @property
@@ -240,6 +260,8 @@ class _Run:
             self._draw("keystream", len(self._session.terms.names))
             with self.clock.step("mask"):
                 masks.exhaust(masker, encoded)
+            with self.clock.step("mask in one thread"):
+                masks.exhaust(masker, encoded, workers=1)
 
     def _draw(self, step: str, streams: int) -> None:
         with self.clock.step(step):

@@ -47,7 +47,7 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from coordinator.settings import IdentityFiles
 from crypto.errors import LocalProtocolError
-from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.masking.masks import Masker, SignedSeed
 
@@ -136,7 +136,7 @@ class _Payload:
         seeds = tuple(SignedSeed(seed=bytes([place]) * 32, sign=1) for place in range(masks))
         self.total_bytes = layout.total_bytes
         self.masker = Masker(layout=layout, cohort_digest=bytes(32), seeds=seeds)
-        self.encoded = ring.encode({"delta": _values(megabytes)}, layout=layout)
+        self.encoded = Encoder({"delta": _values(megabytes)}, layout=layout).encode()
         self.bytes = b"".join(self.masker.stream(self.encoded))
 
 

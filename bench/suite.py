@@ -39,7 +39,6 @@ BENCHMARKS = (
     Benchmark("round-10", "bench.round", ("--silos", "10")),
     Benchmark("compression", "bench.compression"),
     Benchmark("peers", "bench.peers"),
-    Benchmark("neighbors", "bench.neighbors"),
 )
 
 

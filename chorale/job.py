@@ -23,10 +23,17 @@ from chorale.v1 import federation_pb2, session_pb2
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout
-from crypto.identity.certificates import Identity, Role, certificate_from_der, check_certificate, verify
+from crypto.identity.certificates import (
+    Identity,
+    Role,
+    SignedBody,
+    certificate_from_der,
+    check_certificate,
+    verify,
+)
 from crypto.identity.roster import Roster
 from crypto.session.cohort import CohortRule, named_set
-from crypto.session.messages import SessionTerms, SignedBody
+from crypto.session.messages import SessionTerms
 from strategies.base import Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
 from strategies.parts.enrollment import ENROLLMENT

@@ -11,13 +11,15 @@ import hashlib
 import re
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 
 Field: TypeAlias = "bytes | str | int | Sequence[Field]"
 Value: TypeAlias = "bytes | str | int | list[Value]"
+Kind = TypeVar("Kind", bytes, str, int, "list[Value]")
 
 MAX_DEPTH = 6  # lists within lists; the deepest document (a layout in a session) uses 3
 MAX_FIELDS = 1 << 16  # of one document, lists and what they hold included
@@ -33,7 +35,7 @@ def encode(purpose: str, *fields: Field) -> bytes:
 
     Raises LocalProtocolError for what the encoding does not hold.
     """
-    writer = _Writer(_prefix(purpose))
+    writer = _Writer(bytearray(_prefix(purpose)))
     writer.write_list(fields, depth=0)
     return bytes(writer.out)
 
@@ -48,7 +50,7 @@ def decode(purpose: str, data: bytes, *, max_bytes: int = 1 << 20) -> list[Value
         raise RemoteProtocolError(f"{purpose}: expected at most {max_bytes} bytes, got {len(data)}")
     if not data.startswith(prefix):
         raise RemoteProtocolError(f"{purpose}: the bytes are of another purpose")
-    scanner = _Scanner(purpose, data, start=len(prefix))
+    scanner = _Scanner(purpose, data, len(prefix))
     try:
         values = scanner.read_list(depth=0)
     except struct.error:
@@ -76,47 +78,47 @@ class FieldReader:
 
     def data(self, size: int | None = None) -> bytes:
         """The next field as bytes, of exactly that size if one is given."""
-        value = self._next()
-        if not isinstance(value, bytes):
-            raise self._wrong("bytes", value)
+        value = self._next(bytes, "bytes")
         if size is not None and len(value) != size:
             raise self._error(f"expected {size} bytes, got {len(value)}")
         return value
 
     def text(self) -> str:
-        value = self._next()
-        if not isinstance(value, str):
-            raise self._wrong("text", value)
-        return value
+        return self._next(str, "text")
 
     def number(self) -> int:
-        value = self._next()
-        if not isinstance(value, int):
-            raise self._wrong("a number", value)
-        return value
+        return self._next(int, "a number")
 
-    def items(self) -> list[Value]:
-        value = self._next()
-        if not isinstance(value, list):
-            raise self._wrong("a list", value)
-        return value
+    def fields(self) -> FieldReader:
+        """The next field as a list, to be read in turn."""
+        return FieldReader(self._next(list, "a list"), what=self._what, code=self._code)
+
+    def rows(self) -> list[FieldReader]:
+        """The next field as a list of lists."""
+        rows = self.fields()
+        return [rows.fields() for _ in range(rows.left)]
 
     def texts(self) -> tuple[str, ...]:
         """The next field as a list of text."""
-        inner = FieldReader(self.items(), what=self._what, code=self._code)
-        return tuple(inner.text() for _ in range(len(inner._left)))
+        texts = self.fields()
+        return tuple(texts.text() for _ in range(texts.left))
+
+    @property
+    def left(self) -> int:
+        """How many fields were not yet taken."""
+        return len(self._left)
 
     def end(self) -> None:
         if self._left:
             raise self._error(f"{len(self._left)} fields too many")
 
-    def _next(self) -> Value:
+    def _next(self, kind: type[Kind], expected: str) -> Kind:
         if not self._left:
             raise self._error("a field is missing")
-        return self._left.pop()
-
-    def _wrong(self, expected: str, value: Value) -> RemoteProtocolError:
-        return self._error(f"expected {expected}, got {type(value).__name__}")
+        value = self._left.pop()
+        if not isinstance(value, kind):
+            raise self._error(f"expected {expected}, got {type(value).__name__}")
+        return value
 
     def _error(self, message: str) -> RemoteProtocolError:
         return RemoteProtocolError(f"{self._what}: {message}", code=self._code)
@@ -129,10 +131,10 @@ def _prefix(purpose: str) -> bytes:
     return b"chorale/v1/" + purpose.encode() + b"\0"
 
 
+@dataclass(slots=True)
 class _Writer:
-    def __init__(self, prefix: bytes) -> None:
-        self.out = bytearray(prefix)
-        self._fields = 0
+    out: bytearray
+    _fields: int = 0  # so far, of the whole document
 
     def write_list(self, fields: Sequence[Field], *, depth: int) -> None:
         self._fields += len(fields)
@@ -143,10 +145,15 @@ class _Writer:
             if isinstance(field, bytes):
                 self.out += _SIZED.pack(b"b", len(field)) + field
             elif isinstance(field, str):
-                text = _utf8(field)
+                try:
+                    text = field.encode()
+                except UnicodeEncodeError:
+                    raise LocalProtocolError("encoding: text holds a lone surrogate") from None
                 self.out += _SIZED.pack(b"s", len(text)) + text
             elif isinstance(field, int):
-                self.out += _NUMBER.pack(b"i", _checked(field))
+                if isinstance(field, bool) or not 0 <= field <= MAX_NUMBER:
+                    raise LocalProtocolError("encoding: a number is a whole number from 0 to 2^64 - 1")
+                self.out += _NUMBER.pack(b"i", field)
             elif isinstance(field, list | tuple):
                 self.out += b"l"
                 self.write_list(field, depth=depth + 1)
@@ -154,27 +161,14 @@ class _Writer:
                 raise LocalProtocolError(f"encoding: no field holds a {type(field).__name__}")
 
 
-def _checked(number: int) -> int:
-    if isinstance(number, bool) or not 0 <= number <= MAX_NUMBER:
-        raise LocalProtocolError("encoding: a number is a whole number from 0 to 2^64 - 1")
-    return number
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise LocalProtocolError("encoding: text holds a lone surrogate") from None
-
-
+@dataclass(slots=True)
 class _Scanner:
     """Reads from `place` on; a number or a length that the data ends within is a struct.error."""
 
-    def __init__(self, purpose: str, data: bytes, *, start: int) -> None:
-        self._purpose = purpose
-        self._data = data
-        self.place = start
-        self._fields = 0
+    _purpose: str
+    _data: bytes
+    place: int
+    _fields: int = 0  # so far, of the whole document
 
     def read_list(self, *, depth: int) -> list[Value]:
         (count,) = _COUNT.unpack_from(self._data, self.place)
@@ -193,23 +187,19 @@ class _Scanner:
         if tag == b"l":
             self.place += 1
             return self.read_list(depth=depth + 1)
+        if not tag:
+            raise self.early()
         if tag not in (b"b", b"s"):
-            raise self._no_tag() if tag else self.early()
+            raise RemoteProtocolError(f"{self._purpose}: byte {self.place} is no tag")
         start = self.place + _SIZED.size
         self.place = start + _SIZED.unpack_from(self._data, self.place)[1]
         if self.place > len(self._data):
             raise self.early()
         data = self._data[start : self.place]
-        return data if tag == b"b" else self._text(data)
-
-    def _text(self, data: bytes) -> str:
         try:
-            return data.decode()
+            return data if tag == b"b" else data.decode()
         except UnicodeDecodeError:
             raise RemoteProtocolError(f"{self._purpose}: text is not UTF-8") from None
-
-    def _no_tag(self) -> RemoteProtocolError:
-        return RemoteProtocolError(f"{self._purpose}: byte {self.place} is no tag")
 
     def early(self) -> RemoteProtocolError:
         return RemoteProtocolError(f"{self._purpose}: ends early, at byte {len(self._data)}")

@@ -43,8 +43,6 @@ class Keystream:
 
     def fill(self, out: NDArray[np.uint8]) -> None:
         """Write the next bytes over `out`, which must be contiguous."""
-        if out.size <= BLOCK_BYTES:
-            self._encryptor.update_into(_ZEROS[: out.size], out.data)
-            return
         for start in range(0, out.size, BLOCK_BYTES):
-            self.fill(out[start : start + BLOCK_BYTES])
+            block = out[start : start + BLOCK_BYTES]
+            self._encryptor.update_into(_ZEROS[: block.size], block.data)

@@ -35,7 +35,7 @@ class PhaseContext:
     state: arrays named model/<parameter>, method/<name>. trained: names (without prefix) of
     the float parameters that silos train, in the order of the delta vector. buffers: float
     buffers (BatchNorm) averaged as a quantity of their own. members: m of this session.
-    update_kept: share of the rotated update that is summed. public_seed: 32 bytes of job, round and phase.
+    public_seed: 32 bytes of job, round and phase.
     update_clip: L2 norm to which every silo's update is clipped, where noise protects silos; else None.
     noise: of each noised quantity, the standard deviation of the noise of all m silos in a number of the
     sum, in the quantity's units; known to everybody, and of no use to what a silo computes.
@@ -49,7 +49,6 @@ class PhaseContext:
     buffers: tuple[str, ...] = ()
     update_bound: float = 8.0
     update_bits: int = 32
-    update_kept: float = 1.0
     update_clip: float | None = None
     public_seed: bytes = bytes(32)
     min_weight: float = 0.0

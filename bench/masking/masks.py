@@ -1,4 +1,4 @@
-"""Masks without a session: a vector, its masks and what takes them off, under seeds that nobody dealt."""
+"""Masks without a session: a vector, its masks and what removes them, under seeds that nobody dealt."""
 
 # L = words of one vector
 
@@ -40,9 +40,9 @@ def unmask_plan(vector: Layout, *, survivors: int, lost: int) -> UnmaskPlan:
     return UnmaskPlan(layout=vector, cohort_digest=_COHORT_DIGEST, seeds=seeds, survivors=())
 
 
-def exhaust(sender: Masker, source: Source) -> None:
+def exhaust(sender: Masker, source: Source, *, workers: int | None = None) -> None:
     """Every chunk is let go when the next one is asked for, as on its way to the wire."""
-    deque(sender.stream(source), maxlen=0)
+    deque(sender.stream(source, workers=workers), maxlen=0)
 
 
 def _seeds(number: int) -> tuple[SignedSeed, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import ssl
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
@@ -94,7 +93,6 @@ def versions() -> dict[str, str]:
     found = {
         "Python": platform.python_version(),
         "OpenSSL": backend.openssl_version_text().split()[1],
-        "OpenSSL of ssl": ssl.OPENSSL_VERSION.split()[1],  # which draws a silo's masks
     }
     for package in PACKAGES:
         try:

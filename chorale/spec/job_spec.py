@@ -224,13 +224,6 @@ class JobSpec(_Part):
         description="bits of a summed parameter; 32 takes the bytes of float32, 16 half of them, rotated and "
         "scaled to the updates of the round before: the first round takes 32",
     )
-    update_kept: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="share of the rotated update that a round sums, the same words at all silos; less than 1 "
-        "adds noise to the step and no bias",
-    )
     min_weight: float = Field(
         default=0.0, ge=0, le=1, description="least share of the federation's data for a round to be applied"
     )

@@ -21,7 +21,6 @@ def phase_context(
         buffers=buffer_names(state),
         update_bound=spec.update_bound,
         update_bits=spec.update_bits,
-        update_kept=spec.update_kept,
         update_clip=None if spec.privacy is None else spec.privacy.update_clip(members),
         public_seed=public_seed,
         min_weight=spec.min_weight,

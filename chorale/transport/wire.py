@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from chorale.v1 import session_pb2
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.identity.certificates import NAME_PATTERN
+from crypto.identity.certificates import NAME_PATTERN, SignedBody
 from crypto.session.messages import (
     Cohort,
     Envelopes,
@@ -20,7 +20,6 @@ from crypto.session.messages import (
     RecoverRequest,
     Shares,
     Signatures,
-    SignedBody,
     Survivors,
     UnmaskShares,
 )

@@ -32,7 +32,7 @@ class MaskedSum:
         """Add one silo's complete upload: a stream of little-endian words in ascending word size."""
         with spooled.open("rb", buffering=0) as stream:
             for word in self._layout.words:
-                little_endian = ring.word_type(word).newbyteorder("<")
+                little_endian = ring.WORD_TYPES[word].newbyteorder("<")
                 sum_L = self._sums[word]
                 for start in range(0, sum_L.size, BLOCK_BYTES * 8 // word):
                     block_B = sum_L[start : start + BLOCK_BYTES * 8 // word]
@@ -58,7 +58,7 @@ class StoredSum(Mapping[str, Array]):
         quantity = self._quantities[name]
         words = self._vectors[quantity.word][self._layout.slices(quantity.word)[name]]
         alone = Layout(quantities=(quantity,), members=self._layout.members)
-        vector_N = words.astype(ring.word_type(quantity.word), copy=False)
+        vector_N = words.astype(ring.WORD_TYPES[quantity.word], copy=False)
         return ring.decode({quantity.word: vector_N}, layout=alone)[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -72,7 +72,7 @@ def store_vectors(path: Path, vectors: dict[int, Words], *, layout: Layout) -> N
     """Durable once it returns; the file is whole or absent."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     little_endian = (
-        vectors[word].astype(ring.word_type(word).newbyteorder("<"), copy=False) for word in layout.words
+        vectors[word].astype(ring.WORD_TYPES[word].newbyteorder("<"), copy=False) for word in layout.words
     )
     write_atomic(path, (vector_L.view(np.uint8).data for vector_L in little_endian))
 
@@ -83,7 +83,7 @@ def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
     with source.open("rb") as file:
         file.readinto(data)
     vectors = {
-        word: vector_L.astype(ring.word_type(word), copy=False)
+        word: vector_L.astype(ring.WORD_TYPES[word], copy=False)
         for word, vector_L in vectors_from_stream(plan.layout, data).items()
     }
     plan.unmask(vectors)

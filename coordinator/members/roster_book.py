@@ -15,8 +15,8 @@ from chorale.runtime.files import read_limited
 from coordinator.process import Clock
 from coordinator.storage.store import Store
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
+from crypto.identity.certificates import SignedBody
 from crypto.identity.roster import MAX_FILE_BYTES, Roster, open_roster, roster_from_file_bytes
-from crypto.session.messages import SignedBody
 
 log = get_logger("coordinator.roster")
 

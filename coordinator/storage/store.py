@@ -22,7 +22,7 @@ from coordinator.complaints import FiledComplaint
 from coordinator.phase_machine import ENDED, PhaseState
 from coordinator.storage.migrations import MIGRATIONS
 from crypto.errors import ConfigError, LocalProtocolError
-from crypto.session.messages import SignedBody
+from crypto.identity.certificates import SignedBody
 
 
 class JobStatus(StrEnum):

@@ -36,10 +36,13 @@ def shrunk(value_N: Reals, clip_l2: float, *, name: str) -> tuple[Reals, float]:
     The values are the caller's, but for those that are so large that the product has no room in their type.
     Shapes: (N,) float32 or float64. Raises QuantizationError if a value is not finite.
     """
-    largest = _largest(value_N, name)
+    least, most = float(value_N.min()), float(value_N.max())  # NaN anywhere makes both NaN
+    if not (math.isfinite(least) and math.isfinite(most)):
+        raise QuantizationError(f"quantity {name}: a value is not finite")
+    largest = max(-least, most)
     if largest > _LARGEST_VALUE:
         return _rescaled(value_N, largest, clip_l2 * ROOM), 1.0
-    norm = math.sqrt(_sum_of_squares(value_N))
+    norm = math.sqrt(sum(squares for _, squares in _squares(value_N)))
     if norm <= clip_l2 * ROOM:  # as is the norm of nothing but zeros
         return value_N, 1.0
     factor = clip_l2 * ROOM / norm
@@ -56,17 +59,6 @@ def squared_norm(whole_N: NDArray[np.signedinteger[Any]]) -> int:
     return total
 
 
-def _largest(value_N: Reals, name: str) -> float:
-    least, most = float(value_N.min()), float(value_N.max())  # NaN anywhere makes both NaN
-    if not (math.isfinite(least) and math.isfinite(most)):
-        raise QuantizationError(f"quantity {name}: a value is not finite")
-    return max(-least, most)
-
-
-def _sum_of_squares(value_N: Reals) -> float:
-    return sum(squares for _, squares in _squares(value_N))
-
-
 def _squares(number_N: NDArray[Any]) -> Iterator[tuple[slice, float]]:
     """Of each block the sum of the squares, in float64."""
     buffer_B = np.empty(min(_BLOCK_VALUES, number_N.size), np.float64)
@@ -80,5 +72,5 @@ def _squares(number_N: NDArray[Any]) -> Iterator[tuple[slice, float]]:
 def _rescaled(value_N: Reals, largest: float, norm: float) -> Reals:
     """A copy of that norm. By a power of two first, so that no square passes float64."""
     small_N = np.ldexp(value_N.astype(np.float64), -math.frexp(largest)[1])
-    small_N *= norm / math.sqrt(_sum_of_squares(small_N))
+    small_N *= norm / math.sqrt(sum(squares for _, squares in _squares(small_N)))
     return small_N.astype(value_N.dtype)

@@ -18,12 +18,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.masking.openssl import Contexts
-from crypto.prg import KEY_BYTES, Keystream
-
 Rounding = Callable[..., None]  # of the arguments of _round_into
 Transform = Callable[..., None]  # of those of _transform_into
-Masking = Callable[..., bool]  # of those of crypto.masking.masking_loop.mask_into
 
 WORTH_VALUES: Final = 1 << 19  # fewer are not worth the second that loading numba takes
 
@@ -34,15 +30,15 @@ def rounding(value: np.dtype[Any], word: np.dtype[Any]) -> Rounding | None:
 
     The first call of a process imports numba: about a second and 150 MB.
     """
-    loop = _loop()
-    if loop is None:
-        return None
     value_B = np.empty(0, value)
     value_B.flags.writeable = False  # as in crypto/fixed_point/encoder.py; to numba that is another type
     one = value.type(1)
     try:
+        import numba
+
+        loop: Rounding = numba.njit(nogil=True, cache=True)(_round_into)
         loop(value_B, np.empty(0, np.uint16), np.empty(0, word), one, one, one, one)
-    except Exception:  # whatever keeps it from compiling or being kept, numpy gives the same words
+    except Exception:  # whatever keeps it from being compiled or kept, numpy gives the same words
         return None
     return loop
 
@@ -58,51 +54,6 @@ def transform() -> Transform | None:
     except Exception:  # as above
         return None
     return loop
-
-
-@cache
-def masking(word: np.dtype[Any]) -> Masking | None:
-    """The loop of crypto/masking/mask_streams.py for words of this type, or None. Imports numba, too."""
-    try:
-        from crypto.masking.masking_loop import mask_into
-
-        loop: Masking = mask_into
-        is_right = _masks_as_in_numpy(loop, word)
-    except Exception:  # as above, and where OpenSSL cannot be reached
-        return None
-    return loop if is_right else None
-
-
-@cache
-def _loop() -> Rounding | None:
-    try:
-        import numba
-
-        loop: Rounding = numba.njit(_round_into, nogil=True, cache=True)
-    except (ImportError, RuntimeError):  # RuntimeError: no folder to keep what is compiled
-        return None
-    return loop
-
-
-def _masks_as_in_numpy(loop: Masking, word: np.dtype[Any]) -> bool:
-    """Whether one stream added and one taken away give what crypto/prg.py does; compiles the loop.
-
-    From inside a cipher's block, in two calls that end inside another, and once more after a seek back.
-    """
-    keys, offset_bytes = [bytes([number]) * KEY_BYTES for number in (1, 2)], 5
-    contexts, flip_K = Contexts(keys), np.array([0, -1], np.int64).astype(word)
-    zeros, drawn_B = np.zeros(8 * word.itemsize, np.uint8), np.empty(8, word)
-    plus, minus = np.empty(39, word), np.empty(39, word)
-    for key, stream in zip(keys, (plus, minus), strict=True):
-        Keystream(key, offset_bytes=offset_bytes).fill(stream.view(np.uint8))
-    for _ in range(2):
-        contexts.seek(offset_bytes)
-        masked = np.zeros(39, word)
-        for part in (masked[:13], masked[13:]):
-            loop(part, contexts.addresses_K, flip_K, zeros, drawn_B, np.zeros(1, np.int32))
-        if not np.array_equal(masked, plus - minus):
-            return False
-    return True
 
 
 def _round_into(

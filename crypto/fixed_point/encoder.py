@@ -71,7 +71,11 @@ class Encoder:
         }
         self.layout = layout
         self.clipped_total = sum(part.clipped for part in parts.values())
-        parts |= _clipped_count(layout, self.clipped_total)
+        for quantity in layout.quantities:
+            if quantity.name == CLIPPED:
+                # saturates: it flags a round, it measures nothing
+                count = min(self.clipped_total, int(quantity.bound))
+                parts[CLIPPED] = _Exact(word_N=np.array([count], ring.WORD_TYPES[quantity.word]))
         self._dice_key = random(prg.KEY_BYTES)
         self._places = _places(layout)
         parts |= self._conditional(parts, random)
@@ -110,7 +114,11 @@ class Encoder:
         return Encoded(vectors=vectors, clipped_total=self.clipped_total)
 
     def _conditional(self, parts: Mapping[str, _Part], random: Callable[[int], bytes]) -> dict[str, _Part]:
-        """Parts of clipped arrays, each with dice of its own under which it is no longer than it may be."""
+        """Parts of clipped arrays, each with dice of its own, drawn until its squared norm is no larger than
+        it may be.
+
+        Conditional rounding: Kairouz, Liu, Steinke 2021; docs/privacy.md, "Sensitivity after rounding".
+        """
         chosen: dict[str, _Part] = {}
         for quantity in self.layout.quantities:
             part = parts[quantity.name]
@@ -121,7 +129,13 @@ class Encoder:
                 quantity.noise.clip_l2, scale=quantity.noise.scale, coordinates=quantity.size
             ).squared_l2
             first_die = self._places[quantity.word] + place.start
-            chosen[quantity.name] = _rounded_within(part, quantity, most, first_die, random)
+            for _ in range(MAX_ROUNDINGS):
+                tried = replace(part, dice_key=random(prg.KEY_BYTES))
+                if _squared_norm(tried, quantity.word, first_die) <= most:
+                    chosen[quantity.name] = tried
+                    break
+            else:
+                raise _odd(quantity, "no rounding of it is within its norm")
         return chosen
 
 
@@ -206,7 +220,7 @@ class _Rounded:
 
     def write(self, first: int, out: Words, dice: Keystream) -> None:
         sides = self.value_N.dtype.type(SIDES)
-        out_N = out.view(ring.signed_type(8 * out.itemsize))
+        out_N = out.view(ring.SIGNED_TYPES[8 * out.itemsize])
         of = BLOCK_VALUES if self.round_into is round_into else COMPILED_BLOCK_VALUES
         for block in _blocks(out.size, of=of):
             out_B = out_N[block]
@@ -233,23 +247,20 @@ def _arrays(values: Mapping[str, ArrayLike], layout: Layout) -> dict[str, NDArra
     if values.keys() != expected:
         odd = sorted(values.keys() ^ expected)
         raise QuantizationError(f"values: missing or surplus quantities {', '.join(odd)}")
-    return {
-        quantity.name: _array(values[quantity.name], quantity)
-        for quantity in layout.quantities
-        if quantity.name in expected
-    }
-
-
-def _array(value: ArrayLike, quantity: Quantity) -> NDArray[Any]:
-    try:
-        array_N = np.asarray(value)
-    except (ValueError, TypeError, OverflowError):
-        raise _odd(quantity, "is no array of numbers") from None
-    if array_N.dtype.kind not in "biuf":
-        raise _odd(quantity, f"holds {array_N.dtype}, expected numbers")
-    if array_N.shape != quantity.shape:
-        raise _odd(quantity, f"expected shape {quantity.shape}, got {array_N.shape}")
-    return array_N.reshape(-1)
+    arrays = {}
+    for quantity in layout.quantities:
+        if quantity.name == CLIPPED:
+            continue
+        try:
+            array_N = np.asarray(values[quantity.name])
+        except (ValueError, TypeError, OverflowError):
+            raise _odd(quantity, "is no array of numbers") from None
+        if array_N.dtype.kind not in "biuf":
+            raise _odd(quantity, f"holds {array_N.dtype}, expected numbers")
+        if array_N.shape != quantity.shape:
+            raise _odd(quantity, f"expected shape {quantity.shape}, got {array_N.shape}")
+        arrays[quantity.name] = array_N.reshape(-1)
+    return arrays
 
 
 def _part(array_N: NDArray[Any], quantity: Quantity, members: int, is_compiled: bool) -> _Part:
@@ -265,11 +276,14 @@ def _part(array_N: NDArray[Any], quantity: Quantity, members: int, is_compiled: 
     value_N.flags.writeable = False
     is_within = clip_l2 is not None and clip_l2 <= quantity.bound
     clipped, kind = 0 if is_within else _clipped(value_N, quantity, factor), value_N.dtype.type
-    loop = compiled.rounding(value_N.dtype, ring.signed_type(quantity.word)) if is_compiled else None
+    most = kind(quantity.bound)
+    if float(most) > quantity.bound:  # rounded up, where the type does not have the bound itself
+        most = np.nextafter(most, kind(0))
+    loop = compiled.rounding(value_N.dtype, ring.SIGNED_TYPES[quantity.word]) if is_compiled else None
     return _Rounded(
         value_N=value_N,
         scale=kind(scale),
-        most=_largest_within(quantity.bound, kind) if clipped or clip_l2 else kind(np.inf),
+        most=most if clipped or clip_l2 else kind(np.inf),
         factor=kind(factor),
         clipped=clipped,
         round_into=loop or round_into,
@@ -282,29 +296,15 @@ def _reals(array_N: NDArray[Any], scale: float) -> Reals:
     return np.require(array_N, kind, ["C", "A"])
 
 
-def _rounded_within(
-    part: _Rounded, quantity: Quantity, squared_l2: int, first_die: int, random: Callable[[int], bytes]
-) -> _Rounded:
-    """The part with dice, drawn anew until the whole numbers' squared norm is at most that.
-
-    Conditional rounding: Kairouz, Liu, Steinke 2021; docs/privacy.md, "Sensitivity after rounding".
-    """
-    for _ in range(MAX_ROUNDINGS):
-        tried = replace(part, dice_key=random(prg.KEY_BYTES))
-        if _squared_norm(tried, quantity.word, first_die) <= squared_l2:
-            return tried
-    raise _odd(quantity, "no rounding of it is within its norm")
-
-
 def _squared_norm(part: _Rounded, word: int, first_die: int) -> int:
     assert part.dice_key is not None
     dice = Keystream(part.dice_key, offset_bytes=_DIE.itemsize * first_die)
-    word_B = np.empty(min(COMPILED_BLOCK_VALUES, part.value_N.size), ring.word_type(word))
+    word_B = np.empty(min(COMPILED_BLOCK_VALUES, part.value_N.size), ring.WORD_TYPES[word])
     total = 0
     for block in _blocks(part.value_N.size, of=COMPILED_BLOCK_VALUES):
         out_B = word_B[: part.value_N[block].size]
         part.write(block.start, out_B, dice)
-        total += clipping.squared_norm(out_B.view(ring.signed_type(word)))
+        total += clipping.squared_norm(out_B.view(ring.SIGNED_TYPES[word]))
     return total
 
 
@@ -313,7 +313,7 @@ def _noises(layout: Layout, random: Callable[[int], bytes], is_compiled: bool) -
     noised = {place: each for place, each in enumerate(layout.quantities) if each.noise is not None}
     if not noised:
         return {}
-    key, pick = random(prg.KEY_BYTES), None if is_compiled else skellam_stream.pick
+    key, pick = random(prg.KEY_BYTES), None if is_compiled else skellam_stream.numpy_pick
     return {
         each.name: SkellamStream(skellam_law(each.noise.variance), key, quantity=place, pick=pick)
         for place, each in noised.items()
@@ -321,14 +321,8 @@ def _noises(layout: Layout, random: Callable[[int], bytes], is_compiled: bool) -
     }
 
 
-def _largest_within(bound: float, kind: type[np.floating[Any]]) -> np.floating[Any]:
-    """The bound, or what is next to it in a type that does not have it."""
-    nearest = kind(bound)
-    return nearest if float(nearest) <= bound else np.nextafter(nearest, kind(0))
-
-
 def _whole(count_N: NDArray[Any], quantity: Quantity) -> Words:
-    word_N = np.empty(count_N.size, ring.word_type(quantity.word))
+    word_N = np.empty(count_N.size, ring.WORD_TYPES[quantity.word])
     for block in _blocks(count_N.size):
         count_B = count_N[block]
         if count_B.dtype.kind == "f" and not (np.isfinite(count_B) & (np.floor(count_B) == count_B)).all():
@@ -351,15 +345,6 @@ def _clipped(value_N: Reals, quantity: Quantity, factor: float) -> int:
         if least < -bound or bound < most:
             clipped += int(np.count_nonzero(np.abs(value_B, dtype=np.float64) > bound))
     return clipped
-
-
-def _clipped_count(layout: Layout, clipped_total: int) -> dict[str, _Part]:
-    for quantity in layout.quantities:
-        if quantity.name == CLIPPED:
-            # saturates: it flags a round, it measures nothing
-            count = min(clipped_total, int(quantity.bound))
-            return {CLIPPED: _Exact(word_N=np.array([count], ring.word_type(quantity.word)))}
-    return {}
 
 
 def _blocks(size: int, *, of: int = BLOCK_VALUES) -> Iterator[slice]:

@@ -189,7 +189,7 @@ class Layout:
 def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
     """A quantity as the layout's digest covers it; floats in hexadecimal, so exact.
 
-    A quantity without noise ends with its projection. What it discloses is not among them.
+    A quantity without noise ends with its sensitivity and projection. What it discloses is not among them.
     """
     projection, noise = quantity.projection, quantity.noise
     fields: list[encoding.Field] = [
@@ -206,5 +206,38 @@ def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
     return fields
 
 
+def read_quantity(reader: encoding.FieldReader) -> Quantity:
+    """What `quantity_fields` wrote. Raises ChoraleError, ValueError or OverflowError for anything else."""
+    name, sizes = reader.text(), reader.fields()
+    shape = tuple(sizes.number() for _ in range(sizes.left))
+    bound, word = reader.text(), reader.number()
+    is_count, sensitivity, projected = reader.number(), reader.text(), reader.fields()
+    projection = noise = None
+    if projected.left:
+        projection = Projection(
+            seed=projected.data(),
+            size=projected.number(),
+            block=projected.number(),
+            kept=projected.number(),
+        )
+    if reader.left:
+        variance, scale, clip = reader.texts()
+        noise = Noise(variance=float.fromhex(variance), scale=float.fromhex(scale), clip_l2=_from_hex(clip))
+    return Quantity(
+        name=name,
+        shape=shape,
+        bound=float.fromhex(bound),
+        word=word,
+        is_count=bool(is_count),
+        sensitivity_l2=_from_hex(sensitivity),
+        projection=projection,
+        noise=noise,
+    )
+
+
 def _hex(number: float | None) -> str:
     return "" if number is None else float(number).hex()
+
+
+def _from_hex(text: str) -> float | None:
+    return float.fromhex(text) if text else None

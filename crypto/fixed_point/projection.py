@@ -67,13 +67,12 @@ class Projection:
             )
 
     @classmethod
-    def of(cls, size: int, *, seed: bytes, share: float = 1.0) -> Projection:
-        """The map for a vector of that size. share: of the words to keep, rounded to whole rows."""
+    def of(cls, size: int, *, seed: bytes) -> Projection:
+        """The map for a vector of that size that keeps every word."""
         block = MIN_BLOCK
         while block < MAX_BLOCK and 2 * block * BLOCKS <= size:
             block *= 2
-        rows = max(1, round(share * block))
-        return cls(seed=seed, size=size, block=block, kept=rows * math.ceil(size / block))
+        return cls(seed=seed, size=size, block=block, kept=block * math.ceil(size / block))
 
     @property
     def blocks(self) -> int:
@@ -92,7 +91,13 @@ class Projection:
         flat = work_BK.reshape(-1)
         flat[self.size :] = 0.0
         self._signed(value_N, out_N=flat[: self.size], factor=self.block**-0.5)
-        return self._transformed(work_BK)[self._kept_R].reshape(-1)
+        # compiled where that pays: at silos, never at a coordinator, which only expands
+        loop = compiled.transform() if self.size >= compiled.WORTH_VALUES else None
+        if loop is None:
+            work_BK = _transformed(work_BK)
+        else:
+            loop(work_BK, np.empty(self.block * _COMPILED_COLUMNS, np.float32))
+        return work_BK[self._kept_R].reshape(-1)
 
     def expand(self, sum_M: FloatArray) -> NDArray[np.float64]:
         """The transpose over the kept share: the values again if all words are kept, else without bias.
@@ -106,14 +111,6 @@ class Projection:
         value_N = _transformed(work_BK).reshape(-1)[: self.size]
         self._signed(value_N, out_N=value_N, factor=self.block**0.5 / self.rows)
         return value_N.astype(np.float64)
-
-    def _transformed(self, work_BK: NDArray[np.float32]) -> NDArray[np.float32]:
-        """As `_transformed` below, compiled where that pays: at silos, never at a coordinator."""
-        loop = compiled.transform() if self.size >= compiled.WORTH_VALUES else None
-        if loop is None:
-            return _transformed(work_BK)
-        loop(work_BK, np.empty(self.block * _COMPILED_COLUMNS, np.float32))
-        return work_BK
 
     @cached_property
     def _kept_R(self) -> slice | NDArray[np.intp]:

@@ -1,4 +1,4 @@
-"""Fixed point: real values to words of Z(2^w) and sums of words back to real values.
+"""Words of Z(2^w): their vectors, and sums of them back to real values.
 
 Quantities stand one after the other in the vector of their word size (crypto/fixed_point/layout.py). Negative
 values are two's complement. Source: docs/protocol.md 4.
@@ -8,13 +8,12 @@ values are two's complement. Source: docs/protocol.md 4.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from crypto.errors import LocalProtocolError
 from crypto.fixed_point.layout import Layout, Quantity
@@ -22,12 +21,13 @@ from crypto.fixed_point.layout import Layout, Quantity
 Words: TypeAlias = NDArray[np.unsignedinteger[Any]]
 WordType: TypeAlias = np.dtype[np.unsignedinteger[Any]]
 
-_UNSIGNED: Final[dict[int, WordType]] = {
+# number types by the size of a word in bits
+WORD_TYPES: Final[dict[int, WordType]] = {
     16: np.dtype(np.uint16),
     32: np.dtype(np.uint32),
     64: np.dtype(np.uint64),
 }
-_SIGNED: Final[dict[int, np.dtype[np.signedinteger[Any]]]] = {
+SIGNED_TYPES: Final[dict[int, np.dtype[np.signedinteger[Any]]]] = {
     16: np.dtype(np.int16),
     32: np.dtype(np.int32),
     64: np.dtype(np.int64),
@@ -48,33 +48,6 @@ class Encoded:
     def read(self, word: int, start: int, out: Words) -> None:
         """Copy the words from index `start` of the vector of that word size over `out`."""
         out[:] = self.vectors[word][start : start + out.size]
-
-
-def word_type(word: int) -> WordType:
-    """The unsigned number type of a word size."""
-    return _UNSIGNED[word]
-
-
-def signed_type(word: int) -> np.dtype[np.signedinteger[Any]]:
-    """The two's complement number type of a word size."""
-    return _SIGNED[word]
-
-
-def encode(
-    values: Mapping[str, ArrayLike],
-    *,
-    layout: Layout,
-    random: Callable[[int], bytes] = os.urandom,
-) -> Encoded:
-    """Clip, scale and round every value stochastically; counts are exact.
-
-    Shapes and units: as the quantities declare. The layout's `clipped` quantity, if it has one, is
-    filled with the number of clipped values. Raises what crypto/fixed_point/encoder.py raises, which does
-    the work.
-    """
-    from crypto.fixed_point.encoder import Encoder  # it makes what this module defines
-
-    return Encoder(values, layout=layout, random=random).encode()
 
 
 def decode(sums: Mapping[int, Words], *, layout: Layout) -> dict[str, NDArray[Any]]:
@@ -98,7 +71,7 @@ def add_into(total: Mapping[int, Words], part: Mapping[int, Words]) -> None:
 
 def zeros(layout: Layout) -> dict[int, Words]:
     """An empty sum."""
-    return {word: np.zeros(layout.length(word), _UNSIGNED[word]) for word in layout.words}
+    return {word: np.zeros(layout.length(word), WORD_TYPES[word]) for word in layout.words}
 
 
 def check_vectors(vectors: Mapping[int, Words], *, layout: Layout) -> None:
@@ -106,17 +79,14 @@ def check_vectors(vectors: Mapping[int, Words], *, layout: Layout) -> None:
     if tuple(sorted(vectors)) != layout.words:
         raise LocalProtocolError(f"ring: expected word sizes {layout.words}, got {tuple(sorted(vectors))}")
     for word, vector_L in vectors.items():
-        if vector_L.dtype != _UNSIGNED[word] or vector_L.shape != (layout.length(word),):
+        if vector_L.dtype != WORD_TYPES[word] or vector_L.shape != (layout.length(word),):
             expected = f"{layout.length(word)} words of {word} bits"
             raise LocalProtocolError(f"ring: expected {expected}, got {vector_L.size} {vector_L.dtype}")
 
 
-def _part(vectors: Mapping[int, Words], layout: Layout, quantity: Quantity) -> Words:
-    return vectors[quantity.word][layout.slices(quantity.word)[quantity.name]]
-
-
 def _decoded(sums: Mapping[int, Words], layout: Layout, quantity: Quantity) -> NDArray[Any]:
-    signed_N = _part(sums, layout, quantity).view(_SIGNED[quantity.word])
+    place = layout.slices(quantity.word)[quantity.name]
+    signed_N = sums[quantity.word][place].view(SIGNED_TYPES[quantity.word])
     if quantity.is_count:
         return signed_N.astype(np.int64).reshape(quantity.shape)
     real_N = signed_N.astype(np.float64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -23,7 +22,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from crypto.session.messages import SignedBody
 
 PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 
@@ -84,6 +82,14 @@ class MemberId:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignedBody:
+    """Bytes that were signed, as they were signed: verify first, parse after."""
+
+    body: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """A member's certificate and the key that belongs to it."""
 
@@ -96,7 +102,7 @@ class Identity:
         """Raises ConfigError if either is unusable or they do not belong together."""
         certificate = load_certificate(certificate_pem)
         key = load_key(key_pem)
-        if _public_bytes(certificate) != _public_bytes(key):
+        if certificate.public_key() != key.public_key():
             raise ConfigError("identity: the key does not belong to the certificate")
         try:
             member = member_of(certificate)
@@ -167,13 +173,13 @@ def member_of(certificate: x509.Certificate) -> MemberId:
 
     Raises RemoteProtocolError unless it holds exactly one URI and that is a member's.
     """
-    return MemberId.parse(only_uri(alternative_names(certificate)))
+    return MemberId.parse(names_of(certificate)[0])
 
 
 def federation_of(authority: x509.Certificate) -> str:
     """The federation whose authority this is. Raises ConfigError if it is none."""
     try:
-        uri = only_uri(alternative_names(authority))
+        uri, _ = names_of(authority)
     except RemoteProtocolError:
         uri = ""
     federation = uri.removeprefix("spiffe://")
@@ -254,23 +260,21 @@ def load_key(pem: bytes) -> PrivateKey:
     return key
 
 
-def alternative_names(
+def names_of(
     holder: x509.Certificate | x509.CertificateSigningRequest,
-) -> list[x509.GeneralName]:
-    """Every subject alternative name. Raises RemoteProtocolError if they cannot be read."""
+) -> tuple[str, list[x509.GeneralName]]:
+    """The one URI among the subject alternative names, and the other names.
+
+    Raises RemoteProtocolError if they cannot be read, and unless there is exactly one URI.
+    """
     try:
-        extension = holder.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        names = list(holder.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except (*ODD_CERTIFICATE, x509.ExtensionNotFound):
         raise RemoteProtocolError("certificate: it holds no readable subject alternative name") from None
-    return list(extension.value)
-
-
-def only_uri(names: Iterable[x509.GeneralName]) -> str:
-    """The one URI among them. Raises RemoteProtocolError unless there is exactly one."""
     uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]
     if len(uris) != 1:
         raise RemoteProtocolError(f"certificate: expected one URI, got {len(uris)}")
-    return uris[0]
+    return uris[0], [name for name in names if not isinstance(name, x509.UniformResourceIdentifier)]
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -285,18 +289,6 @@ def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate) ->
 def _member_with_usage(certificate: x509.Certificate, role: Role) -> MemberId:
     """The member that it names, if its key and its usage are those of the role."""
     public_key_of(certificate)
-    _check_usage(certificate, role)
-    return member_of(certificate)
-
-
-def _check_validity(what: str, certificate: x509.Certificate, *, now: datetime) -> None:
-    if now < certificate.not_valid_before_utc:
-        raise _refused(f"{what} is not valid before {certificate.not_valid_before_utc.isoformat()}")
-    if now > certificate.not_valid_after_utc:
-        raise _refused(f"{what} expired at {certificate.not_valid_after_utc.isoformat()}")
-
-
-def _check_usage(certificate: x509.Certificate, role: Role) -> None:
     try:
         extensions = certificate.extensions
         constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
@@ -307,9 +299,17 @@ def _check_usage(certificate: x509.Certificate, role: Role) -> None:
         raise _refused("it is an authority's own, expected a member's")
     if usages != [role.key_usage]:
         raise _refused(f"its extended key usage is not that of a {role}")
-    has_hosts = any(not isinstance(n, x509.UniformResourceIdentifier) for n in alternative_names(certificate))
-    if has_hosts and role is not Role.COORDINATOR:
+    _, hosts = names_of(certificate)
+    if hosts and role is not Role.COORDINATOR:
         raise _refused(f"only a coordinator has host names or addresses, got role {role}")
+    return member_of(certificate)
+
+
+def _check_validity(what: str, certificate: x509.Certificate, *, now: datetime) -> None:
+    if now < certificate.not_valid_before_utc:
+        raise _refused(f"{what} is not valid before {certificate.not_valid_before_utc.isoformat()}")
+    if now > certificate.not_valid_after_utc:
+        raise _refused(f"{what} expired at {certificate.not_valid_after_utc.isoformat()}")
 
 
 def _refused(message: str) -> RemoteProtocolError:
@@ -337,12 +337,6 @@ def _read_plain_fields(certificate: x509.Certificate) -> None:
     """
     public_key_of(certificate)
     _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-
-
-def _public_bytes(holder: x509.Certificate | PrivateKey) -> bytes:
-    return holder.public_key().public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
 
 
 def check_name(what: str, name: str) -> None:

@@ -21,11 +21,10 @@ from crypto.identity.certificates import (
     MemberId,
     PrivateKey,
     Role,
-    alternative_names,
     check_name,
     federation_of,
+    names_of,
     new_key,
-    only_uri,
     public_key_of,
 )
 
@@ -34,7 +33,7 @@ MAX_VALID_DAYS = 3650
 
 def new_csr(key: PrivateKey, member: MemberId, hosts: Sequence[str] = ()) -> bytes:
     """A PEM request for the member's certificate; hosts are where a coordinator listens."""
-    names = [x509.UniformResourceIdentifier(member.uri), *_host_names(hosts)]
+    names = [x509.UniformResourceIdentifier(member.uri), *map(_host_name, hosts)]
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(_subject(member.federation, member.name))
@@ -78,14 +77,13 @@ def sign_csr(
     A coordinator gets serverAuth and the hosts of its request and of `hosts`; a silo or operator gets
     clientAuth and no host. Raises ConfigError. Source: docs/protocol.md 1.
     """
-    request = _load_csr(csr_pem)
-    member, requested_hosts = _requested(request)
+    request, member, requested_hosts = _load_csr(csr_pem)
     federation = federation_of(authority_certificate)
     if member.federation != federation:
         raise ConfigError(f"request: expected federation {federation}, got {member.federation}")
     if member.role is not role:
         raise ConfigError(f"request: expected role {role}, got {member.role}")
-    all_hosts = list(dict.fromkeys([*requested_hosts, *_host_names(hosts)]))
+    all_hosts = list(dict.fromkeys([*requested_hosts, *map(_host_name, hosts)]))
     if role is Role.COORDINATOR and not all_hosts:
         raise ConfigError("request: a coordinator needs at least one host name or address")
     if role is not Role.COORDINATOR and all_hosts:
@@ -102,7 +100,8 @@ def sign_csr(
 
 def requested_member(csr_pem: bytes) -> MemberId:
     """Who a request wants to be. Raises ConfigError if it is no request of a member."""
-    return _requested(_load_csr(csr_pem))[0]
+    _, member, _ = _load_csr(csr_pem)
+    return member
 
 
 def _for_member(
@@ -124,7 +123,10 @@ def _for_member(
     )
 
 
-def _load_csr(pem: bytes) -> x509.CertificateSigningRequest:
+def _load_csr(
+    pem: bytes,
+) -> tuple[x509.CertificateSigningRequest, MemberId, list[x509.GeneralName]]:
+    """A request, who it wants to be, and where it listens."""
     try:
         request = x509.load_pem_x509_csr(pem)
         public_key_of(request)
@@ -133,23 +135,14 @@ def _load_csr(pem: bytes) -> x509.CertificateSigningRequest:
         raise ConfigError("request: expected a PEM certificate request with a P-256 key") from None
     if not has_signed:
         raise ConfigError("request: the signature does not hold")
-    return request
-
-
-def _requested(request: x509.CertificateSigningRequest) -> tuple[MemberId, list[x509.GeneralName]]:
     try:
-        names = alternative_names(request)
-        member = MemberId.parse(only_uri(names))
+        uri, hosts = names_of(request)
+        member = MemberId.parse(uri)
     except RemoteProtocolError as error:
         raise ConfigError(str(error).replace("certificate:", "request:")) from None
-    hosts = [name for name in names if not isinstance(name, x509.UniformResourceIdentifier)]
     if not all(isinstance(name, x509.DNSName | x509.IPAddress) for name in hosts):
         raise ConfigError("request: expected only a URI, host names and addresses")
-    return member, hosts
-
-
-def _host_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    return [_host_name(host) for host in hosts]
+    return request, member, hosts
 
 
 def _host_name(host: str) -> x509.GeneralName:

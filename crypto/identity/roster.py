@@ -18,8 +18,7 @@ from cryptography import x509
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.identity import certificates
-from crypto.identity.certificates import CLOCK_SKEW, MemberId, PrivateKey, Role
-from crypto.session.messages import SignedBody
+from crypto.identity.certificates import CLOCK_SKEW, MemberId, PrivateKey, Role, SignedBody
 
 PURPOSE = "roster"
 MAX_MEMBERS = 4096
@@ -96,8 +95,10 @@ def sign_roster(
     if not _has_distinct_names(ordered) or len(ordered) > MAX_MEMBERS:
         raise ConfigError(f"roster: expected at most {MAX_MEMBERS} members, each named once")
     rows = [[member.role.value, member.name, member.fingerprint] for member in ordered]
-    dates = _seconds(issued), _seconds(expires)
-    return certificates.sign(authority_key, PURPOSE, federation, version, *dates, rows)
+    issued_seconds, expires_seconds = int(issued.timestamp()), int(expires.timestamp())
+    return certificates.sign(
+        authority_key, PURPOSE, federation, version, issued_seconds, expires_seconds, rows
+    )
 
 
 def open_roster(
@@ -160,7 +161,7 @@ def _parse(fields: list[encoding.Value], signed: SignedBody) -> Roster:
         version=reader.number(),
         issued=_date(reader.number()),
         expires=_date(reader.number()),
-        members=tuple(_member(row) for row in reader.items()),
+        members=tuple(_member(row) for row in reader.rows()),
         signed=signed,
     )
     reader.end()
@@ -169,11 +170,9 @@ def _parse(fields: list[encoding.Value], signed: SignedBody) -> Roster:
     return roster
 
 
-def _member(row: encoding.Value) -> Member:
-    outer = encoding.FieldReader([row], what=PURPOSE, code=Refusal.ROSTER)
-    reader = encoding.FieldReader(outer.items(), what=PURPOSE, code=Refusal.ROSTER)
-    role, name, fingerprint = reader.text(), reader.text(), reader.data(32)
-    reader.end()
+def _member(row: encoding.FieldReader) -> Member:
+    role, name, fingerprint = row.text(), row.text(), row.data(32)
+    row.end()
     if role not in set(Role) or not certificates.NAME_PATTERN.fullmatch(name):
         raise _refused("a member's role or name is malformed")
     return Member(Role(role), name, fingerprint)
@@ -182,10 +181,6 @@ def _member(row: encoding.Value) -> Member:
 def _has_distinct_names(members: Iterable[Member]) -> bool:
     names = [(member.role, member.name) for member in members]
     return len(set(names)) == len(names)
-
-
-def _seconds(moment: datetime) -> int:
-    return int(moment.timestamp())
 
 
 def _date(seconds: int) -> datetime:

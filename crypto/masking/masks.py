@@ -1,31 +1,32 @@
-"""Adding and removing masks: seeds and signs applied to vectors, block by block, in threads.
+"""Adding and removing masks: seeds and signs applied to vectors, chunk by chunk, in threads.
 
 A vector of each word size is masked under the same seeds and different keys, and all of them form
 one stream of little-endian words in ascending word size. Source: docs/protocol.md 5.4 and 5.6.
 """
 
-# L = words of one vector, B = words of one block
+# L = words of one vector, B = words of one chunk
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from crypto import prg
 from crypto.errors import LocalProtocolError, RemoteProtocolError
-from crypto.fixed_point import compiled, ring
+from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
-from crypto.fixed_point.ring import Words
+from crypto.fixed_point.ring import Encoded, Words
 from crypto.masking import pipeline
-from crypto.masking.mask_streams import MaskStreams, SignedKey, mask_streams
 
-CHUNK_BYTES = 1 << 20  # one message of an upload
+# one message of an upload, and what is drawn of one key stream at a time: 256 KiB would stay in the cache,
+# but each call of the cipher is a turn of the interpreter's lock, docs/performance.md
+CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +41,11 @@ class SignedSeed:
             raise LocalProtocolError(f"masking: a sign is 1 or -1, got {self.sign}")
 
 
-class Source(Protocol):
-    """One input's words: the same in whatever pieces they are read, by several threads at once."""
-
-    def check_layout(self, layout: Layout) -> None: ...
-
-    def read(self, word: int, start: int, out: Words) -> None: ...
+# one input's words: the same in whatever pieces they are read, by several threads at once
+Source: TypeAlias = Encoder | Encoded
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Masker:
     """Turns one silo's input into the masked stream that leaves it, as often as asked.
 
@@ -55,10 +53,9 @@ class Masker:
     under the same masks would show their difference.
     """
 
-    def __init__(self, *, layout: Layout, cohort_digest: bytes, seeds: tuple[SignedSeed, ...]) -> None:
-        self._layout = layout
-        self._cohort_digest = cohort_digest
-        self._seeds = seeds
+    layout: Layout
+    cohort_digest: bytes
+    seeds: tuple[SignedSeed, ...] = field(repr=False)
 
     def stream(
         self,
@@ -75,26 +72,24 @@ class Masker:
         before its end. Raises LocalProtocolError if the input is not of this layout or the offset
         beyond its end.
         """
-        source.check_layout(self._layout)
-        total_bytes = self._layout.total_bytes
+        source.check_layout(self.layout)
+        total_bytes = self.layout.total_bytes
         if not 0 <= offset_bytes <= total_bytes or chunk_bytes < 1:
             raise LocalProtocolError("masking: offset or chunk size out of range")
-        is_compiled = total_bytes - offset_bytes >= compiled.WORTH_VALUES * 4
-        lanes = _Lanes(self._layout, self._seeds, self._cohort_digest, is_compiled=is_compiled)
+        masks = _masks(self.layout, self.seeds, self.cohort_digest)
         starts = range(offset_bytes, total_bytes, chunk_bytes)
-        tasks = (partial(self._chunk, source, lanes, start, start + chunk_bytes) for start in starts)
+        tasks = (partial(self._chunk, source, masks, start, start + chunk_bytes) for start in starts)
         return pipeline.in_order(tasks, workers=pipeline.workers_for(len(starts), workers))
 
-    def _chunk(self, source: Source, lanes: _Lanes, chunk_start: int, chunk_stop: int) -> memoryview:
+    def _chunk(self, source: Source, masks: Mapping[int, _Masks], start: int, stop: int) -> memoryview:
         """Masked bytes from `start` to `stop` of the stream; whole words are masked, then cut."""
         pieces = []
-        with lanes.lane() as lane:
-            for region in _regions(self._layout, chunk_start, chunk_stop):
-                words = np.empty(region.last - region.first, ring.word_type(region.word))
-                for start, words_B in lane.blocks(words, region.first):
-                    source.read(region.word, start, words_B)
-                    lane.apply(words_B)
-                pieces.append(_little_endian(words)[region.cut])
+        for region in _regions(self.layout, start, stop):
+            words_B = np.empty(region.last - region.first, ring.WORD_TYPES[region.word])
+            source.read(region.word, region.first, words_B)
+            masks[region.word].apply(words_B, region.first)
+            little_endian_B = words_B.astype(words_B.dtype.newbyteorder("<"), copy=False)
+            pieces.append(little_endian_B.view(np.uint8).data[region.cut])
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
@@ -111,16 +106,15 @@ class UnmaskPlan:
     survivors: tuple[str, ...]
 
     def unmask(self, sums: Mapping[int, Words], *, workers: int | None = None) -> None:
-        """Take the masks off in place, in as many threads as there are cores, or `workers`."""
+        """Remove the masks in place, in as many threads as there are cores, or `workers`."""
         ring.check_vectors(sums, layout=self.layout)
-        lanes = _Lanes(self.layout, self.seeds, self.cohort_digest)
+        masks = _masks(self.layout, self.seeds, self.cohort_digest)
         tasks = [
-            partial(_unmask_part, lanes, sum_L[first : first + CHUNK_BYTES * 8 // word], first)
+            partial(masks[word].apply, sum_L[first : first + CHUNK_BYTES * 8 // word], first)
             for word, sum_L in sums.items()
             for first in range(0, sum_L.size, CHUNK_BYTES * 8 // word)
         ]
-        for _ in pipeline.in_order(tasks, workers=pipeline.workers_for(len(tasks), workers)):
-            pass
+        deque(pipeline.in_order(tasks, workers=pipeline.workers_for(len(tasks), workers)), maxlen=0)
 
 
 def vectors_from_stream(layout: Layout, data: bytes | bytearray | memoryview) -> dict[int, Words]:
@@ -134,7 +128,7 @@ def vectors_from_stream(layout: Layout, data: bytes | bytearray | memoryview) ->
     vectors: dict[int, Words] = {}
     start = 0
     for word in layout.words:
-        little_endian = ring.word_type(word).newbyteorder("<")
+        little_endian = ring.WORD_TYPES[word].newbyteorder("<")
         vectors[word] = np.frombuffer(data, little_endian, count=layout.length(word), offset=start)
         start += layout.length(word) * word // 8
     return vectors
@@ -162,73 +156,27 @@ def _regions(layout: Layout, start: int, stop: int) -> Iterator[_Region]:
         place = end
 
 
-class _Lanes:
-    """The keys of all streams, and lanes that threads apply them in: made when needed, used again."""
+class _Masks:
+    """The masks of one vector: a key stream a seed, applied anywhere in it by several threads at once."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        seeds: tuple[SignedSeed, ...],
-        cohort_digest: bytes,
-        *,
-        is_compiled: bool = False,
-    ) -> None:
-        self._is_compiled = is_compiled
-        self._keys = {
-            word: [
-                SignedKey(
-                    key=prg.mask_key(signed.seed, cohort_digest=cohort_digest, word=word), sign=signed.sign
-                )
-                for signed in seeds
-            ]
-            for word in layout.words
-        }
-        self._idle: deque[_Lane] = deque()
+    def __init__(self, seeds: tuple[SignedSeed, ...], cohort_digest: bytes, word: int) -> None:
+        self._keys = [prg.mask_key(signed.seed, cohort_digest=cohort_digest, word=word) for signed in seeds]
+        self._operations = [np.add if signed.sign > 0 else np.subtract for signed in seeds]
+        self._idle: deque[list[prg.Keystream]] = deque()  # opened streams of all keys, in no thread's hands
 
-    @contextmanager
-    def lane(self) -> Iterator[_Lane]:
+    def apply(self, words_B: Words, first: int) -> None:
+        """Add or take away the words of every stream from index `first` on, modulo 2^w."""
         try:
-            lane = self._idle.pop()
+            streams = self._idle.pop()
         except IndexError:
-            lane = _Lane(self._keys, is_compiled=self._is_compiled)
-        yield lane
-        self._idle.append(lane)
+            streams = [prg.Keystream(key) for key in self._keys]
+        mask_B = np.empty(words_B.size, words_B.dtype.newbyteorder("<"))
+        for stream, operation in zip(streams, self._operations, strict=True):
+            stream.seek(first * words_B.itemsize)
+            stream.fill(mask_B.view(np.uint8))
+            operation(words_B, mask_B, out=words_B)
+        self._idle.append(streams)
 
 
-class _Lane:
-    """What one thread needs: the streams of every word size that it came to."""
-
-    def __init__(self, keys: Mapping[int, Sequence[SignedKey]], *, is_compiled: bool) -> None:
-        self._keys = keys
-        self._is_compiled = is_compiled
-        self._streams: dict[int, MaskStreams] = {}
-
-    def blocks(self, words: Words, first: int) -> Iterator[tuple[int, Words]]:
-        """Parts to apply the streams to, one after the other, and where in the vector each starts.
-
-        first: where in the vector of that word size the words start.
-        """
-        streams = self._at(8 * words.itemsize, first)
-        size = streams.block_bytes // words.itemsize
-        for start in range(0, words.size, size):
-            yield first + start, words[start : start + size]
-
-    def apply(self, words_B: Words) -> None:
-        """Add or take away the next words of every stream, modulo 2^w."""
-        self._streams[8 * words_B.itemsize].apply(words_B)
-
-    def _at(self, word: int, first: int) -> MaskStreams:
-        if word not in self._streams:
-            self._streams[word] = mask_streams(self._keys[word], word=word, is_compiled=self._is_compiled)
-        self._streams[word].seek(first * word // 8)
-        return self._streams[word]
-
-
-def _unmask_part(lanes: _Lanes, words: Words, first: int) -> None:
-    with lanes.lane() as lane:
-        for _, words_B in lane.blocks(words, first):
-            lane.apply(words_B)
-
-
-def _little_endian(words: Words) -> memoryview:
-    return words.astype(words.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
+def _masks(layout: Layout, seeds: tuple[SignedSeed, ...], cohort_digest: bytes) -> dict[int, _Masks]:
+    return {word: _Masks(seeds, cohort_digest, word) for word in layout.words}

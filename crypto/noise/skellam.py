@@ -70,7 +70,12 @@ def skellam_law(variance: float) -> Law:
     least, most = VARIANCE_RANGE
     if not least <= variance <= most:  # false for NaN too
         raise ConfigError(f"noise: variance is {least:g} to {most:g} squared units, got {variance}")
-    return alias_law(_weights(float(variance)), variance=float(variance), error=_RELATIVE_ERROR)
+    # floor(2^95 P(|X| = k)) for k = 0 and up, with P right to a relative _RELATIVE_ERROR
+    bessel = _bessel(float(variance))
+    total = 2 * sum(bessel) - bessel[0]
+    first, *rest = bessel[: _reach(float(variance), _TAIL_BITS) + 1]
+    weights = [(first << WEIGHT_BITS) // total, *((value << (WEIGHT_BITS + 1)) // total for value in rest)]
+    return alias_law(weights, variance=float(variance), error=_RELATIVE_ERROR)
 
 
 def alias_law(weights: list[int], *, variance: float, error: float) -> Law:
@@ -136,15 +141,6 @@ def _reach(variance: float, tail_bits: int) -> int:
         else:
             low = middle + 1
     return low
-
-
-def _weights(variance: float) -> list[int]:
-    """floor(2^95 P(|X| = k)) for k = 0 and up, with P right to a relative _RELATIVE_ERROR."""
-    bessel = _bessel(variance)
-    total = 2 * sum(bessel) - bessel[0]
-    kept = bessel[: _reach(variance, _TAIL_BITS) + 1]
-    first, *rest = kept
-    return [(first << WEIGHT_BITS) // total, *((value << (WEIGHT_BITS + 1)) // total for value in rest)]
 
 
 def _bessel(variance: float) -> list[int]:

@@ -4,6 +4,10 @@ A sample takes a 32-bit word of the key stream: sign, cell of the table (crypto/
 of a fraction. Once in 2^15 draws at most these do not decide, and 64 bits of a second stream do.
 Source: docs/protocol.md 4, docs/privacy.md "The noise".
 
+The table is looked up by a compiled loop where numba, of the extra `silo`, is there and finds a folder for
+what it compiled (beside this file, NUMBA_CACHE_DIR, the user's cache), else in numpy, with the same
+samples: compiling in every process would cost more than it saves.
+
 Security: not constant in time. Whoever shares the machine's caches and measures them sees which cells of
 the table were read, hence roughly how large which sample was, and how often a sample was undecided; never
 the key. The noise protects against those who see the sums, not against the silo's own machine.
@@ -16,7 +20,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
@@ -26,15 +31,20 @@ from numpy.typing import NDArray
 
 from crypto import prg
 from crypto.errors import LocalProtocolError
-from crypto.noise.kernel import Integers, Pick, compiled_pick
 from crypto.noise.skellam import MORE_BITS, Law
 
 BLOCK_SAMPLES: Final = 1 << 15  # words and samples stay in the cache beside the table
 _WORD: Final = np.dtype("<u4")
 _CIPHER_BLOCK_BYTES: Final = 16
 
+Integers: TypeAlias = NDArray[np.signedinteger[Any]]
+Pick: TypeAlias = Callable[
+    [NDArray[np.uint32], int, NDArray[np.uint32], Integers, NDArray[np.int64]],
+    int,
+]
 
-def pick(
+
+def numpy_pick(
     entries_C: NDArray[np.uint32],
     index_bits: int,
     word_B: NDArray[np.uint32],
@@ -58,11 +68,18 @@ def pick(
     return places.size
 
 
-def fastest_pick() -> Pick:
-    """The compiled loop if there is one, else the one in numpy."""
-    if sys.byteorder != "little":  # which the compiled loop reads words in
-        return pick
-    return compiled_pick() or pick
+@cache
+def compiled_pick() -> Pick | None:
+    """The same as a compiled loop, or None. The first call imports numba, half a second and 60 MB."""
+    if sys.byteorder != "little":  # which the loop reads words in
+        return None
+    try:
+        import numba
+
+        compiled: Pick = numba.njit(nogil=True, cache=True)(_pick)
+    except (ImportError, RuntimeError):  # RuntimeError: no folder to keep the compiled code in
+        return None
+    return compiled
 
 
 class SkellamStream:
@@ -76,7 +93,7 @@ class SkellamStream:
         if len(key) != prg.KEY_BYTES:
             raise LocalProtocolError(f"noise: expected a key of {prg.KEY_BYTES} bytes, got {len(key)}")
         self._law = law
-        self._pick = pick or fastest_pick()
+        self._pick = pick or compiled_pick() or numpy_pick
         self._word_key = _derived(key, quantity, b"words")
         self._more_key = _derived(key, quantity, b"more")
 
@@ -114,7 +131,8 @@ class SkellamStream:
             keystream.fill(word_B.view(np.uint8))
             found = self._pick(law.entries_C, law.index_bits, word_B, out_B, place_B)
             if found and further is None:
-                further = _blocks_under(self._more_key)
+                # block p of AES-256-CTR is AES of p: ECB of distinct numbers, without a stream for each
+                further = Cipher(algorithms.AES256(self._more_key), modes.ECB()).encryptor().update
             for place in place_B[:found]:
                 assert further is not None
                 position = (start + first + int(place)).to_bytes(_CIPHER_BLOCK_BYTES, "big")
@@ -131,11 +149,32 @@ def decided(law: Law, word: int, more: int) -> int:
     return -magnitude if word & 1 else magnitude
 
 
-def _blocks_under(key: bytes) -> Callable[[bytes], bytes]:
-    """Block p of AES-256-CTR is AES of p: ECB of distinct numbers, without making a stream for each."""
-    return Cipher(algorithms.AES256(key), modes.ECB()).encryptor().update
-
-
 def _derived(key: bytes, quantity: int, use: bytes) -> bytes:
     info = b"chorale/v1/noise\0" + quantity.to_bytes(4, "big") + use
     return HKDF(algorithm=hashes.SHA256(), length=prg.KEY_BYTES, salt=None, info=info).derive(key)
+
+
+def _pick(
+    entries_C: NDArray[np.uint32],
+    index_bits: int,
+    word_B: NDArray[np.uint32],
+    out_B: Integers,
+    undecided_B: NDArray[np.int64],
+) -> int:
+    """As `numpy_pick`; every step says its 32 bits, because numba widens sums of mixed types."""
+    one = np.uint32(1)
+    mask = np.uint32((1 << index_bits) - 1)
+    found = 0
+    for place in range(word_B.size):
+        word = word_B[place]
+        drawn = np.uint32(word >> one)
+        own = np.uint32(drawn & mask)
+        entry = entries_C[own]
+        alias = np.uint32(entry & mask)
+        magnitude = own if drawn < np.uint32(entry - alias) else alias
+        sign = -np.int32(word & one)
+        out_B[place] = np.int32(np.int32(np.int32(magnitude) ^ sign) - sign)
+        if np.uint32(drawn ^ entry) <= mask:
+            undecided_B[found] = place
+            found += 1
+    return found

@@ -7,6 +7,7 @@ itself, which carries its certificate. Source: docs/protocol.md 2 and 5.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.identity.certificates import (
     Identity,
     Role,
+    SignedBody,
     certificate_from_der,
     check_certificate,
     check_signature,
@@ -26,16 +28,8 @@ from crypto.identity.certificates import (
     verify,
 )
 from crypto.identity.roster import Roster
-from crypto.session.envelope import OVERHEAD_BYTES, PUBLIC_BYTES, SEED_BYTES, seal
-from crypto.session.messages import (
-    Advert,
-    Complaint,
-    Consistency,
-    Envelope,
-    OwnShare,
-    SessionTerms,
-    SignedBody,
-)
+from crypto.session.envelope import OVERHEAD_BYTES, PUBLIC_BYTES, SEED_BYTES
+from crypto.session.messages import Advert, Complaint, Consistency, Envelope, OwnShare, SessionTerms, Signable
 from crypto.session.shamir import SHARE_BYTES
 
 DIGEST_BYTES = 32
@@ -53,16 +47,8 @@ class VerifiedAdvert:
     signed: SignedBody
 
 
-def sign_advert(identity: Identity, advert: Advert) -> SignedBody:
-    return identity.sign(
-        "advert",
-        advert.name,
-        advert.session_digest,
-        advert.certificate,
-        advert.channel_key,
-        advert.mask_key,
-        advert.self_mask_commitment,
-    )
+def sign(identity: Identity, message: Signable) -> SignedBody:
+    return identity.sign(message.PURPOSE, *_values(message))
 
 
 def read_advert(signed: SignedBody) -> VerifiedAdvert:
@@ -103,42 +89,21 @@ def open_advert(
         certificate, authority=authority, role=Role.SILO, federation=terms.federation, now=now
     )
     if member.name != name:
-        raise _advert_error(name, f"the certificate is of {member.name}")
+        raise RemoteProtocolError(
+            f"advert of {name}: the certificate is of {member.name}", code=Refusal.ADVERT
+        )
     if not roster.holds(Role.SILO, name, fingerprint(certificate)):
         raise RemoteProtocolError(f"advert of {name}: certificate not on the roster", code=Refusal.ROSTER)
     _open(signed, "advert", certificate, scope=f"advert of {name}", code=Refusal.ADVERT)
     if read.advert.session_digest != session_digest:
-        raise _advert_error(name, "made for another session")
+        raise RemoteProtocolError(f"advert of {name}: made for another session", code=Refusal.ADVERT)
     return read
-
-
-def check_keys(advert: Advert) -> None:
-    """Seal to both keys once: an unusable key would fail every silo that deals to it.
-
-    Raises RemoteProtocolError(code=ADVERT).
-    """
-    for key in (advert.channel_key, advert.mask_key):
-        seal(key, b"", info=b"")
 
 
 def cohort_digest(session_digest: bytes, adverts: Iterable[VerifiedAdvert]) -> bytes:
     """What all after ADVERTISE is bound to; fresh because every advert is. docs/protocol.md 5.3."""
     ordered = sorted(adverts, key=lambda verified: verified.advert.name)
     return encoding.digest("cohort", session_digest, [verified.signed.body for verified in ordered])
-
-
-def sign_envelope(identity: Identity, envelope: Envelope) -> SignedBody:
-    return identity.sign(
-        "envelope",
-        envelope.cohort_digest,
-        envelope.sender,
-        envelope.receiver,
-        envelope.self_mask_share_hash,
-        envelope.recovery_share_hash,
-        envelope.sealed_shares,
-        envelope.pair_seed_hash,
-        envelope.sealed_pair_seed,
-    )
 
 
 def open_envelope(
@@ -152,17 +117,19 @@ def open_envelope(
     if bound != (cohort_digest, sender, receiver):
         message = f"{scope}: signed for another cohort, sender or receiver"
         raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
-    _check_sealed(envelope, scope)
+    # a pair seed travels from the smaller name to the greater, and only so
+    has_seed = sender < receiver
+    expected = (SEALED_SHARES_BYTES, DIGEST_BYTES * has_seed, SEALED_SEED_BYTES * has_seed)
+    parts = (envelope.sealed_shares, envelope.pair_seed_hash, envelope.sealed_pair_seed)
+    if tuple(map(len, parts)) != expected:
+        message = f"{scope}: a sealed part is missing, out of place or of another length"
+        raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
     return envelope
 
 
 def read_envelope(signed: SignedBody) -> Envelope:
     """Fields of an envelope that was opened before (open_envelope)."""
     return _envelope(FieldReader(encoding.decode("envelope", signed.body), what="envelope"))
-
-
-def sign_own_share(identity: Identity, own: OwnShare) -> SignedBody:
-    return identity.sign("own-share", own.cohort_digest, own.sender, own.self_mask_share_hash)
 
 
 def open_own_share(
@@ -181,27 +148,20 @@ def read_own_share(signed: SignedBody) -> OwnShare:
     return _own_share(FieldReader(encoding.decode("own-share", signed.body), what="own share"))
 
 
-def sign_consistency(identity: Identity, said: Consistency) -> SignedBody:
-    return identity.sign("consistency", *_consistency_fields(said))
+def body_of(message: Signable) -> bytes:
+    """What is signed of a message that the receiver knows in full."""
+    return encoding.encode(message.PURPOSE, *_values(message))
 
 
-def check_consistency(signed: SignedBody, *, certificate: x509.Certificate, sender: str, body: bytes) -> None:
+def check_consistency(signed: SignedBody, *, certificate: x509.Certificate, expected: Consistency) -> None:
     """The body is known in full, so it is compared and not parsed. docs/protocol.md 5.5."""
-    scope = f"consistency signature of {sender}"
-    if signed.body != body:
+    scope = f"consistency signature of {expected.sender}"
+    if signed.body != body_of(expected):
         raise RemoteProtocolError(f"{scope}: made over another cohort or other sets", code=Refusal.SIGNATURES)
     try:
-        check_signature(signed, purpose="consistency", certificate=certificate)
+        check_signature(signed, purpose=expected.PURPOSE, certificate=certificate)
     except RemoteProtocolError as error:
         raise RemoteProtocolError(f"{scope}: {error}", code=Refusal.SIGNATURES) from None
-
-
-def consistency_body(said: Consistency) -> bytes:
-    return encoding.encode("consistency", *_consistency_fields(said))
-
-
-def sign_complaint(identity: Identity, complaint: Complaint) -> SignedBody:
-    return identity.sign("complaint", complaint.cohort_digest, complaint.sender, complaint.accused)
 
 
 def open_complaint(
@@ -217,6 +177,10 @@ def open_complaint(
     if (complaint.cohort_digest, complaint.sender) != (cohort_digest, sender):
         raise RemoteProtocolError(f"{scope}: signed for another cohort or silo")
     return complaint
+
+
+def _values(message: Signable) -> list[encoding.Field]:
+    return [getattr(message, field.name) for field in dataclasses.fields(message)]
 
 
 def _envelope(reader: FieldReader) -> Envelope:
@@ -244,10 +208,6 @@ def _own_share(reader: FieldReader) -> OwnShare:
     return own
 
 
-def _consistency_fields(said: Consistency) -> list[encoding.Field]:
-    return [said.cohort_digest, said.sender, list(said.sharers), list(said.survivors)]
-
-
 def _open(
     signed: SignedBody, purpose: str, certificate: x509.Certificate, *, scope: str, code: Refusal
 ) -> FieldReader:
@@ -256,17 +216,3 @@ def _open(
     except RemoteProtocolError as error:
         raise RemoteProtocolError(f"{scope}: {error}", code=code) from None
     return FieldReader(values, what=scope, code=code)
-
-
-def _check_sealed(envelope: Envelope, scope: str) -> None:
-    """A pair seed travels from the smaller name to the greater, and only so."""
-    has_seed = envelope.sender < envelope.receiver
-    expected = (SEALED_SHARES_BYTES, DIGEST_BYTES * has_seed, SEALED_SEED_BYTES * has_seed)
-    parts = (envelope.sealed_shares, envelope.pair_seed_hash, envelope.sealed_pair_seed)
-    if tuple(map(len, parts)) != expected:
-        message = f"{scope}: a sealed part is missing, out of place or of another length"
-        raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
-
-
-def _advert_error(name: str, message: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"advert of {name}: {message}", code=Refusal.ADVERT)

@@ -85,19 +85,14 @@ def named_set(
     """
     present = [name for name in silos if name in on_roster]
     wanted = drawn_count(len(silos), fraction)
-    ranked = sorted(present, key=lambda name: _draw(job_digest, roster_digest, round, name))
+    drawn_by = b"chorale/v1/named-set\0" + job_digest + roster_digest + round.to_bytes(8, "big")
+    ranked = sorted(present, key=lambda name: hashlib.sha256(drawn_by + name.encode()).digest())
     return tuple(sorted(ranked[:wanted]))
 
 
 def drawn_count(silos: int, fraction: float) -> int:
     """ceil(q R), with q as it is written: 0.07 of 100 silos are 7, though 0.07 * 100 is a little more."""
     return math.ceil(Fraction(str(fraction)) * silos)
-
-
-def _draw(job_digest: bytes, roster_digest: bytes, round: int, name: str) -> bytes:
-    hashed = hashlib.sha256(b"chorale/v1/named-set\0")
-    hashed.update(job_digest + roster_digest + round.to_bytes(8, "big") + name.encode())
-    return hashed.digest()
 
 
 def _raised(field: str, default: int, given: int | None, members: int) -> int:

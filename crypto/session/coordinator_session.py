@@ -2,48 +2,109 @@
 
 One transition table. What a silo sends wrongly keeps that silo out and the session going; a stage
 that too few finish aborts it. Nothing here is trusted with the silos' confidentiality: every check
-that protects a silo is made by the silo itself. Source: docs/protocol.md 5.
+that protects a silo is made by the silo itself, and the checks here keep one bad silo from failing
+the others. Source: docs/protocol.md 5; the table stands there as it stands here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
-from typing import TypeAlias, TypeVar
+from enum import StrEnum
+from typing import TypeAlias
 
 from cryptography import x509
 
-from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
+from crypto.errors import LocalProtocolError, ProtocolError, Refusal, RemoteProtocolError
+from crypto.identity.certificates import SignedBody
 from crypto.identity.roster import Roster
 from crypto.masking.masks import UnmaskPlan
-from crypto.session import bodies, coordinator_checks, unmasking
-from crypto.session.coordinator_table import (
-    AWAITED,
-    TRANSITIONS,
-    AbortReason,
-    CoordinatorState,
-    Event,
-    SessionAborted,
-)
+from crypto.session import bodies, unmasking
+from crypto.session.envelope import seal
 from crypto.session.messages import (
     Cohort,
+    Consistency,
     Envelopes,
     RecoveredSeeds,
     RecoverRequest,
     SessionTerms,
     Shares,
     Signatures,
-    SignedBody,
     Survivors,
     UnmaskShares,
 )
-from crypto.session.session_record import SessionRecord
+from crypto.session.session_record import Dealing, SessionRecord
 from crypto.session.unmasking import Rebuilt
 
-__all__ = ["AbortReason", "CoordinatorSession", "CoordinatorState", "SessionAborted"]
-
-M = TypeVar("M", SignedBody, Shares, UnmaskShares, RecoveredSeeds, None)
 Payload: TypeAlias = SignedBody | Shares | UnmaskShares | RecoveredSeeds | None
+
+
+class CoordinatorState(StrEnum):
+    ADVERTISE = "advertise"
+    SHARE = "share"
+    MASKED = "masked"
+    CONSISTENCY = "consistency"
+    UNMASK = "unmask"
+    RECOVER = "recover"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Event(StrEnum):
+    """A silo's message, or what the driver asks for when a stage is over."""
+
+    ADVERT = "Advert"
+    SHARES = "Shares"
+    COMPLAINT = "Complaint"
+    MASKED_VECTOR = "masked vector"
+    CONSISTENCY = "Consistency"
+    UNMASK_SHARES = "UnmaskShares"
+    RECOVERED_SEEDS = "RecoveredSeeds"
+    CLOSE = "close"
+    ASK_RECOVERY = "ask recovery"
+
+
+_S, _E = CoordinatorState, Event
+TRANSITIONS: Mapping[tuple[CoordinatorState, Event], CoordinatorState] = {
+    (_S.ADVERTISE, _E.ADVERT): _S.ADVERTISE,
+    (_S.ADVERTISE, _E.CLOSE): _S.SHARE,
+    (_S.SHARE, _E.SHARES): _S.SHARE,
+    (_S.SHARE, _E.CLOSE): _S.MASKED,
+    (_S.MASKED, _E.MASKED_VECTOR): _S.MASKED,
+    (_S.MASKED, _E.COMPLAINT): _S.MASKED,
+    (_S.MASKED, _E.CLOSE): _S.CONSISTENCY,
+    (_S.CONSISTENCY, _E.CONSISTENCY): _S.CONSISTENCY,
+    (_S.CONSISTENCY, _E.CLOSE): _S.UNMASK,
+    (_S.UNMASK, _E.UNMASK_SHARES): _S.UNMASK,
+    (_S.UNMASK, _E.CLOSE): _S.DONE,
+    (_S.UNMASK, _E.ASK_RECOVERY): _S.RECOVER,
+    (_S.RECOVER, _E.RECOVERED_SEEDS): _S.RECOVER,
+    (_S.RECOVER, _E.CLOSE): _S.DONE,
+}
+AWAITED: Mapping[CoordinatorState, Event] = {
+    _S.ADVERTISE: _E.ADVERT,
+    _S.SHARE: _E.SHARES,
+    _S.MASKED: _E.MASKED_VECTOR,
+    _S.CONSISTENCY: _E.CONSISTENCY,
+    _S.UNMASK: _E.UNMASK_SHARES,
+    _S.RECOVER: _E.RECOVERED_SEEDS,
+}
+
+
+class AbortReason(StrEnum):
+    """Why an attempt ended without a sum. Closed: docs/protocol.md 9."""
+
+    TOO_FEW_SILOS = "too-few-silos"
+    PROVEN_LIAR = "proven-liar"
+
+
+class SessionAborted(ProtocolError):
+    """The attempt is over; the next starts with fresh keys."""
+
+    def __init__(self, message: str, *, reason: AbortReason) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class CoordinatorSession:
@@ -81,7 +142,11 @@ class CoordinatorSession:
         session = cls(terms=record.terms, roster=roster, authority=authority, now=now)
         session._record = record
         session.state = CoordinatorState.UNMASK
-        session._seen = _accepted(record)  # so that repeats are still known
+        seen = session._seen  # so that repeats are still known
+        seen |= {(name, Event.ADVERT): verified.signed for name, verified in record.adverts.items()}
+        seen |= {(name, Event.SHARES): dealing.shares for name, dealing in record.dealings.items()}
+        seen |= {(name, Event.MASKED_VECTOR): None for name in record.survivors}
+        seen |= {(name, Event.CONSISTENCY): signed for name, signed in record.signatures.items()}
         return session
 
     def snapshot(self) -> bytes:
@@ -142,74 +207,137 @@ class CoordinatorSession:
 
     def on_advert(self, sender: str, advert: SignedBody) -> None:
         """Source: docs/protocol.md 5.2."""
-        self._receive(sender, Event.ADVERT, advert, self._take_advert)
+        with self._receiving(sender, Event.ADVERT, advert) as is_new:
+            if not is_new:
+                return
+            verified = bodies.open_advert(
+                advert,
+                terms=self.terms,
+                session_digest=self._session_digest,
+                roster=self._roster,
+                authority=self._authority,
+                now=self._now,
+            )
+            if verified.advert.name != sender:
+                raise RemoteProtocolError(f"advert of {sender}: it names another silo", code=Refusal.ADVERT)
+            for key in (verified.advert.channel_key, verified.advert.mask_key):
+                seal(key, b"", info=b"")  # an unusable key would fail every silo that deals to it
+            self._record.adverts[sender] = verified
 
     def on_shares(self, sender: str, shares: Shares) -> None:
-        """Source: docs/protocol.md 5.3."""
-        self._receive(sender, Event.SHARES, shares, self._take_shares)
+        """One envelope to every other member of U1, in their order. Source: docs/protocol.md 5.3."""
+        with self._receiving(sender, Event.SHARES, shares) as is_new:
+            if is_new:
+                self._record.dealings[sender] = self._open_dealing(sender, shares)
 
     def on_complaint(self, sender: str, complaint: SignedBody) -> None:
         """The sender cannot mask, so it is out of U3. Source: docs/protocol.md 5.8."""
-        self._receive(sender, Event.COMPLAINT, complaint, self._take_complaint)
+        with self._receiving(sender, Event.COMPLAINT, complaint) as is_new:
+            if not is_new:
+                return
+            opened = bodies.open_complaint(
+                complaint,
+                certificate=self._record.adverts[sender].certificate,
+                cohort_digest=self.cohort_digest,
+                sender=sender,
+            )
+            if opened.accused == sender or opened.accused not in self.sharers:
+                raise RemoteProtocolError(f"complaint of {sender}: it accuses nobody who dealt to it")
+            self.complaints.append((sender, opened.accused))
 
     def on_masked(self, sender: str) -> None:
         """The sender's masked vector is here, whole. Source: docs/protocol.md 5.4."""
-        self._receive(sender, Event.MASKED_VECTOR, None, self._take_masked)
+        with self._receiving(sender, Event.MASKED_VECTOR, None):
+            pass  # the vector itself is spooled and summed elsewhere
 
     def on_consistency(self, sender: str, signature: SignedBody) -> None:
-        """Source: docs/protocol.md 5.5."""
-        self._receive(sender, Event.CONSISTENCY, signature, self._take_consistency)
+        """The sender signed this cohort, U2 and U3. Source: docs/protocol.md 5.5."""
+        with self._receiving(sender, Event.CONSISTENCY, signature) as is_new:
+            if not is_new:
+                return
+            expected = Consistency(
+                cohort_digest=self.cohort_digest,
+                sender=sender,
+                sharers=self.sharers,
+                survivors=self.survivors,
+            )
+            certificate = self._record.adverts[sender].certificate
+            bodies.check_consistency(signature, certificate=certificate, expected=expected)
+            self._record.signatures[sender] = signature
 
     def on_unmask(self, sender: str, answer: UnmaskShares) -> None:
         """False shares make a liar, and its answer is left out. Source: docs/protocol.md 5.6."""
-        self._receive(sender, Event.UNMASK_SHARES, answer, self._take_unmask)
+        with self._receiving(sender, Event.UNMASK_SHARES, answer) as is_new:
+            if not is_new:
+                return
+            if unmasking.check_shares(self._record, sender, answer):
+                self._answers[sender] = answer
+            else:
+                self.liars[sender] = "gave a share that is not the one it was dealt"
 
     def on_recovered(self, sender: str, answer: RecoveredSeeds) -> None:
         """A false seed makes a liar. Source: docs/protocol.md 5.7."""
-        self._receive(sender, Event.RECOVERED_SEEDS, answer, self._take_recovered)
+        with self._receiving(sender, Event.RECOVERED_SEEDS, answer) as is_new:
+            if not is_new:
+                return
+            if set(answer.pair_seeds) != set(self.recover_request(sender).names):
+                message = f"recovered seeds of {sender}: expected one for each name asked for"
+                raise RemoteProtocolError(message)
+            for lost, seed in answer.pair_seeds.items():
+                if unmasking.is_pair_seed(self._record, sender, lost, seed):
+                    self._rebuilt.pair_seeds[sender, lost] = seed
+                else:
+                    self.liars[sender] = "gave a pair seed that is not the one it was dealt"
 
     def close_advertise(self) -> Cohort:
         """U1 is who adverted."""
-        target = self._closing(CoordinatorState.ADVERTISE)
-        self._check_enough(len(self._record.adverts))
+        silos, rule = len(self._record.adverts), self.terms.rule
+        target = self._closing(CoordinatorState.ADVERTISE, silos, at_least=rule.min_survivors)
         self._record.fix_cohort()
         self.state = target
         adverts = self._record.adverts
         return Cohort(adverts=tuple(adverts[name].signed for name in self.cohort))
 
     def close_share(self) -> dict[str, Envelopes]:
-        """U2 is who dealt; each member gets what the others dealt to it."""
-        target = self._closing(CoordinatorState.SHARE)
-        self._check_enough(len(self._record.dealings))
+        """U2 is who dealt; each member gets what the others dealt to it, in the order of U2."""
+        silos, rule = len(self._record.dealings), self.terms.rule
+        target = self._closing(CoordinatorState.SHARE, silos, at_least=rule.min_survivors)
         self._record.sharers = tuple(sorted(self._record.dealings))
         self.state = target
-        return {name: self.envelopes_for(name) for name in self.sharers}
+        dealings = self._record.dealings
+        return {
+            name: Envelopes(
+                sharers=self.sharers,
+                envelopes=tuple(dealings[peer].relayed[name] for peer in self.sharers if peer != name),
+            )
+            for name in self.sharers
+        }
 
     def close_masked(self) -> Survivors:
         """U3 is whose masked vector is here and who did not complain."""
-        target = self._closing(CoordinatorState.MASKED)
         complainers = {sender for sender, _ in self.complaints}
         survivors = [
             name
             for name in self.sharers
             if (name, Event.MASKED_VECTOR) in self._seen and name not in complainers
         ]
-        self._check_enough(len(survivors))
+        rule = self.terms.rule
+        target = self._closing(CoordinatorState.MASKED, len(survivors), at_least=rule.min_survivors)
         self._record.survivors = tuple(survivors)
         self.state = target
         return Survivors(survivors=self.survivors)
 
     def close_consistency(self) -> Signatures:
         """At least t survivors signed the same sets."""
-        target = self._closing(CoordinatorState.CONSISTENCY)
-        self._check_enough(len(self._record.signatures), least=self.terms.rule.threshold)
+        silos, rule = len(self._record.signatures), self.terms.rule
+        target = self._closing(CoordinatorState.CONSISTENCY, silos, at_least=rule.threshold)
         self.state = target
         return self.unmask_request()
 
     def close_unmask(self) -> UnmaskPlan | dict[str, RecoverRequest]:
         """What unmasks the sum, or whom to ask for seeds that a liar made impossible to rebuild."""
-        target = self._closing(CoordinatorState.UNMASK)
-        self._check_enough(len(self._answers), least=self.terms.rule.threshold)
+        silos, rule = len(self._answers), self.terms.rule
+        target = self._closing(CoordinatorState.UNMASK, silos, at_least=rule.threshold)
         self._rebuilt = unmasking.rebuild(self._record, self._answers)
         self.liars |= self._rebuilt.liars
         if len(self._rebuilt.self_mask_seeds) < len(self.survivors):
@@ -228,14 +356,6 @@ class CoordinatorSession:
             raise self._aborted("recover: a pair seed is missing")
         return self._finish(target)
 
-    def envelopes_for(self, name: str) -> Envelopes:
-        """What the other members of U2 dealt to one of them, in the order of U2."""
-        dealings = self._record.dealings
-        return Envelopes(
-            sharers=self.sharers,
-            envelopes=tuple(dealings[peer].relayed[name] for peer in self.sharers if peer != name),
-        )
-
     def unmask_request(self) -> Signatures:
         """The signatures that entitle the coordinator to the shares; may be sent again."""
         signatures = self._record.signatures
@@ -246,19 +366,25 @@ class CoordinatorSession:
         lost = [lost for survivor, lost in self._rebuilt.missing if survivor == name]
         return RecoverRequest(names=tuple(sorted(lost)))
 
-    def _receive(self, sender: str, event: Event, payload: M, take: Callable[[str, M], None]) -> None:
+    @contextmanager
+    def _receiving(self, sender: str, event: Event, payload: Payload) -> Iterator[bool]:
+        """Whether the message is new and to be taken in: once it is, a repeat is known.
+
+        A sender whose message turns out to be bad is kept out.
+        """
         scope = f"{event.value} of {sender}"
         if (sender, event) in self._seen:
-            if self._seen[sender, event] == payload:
-                return
-            raise RemoteProtocolError(f"{scope}: a second one that differs", code=Refusal.STAGE)
+            if self._seen[sender, event] != payload:
+                raise RemoteProtocolError(f"{scope}: a second one that differs", code=Refusal.STAGE)
+            yield False
+            return
         if (self.state, event) not in TRANSITIONS:
             message = f"{scope}: not expected in state {self.state.value}"
             raise RemoteProtocolError(message, code=Refusal.STAGE)
         if sender not in self._expected(event) - self._kept_out:
             raise RemoteProtocolError(f"{scope}: it is not in this stage", code=Refusal.STAGE)
         try:
-            take(sender, payload)
+            yield True
         except RemoteProtocolError:
             self._kept_out.add(sender)
             raise
@@ -280,59 +406,38 @@ class CoordinatorSession:
             case _:
                 return frozenset(survivor for survivor, _ in self._rebuilt.missing)
 
-    def _take_advert(self, sender: str, signed: SignedBody) -> None:
-        verified = bodies.open_advert(
-            signed,
-            terms=self.terms,
-            session_digest=self._session_digest,
-            roster=self._roster,
-            authority=self._authority,
-            now=self._now,
+    def _open_dealing(self, sender: str, shares: Shares) -> Dealing:
+        certificate, cohort_digest = self._record.adverts[sender].certificate, self.cohort_digest
+        receivers = [name for name in self.cohort if name != sender]
+        if len(shares.envelopes) != len(receivers):
+            message = f"shares of {sender}: expected {len(receivers)} envelopes, got {len(shares.envelopes)}"
+            raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
+        relayed = dict(zip(receivers, shares.envelopes, strict=True))
+        envelopes = {
+            receiver: bodies.open_envelope(
+                signed,
+                certificate=certificate,
+                cohort_digest=cohort_digest,
+                sender=sender,
+                receiver=receiver,
+            )
+            for receiver, signed in relayed.items()
+        }
+        own = bodies.open_own_share(
+            shares.own_share, certificate=certificate, cohort_digest=cohort_digest, sender=sender
         )
-        if verified.advert.name != sender:
-            raise RemoteProtocolError(f"advert of {sender}: it names another silo", code=Refusal.ADVERT)
-        bodies.check_keys(verified.advert)
-        self._record.adverts[sender] = verified
+        return Dealing(
+            shares=shares, relayed=relayed, envelopes=envelopes, own_share_hash=own.self_mask_share_hash
+        )
 
-    def _take_shares(self, sender: str, shares: Shares) -> None:
-        self._record.dealings[sender] = coordinator_checks.open_dealing(self._record, sender, shares)
-
-    def _take_complaint(self, sender: str, signed: SignedBody) -> None:
-        accused = coordinator_checks.open_accusation(self._record, sender, signed)
-        self.complaints.append((sender, accused))
-
-    def _take_masked(self, sender: str, _: None) -> None:
-        """The vector itself is spooled and summed elsewhere."""
-
-    def _take_consistency(self, sender: str, signed: SignedBody) -> None:
-        coordinator_checks.check_signature(self._record, sender, signed)
-        self._record.signatures[sender] = signed
-
-    def _take_unmask(self, sender: str, answer: UnmaskShares) -> None:
-        if unmasking.check_shares(self._record, sender, answer):
-            self._answers[sender] = answer
-        else:
-            self.liars[sender] = "gave a share that is not the one it was dealt"
-
-    def _take_recovered(self, sender: str, answer: RecoveredSeeds) -> None:
-        if set(answer.pair_seeds) != set(self.recover_request(sender).names):
-            raise RemoteProtocolError(f"recovered seeds of {sender}: expected one for each name asked for")
-        for lost, seed in answer.pair_seeds.items():
-            if unmasking.is_pair_seed(self._record, sender, lost, seed):
-                self._rebuilt.pair_seeds[sender, lost] = seed
-            else:
-                self.liars[sender] = "gave a pair seed that is not the one it was dealt"
-
-    def _closing(self, state: CoordinatorState) -> CoordinatorState:
+    def _closing(self, state: CoordinatorState, silos: int = 0, *, at_least: int = 0) -> CoordinatorState:
+        """The next state. Aborts if fewer silos finished this one."""
         if self.state is not state:
             message = f"session: cannot close {state.value} in state {self.state.value}"
             raise LocalProtocolError(message)
+        if silos < at_least:
+            raise self._aborted(f"{state.value}: expected at least {at_least} silos, got {silos}")
         return TRANSITIONS[state, Event.CLOSE]
-
-    def _check_enough(self, silos: int, *, least: int | None = None) -> None:
-        expected = self.terms.rule.min_survivors if least is None else least
-        if silos < expected:
-            raise self._aborted(f"{self.state.value}: expected at least {expected} silos, got {silos}")
 
     def _aborted(self, message: str) -> SessionAborted:
         self._drop(CoordinatorState.FAILED)
@@ -350,12 +455,3 @@ class CoordinatorSession:
         self._seen = {}
         self._answers = {}
         self._rebuilt = Rebuilt()
-
-
-def _accepted(record: SessionRecord) -> dict[tuple[str, Event], Payload]:
-    seen: dict[tuple[str, Event], Payload] = {}
-    seen |= {(name, Event.ADVERT): verified.signed for name, verified in record.adverts.items()}
-    seen |= {(name, Event.SHARES): dealing.shares for name, dealing in record.dealings.items()}
-    seen |= {(name, Event.MASKED_VECTOR): None for name in record.survivors}
-    seen |= {(name, Event.CONSISTENCY): signed for name, signed in record.signatures.items()}
-    return seen

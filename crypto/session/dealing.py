@@ -5,14 +5,15 @@ Source: docs/protocol.md 5.3 and 5.4.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity
+from crypto.identity.certificates import Identity, SignedBody
 from crypto.session import bodies, envelope, seeds, shamir
 from crypto.session.bodies import VerifiedAdvert
-from crypto.session.messages import Envelope, OwnShare, SessionTerms, Shares, SignedBody
+from crypto.session.messages import Envelope, OwnShare, SessionTerms, Shares
 
 Random = Callable[[int], bytes]
 
@@ -32,7 +33,7 @@ class OwnSecrets:
         return cls(
             self_mask_seed=random(envelope.SEED_BYTES),
             recovery_seed=recovery_seed,
-            channel_key=envelope.KeyPair.generate(random),
+            channel_key=envelope.KeyPair.from_seed(random(envelope.SEED_BYTES)),
             mask_key=seeds.mask_key_pair(recovery_seed),
         )
 
@@ -76,10 +77,12 @@ def deal(
     """One signed envelope to every other member of U1, and the hash of the share that stays."""
     dealer = identity.member.name
     receivers = sorted(adverts)
-    points = share_points(terms)
+    points, threshold = share_points(terms), terms.rule.threshold
     xs = [points[name] for name in receivers]
-    self_mask_shares = _split(secrets.self_mask_seed, terms, receivers, xs, random)
-    recovery_shares = _split(secrets.recovery_seed, terms, receivers, xs, random)
+    self_mask_shares, recovery_shares = (
+        dict(zip(receivers, shamir.split(secret, threshold=threshold, xs=xs, random=random), strict=True))
+        for secret in (secrets.self_mask_seed, secrets.recovery_seed)
+    )
     pair_seeds = {
         peer: seeds.pair_seed(secrets.recovery_seed, cohort_digest=cohort_digest, peer=peer)
         for peer in receivers
@@ -98,11 +101,11 @@ def deal(
         if peer != dealer
     ]
     own_share = self_mask_shares[dealer]
-    own_hash = seeds.self_mask_share_hash(own_share, dealer=dealer, receiver=dealer)
+    own_hash = seeds.dealt_hash(seeds.SELF_MASK_SHARE, own_share, dealer=dealer, receiver=dealer)
     own = OwnShare(cohort_digest=cohort_digest, sender=dealer, self_mask_share_hash=own_hash)
     shares = Shares(
-        envelopes=tuple(bodies.sign_envelope(identity, made) for made in envelopes),
-        own_share=bodies.sign_own_share(identity, own),
+        envelopes=tuple(bodies.sign(identity, made) for made in envelopes),
+        own_share=bodies.sign(identity, own),
     )
     return Dealt(shares=shares, own_share=own_share, pair_seeds=pair_seeds)
 
@@ -121,19 +124,19 @@ def make_envelope(
     names = {"dealer": dealer, "receiver": advert.name}
     seed_hash = sealed_seed = b""
     if pair_seed is not None:
-        seed_hash = seeds.pair_seed_hash(pair_seed, **names)
-        seed_info = seeds.pair_seed_info(cohort_digest, **names)
+        seed_hash = seeds.dealt_hash(seeds.PAIR_SEED, pair_seed, **names)
+        seed_info = seeds.seal_info(seeds.SEALED_PAIR_SEED, cohort_digest, **names)
         sealed_seed = envelope.seal(advert.mask_key, pair_seed, info=seed_info)
     return Envelope(
         cohort_digest=cohort_digest,
         sender=dealer,
         receiver=advert.name,
-        self_mask_share_hash=seeds.self_mask_share_hash(self_mask_share, **names),
-        recovery_share_hash=seeds.recovery_share_hash(recovery_share, **names),
+        self_mask_share_hash=seeds.dealt_hash(seeds.SELF_MASK_SHARE, self_mask_share, **names),
+        recovery_share_hash=seeds.dealt_hash(seeds.RECOVERY_SHARE, recovery_share, **names),
         sealed_shares=envelope.seal(
             advert.channel_key,
             self_mask_share + recovery_share,
-            info=seeds.shares_info(cohort_digest, **names),
+            info=seeds.seal_info(seeds.SEALED_SHARES, cohort_digest, **names),
         ),
         pair_seed_hash=seed_hash,
         sealed_pair_seed=sealed_seed,
@@ -146,10 +149,14 @@ def open_dealt(made: Envelope, secrets: OwnSecrets) -> Received:
     Raises EnvelopeMismatch if a part does not open or does not match the hash beside it.
     """
     names = {"dealer": made.sender, "receiver": made.receiver}
-    shares = _unseal(secrets.channel_key, made.sealed_shares, seeds.shares_info(made.cohort_digest, **names))
+    shares = _unseal(
+        secrets.channel_key,
+        made.sealed_shares,
+        seeds.seal_info(seeds.SEALED_SHARES, made.cohort_digest, **names),
+    )
     self_mask_share, recovery_share = shares[: shamir.SHARE_BYTES], shares[shamir.SHARE_BYTES :]
-    _match(seeds.self_mask_share_hash(self_mask_share, **names), made.self_mask_share_hash)
-    _match(seeds.recovery_share_hash(recovery_share, **names), made.recovery_share_hash)
+    _match(seeds.dealt_hash(seeds.SELF_MASK_SHARE, self_mask_share, **names), made.self_mask_share_hash)
+    _match(seeds.dealt_hash(seeds.RECOVERY_SHARE, recovery_share, **names), made.recovery_share_hash)
     return Received(
         self_mask_share=self_mask_share,
         recovery_share=recovery_share,
@@ -163,8 +170,10 @@ def open_pair_seed(made: Envelope, mask_key: envelope.KeyPair) -> bytes:
     Raises EnvelopeMismatch.
     """
     names = {"dealer": made.sender, "receiver": made.receiver}
-    seed = _unseal(mask_key, made.sealed_pair_seed, seeds.pair_seed_info(made.cohort_digest, **names))
-    _match(seeds.pair_seed_hash(seed, **names), made.pair_seed_hash)
+    seed = _unseal(
+        mask_key, made.sealed_pair_seed, seeds.seal_info(seeds.SEALED_PAIR_SEED, made.cohort_digest, **names)
+    )
+    _match(seeds.dealt_hash(seeds.PAIR_SEED, seed, **names), made.pair_seed_hash)
     return seed
 
 
@@ -192,13 +201,6 @@ def open_envelopes(
     ]
 
 
-def _split(
-    secret: bytes, terms: SessionTerms, receivers: list[str], xs: list[int], random: Random
-) -> dict[str, bytes]:
-    shares = shamir.split(secret, threshold=terms.rule.threshold, xs=xs, random=random)
-    return dict(zip(receivers, shares, strict=True))
-
-
 def _unseal(key: envelope.KeyPair, sealed: bytes, info: bytes) -> bytes:
     try:
         return envelope.open_sealed(key, sealed, info=info)
@@ -207,5 +209,5 @@ def _unseal(key: envelope.KeyPair, sealed: bytes, info: bytes) -> bytes:
 
 
 def _match(computed: bytes, dealt: bytes) -> None:
-    if not seeds.is_same(computed, dealt):
+    if not hmac.compare_digest(computed, dealt):
         raise EnvelopeMismatch

@@ -7,7 +7,6 @@ envelope is also signed (docs/protocol.md 5.3).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
@@ -58,15 +57,6 @@ class KeyPair:
         public = mlkem.public_key().public_bytes_raw() + x25519.public_key().public_bytes_raw()
         return cls(public=public, private=MLKEM768X25519PrivateKey(mlkem, x25519))
 
-    @classmethod
-    def generate(cls, random: Callable[[int], bytes]) -> KeyPair:
-        return cls.from_seed(random(SEED_BYTES))
-
-
-def check_public(public: bytes) -> None:
-    """Raises RemoteProtocolError(code=ADVERT) if the bytes are no hybrid public key."""
-    _load_public(public)
-
 
 def seal(public: bytes, plaintext: bytes, *, info: bytes) -> bytes:
     """Seal to a public key; `info` binds cohort, purpose, sender and receiver.
@@ -74,11 +64,15 @@ def seal(public: bytes, plaintext: bytes, *, info: bytes) -> bytes:
     The ephemeral keys are the library's own randomness: sealing twice gives unrelated bytes.
     Raises RemoteProtocolError if the public key is unusable.
     """
-    key = _load_public(public)
     try:
-        return _SUITE.encrypt(plaintext, key, info)
-    except ValueError:  # an X25519 key of low order
-        raise _unusable() from None
+        if len(public) != PUBLIC_BYTES:
+            raise ValueError("length")
+        mlkem = MLKEM768PublicKey.from_public_bytes(public[:_MLKEM_PUBLIC_BYTES])
+        x25519 = X25519PublicKey.from_public_bytes(public[_MLKEM_PUBLIC_BYTES:])
+        return _SUITE.encrypt(plaintext, MLKEM768X25519PublicKey(mlkem, x25519), info)
+    except ValueError:  # of an X25519 key of low order, too
+        message = "public key: expected an ML-KEM-768 and an X25519 key"
+        raise RemoteProtocolError(message, code=Refusal.ADVERT) from None
 
 
 def open_sealed(keypair: KeyPair, ciphertext: bytes, *, info: bytes) -> bytes:
@@ -87,18 +81,3 @@ def open_sealed(keypair: KeyPair, ciphertext: bytes, *, info: bytes) -> bytes:
         return _SUITE.decrypt(ciphertext, keypair.private, info)
     except (InvalidTag, ValueError):
         raise RemoteProtocolError("envelope: it does not open", code=Refusal.ENVELOPE) from None
-
-
-def _load_public(public: bytes) -> MLKEM768X25519PublicKey:
-    if len(public) != PUBLIC_BYTES:
-        raise _unusable()
-    try:
-        mlkem = MLKEM768PublicKey.from_public_bytes(public[:_MLKEM_PUBLIC_BYTES])
-        x25519 = X25519PublicKey.from_public_bytes(public[_MLKEM_PUBLIC_BYTES:])
-    except ValueError:
-        raise _unusable() from None
-    return MLKEM768X25519PublicKey(mlkem, x25519)
-
-
-def _unusable() -> RemoteProtocolError:
-    return RemoteProtocolError("public key: expected an ML-KEM-768 and an X25519 key", code=Refusal.ADVERT)

@@ -1,24 +1,19 @@
 """What travels in a session: small frozen values, and the terms that everything is bound to.
 
-Signed bodies are canonical encodings (crypto/encoding.py); the dataclasses below are what they
-hold once verified, or the unsigned messages around them. Source: docs/protocol.md 5.
+Signed bodies are canonical encodings (crypto/encoding.py) of the classes below that have a PURPOSE:
+their fields in the order in which the class declares them. The others are the unsigned messages
+around them. Source: docs/protocol.md 2 and 5.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
 
 from crypto import encoding
 from crypto.fixed_point.layout import Layout
+from crypto.identity.certificates import SignedBody
 from crypto.session.cohort import CohortRule
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedBody:
-    """Bytes that were signed, as they were signed: verify first, parse after."""
-
-    body: bytes
-    signature: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +65,8 @@ class SessionTerms:
 class Advert:
     """Signed. Fresh keys of one silo for one session."""
 
+    PURPOSE: ClassVar[str] = "advert"
+
     name: str
     session_digest: bytes
     certificate: bytes  # DER
@@ -81,6 +78,8 @@ class Advert:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
     """Signed. What one silo deals to another; pair_seed_* only where sender < receiver."""
+
+    PURPOSE: ClassVar[str] = "envelope"
 
     cohort_digest: bytes
     sender: str
@@ -96,6 +95,8 @@ class Envelope:
 class OwnShare:
     """Signed. Hash of the share of b(u) that u keeps at its own x."""
 
+    PURPOSE: ClassVar[str] = "own-share"
+
     cohort_digest: bytes
     sender: str
     self_mask_share_hash: bytes
@@ -104,6 +105,8 @@ class OwnShare:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consistency:
     """Signed. The sets as one silo was told them."""
+
+    PURPOSE: ClassVar[str] = "consistency"
 
     cohort_digest: bytes
     sender: str
@@ -115,9 +118,14 @@ class Consistency:
 class Complaint:
     """Signed. An envelope did not open or match its hashes."""
 
+    PURPOSE: ClassVar[str] = "complaint"
+
     cohort_digest: bytes
     sender: str
     accused: str
+
+
+Signable: TypeAlias = Advert | Envelope | OwnShare | Consistency | Complaint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

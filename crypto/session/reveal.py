@@ -7,12 +7,11 @@ too: what it answers does not depend on whether it was restarted. Source: docs/p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from crypto import encoding
-from crypto.encoding import FieldReader, Value
+from crypto.encoding import FieldReader
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.identity.certificates import certificate_from_der
 from crypto.session import bodies
@@ -22,7 +21,6 @@ from crypto.session.messages import (
     RecoverRequest,
     SessionTerms,
     Signatures,
-    SignedBody,
     UnmaskShares,
 )
 
@@ -92,13 +90,13 @@ class PendingReveal:
             min_cohort=reader.number(),
             cohort_digest=reader.data(),
             name=reader.text(),
-            certificates=_named(reader.items()),
+            certificates=_named(reader.rows()),
             sharers=reader.texts(),
             survivors=reader.texts(),
             answer=UnmaskShares(
-                self_mask_shares=_named(reader.items()), recovery_shares=_named(reader.items())
+                self_mask_shares=_named(reader.rows()), recovery_shares=_named(reader.rows())
             ),
-            pair_seeds=_named(reader.items()),
+            pair_seeds=_named(reader.rows()),
         )
         reader.end()
         if pending.to_bytes() != data:  # one row has one encoding
@@ -132,8 +130,25 @@ def check_signatures(pending: PendingReveal, message: Signatures) -> None:
     Every signature must hold; signers are counted by name, never by signature bytes.
     Raises RemoteProtocolError(code=SIGNATURES). Source: docs/protocol.md 5.6.
     """
-    expected = {_statement(pending, name): name for name in pending.survivors}
-    signers = {_signer(pending, signed, expected) for signed in message.signatures}
+    statements = [
+        Consistency(
+            cohort_digest=pending.cohort_digest,
+            sender=name,
+            sharers=pending.sharers,
+            survivors=pending.survivors,
+        )
+        for name in pending.survivors
+    ]
+    expected = {bodies.body_of(statement): statement for statement in statements}
+    signers = set()
+    for signed in message.signatures:
+        statement = expected.get(signed.body)
+        if statement is None:
+            wrong = "unmask: a signature is not a survivor's over this cohort, U2 and U3"
+            raise RemoteProtocolError(wrong, code=Refusal.SIGNATURES)
+        certificate = certificate_from_der(pending.certificates[statement.sender])
+        bodies.check_consistency(signed, certificate=certificate, expected=statement)
+        signers.add(statement.sender)
     if len(signers) < pending.threshold:
         wanted = f"expected signatures of {pending.threshold} survivors"
         raise RemoteProtocolError(f"unmask: {wanted}, got {len(signers)}", code=Refusal.SIGNATURES)
@@ -149,37 +164,14 @@ def recovered_seeds(pending: PendingReveal, request: RecoverRequest) -> Recovere
     return RecoveredSeeds(pair_seeds={name: pending.pair_seeds[name] for name in request.names})
 
 
-def _statement(pending: PendingReveal, sender: str) -> bytes:
-    return bodies.consistency_body(
-        Consistency(
-            cohort_digest=pending.cohort_digest,
-            sender=sender,
-            sharers=pending.sharers,
-            survivors=pending.survivors,
-        )
-    )
-
-
-def _signer(pending: PendingReveal, signed: SignedBody, expected: Mapping[bytes, str]) -> str:
-    sender = expected.get(signed.body)
-    if sender is None:
-        message = "unmask: a signature is not a survivor's over this cohort, U2 and U3"
-        raise RemoteProtocolError(message, code=Refusal.SIGNATURES)
-    certificate = certificate_from_der(pending.certificates[sender])
-    bodies.check_consistency(signed, certificate=certificate, sender=sender, body=signed.body)
-    return sender
-
-
 def _rows(named: dict[str, bytes]) -> list[encoding.Field]:
     return [[name, named[name]] for name in sorted(named)]
 
 
-def _named(rows: list[Value]) -> dict[str, bytes]:
+def _named(rows: list[FieldReader]) -> dict[str, bytes]:
     named = {}
     for row in rows:
-        outer = FieldReader([row], what="pending reveal")
-        reader = FieldReader(outer.items(), what="pending reveal")
-        name = reader.text()
-        named[name] = reader.data()
-        reader.end()
+        name = row.text()
+        named[name] = row.data()
+        row.end()
     return named

@@ -7,13 +7,19 @@ Source: docs/protocol.md 5.2 and 5.3.
 
 from __future__ import annotations
 
-import hmac
+from typing import Final
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto import encoding
 from crypto.session.envelope import SEED_BYTES, KeyPair
+
+SELF_MASK_SHARE: Final = "self-mask-share-hash"
+RECOVERY_SHARE: Final = "recovery-share-hash"
+PAIR_SEED: Final = "pair-seed-hash"
+SEALED_SHARES: Final = "sealed-shares"
+SEALED_PAIR_SEED: Final = "sealed-pair-seed"
 
 
 def mask_key_pair(recovery_seed: bytes) -> KeyPair:
@@ -30,30 +36,14 @@ def self_mask_commitment(seed: bytes, *, name: str) -> bytes:
     return encoding.digest("self-mask-commitment", name, seed)
 
 
-def self_mask_share_hash(share: bytes, *, dealer: str, receiver: str) -> bytes:
-    return encoding.digest("self-mask-share-hash", dealer, receiver, share)
+def dealt_hash(purpose: str, secret: bytes, *, dealer: str, receiver: str) -> bytes:
+    """What a dealer signs of a share or a pair seed. purpose: which of the three it is."""
+    return encoding.digest(purpose, dealer, receiver, secret)
 
 
-def recovery_share_hash(share: bytes, *, dealer: str, receiver: str) -> bytes:
-    return encoding.digest("recovery-share-hash", dealer, receiver, share)
-
-
-def pair_seed_hash(seed: bytes, *, dealer: str, receiver: str) -> bytes:
-    return encoding.digest("pair-seed-hash", dealer, receiver, seed)
-
-
-def shares_info(cohort_digest: bytes, *, dealer: str, receiver: str) -> bytes:
-    """HPKE info for the shares, sealed under the receiver's channel key."""
-    return encoding.encode("sealed-shares", cohort_digest, dealer, receiver)
-
-
-def pair_seed_info(cohort_digest: bytes, *, dealer: str, receiver: str) -> bytes:
-    """HPKE info for a pair seed, sealed under the receiver's mask key."""
-    return encoding.encode("sealed-pair-seed", cohort_digest, dealer, receiver)
-
-
-def is_same(left: bytes, right: bytes) -> bool:
-    return hmac.compare_digest(left, right)
+def seal_info(purpose: str, cohort_digest: bytes, *, dealer: str, receiver: str) -> bytes:
+    """HPKE info. purpose: shares, under the receiver's channel key, or a pair seed, under its mask key."""
+    return encoding.encode(purpose, cohort_digest, dealer, receiver)
 
 
 def _derive(secret: bytes, info: bytes) -> bytes:

@@ -9,18 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from crypto import encoding
-from crypto.encoding import Field, FieldReader, Value
+from crypto.encoding import Field, FieldReader
 from crypto.errors import ChoraleError, RemoteProtocolError
-from crypto.fixed_point.layout import Layout, Quantity, quantity_fields
-from crypto.fixed_point.projection import Projection
-from crypto.noise.terms import Noise
+from crypto.fixed_point.layout import Layout, quantity_fields, read_quantity
+from crypto.identity.certificates import SignedBody
 from crypto.session import bodies
 from crypto.session.bodies import VerifiedAdvert
 from crypto.session.cohort import CohortRule
-from crypto.session.messages import Envelope, SessionTerms, Shares, SignedBody
+from crypto.session.messages import Envelope, SessionTerms, Shares
 
 MAX_SNAPSHOT_BYTES = 1 << 30  # 2.5 kB for each pair of silos
-NOISELESS_FIELDS = 7  # of a quantity, crypto/fixed_point/layout.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +34,10 @@ class Dealing:
         """The hash of the share of b that the receiver holds; the dealer holds one itself."""
         made = self.envelopes.get(receiver)
         return self.own_share_hash if made is None else made.self_mask_share_hash
+
+    def to_bytes(self) -> bytes:
+        envelopes = [_signed_fields(signed) for signed in self.shares.envelopes]
+        return encoding.encode("shares", envelopes, _signed_fields(self.shares.own_share))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,12 +70,26 @@ class SessionRecord:
         return self.dealings[dealer].envelopes[receiver]
 
     def to_bytes(self) -> bytes:
+        terms, rule, layout = self.terms, self.terms.rule, self.terms.layout
+        terms_fields: list[Field] = [
+            terms.federation,
+            terms.job_digest,
+            terms.roster_version,
+            terms.roster_digest,
+            terms.round,
+            terms.phase,
+            terms.attempt,
+            list(terms.names),
+            [rule.members, rule.threshold, rule.min_cohort],
+            [layout.members, [quantity_fields(quantity) for quantity in layout.quantities]],
+            terms.state_digest,
+        ]
         return encoding.encode(
             "session-record",
-            self.terms.digest(),
-            _terms_fields(self.terms),
+            terms.digest(),
+            terms_fields,
             [_signed_fields(self.adverts[name].signed) for name in self.cohort],
-            [[name, _shares_bytes(self.dealings[name].shares)] for name in sorted(self.dealings)],
+            [[name, self.dealings[name].to_bytes()] for name in sorted(self.dealings)],
             list(self.sharers),
             list(self.survivors),
             [[name, *_signed_fields(self.signatures[name])] for name in sorted(self.signatures)],
@@ -96,117 +112,53 @@ class SessionRecord:
 
 
 def _read_record(data: bytes) -> SessionRecord:
-    reader = _reader(encoding.decode("session-record", data, max_bytes=MAX_SNAPSHOT_BYTES))
+    values = encoding.decode("session-record", data, max_bytes=MAX_SNAPSHOT_BYTES)
+    reader = FieldReader(values, what="session record")
     terms_digest = reader.data(bodies.DIGEST_BYTES)
-    record = SessionRecord(terms=_read_terms(_reader(reader.items())))
+    record = SessionRecord(terms=_read_terms(reader.fields()))
     if record.terms.digest() != terms_digest:
         raise RemoteProtocolError("the terms do not give their digest")
-    for row in reader.items():
-        advert = bodies.read_advert(_read_signed(_row(row)))
+    for row in reader.rows():
+        advert = bodies.read_advert(_read_signed(row))
         record.adverts[advert.advert.name] = advert
     record.fix_cohort()
-    for row in reader.items():
-        fields = _row(row)
-        name = fields.text()
-        record.dealings[name] = _read_shares(fields.data())
+    for row in reader.rows():
+        name = row.text()
+        record.dealings[name] = _read_dealing(row.data())
     record.sharers, record.survivors = reader.texts(), reader.texts()
-    for row in reader.items():
-        fields = _row(row)
-        name = fields.text()
-        record.signatures[name] = _read_signed(fields)
-    for row in reader.items():
-        fields = _row(row)
-        record.complaints.append((fields.text(), fields.text()))
+    for row in reader.rows():
+        name = row.text()
+        record.signatures[name] = _read_signed(row)
+    record.complaints += [(row.text(), row.text()) for row in reader.rows()]
     reader.end()
     return record
 
 
-def _terms_fields(terms: SessionTerms) -> list[Field]:
-    return [
-        terms.federation,
-        terms.job_digest,
-        terms.roster_version,
-        terms.roster_digest,
-        terms.round,
-        terms.phase,
-        terms.attempt,
-        list(terms.names),
-        [terms.rule.members, terms.rule.threshold, terms.rule.min_cohort],
-        [terms.layout.members, [quantity_fields(quantity) for quantity in terms.layout.quantities]],
-        terms.state_digest,
-    ]
-
-
 def _read_terms(reader: FieldReader) -> SessionTerms:
+    federation, job_digest = reader.text(), reader.data()
+    roster_version, roster_digest = reader.number(), reader.data()
+    round, phase, attempt, names = reader.number(), reader.text(), reader.number(), reader.texts()
+    rule, layout = reader.fields(), reader.fields()
     return SessionTerms(
-        federation=reader.text(),
-        job_digest=reader.data(),
-        roster_version=reader.number(),
-        roster_digest=reader.data(),
-        round=reader.number(),
-        phase=reader.text(),
-        attempt=reader.number(),
-        names=reader.texts(),
-        rule=_read_rule(_reader(reader.items())),
-        layout=_read_layout(_reader(reader.items())),
+        federation=federation,
+        job_digest=job_digest,
+        roster_version=roster_version,
+        roster_digest=roster_digest,
+        round=round,
+        phase=phase,
+        attempt=attempt,
+        names=names,
+        rule=CohortRule(members=rule.number(), threshold=rule.number(), min_cohort=rule.number()),
+        layout=Layout(members=layout.number(), quantities=tuple(read_quantity(row) for row in layout.rows())),
         state_digest=reader.data(),
     )
 
 
-def _read_rule(reader: FieldReader) -> CohortRule:
-    return CohortRule(members=reader.number(), threshold=reader.number(), min_cohort=reader.number())
-
-
-def _read_layout(reader: FieldReader) -> Layout:
-    members = reader.number()
-    quantities = tuple(_read_quantity(row) for row in reader.items())
-    return Layout(members=members, quantities=quantities)
-
-
-def _read_quantity(row: Value) -> Quantity:
-    reader = _row(row)
-    name, sizes = reader.text(), reader.items()
-    shape = _reader(sizes)
-    bound, word, is_count, sensitivity = reader.text(), reader.number(), reader.number(), reader.text()
-    projection = _read_projection(reader.items())
-    has_noise = isinstance(row, list) and len(row) > NOISELESS_FIELDS
-    return Quantity(
-        name=name,
-        shape=tuple(shape.number() for _ in sizes),
-        bound=float.fromhex(bound),
-        word=word,
-        is_count=bool(is_count),
-        sensitivity_l2=_read_number(sensitivity),
-        projection=projection,
-        noise=_read_noise(_reader(reader.items())) if has_noise else None,
-    )
-
-
-def _read_projection(fields: list[Value]) -> Projection | None:
-    if not fields:
-        return None
-    reader = _reader(fields)
-    return Projection(seed=reader.data(), size=reader.number(), block=reader.number(), kept=reader.number())
-
-
-def _read_noise(reader: FieldReader) -> Noise:
-    variance, scale, clip = reader.text(), reader.text(), reader.text()
-    return Noise(variance=float.fromhex(variance), scale=float.fromhex(scale), clip_l2=_read_number(clip))
-
-
-def _read_number(text: str) -> float | None:
-    return float.fromhex(text) if text else None
-
-
-def _shares_bytes(shares: Shares) -> bytes:
-    envelopes = [_signed_fields(signed) for signed in shares.envelopes]
-    return encoding.encode("shares", envelopes, _signed_fields(shares.own_share))
-
-
-def _read_shares(data: bytes) -> Dealing:
-    reader = _reader(encoding.decode("shares", data, max_bytes=MAX_SNAPSHOT_BYTES))
-    envelopes = tuple(_read_signed(_row(row)) for row in reader.items())
-    shares = Shares(envelopes=envelopes, own_share=_read_signed(_reader(reader.items())))
+def _read_dealing(data: bytes) -> Dealing:
+    values = encoding.decode("shares", data, max_bytes=MAX_SNAPSHOT_BYTES)
+    reader = FieldReader(values, what="session record")
+    envelopes = tuple(_read_signed(row) for row in reader.rows())
+    shares = Shares(envelopes=envelopes, own_share=_read_signed(reader.fields()))
     read = [bodies.read_envelope(signed) for signed in envelopes]
     return Dealing(
         shares=shares,
@@ -222,11 +174,3 @@ def _signed_fields(signed: SignedBody) -> list[Field]:
 
 def _read_signed(reader: FieldReader) -> SignedBody:
     return SignedBody(body=reader.data(), signature=reader.data())
-
-
-def _row(row: Value) -> FieldReader:
-    return _reader(_reader([row]).items())
-
-
-def _reader(values: list[Value]) -> FieldReader:
-    return FieldReader(values, what="session record")

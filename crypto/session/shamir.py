@@ -49,9 +49,11 @@ class Recoverer:
         """
         if len(shares) != self._shares:
             raise LocalProtocolError(f"shamir: expected {self._shares} shares, got {len(shares)}")
-        values = [_share_value(share) for share in shares][: len(self._weights)]
-        terms = (weight * value for weight, value in zip(self._weights, values, strict=True))
-        secret = sum(terms) % FIELD
+        values = [int.from_bytes(share, "big") for share in shares]
+        if any(len(share) != SHARE_BYTES for share in shares) or max(values) >= FIELD:
+            raise RemoteProtocolError("shamir: a share is no 33-byte number below the prime")
+        used = values[: len(self._weights)]
+        secret = sum(weight * value for weight, value in zip(self._weights, used, strict=True)) % FIELD
         if secret >> 256:
             raise RemoteProtocolError("shamir: the shares rebuild no 32-byte secret")
         return secret.to_bytes(SECRET_BYTES, "big")
@@ -68,13 +70,6 @@ def _evaluate(coefficients: Sequence[int], x: int) -> int:
     value = 0
     for coefficient in reversed(coefficients):
         value = (value * x + coefficient) % FIELD
-    return value
-
-
-def _share_value(share: bytes) -> int:
-    value = int.from_bytes(share, "big")
-    if len(share) != SHARE_BYTES or value >= FIELD:
-        raise RemoteProtocolError("shamir: a share is no 33-byte number below the prime")
     return value
 
 

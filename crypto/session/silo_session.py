@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, overload
 from cryptography import x509
 
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity
+from crypto.identity.certificates import Identity, SignedBody
 from crypto.identity.roster import Roster
 from crypto.masking.masks import Masker
 from crypto.session import bodies, dealing
@@ -31,21 +31,25 @@ from crypto.session.messages import (
     SessionTerms,
     Shares,
     Signatures,
-    SignedBody,
     Survivors,
     UnmaskShares,
 )
 from crypto.session.reveal import PendingReveal, RevealLedger, check_signatures, recovered_seeds
-from crypto.session.silo_checks import LeftOut, Setting, check_set, check_size, check_terms, open_adverts
 from crypto.session.silo_stages import (
     Advertised,
     Held,
+    LeftOut,
     Masked,
     Ready,
+    SessionContext,
     Shared,
     advertise,
+    check_set,
+    check_size,
+    check_terms,
     make_masker,
     make_pending,
+    open_adverts,
 )
 
 Message: TypeAlias = Cohort | Envelopes | Survivors | Signatures | RecoverRequest
@@ -106,7 +110,7 @@ class SiloSession:
         now: datetime,
         random: Random = os.urandom,
     ) -> None:
-        setting = Setting(
+        context = SessionContext(
             terms=terms,
             session_digest=terms.digest(),
             roster=roster,
@@ -114,8 +118,8 @@ class SiloSession:
             now=now,
             random=random,
         )
-        check_terms(setting, identity)
-        self._start(SiloState.READY, Ready(setting=setting), identity, ledger)
+        check_terms(context, identity)
+        self._start(SiloState.READY, Ready(context=context), identity, ledger)
 
     @classmethod
     def resume(
@@ -137,8 +141,8 @@ class SiloSession:
         if self.state is not SiloState.READY or not isinstance(held, Ready):
             raise LocalProtocolError(f"session: cannot advertise in state {self.state.value}")
         try:
-            self._ledger.begin_attempt(held.setting.terms)
-            advertised = advertise(held.setting, self._identity)
+            self._ledger.begin_attempt(held.context.terms)
+            advertised = advertise(held.context, self._identity)
         except BaseException:
             self._drop(SiloState.FAILED)
             raise
@@ -164,7 +168,10 @@ class SiloSession:
         if self.state in OVER:
             raise LocalProtocolError(f"session: it is over, {self.state.value}")
         try:
-            target = self._target(message)
+            target = TRANSITIONS.get((self.state, type(message)))
+            if target is None:
+                got = f"got {type(message).__name__} in state {self.state.value}"
+                raise RemoteProtocolError(f"session: wrong or repeated message, {got}", code=Refusal.STAGE)
             answer, held = _HANDLERS[type(message)](self, message)
         except LeftOut:
             self._drop(SiloState.ENDED)
@@ -186,36 +193,29 @@ class SiloSession:
     def _drop(self, state: SiloState) -> None:
         self.state, self._held = state, None
 
-    def _target(self, message: Message) -> SiloState:
-        target = TRANSITIONS.get((self.state, type(message)))
-        if target is None:
-            got = f"got {type(message).__name__} in state {self.state.value}"
-            raise RemoteProtocolError(f"session: wrong or repeated message, {got}", code=Refusal.STAGE)
-        return target
-
     def _on_cohort(self, message: Cohort) -> tuple[Shares, Shared]:
         held = self._held
         assert isinstance(held, Advertised)
-        setting, name = held.setting, self._identity.member.name
-        adverts = open_adverts(message, setting)
+        context, name = held.context, self._identity.member.name
+        adverts = open_adverts(message, context)
         if name not in adverts:
             raise LeftOut("cohort: this silo is not in U1")
         if adverts[name].signed.body != held.advert.body:
             raise RemoteProtocolError(
                 "cohort: this silo's own advert is not the one it sent", code=Refusal.ADVERT
             )
-        check_size("cohort", len(adverts), setting.terms.rule)
-        cohort_digest = bodies.cohort_digest(setting.session_digest, adverts.values())
+        check_size("cohort", len(adverts), context.terms.rule)
+        cohort_digest = bodies.cohort_digest(context.session_digest, adverts.values())
         dealt = dealing.deal(
-            setting.terms,
+            context.terms,
             held.secrets,
             adverts,
             cohort_digest=cohort_digest,
             identity=self._identity,
-            random=setting.random,
+            random=context.random,
         )
         shared = Shared(
-            setting=setting, secrets=held.secrets, dealt=dealt, adverts=adverts, cohort_digest=cohort_digest
+            context=context, secrets=held.secrets, dealt=dealt, adverts=adverts, cohort_digest=cohort_digest
         )
         return dealt.shares, shared
 
@@ -223,14 +223,14 @@ class SiloSession:
         held = self._held
         assert isinstance(held, Shared)
         name = self._identity.member.name
-        check_set("sharers", message.sharers, within=held.adverts, name=name, rule=held.setting.terms.rule)
+        check_set("sharers", message.sharers, within=held.adverts, name=name, rule=held.context.terms.rule)
         received = self._open_dealt(held, message)
         pair_seeds = {
             peer: held.dealt.pair_seeds[peer] if given.pair_seed is None else given.pair_seed
             for peer, given in received.items()
         }
         masked = Masked(
-            setting=held.setting,
+            context=held.context,
             own_share=held.dealt.own_share,
             received=received,
             pair_seeds=pair_seeds,
@@ -254,27 +254,26 @@ class SiloSession:
             try:
                 received[envelope.sender] = dealing.open_dealt(envelope, held.secrets)
             except EnvelopeMismatch:
-                raise self._complaint(held, envelope.sender) from None
+                accused = envelope.sender
+                signed = bodies.sign(
+                    self._identity,
+                    Complaint(cohort_digest=held.cohort_digest, sender=name, accused=accused),
+                )
+                message_text = f"envelope of {accused}: it does not open or does not match its hashes"
+                raise EnvelopeComplaint(message_text, complaint=signed) from None
         return received
-
-    def _complaint(self, held: Shared, accused: str) -> EnvelopeComplaint:
-        complaint = Complaint(
-            cohort_digest=held.cohort_digest, sender=self._identity.member.name, accused=accused
-        )
-        message = f"envelope of {accused}: it does not open or does not match its hashes"
-        return EnvelopeComplaint(message, complaint=bodies.sign_complaint(self._identity, complaint))
 
     def _on_survivors(self, message: Survivors) -> tuple[SignedBody, PendingReveal]:
         held = self._held
         assert isinstance(held, Masked)
-        name, terms, survivors = self._identity.member.name, held.setting.terms, message.survivors
+        name, terms, survivors = self._identity.member.name, held.context.terms, message.survivors
         check_set("survivors", survivors, within=held.sharers, name=name, rule=terms.rule)
         self._ledger.check_reveal(terms, survivors)
         pending = make_pending(held, name=name, survivors=survivors)
         said = Consistency(
             cohort_digest=held.cohort_digest, sender=name, sharers=held.sharers, survivors=survivors
         )
-        signed = bodies.sign_consistency(self._identity, said)
+        signed = bodies.sign(self._identity, said)
         self._ledger.write_pending(pending)  # before the signature leaves, docs/protocol.md 6
         return signed, pending
 

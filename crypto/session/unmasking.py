@@ -6,6 +6,7 @@ owner signed; whoever signed something false is named. Source: docs/protocol.md 
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -41,15 +42,15 @@ def check_shares(record: SessionRecord, sender: str, answer: UnmaskShares) -> bo
     if set(answer.recovery_shares) != set(record.lost):
         raise RemoteProtocolError(f"unmask shares of {sender}: expected one of r for each lost silo")
     own = [
-        seeds.is_same(
-            seeds.self_mask_share_hash(share, dealer=dealer, receiver=sender),
+        hmac.compare_digest(
+            seeds.dealt_hash(seeds.SELF_MASK_SHARE, share, dealer=dealer, receiver=sender),
             record.dealings[dealer].self_mask_share_hash(sender),
         )
         for dealer, share in answer.self_mask_shares.items()
     ]
     recovery = [
-        seeds.is_same(
-            seeds.recovery_share_hash(share, dealer=dealer, receiver=sender),
+        hmac.compare_digest(
+            seeds.dealt_hash(seeds.RECOVERY_SHARE, share, dealer=dealer, receiver=sender),
             record.dealings[dealer].envelopes[sender].recovery_share_hash,
         )
         for dealer, share in answer.recovery_shares.items()
@@ -60,8 +61,8 @@ def check_shares(record: SessionRecord, sender: str, answer: UnmaskShares) -> bo
 def is_pair_seed(record: SessionRecord, survivor: str, lost: str, seed: bytes) -> bool:
     """Whether this is the seed that the dealer of the pair hashed."""
     made = record.pair_envelope(survivor, lost)
-    hashed = seeds.pair_seed_hash(seed, dealer=made.sender, receiver=made.receiver)
-    return seeds.is_same(hashed, made.pair_seed_hash)
+    hashed = seeds.dealt_hash(seeds.PAIR_SEED, seed, dealer=made.sender, receiver=made.receiver)
+    return hmac.compare_digest(hashed, made.pair_seed_hash)
 
 
 def rebuild(record: SessionRecord, answers: Mapping[str, UnmaskShares]) -> Rebuilt:
@@ -72,11 +73,15 @@ def rebuild(record: SessionRecord, answers: Mapping[str, UnmaskShares]) -> Rebui
     recoverer = Recoverer([points[name] for name in givers], threshold)
     rebuilt = Rebuilt()
     for name in record.survivors:
-        _rebuild_self_mask(
-            rebuilt, record, name, recoverer, [answers[g].self_mask_shares[name] for g in givers]
-        )
+        seed = _recover(recoverer, [answers[giver].self_mask_shares[name] for giver in givers])
+        commitment = record.adverts[name].advert.self_mask_commitment
+        if seed is not None and hmac.compare_digest(seeds.self_mask_commitment(seed, name=name), commitment):
+            rebuilt.self_mask_seeds[name] = seed
+        else:
+            rebuilt.liars[name] = "dealt shares of another self-mask seed than it committed to"
     for name in record.lost:
-        _rebuild_pairs(rebuilt, record, name, recoverer, [answers[g].recovery_shares[name] for g in givers])
+        seed = _recover(recoverer, [answers[giver].recovery_shares[name] for giver in givers])
+        _rebuild_pairs(rebuilt, record, name, seed)
     return rebuilt
 
 
@@ -95,21 +100,7 @@ def unmask_plan(record: SessionRecord, rebuilt: Rebuilt) -> UnmaskPlan:
     )
 
 
-def _rebuild_self_mask(
-    rebuilt: Rebuilt, record: SessionRecord, name: str, recoverer: Recoverer, shares: list[bytes]
-) -> None:
-    seed = _recover(recoverer, shares)
-    commitment = record.adverts[name].advert.self_mask_commitment
-    if seed is None or not seeds.is_same(seeds.self_mask_commitment(seed, name=name), commitment):
-        rebuilt.liars[name] = "dealt shares of another self-mask seed than it committed to"
-        return
-    rebuilt.self_mask_seeds[name] = seed
-
-
-def _rebuild_pairs(
-    rebuilt: Rebuilt, record: SessionRecord, lost: str, recoverer: Recoverer, shares: list[bytes]
-) -> None:
-    seed = _recover(recoverer, shares)
+def _rebuild_pairs(rebuilt: Rebuilt, record: SessionRecord, lost: str, seed: bytes | None) -> None:
     mask_key = None if seed is None else seeds.mask_key_pair(seed)
     if seed is None or mask_key is None or mask_key.public != record.adverts[lost].advert.mask_key:
         rebuilt.liars[lost] = "dealt shares of another recovery seed than its mask key comes from"

@@ -8,7 +8,7 @@ from chorale.privacy.protection import noised
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto import prg
-from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.ring import Encoded
 from silo_agent.data.base import SiloData
@@ -50,4 +50,4 @@ def encoded(values: Mapping[str, Array], layout: Layout) -> Encoded:
     """The words of an input as a silo makes them: clipped, rounded, noised. What the layout does not sum, a
     private job's `clipped` or a test's surplus, is left out."""
     wanted = {each.name for each in layout.quantities}
-    return ring.encode({name: array for name, array in values.items() if name in wanted}, layout=layout)
+    return Encoder({name: array for name, array in values.items() if name in wanted}, layout=layout).encode()

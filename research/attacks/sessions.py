@@ -51,7 +51,7 @@ def secure_sum(inputs: Mapping[str, Encoded], layout: Layout) -> View:
 
 def decoded(vectors: Mapping[int, Words], layout: Layout) -> dict[str, Array]:
     """As a sum is; copies, because what is decoded outlives the vectors."""
-    native = {word: words.astype(ring.word_type(word)) for word, words in vectors.items()}
+    native = {word: words.astype(ring.WORD_TYPES[word]) for word, words in vectors.items()}
     return dict(ring.decode(native, layout=layout))
 
 

@@ -25,8 +25,8 @@ from chorale.v1.session_pb2 import SessionKey
 from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity.certificates import Identity
 from crypto.masking.masks import Masker, Source
-from crypto.session.silo_checks import LeftOut
 from crypto.session.silo_session import SiloSession
+from crypto.session.silo_stages import LeftOut
 from silo_agent.ledger.reveals import Reveals
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.metrics import PhaseEnd, SiloMetrics, phase_label

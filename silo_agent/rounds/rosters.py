@@ -12,9 +12,8 @@ from cryptography import x509
 
 from chorale.observability.logs import get_logger
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity, Role
+from crypto.identity.certificates import Identity, Role, SignedBody
 from crypto.identity.roster import Roster, open_roster
-from crypto.session.messages import SignedBody
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.ledger.reveals import Reveals
 from silo_agent.policy.policy import Policy

@@ -12,8 +12,9 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, LocalProtocolError
+from crypto.identity.certificates import SignedBody
 from crypto.masking.masks import Masker
-from crypto.session.messages import RecoveredSeeds, Shares, SignedBody, UnmaskShares
+from crypto.session.messages import RecoveredSeeds, Shares, UnmaskShares
 from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, Message, SiloSession
 from silo_agent.policy.policy import Policy
 

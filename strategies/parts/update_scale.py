@@ -1,4 +1,4 @@
-"""How the silos' updates are laid into 16 bits, or into fewer words: rotation, an adaptive bound, a share.
+"""How the silos' updates are laid into 16 bits: rotation and an adaptive bound.
 
 The rotation (crypto/fixed_point/projection.py) makes all words of an update nearly alike, so one number says
 how large they are: the root mean square. Every round the silos sum the mean squares of what they put into
@@ -71,15 +71,13 @@ def delta_quantity(context: PhaseContext, *, size: int) -> Quantity:
     if context.update_clip is not None:
         return _clipped_quantity(context, context.update_clip, size=size)
     bound = adaptive_bound(context) if _is_adaptive(context) else None
-    is_projected = bound is not None or context.update_kept < 1.0
-    seed, share = context.public_seed, context.update_kept
     word = FIRST_WORD if _is_adaptive(context) and bound is None else context.update_bits
     return Quantity(
         name="delta",
         shape=(size,),
         bound=context.update_bound if bound is None else bound,
         word=word,
-        projection=Projection.of(size, seed=seed, share=share) if is_projected else None,
+        projection=None if bound is None else Projection.of(size, seed=context.public_seed),
         discloses=Disclosure.UPDATE,
     )
 
@@ -90,18 +88,14 @@ def _is_adaptive(context: PhaseContext) -> bool:
 
 
 def _clipped_quantity(context: PhaseContext, clip: float, *, size: int) -> Quantity:
-    """No word of an update is larger than the norm that the whole of it is clipped to, rotated or not.
-
-    With a share of the words kept, none is larger than the whole update either.
-    """
-    is_projected = context.update_bits == ADAPTIVE_WORD or context.update_kept < 1.0
-    projection = Projection.of(size, seed=context.public_seed, share=context.update_kept)
+    """No word of an update is larger than the norm that the whole of it is clipped to, rotated or not."""
+    is_rotated = context.update_bits == ADAPTIVE_WORD
     return Quantity(
         name="delta",
         shape=(size,),
         bound=min(context.update_bound, clip),
         word=context.update_bits,
-        projection=projection if is_projected else None,
+        projection=Projection.of(size, seed=context.public_seed) if is_rotated else None,
         discloses=Disclosure.UPDATE,
     )
 

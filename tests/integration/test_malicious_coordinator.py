@@ -20,10 +20,10 @@ from chorale.v1 import session_pb2
 from crypto.errors import Refusal
 from crypto.fixed_point.layout import Layout
 from crypto.identity import certificates, issuing
-from crypto.identity.certificates import Identity, MemberId, Role
+from crypto.identity.certificates import Identity, MemberId, Role, SignedBody
 from crypto.session import bodies
 from crypto.session.cohort import CohortRule
-from crypto.session.messages import Cohort, Envelopes, SignedBody, Survivors
+from crypto.session.messages import Cohort, Envelopes, Survivors
 from tests.support.agents import Exchange, changed, other_attempt
 from tests.support.rogue import SPARE, Rogue
 
@@ -195,7 +195,7 @@ def _resigned(adverts: Signed, signer: Identity, **changes: str) -> SignedBody:
     """What silo-0 adverted, under another certificate."""
     advert = bodies.read_advert(adverts["silo-0"]).advert
     fields = {"certificate": signer.certificate_der, **changes}
-    return bodies.sign_advert(signer, dataclasses.replace(advert, **fields))
+    return bodies.sign(signer, dataclasses.replace(advert, **fields))
 
 
 def _of_another_authority(rogue: Rogue, adverts: Signed) -> SignedBody:

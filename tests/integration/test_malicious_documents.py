@@ -23,9 +23,9 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import Refusal
 from crypto.identity import certificates, issuing
-from crypto.identity.certificates import Identity, MemberId, Role
+from crypto.identity.certificates import Identity, MemberId, Role, SignedBody
 from crypto.identity.roster import sign_roster
-from crypto.session.messages import Envelopes, SignedBody
+from crypto.session.messages import Envelopes
 from silo_agent.ledger.ledger import Ledger
 from strategies.base import TOTAL
 from tests.support.agents import Exchange, changed

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.session.messages import Cohort, Envelopes, SignedBody
+from crypto.identity.certificates import SignedBody
+from crypto.session.messages import Cohort, Envelopes
 from crypto.session.silo_session import SiloSession, SiloState
 from tests.support.sessions import Exchange, make_session
 

@@ -10,12 +10,12 @@ import pytest
 
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout, Quantity
-from crypto.fixed_point.projection import Projection
+from crypto.identity.certificates import SignedBody
 from crypto.noise.terms import Noise
 from crypto.session import bodies
-from crypto.session.coordinator_session import CoordinatorSession, CoordinatorState
-from crypto.session.coordinator_table import TRANSITIONS, Event
-from crypto.session.messages import Cohort, RecoveredSeeds, Shares, SignedBody, UnmaskShares
+from crypto.session.coordinator_session import TRANSITIONS, CoordinatorSession, CoordinatorState, Event
+from crypto.session.messages import Cohort, RecoveredSeeds, Shares, UnmaskShares
+from tests.support.projections import keeping
 from tests.support.sessions import NOW, STAGES, Exchange, make_coordinator, make_session
 
 NOTHING = SignedBody(body=b"", signature=b"")
@@ -164,7 +164,7 @@ def test_advert_with_a_key_that_nobody_could_seal_to_is_refused(field):
     sender = exchange.federation.silos["silo-000"]
     advert = bodies.read_advert(exchange.silos["silo-000"].advertise()).advert
     low_order = getattr(advert, field)[:-32] + bytes(32)
-    signed = bodies.sign_advert(sender, dataclasses.replace(advert, **{field: low_order}))
+    signed = bodies.sign(sender, dataclasses.replace(advert, **{field: low_order}))
     with pytest.raises(RemoteProtocolError, match="expected an ML-KEM-768 and an X25519 key"):
         exchange.coordinator.on_advert("silo-000", signed)
 
@@ -215,7 +215,7 @@ def test_sealed_parts_of_another_length_are_refused(part, value):
     exchange = opened("share", silos=4)
     shares = exchange.silos["silo-000"].receive(cohort_of(exchange))
     made = dataclasses.replace(bodies.read_envelope(shares.envelopes[0]), **{part: value})
-    signed = bodies.sign_envelope(exchange.federation.silos["silo-000"], made)
+    signed = bodies.sign(exchange.federation.silos["silo-000"], made)
     spoilt = dataclasses.replace(shares, envelopes=(signed, *shares.envelopes[1:]))
     with pytest.raises(RemoteProtocolError, match="missing, out of place or of another length"):
         exchange.coordinator.on_shares("silo-000", spoilt)
@@ -226,7 +226,7 @@ def test_pair_seed_from_the_greater_name_to_the_smaller_is_refused():
     shares = exchange.silos["silo-003"].receive(cohort_of(exchange))
     made = bodies.read_envelope(shares.envelopes[0])
     made = dataclasses.replace(made, pair_seed_hash=b"h" * 32, sealed_pair_seed=b"s" * 1168)
-    signed = bodies.sign_envelope(exchange.federation.silos["silo-003"], made)
+    signed = bodies.sign(exchange.federation.silos["silo-003"], made)
     spoilt = dataclasses.replace(shares, envelopes=(signed, *shares.envelopes[1:]))
     with pytest.raises(RemoteProtocolError, match="missing, out of place or of another length"):
         exchange.coordinator.on_shares("silo-003", spoilt)
@@ -286,7 +286,7 @@ def test_resumed_coordinator_knows_complaints_and_ignores_repeats_and_recovers()
     def complain():
         digest = exchange.coordinator.cohort_digest
         said = dataclasses.replace(complaint_of, cohort_digest=digest)
-        exchange.coordinator.on_complaint(BAD, bodies.sign_complaint(exchange.federation.silos[BAD], said))
+        exchange.coordinator.on_complaint(BAD, bodies.sign(exchange.federation.silos[BAD], said))
 
     exchange.hooks["masked"] = complain
     exchange.run_until("unmask", {"masked": [BAD]})
@@ -308,7 +308,7 @@ def test_resumed_coordinator_knows_complaints_and_ignores_repeats_and_recovers()
 
 
 def test_snapshot_keeps_every_field_of_the_layout():
-    projection = Projection.of(100, seed=bytes(range(32)), share=0.5)
+    projection = keeping(0.5, 100, seed=bytes(range(32)))
     layout = Layout(
         members=4,
         quantities=(

@@ -155,8 +155,8 @@ def test_pair_seed_that_does_not_open_for_a_lost_silo_names_the_dealer_who_then_
 
     def seal(public, plaintext, *, info):
         made = honest(public, plaintext, info=info)
-        is_lie = info == seeds.pair_seed_info(
-            exchange.coordinator.cohort_digest, dealer=dealer, receiver=lost
+        is_lie = info == seeds.seal_info(
+            seeds.SEALED_PAIR_SEED, exchange.coordinator.cohort_digest, dealer=dealer, receiver=lost
         )
         return flip(made) if is_lie else made
 
@@ -273,7 +273,7 @@ def test_complaint_is_refused_when_it_accuses_the_sender_or_a_stranger(exchange)
     digest = exchange.coordinator.cohort_digest
     for index, accused in enumerate(["silo-000", "spare"]):
         sender = f"silo-00{index}" if accused == "spare" else accused
-        signed = bodies.sign_complaint(
+        signed = bodies.sign(
             exchange.federation.silos[sender],
             bodies.Complaint(cohort_digest=digest, sender=sender, accused=accused),
         )
@@ -285,10 +285,10 @@ def test_complaint_is_refused_when_it_accuses_the_sender_or_a_stranger(exchange)
 def test_complaint_of_another_silo_or_cohort_is_refused(exchange):
     exchange.run_until("consistency")
     one = bodies.Complaint(cohort_digest=exchange.coordinator.cohort_digest, sender="silo-001", accused=LIAR)
-    by_another = bodies.sign_complaint(exchange.federation.silos["silo-000"], one)
+    by_another = bodies.sign(exchange.federation.silos["silo-000"], one)
     with pytest.raises(RemoteProtocolError, match="the signature does not hold"):
         exchange.coordinator.on_complaint("silo-001", by_another)
-    elsewhere = bodies.sign_complaint(
+    elsewhere = bodies.sign(
         exchange.federation.silos["silo-003"],
         dataclasses.replace(one, sender="silo-003", cohort_digest=bytes(32)),
     )
@@ -323,7 +323,7 @@ def mask_with_complaints(exchange: Exchange) -> None:
 
 def test_complaint_after_the_upload_still_takes_the_complainer_out(exchange):
     exchange.run_until("consistency")
-    complaint = bodies.sign_complaint(
+    complaint = bodies.sign(
         exchange.federation.silos["silo-004"],
         bodies.Complaint(cohort_digest=exchange.coordinator.cohort_digest, sender="silo-004", accused=LIAR),
     )
@@ -345,7 +345,7 @@ def test_signature_over_other_survivors_is_refused_and_not_relayed(exchange):
         sharers=exchange.terms.names,
         survivors=exchange.terms.names,
     )
-    signed = bodies.sign_consistency(exchange.federation.silos[LIAR], said)
+    signed = bodies.sign(exchange.federation.silos[LIAR], said)
     with pytest.raises(RemoteProtocolError, match="made over another cohort or other sets") as caught:
         exchange.coordinator.on_consistency(LIAR, signed)
     assert caught.value.code is Refusal.SIGNATURES

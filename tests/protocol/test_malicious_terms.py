@@ -13,10 +13,10 @@ import pytest
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.identity import certificates, issuing
-from crypto.identity.certificates import Identity, MemberId, Role
+from crypto.identity.certificates import Identity, MemberId, Role, SignedBody
 from crypto.session import bodies
 from crypto.session.cohort import CohortRule
-from crypto.session.messages import Cohort, SignedBody, Survivors
+from crypto.session.messages import Cohort, Survivors
 from crypto.session.silo_session import SiloState
 from tests.protocol.malice import VICTIM, adverts_of, assert_refused, envelopes_among, honest, tampered
 from tests.support.sessions import NOW, make_exchange, make_silo, make_terms, one_hot_layout
@@ -126,7 +126,7 @@ def resigned(signed: SignedBody, signer: Identity, **changes) -> SignedBody:
     """The advert with the signer's own keys and certificate instead."""
     advert = bodies.read_advert(signed).advert
     changes = {"certificate": signer.certificate_der} | changes
-    return bodies.sign_advert(signer, dataclasses.replace(advert, **changes))
+    return bodies.sign(signer, dataclasses.replace(advert, **changes))
 
 
 def foreign_identity(name: str) -> Identity:

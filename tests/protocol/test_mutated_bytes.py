@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from crypto.errors import RemoteProtocolError
+from crypto.identity.certificates import SignedBody
 from crypto.session.coordinator_session import CoordinatorSession, SessionAborted
-from crypto.session.messages import SignedBody
 from crypto.session.reveal import PendingReveal
 from tests.support.sessions import NOW, STAGES, Exchange, make_session
 from tests.support.soak import examples

@@ -17,6 +17,7 @@ from cryptography import x509
 
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.identity import certificates, issuing, roster
 from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
@@ -208,7 +209,7 @@ class Exchange:
 
     def upload(self, name: str) -> None:
         """The masked vector of one silo, and word to the coordinator that it is there."""
-        encoded = ring.encode(one_hot(self.terms, name), layout=self.terms.layout)
+        encoded = Encoder(one_hot(self.terms, name), layout=self.terms.layout).encode()
         self.masked[name] = b"".join(self.maskers[name].stream(encoded))
         self.coordinator.on_masked(name)
 

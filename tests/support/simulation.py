@@ -16,6 +16,7 @@ from chorale.spec.state import buffer_names, trained_names
 from chorale.transport.wire import phase_kind
 from crypto import encoding
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 from silo_agent.data.base import SiloData
 from silo_agent.local_storage.local_state import LocalState
@@ -111,7 +112,7 @@ def _ring_sums(
     layout = Layout(quantities=tuple(quantities), members=members)
     total = ring.zeros(layout)
     for silo in values:
-        ring.add_into(total, ring.encode(silo, layout=layout).vectors)
+        ring.add_into(total, Encoder(silo, layout=layout).encode().vectors)
     return ring.decode(total, layout=layout)
 
 
@@ -125,7 +126,6 @@ def _context(spec: JobSpec, round: int, phase: str, state: Arrays, *, members: i
         buffers=buffer_names(state),
         update_bound=spec.update_bound,
         update_bits=spec.update_bits,
-        update_kept=spec.update_kept,
         public_seed=encoding.digest("projection", spec.to_yaml(), round, phase),
         min_weight=spec.min_weight,
         options=spec.method.options,

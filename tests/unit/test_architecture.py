@@ -58,7 +58,6 @@ PRODUCT = ("crypto", "strategies", "chorale", "coordinator", "silo_agent", "simu
 OUTSIDE = {"crypto": {"numpy", "cryptography"}, "strategies": {"numpy", "pydantic"}}
 # optional: imported where it is used, never when a process starts
 COMPILER = ("numba", "llvmlite")
-COMPILED = "crypto/masking/masking_loop.py"  # is itself imported where it is used
 # where torch and what needs it may appear
 TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
@@ -236,7 +235,7 @@ def test_no_folder_holds_too_many_modules_side_by_side() -> None:
 def test_inner_packages_lean_on_little(package: str) -> None:
     allowed = OUTSIDE[package] | ARROWS[package] | set(sys.stdlib_module_names) - {"asyncio", "socket"}
     mine = [one for one in imports() if one.path.startswith(f"{package}/")]
-    late = [one for one in mine if one.top in COMPILER and (one.is_lazy or one.path == COMPILED)]
+    late = [one for one in mine if one.top in COMPILER and one.is_lazy]
     wrong = [one for one in mine if one.top not in allowed and one not in late]
     assert [str(one) for one in wrong] == []
 

@@ -40,6 +40,8 @@ KEYS = [
     "silo_peak_to_vector",
     "coordinator_peak_to_vector",
     "noise_to_mask",
+    "one_thread_mask_to_keystream",
+    "one_thread_unmask_to_keystream",
 ]
 
 
@@ -73,8 +75,16 @@ def test_every_row_of_its_json_is_a_figure_of_its_json_with_the_target_of_the_wo
     assert rows["upload / float32, w = 16"]["target"] == pytest.approx(0.51)
     assert rows["upload / float32, w = 16"]["value"] == report["upload_to_float32"]
     assert rows["silo masking / its key streams, w = 16"]["value"] == report["mask_to_keystream"]
-    assert rows["coordinator unmasking / its key streams, w = 16"]["target"] == 1.5
-    assert len(rows) == 7
+    assert rows["silo masking / its key streams, w = 16"]["target"] == 2.0
+    in_one_thread = rows["silo masking / its key streams, one thread, w = 16"]
+    assert (in_one_thread["value"], in_one_thread["target"]) == (report["one_thread_mask_to_keystream"], 1.5)
+    assert rows["coordinator unmasking / its key streams, w = 16"]["target"] == 2.0
+    in_one_thread = rows["coordinator unmasking / its key streams, one thread, w = 16"]
+    assert (in_one_thread["value"], in_one_thread["target"]) == (
+        report["one_thread_unmask_to_keystream"],
+        1.5,
+    )
+    assert len(rows) == 9
 
 
 @pytest.mark.parametrize("word", [16, 32, 64])
@@ -130,8 +140,8 @@ def test_the_error_is_below_one_step_per_survivor(word: int) -> None:
 def test_a_sum_that_is_not_exact_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     unmask: Callable[..., None] = UnmaskPlan.unmask
 
-    def forgetful(plan: UnmaskPlan, sums: dict[int, np.ndarray]) -> None:
-        unmask(dataclasses.replace(plan, seeds=plan.seeds[1:]), sums)
+    def forgetful(plan: UnmaskPlan, sums: dict[int, np.ndarray], *, workers: int | None = None) -> None:
+        unmask(dataclasses.replace(plan, seeds=plan.seeds[1:]), sums, workers=workers)
 
     monkeypatch.setattr(UnmaskPlan, "unmask", forgetful)
     with pytest.raises(LocalProtocolError, match="the revealed sum is not the sum of the inputs"):

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.ring import Words
+from crypto.identity.certificates import SignedBody
 from crypto.masking import masks
 from crypto.masking.masks import UnmaskPlan
 from crypto.session.coordinator_session import CoordinatorSession
-from crypto.session.messages import SessionTerms, SignedBody, UnmaskShares
+from crypto.session.messages import SessionTerms, UnmaskShares
 from crypto.session.silo_session import SiloSession
 from tests.support import sessions
 from tests.vectors.make_vectors import counter_bytes
@@ -77,7 +79,7 @@ def _mask(
     total = ring.zeros(terms.layout)
     envelopes = coordinator.close_share()
     for name in staying:
-        encoded = ring.encode(sessions.one_hot(terms, name), layout=terms.layout)
+        encoded = Encoder(sessions.one_hot(terms, name), layout=terms.layout).encode()
         stream = b"".join(silos[name].receive(envelopes[name]).stream(encoded))
         ring.add_into(total, masks.vectors_from_stream(terms.layout, stream))
         coordinator.on_masked(name)

@@ -16,6 +16,7 @@ import numpy as np
 
 from crypto import encoding, prg
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import Projection
 from crypto.session import shamir
@@ -207,7 +208,7 @@ def ring_vector(members: int, word: int, bound: float) -> dict[str, Any]:
     key = hashlib.sha256(f"rounding {members}".encode()).digest()
     value = [part * bound for part in parts]
     values = {"delta": np.array(value).reshape(2, 5), "correct": [0, 50, -7], "weight": 0.3}
-    encoded = ring.encode(values, layout=layout, random=lambda size: key[:size])
+    encoded = Encoder(values, layout=layout, random=lambda size: key[:size]).encode()
     total = ring.zeros(layout)
     for _ in range(members):
         ring.add_into(total, encoded.vectors)

@@ -331,22 +331,22 @@ def test_a_sum_of_weights_far_below_the_silos_share_is_not_applied(
 def test_an_update_in_16_bits_is_bound_by_the_rounds_before(
     make_job: Callable[..., Job], state: State
 ) -> None:
-    job = make_job(update_bound=2.0, update_bits=16, update_kept=0.5)
+    job = make_job(update_bound=2.0, update_bits=16)
     key = PhaseKey(job_digest=job.digest, round=4, phase="train", attempt=1)
     known = {**state, "method/update_rms": np.array(0.01)}
     delta = job.layout(key, known, 4).quantities[0]
     assert (delta.shape, delta.bound, delta.word) == ((8,), 0.01 * 32 / math.sqrt(2), 16)
     assert delta.projection is not None
-    assert (delta.projection.size, delta.projection.kept) == (8, 8)
+    assert (delta.projection.size, delta.projection.kept) == (8, 16)
 
 
 def test_the_projection_is_fresh_in_each_round_and_phase_and_the_same_in_each_attempt(
     make_job: Callable[..., Job], party: Party, state: State
 ) -> None:
-    job = make_job(update_kept=0.5)
+    job, known = make_job(update_bits=16), {**state, "method/update_rms": np.array(0.01)}
     digests = {
         (round, attempt): terms_of(
-            job, party, state, round=round, phase="train", attempt=attempt
+            job, party, known, round=round, phase="train", attempt=attempt
         ).layout.digest
         for round in (1, 2)
         for attempt in (1, 2)
@@ -355,7 +355,7 @@ def test_the_projection_is_fresh_in_each_round_and_phase_and_the_same_in_each_at
     key = PhaseKey(job_digest=job.digest, round=1, phase="train", attempt=1)
     seed = job.context(key, state, 4).public_seed
     assert seed == encoding.digest("projection", job.digest, 1, "train")
-    assert seed != make_job(update_kept=0.5, seed=99).context(key, state, 4).public_seed
+    assert seed != make_job(update_bits=16, seed=99).context(key, state, 4).public_seed
 
 
 @pytest.mark.parametrize(

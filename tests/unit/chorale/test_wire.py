@@ -9,6 +9,7 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import session_pb2
 from crypto.errors import Refusal, RemoteProtocolError
+from crypto.identity.certificates import SignedBody
 from crypto.session.messages import (
     Cohort,
     Envelopes,
@@ -16,7 +17,6 @@ from crypto.session.messages import (
     RecoverRequest,
     Shares,
     Signatures,
-    SignedBody,
     Survivors,
     UnmaskShares,
 )

@@ -24,7 +24,7 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
 from coordinator.settings import IdentityFiles
 from crypto.errors import Refusal
-from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.identity.certificates import Identity, Role, certificate_to_pem
 from crypto.identity.roster import Roster, open_roster
 from crypto.masking.masks import Masker
@@ -222,11 +222,11 @@ class FakeSilo:
         complaint = Complaint(
             cohort_digest=bodies.cohort_digest(terms.digest(), verified), sender=self.name, accused=accused
         )
-        signed = bodies.sign_complaint(self.identity, complaint)
+        signed = bodies.sign(self.identity, complaint)
         self.say(pb.SiloMessage(complaint=wire.complaint_to_wire(signed, key)))
 
     async def _upload(self, key: Any, terms: SessionTerms, masker: Masker) -> None:
-        encoded = ring.encode(self.inputs[key.round, key.phase], layout=terms.layout)
+        encoded = Encoder(self.inputs[key.round, key.phase], layout=terms.layout).encode()
         data = b"".join(masker.stream(encoded))
         call = self._stub.Upload()
         await call.write(pb.UploadMessage(header=pb.UploadHeader(key=key, total_bytes=len(data))))

@@ -26,7 +26,7 @@ LAYOUT = Layout(
 def random_vectors(seed):
     rng = np.random.default_rng(seed)
     return {
-        word: rng.integers(0, 1 << word, LAYOUT.length(word), dtype=ring.word_type(word), endpoint=False)
+        word: rng.integers(0, 1 << word, LAYOUT.length(word), dtype=ring.WORD_TYPES[word], endpoint=False)
         if word < 64
         else rng.integers(0, np.iinfo(np.uint64).max, LAYOUT.length(word), dtype=np.uint64)
         for word in LAYOUT.words

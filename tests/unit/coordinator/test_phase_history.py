@@ -9,7 +9,7 @@ from chorale.v1.records_pb2 import PhaseRecord
 from coordinator.jobs.sequence import PhaseHistory, completed_rounds
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import PhaseRow, Store
-from crypto.session.messages import SignedBody
+from crypto.identity.certificates import SignedBody
 from tests.unit.coordinator.job_phases import make_job
 
 SIGNED = SignedJob(spec_bytes=b"spec", signature=b"signature", operator_certificate=b"der")

@@ -10,7 +10,7 @@ from coordinator.complaints import FiledComplaint
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import Absence, JobStatus, Store
 from crypto.errors import ConfigError, LocalProtocolError
-from crypto.session.messages import SignedBody
+from crypto.identity.certificates import SignedBody
 
 SIGNED = SignedJob(spec_bytes=b"spec", signature=b"signature", operator_certificate=b"der")
 FIRST, SECOND = b"1" * 32, b"2" * 32

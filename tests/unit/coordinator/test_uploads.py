@@ -11,7 +11,7 @@ import pytest
 
 from chorale.spec.state import state_from_bytes
 from chorale.v1 import federation_pb2 as pb
-from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.masking.masks import Masker
 from crypto.session.messages import SessionTerms
 from tests.unit.coordinator.fake_silo import FakeSilo
@@ -26,7 +26,7 @@ class Uploader(FakeSilo):
         self.refusals: list[str] = []
 
     async def _upload(self, key: Any, terms: SessionTerms, masker: Masker) -> None:
-        encoded = ring.encode(self.inputs[key.round, key.phase], layout=terms.layout)
+        encoded = Encoder(self.inputs[key.round, key.phase], layout=terms.layout).encode()
         await self.send(key, b"".join(masker.stream(encoded)))
 
     async def send(self, key: Any, data: bytes) -> None:

@@ -19,7 +19,7 @@ from crypto.errors import LocalProtocolError, QuantizationError
 from crypto.fixed_point import compiled, encoder, ring
 from crypto.fixed_point.encoder import BLOCK_VALUES, COMPILED_BLOCK_VALUES, SIDES, Encoder, round_into
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
-from crypto.fixed_point.projection import Projection
+from tests.support.projections import keeping
 
 MEMBERS = 4
 KEY = bytes(range(32))
@@ -65,7 +65,7 @@ def single(value_N: Any, *, word: int = 32, bound: float = 8.0, key: bytes = KEY
 
 
 def words_of(encoded: Encoder, word: int, start: int = 0, size: int | None = None) -> np.ndarray:
-    out = np.empty(encoded.layout.length(word) - start if size is None else size, ring.word_type(word))
+    out = np.empty(encoded.layout.length(word) - start if size is None else size, ring.WORD_TYPES[word])
     encoded.read(word, start, out)
     return out
 
@@ -84,7 +84,7 @@ ENCODER = encoder_of()
 
 def test_pieces_of_odd_sizes_make_the_whole_in_any_order() -> None:
     for word in LAYOUT.words:
-        out = np.zeros(LAYOUT.length(word), ring.word_type(word))
+        out = np.zeros(LAYOUT.length(word), ring.WORD_TYPES[word])
         cuts = [*range(0, out.size, 4099), out.size]
         for start, stop in reversed(list(itertools.pairwise(cuts))):
             ENCODER.read(word, start, out[start:stop])
@@ -105,12 +105,12 @@ def test_reading_in_threads_gives_the_same_words() -> None:
     assert not np.array_equal(other, expected)
 
 
-def test_the_ring_encodes_with_an_encoder() -> None:
-    encoded = ring.encode(VALUES, layout=LAYOUT, random=lambda size: KEY[:size])
+def test_what_was_encoded_at_once_is_read_in_pieces() -> None:
+    encoded = Encoder(VALUES, layout=LAYOUT, random=lambda size: KEY[:size]).encode()
     assert encoded.clipped_total == ENCODER.clipped_total > 0
     assert all(np.array_equal(encoded.vectors[word], WHOLE.vectors[word]) for word in LAYOUT.words)
     for word in LAYOUT.words:
-        out = np.empty(3, ring.word_type(word))
+        out = np.empty(3, ring.WORD_TYPES[word])
         encoded.read(word, 2, out)
         assert np.array_equal(out, encoded.vectors[word][2:5])
 
@@ -199,13 +199,11 @@ def test_numpy_serves_where_numba_is_missing_or_keeps_nothing(
 
     monkeypatch.setitem(sys.modules, "numba", None if isinstance(broken, ImportError) else Numba)
     monkeypatch.setattr(compiled, "WORTH_VALUES", 1)
-    compiled._loop.cache_clear()
     compiled.rounding.cache_clear()
     try:
         assert np.array_equal(words_of(encoder_of(), 32), WHOLE.vectors[32])
         assert compiled.rounding(np.dtype(np.float32), np.dtype(np.int32)) is None
     finally:
-        compiled._loop.cache_clear()
         compiled.rounding.cache_clear()
 
 
@@ -213,7 +211,12 @@ def test_numpy_serves_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) -> 
     def failing(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(compiled, "_loop", lambda: failing)
+    class Numba:
+        @staticmethod
+        def njit(**_: object) -> object:
+            return lambda _: failing
+
+    monkeypatch.setitem(sys.modules, "numba", Numba)
     monkeypatch.setattr(compiled, "WORTH_VALUES", 1)
     compiled.rounding.cache_clear()
     try:
@@ -286,7 +289,7 @@ def test_large_finite_values_are_clipped_without_a_warning() -> None:
 
 def test_a_projected_quantity_is_encoded_as_its_numbers() -> None:
     value_N = normal((1000,), seed=9)
-    projection = Projection.of(1000, seed=bytes(32), share=0.5)
+    projection = keeping(0.5, 1000, seed=bytes(32))
     quantity = Quantity(name="delta", shape=(10, 100), bound=8.0, word=32, projection=projection)
     encoded = encoder_of({"delta": value_N.reshape(10, 100)}, Layout(quantities=(quantity,), members=4))
     assert encoded.layout.length(32) == projection.kept < 1000

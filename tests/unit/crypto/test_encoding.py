@@ -147,10 +147,14 @@ def test_purposes_separate_equal_fields() -> None:
 
 
 def test_reader_takes_fields_by_type_and_order() -> None:
-    reader = FieldReader([b"ab", b"cd", "x", 7, ["p", "q"], [1]], what="advert")
+    reader = FieldReader([b"ab", b"cd", "x", 7, ["p", "q"], [1, 2], [3], [["r"], ["s"]]], what="advert")
     assert (reader.data(2), reader.data(), reader.text(), reader.number()) == (b"ab", b"cd", "x", 7)
     assert reader.texts() == ("p", "q")
-    assert reader.items() == [1]
+    numbers = reader.fields()
+    assert (numbers.left, numbers.number(), numbers.number(), numbers.left) == (2, 1, 2, 0)
+    assert reader.fields().number() == 3
+    assert reader.left == 1
+    assert [row.text() for row in reader.rows()] == ["r", "s"]
     reader.end()
 
 
@@ -160,7 +164,8 @@ def test_reader_takes_fields_by_type_and_order() -> None:
         ("data", "x", "expected bytes, got str"),
         ("text", b"x", "expected text, got bytes"),
         ("number", "x", "expected a number, got str"),
-        ("items", 1, "expected a list, got int"),
+        ("fields", 1, "expected a list, got int"),
+        ("rows", [1], "expected a list, got int"),
         ("texts", [1], "expected text, got int"),
     ],
 )

@@ -15,8 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.identity import certificates, issuing
-from crypto.identity.certificates import CLOCK_SKEW, Identity, MemberId, PrivateKey, Role
-from crypto.session.messages import SignedBody
+from crypto.identity.certificates import CLOCK_SKEW, Identity, MemberId, PrivateKey, Role, SignedBody
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 VERSION_3, VERSION_9 = bytes.fromhex("a003020102"), bytes.fromhex("a003020108")  # X.509 counts from 0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import CLIPPED, MAX_QUANTITIES, MAX_VALUES, Disclosure, Layout, Quantity
 from crypto.fixed_point.projection import Projection
+from tests.support.projections import keeping
 
 DELTA = Quantity(name="delta", shape=(5,), bound=8.0, word=32)
 WEIGHT = Quantity(name="weight", bound=1.0)
@@ -83,7 +84,7 @@ def test_quantities_lie_in_declared_order_in_the_vector_of_their_word_size() -> 
 
 
 def test_a_projected_quantity_takes_the_words_that_are_kept() -> None:
-    quarter = replace(DELTA, projection=Projection.of(5, seed=bytes(32), share=0.25))
+    quarter = replace(DELTA, projection=keeping(0.25, 5, seed=bytes(32)))
     mixed = layout(quarter, replace(DELTA, name="after"))
     assert mixed.slices(32) == {"delta": slice(0, 4), "after": slice(4, 9)}
     assert mixed.total_bytes == 4 * 9

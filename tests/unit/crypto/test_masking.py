@@ -4,8 +4,6 @@ import os
 import threading
 import tracemalloc
 from collections import deque
-from collections.abc import Callable, Iterator
-from ctypes import CDLL, c_void_p
 
 import numpy as np
 import pytest
@@ -14,14 +12,11 @@ from hypothesis import strategies as st
 
 from crypto import prg
 from crypto.errors import LocalProtocolError, RemoteProtocolError
-from crypto.fixed_point import compiled, ring
+from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.ring import Encoded
-from crypto.masking import mask_streams, openssl
-from crypto.masking.mask_streams import InLoop, SignedKey
 from crypto.masking.masks import CHUNK_BYTES, Masker, SignedSeed, UnmaskPlan, vectors_from_stream
-from crypto.masking.openssl import Contexts
 
 COHORT = bytes(range(32))
 # 3 words of 16 bits put the later vectors at odd places; the 32-bit one spans several blocks
@@ -74,71 +69,6 @@ def test_the_stream_is_input_plus_signed_keystreams_in_ascending_word_size() -> 
             )
         expected += masked.astype(f"<u{word // 8}").tobytes()
     assert expected == WHOLE
-
-
-@pytest.mark.parametrize("number", [0, 1, 7])
-def test_the_compiled_loop_makes_the_same_stream(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds = tuple(SignedSeed(seed=bytes([i]) * 32, sign=1 if i % 3 else -1) for i in range(number))
-    monkeypatch.setattr(compiled, "WORTH_VALUES", 1 << 60)  # loading numba takes memory
-    expected = b"".join(masker(seeds).stream(ENCODED))
-    monkeypatch.setattr(compiled, "WORTH_VALUES", 0)
-    assert all(compiled.masking(ring.word_type(word)) for word in LAYOUT.words), "numba is not there"
-    monkeypatch.setattr(mask_streams, "InNumpy", None)  # so that nothing else serves
-    for offset_bytes in (0, 5, prg.BLOCK_BYTES + 23):
-        assert b"".join(masker(seeds).stream(ENCODED, offset_bytes=offset_bytes)) == expected[offset_bytes:]
-
-
-@pytest.fixture
-def afresh() -> Iterator[None]:
-    """What was found out about this machine's OpenSSL is forgotten before and after."""
-    compiled.masking.cache_clear()
-    yield
-    compiled.masking.cache_clear()
-
-
-def test_numpy_masks_where_openssl_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, afresh: None) -> None:
-    def unreachable() -> CDLL:
-        raise OSError("no such library")
-
-    monkeypatch.setattr(compiled, "WORTH_VALUES", 0)
-    monkeypatch.setattr(openssl, "_library", unreachable)
-    assert compiled.masking(ring.word_type(32)) is None
-    assert b"".join(masker().stream(ENCODED)) == WHOLE
-
-
-def test_numpy_masks_where_openssl_draws_another_stream(
-    monkeypatch: pytest.MonkeyPatch, afresh: None
-) -> None:
-    real = Contexts.seek
-    monkeypatch.setattr(Contexts, "seek", lambda contexts, offset_bytes: real(contexts, offset_bytes + 16))
-    assert compiled.masking(ring.word_type(32)) is None
-
-
-def test_a_cipher_that_openssl_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing:
-        def __getattr__(self, name: str) -> Callable[..., int]:
-            return lambda *arguments: 0
-
-    monkeypatch.setattr(openssl, "_library", Refusing)
-    with pytest.raises(LocalProtocolError, match="OpenSSL refused AES-256-CTR"):
-        Contexts([bytes(32)])
-
-
-@pytest.mark.parametrize("size", [0, 16, 31, 33])
-def test_a_key_of_another_length_is_our_own_mistake(size: int) -> None:
-    with pytest.raises(LocalProtocolError, match="expected keys of 32 bytes"):
-        Contexts([bytes(32), bytes(size)])
-
-
-def test_words_that_openssl_did_not_mask_are_an_error() -> None:
-    loop = compiled.masking(ring.word_type(32))
-    assert loop is not None
-    streams = InLoop([SignedKey(key=bytes(32), sign=1)], word=32, loop=loop)
-    streams.apply(np.zeros(1, np.uint32))
-    for address in streams._contexts.addresses_K.tolist():
-        openssl._library().EVP_CIPHER_CTX_reset(c_void_p(address))  # it has no cipher any more
-    with pytest.raises(LocalProtocolError, match="OpenSSL refused to go on"):
-        streams.apply(np.zeros(1, np.uint32))
 
 
 @settings(max_examples=60, deadline=None)

@@ -28,9 +28,8 @@ from scipy import special, stats
 
 from crypto.errors import LocalProtocolError
 from crypto.noise import skellam_stream
-from crypto.noise.kernel import Pick, compiled_pick
 from crypto.noise.skellam import MORE_BITS, Law, skellam_law
-from crypto.noise.skellam_stream import BLOCK_SAMPLES, SkellamStream
+from crypto.noise.skellam_stream import BLOCK_SAMPLES, Pick, SkellamStream, compiled_pick
 
 KEY = bytes(range(32))
 QUANTITY = 3
@@ -56,7 +55,7 @@ def samples(
 
 def picks() -> list[Pick]:
     compiled = compiled_pick()
-    return [skellam_stream.pick] if compiled is None else [skellam_stream.pick, compiled]
+    return [skellam_stream.numpy_pick] if compiled is None else [skellam_stream.numpy_pick, compiled]
 
 
 # The sampler against its table
@@ -151,7 +150,7 @@ def test_the_compiled_loop_gives_the_same_samples(variance: float, number_type: 
     size = 10 * BLOCK_SAMPLES + 77
     out_N, reference_N = np.empty(size, number_type), np.empty(size, number_type)
     stream(variance, pick=compiled).sample_into(5, out_N)
-    stream(variance, pick=skellam_stream.pick).sample_into(5, reference_N)
+    stream(variance, pick=skellam_stream.numpy_pick).sample_into(5, reference_N)
     np.testing.assert_array_equal(out_N, reference_N)
 
 
@@ -160,7 +159,7 @@ def test_without_numba_the_numpy_loop_serves(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "numba", None)
     compiled_pick.cache_clear()
     try:
-        assert skellam_stream.fastest_pick() is skellam_stream.pick
+        assert compiled_pick() is None
         np.testing.assert_array_equal(samples(10.0, 1000), expected)
     finally:
         compiled_pick.cache_clear()

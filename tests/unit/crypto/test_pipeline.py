@@ -50,16 +50,14 @@ def test_one_worker_is_the_caller_itself() -> None:
     assert list(in_order([threading.get_ident] * 2, workers=1)) == [threading.get_ident()] * 2
 
 
-def test_workers_run_side_by_side_and_the_caller_is_one_of_them() -> None:
+def test_workers_run_side_by_side() -> None:
     together = threading.Barrier(3)
 
     def task() -> int:
         together.wait(PATIENCE_SECONDS)
         return threading.get_ident()
 
-    idents = set(in_order([task] * 3, workers=3))
-    assert len(idents) == 3
-    assert threading.get_ident() in idents
+    assert len(set(in_order([task] * 3, workers=3))) == 3
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -80,30 +78,6 @@ def test_an_error_is_raised_in_its_turn_and_ends_the_rest(workers: int) -> None:
     assert len(ran) <= 1 + workers + 1
 
 
-def test_an_error_in_the_callers_own_thread_waits_for_its_turn() -> None:
-    """The first runs in the pool until the second, which the caller runs meanwhile, has failed."""
-    started, failed = threading.Event(), threading.Event()
-
-    def first() -> int:
-        started.set()
-        assert failed.wait(PATIENCE_SECONDS)
-        return threading.get_ident()
-
-    def second() -> int:
-        failed.set()
-        raise LookupError(threading.current_thread().name)
-
-    def tasks() -> Iterator[Callable[[], int]]:
-        yield first
-        assert started.wait(PATIENCE_SECONDS)
-        yield second
-
-    results = in_order(tasks(), workers=2)
-    assert next(results) != threading.get_ident()
-    with pytest.raises(LookupError, match=threading.current_thread().name):
-        next(results)
-
-
 def test_closing_early_starts_nothing_more_and_waits_for_what_runs() -> None:
     started, begun, ended = threading.Event(), [], []
 
@@ -118,7 +92,7 @@ def test_closing_early_starts_nothing_more_and_waits_for_what_runs() -> None:
     next(results)
     assert started.wait(PATIENCE_SECONDS)
     results.close()  # type: ignore[attr-defined]
-    assert ended == begun
+    assert sorted(ended) == sorted(begun)
     assert len(begun) <= 3
 
 

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from crypto.errors import ConfigError, LocalProtocolError, QuantizationError
 from crypto.fixed_point import compiled, ring
 from crypto.fixed_point import projection as projection_module
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import MAX_BLOCK, Projection
+from tests.support.projections import keeping
 
 SIZES = (1, 2, 15, 16, 17, 1000, 9_610, 70_000)
 
@@ -51,7 +53,7 @@ def by_definition(projection: Projection) -> NDArray[np.float64]:
 @pytest.mark.parametrize("size", [1, 17, 100, 999])
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_both_ways_are_as_defined(size: int, share: float) -> None:
-    projection = Projection.of(size, seed=seed(1), share=share)
+    projection = keeping(share, size, seed=seed(1))
     matrix_MN = by_definition(projection)
     value_N, sum_M = normal(size), normal(projection.kept, 1)
     np.testing.assert_allclose(projection.project(value_N), matrix_MN @ value_N, atol=1e-5)
@@ -83,12 +85,12 @@ def test_block_and_padding_follow_the_size(size: int, block: int) -> None:
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.9, 1e-6])
 def test_kept_share_is_rounded_to_rows(share: float) -> None:
-    projection = Projection.of(1_000_000, seed=seed(0), share=share)
+    projection = keeping(share, 1_000_000, seed=seed(0))
     assert projection.kept / (1024 * 977) == pytest.approx(max(share, 1 / 1024), abs=0.5 / 1024)
 
 
 def test_seed_decides_signs_and_rows() -> None:
-    one, other = (Projection.of(5_000, seed=seed(number), share=0.5) for number in (1, 2))
+    one, other = (keeping(0.5, 5_000, seed=seed(number)) for number in (1, 2))
     value_N = normal(5_000)
     assert not np.allclose(one.project(value_N), other.project(value_N))
     assert np.array_equal(one.project(value_N), replace(one).project(value_N))
@@ -97,7 +99,7 @@ def test_seed_decides_signs_and_rows() -> None:
 
 
 def test_the_map_of_a_sum_is_the_sum_of_the_maps() -> None:
-    projection = Projection.of(3_000, seed=seed(3), share=0.5)
+    projection = keeping(0.5, 3_000, seed=seed(3))
     parts = [normal(3_000, number) for number in range(5)]
     total_M = np.sum([projection.project(part) for part in parts], axis=0)
     np.testing.assert_allclose(projection.project(np.sum(parts, axis=0)), total_M, atol=1e-4)
@@ -108,7 +110,7 @@ def test_a_kept_share_has_no_bias_and_the_stated_spread() -> None:
     value_N, runs = normal(1_000), 2_000
     total_N, squares = np.zeros(1_000), 0.0
     for number in range(runs):
-        projection = Projection.of(1_000, seed=seed(number), share=0.25)
+        projection = keeping(0.25, 1_000, seed=seed(number))
         estimate_N = projection.expand(projection.project(value_N))
         total_N += estimate_N
         squares += float(np.sum((estimate_N - value_N) ** 2))
@@ -175,7 +177,7 @@ def test_what_is_not_finite_stays_so_and_the_ring_refuses_it() -> None:
     assert not np.isfinite(projection.project(value_N)).all()
     layout = Layout(quantities=(projected(projection, word=16),), members=3)
     with pytest.raises(QuantizationError, match="quantity delta: a value is not finite"):
-        ring.encode({"delta": value_N}, layout=layout)
+        Encoder({"delta": value_N}, layout=layout).encode()
 
 
 def projected(projection: Projection, *, word: int, bound: float = 6.0) -> Quantity:
@@ -190,7 +192,7 @@ def test_the_decoded_sum_is_that_of_the_values(word: int, tolerance: float) -> N
     parts = [normal(size, number) for number in range(silos)]
     total = ring.zeros(layout)
     for part in parts:
-        encoded = ring.encode({"delta": part}, layout=layout)
+        encoded = Encoder({"delta": part}, layout=layout).encode()
         assert encoded.clipped_total == 0
         ring.add_into(total, encoded.vectors)
     decoded_N = ring.decode(total, layout=layout)["delta"]
@@ -201,7 +203,7 @@ def test_the_decoded_sum_is_that_of_the_values(word: int, tolerance: float) -> N
 def test_half_the_bytes_of_float32_for_a_million_values() -> None:
     quantity = projected(Projection.of(1_000_000, seed=seed(0)), word=16)
     assert Layout(quantities=(quantity,), members=10).total_bytes <= 0.504 * 4_000_000
-    quarter = projected(Projection.of(1_000_000, seed=seed(0), share=0.25), word=16)
+    quarter = projected(keeping(0.25, 1_000_000, seed=seed(0)), word=16)
     assert Layout(quantities=(quarter,), members=10).total_bytes <= 0.127 * 4_000_000
 
 
@@ -224,7 +226,7 @@ def test_a_projection_is_checked(change: dict[str, object], message: str) -> Non
 
 
 def test_arrays_of_another_size_are_refused() -> None:
-    projection = Projection.of(1_000, seed=seed(0), share=0.5)
+    projection = keeping(0.5, 1_000, seed=seed(0))
     with pytest.raises(LocalProtocolError, match="expected 1000 values, got 999"):
         projection.project(normal(999))
     with pytest.raises(LocalProtocolError, match="expected 504 words, got 1008"):

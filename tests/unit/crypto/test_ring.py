@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crypto import prg
 from crypto.errors import LocalProtocolError, QuantizationError
 from crypto.fixed_point import ring
-from crypto.fixed_point.encoder import BLOCK_VALUES
+from crypto.fixed_point.encoder import BLOCK_VALUES, Encoder
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 
 MEMBERS = 4
@@ -46,7 +46,7 @@ def test_a_value_comes_back_within_one_step(
 ) -> None:
     layout = layout_of(real((len(parts),), bound=bound, word=word), members=members)
     value_N = np.array(parts) * bound
-    encoded = ring.encode({"delta": value_N}, layout=layout)
+    encoded = Encoder({"delta": value_N}, layout=layout).encode()
     step = 1 / layout.quantities[0].scale(members)
     decoded = ring.decode(encoded.vectors, layout=layout)["delta"]
     # half an ulp: 64-bit words hold more digits than the float64 that comes back
@@ -61,7 +61,7 @@ def test_sums_at_the_bound_do_not_overflow(word: int, bound: float) -> None:
     layout = layout_of(real((2,), bound=bound, word=word), members=members)
     total = ring.zeros(layout)
     for _ in range(members):
-        ring.add_into(total, ring.encode({"delta": [bound, -bound]}, layout=layout).vectors)
+        ring.add_into(total, Encoder({"delta": [bound, -bound]}, layout=layout).encode().vectors)
     decoded = ring.decode(total, layout=layout)["delta"]
     step = 1 / layout.quantities[0].scale(members)
     assert np.all(np.abs(decoded - [members * bound, -members * bound]) <= members * step)
@@ -73,7 +73,7 @@ def test_rounding_never_passes_the_whole_number_above_the_bound(word: int) -> No
     layout = layout_of(quantity)
     most = math.ceil(0.7 * quantity.scale(MEMBERS))
     for sign in (1, -1):
-        words = ring.encode({"delta": np.full(quantity.size, sign * 0.7)}, layout=layout).vectors[word]
+        words = Encoder({"delta": np.full(quantity.size, sign * 0.7)}, layout=layout).encode().vectors[word]
         signed = words.view(f"i{word // 8}")
         assert set(np.abs(signed).tolist()) <= {most - 1, most}
 
@@ -88,7 +88,7 @@ def test_rounding_is_unbiased(word: int, fraction: float, dtype: type) -> None:
     step = 1 / quantity.scale(MEMBERS)
     value_N = np.repeat(np.array([(3 + fraction) * step, -(3 + fraction) * step], dtype), samples)
     key = os.urandom(32)
-    encoded = ring.encode({"delta": value_N}, layout=layout_of(quantity), random=lambda size: key[:size])
+    encoded = Encoder({"delta": value_N}, layout=layout_of(quantity), random=lambda size: key[:size]).encode()
     units = encoded.vectors[word].view(f"i{word // 8}").reshape(2, samples)
     exact = float(value_N[0]) / step
     deviation = math.sqrt(fraction * (1 - fraction) / samples)
@@ -102,7 +102,7 @@ def test_rounding_of_neighbors_is_independent() -> None:
     size = 8 * BLOCK_VALUES
     quantity = real((size,), bound=1.0)
     value_N = np.full(size, 0.5 / quantity.scale(MEMBERS))
-    up = ring.encode({"delta": value_N}, layout=layout_of(quantity)).vectors[32] - 0.5
+    up = Encoder({"delta": value_N}, layout=layout_of(quantity)).encode().vectors[32] - 0.5
     for lag in (1, BLOCK_VALUES):
         assert abs(np.mean(up[:-lag] * up[lag:])) < 6 * 0.25 / math.sqrt(size - lag)
 
@@ -110,7 +110,7 @@ def test_rounding_of_neighbors_is_independent() -> None:
 def test_whole_units_are_encoded_exactly() -> None:
     quantity = real((3,), bound=8.0, word=16)
     step = 1 / quantity.scale(MEMBERS)
-    encoded = ring.encode({"delta": [5 * step, 0.0, -7 * step]}, layout=layout_of(quantity))
+    encoded = Encoder({"delta": [5 * step, 0.0, -7 * step]}, layout=layout_of(quantity)).encode()
     assert encoded.vectors[16].tolist() == [5, 0, 2**16 - 7]
 
 
@@ -123,8 +123,8 @@ def test_the_random_bytes_decide_the_rounding_and_only_a_key_is_drawn() -> None:
         return bytes(size)
 
     value_N = np.linspace(-8, 8, 1000) / 3
-    first, again = (ring.encode({"delta": value_N}, layout=layout, random=random) for _ in range(2))
-    other = ring.encode({"delta": value_N}, layout=layout, random=os.urandom)
+    first, again = (Encoder({"delta": value_N}, layout=layout, random=random).encode() for _ in range(2))
+    other = Encoder({"delta": value_N}, layout=layout, random=os.urandom).encode()
     assert drawn == [prg.KEY_BYTES] * 2
     assert np.array_equal(first.vectors[32], again.vectors[32])
     assert not np.array_equal(first.vectors[32], other.vectors[32])
@@ -136,7 +136,7 @@ def test_values_beyond_the_bound_are_clipped_and_counted_across_blocks() -> None
     value_N = np.zeros(size)
     places = [0, 5, 6, BLOCK_VALUES, size - 1]
     value_N[places] = [8.5, -1e300, -8.0, 8.0, np.nextafter(8.0, 9)]
-    encoded = ring.encode({"delta": value_N}, layout=layout)
+    encoded = Encoder({"delta": value_N}, layout=layout).encode()
     decoded = ring.decode(encoded.vectors, layout=layout)
     assert encoded.clipped_total == 3
     assert decoded[CLIPPED] == 3
@@ -148,10 +148,10 @@ def test_the_clipped_count_saturates_and_is_optional() -> None:
     few = Quantity(name=CLIPPED, bound=2, is_count=True)
     values = {"delta": np.full(5, 9.0)}
     layout = layout_of(few, real((5,)))
-    encoded = ring.encode(values, layout=layout)
+    encoded = Encoder(values, layout=layout).encode()
     assert encoded.clipped_total == 5
     assert ring.decode(encoded.vectors, layout=layout)[CLIPPED] == 2
-    assert ring.encode(values, layout=layout_of(real((5,)))).clipped_total == 5
+    assert Encoder(values, layout=layout_of(real((5,)))).encode().clipped_total == 5
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
@@ -160,7 +160,7 @@ def test_a_value_that_is_not_finite_is_refused(odd: float, place: int) -> None:
     value_N = np.zeros(BLOCK_VALUES + 2, np.float32)
     value_N[place] = odd
     with pytest.raises(QuantizationError, match="quantity delta: a value is not finite"):
-        ring.encode({"delta": value_N}, layout=layout_of(real(value_N.shape)))
+        Encoder({"delta": value_N}, layout=layout_of(real(value_N.shape))).encode()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_count_is_whole_and_within_its_bound(value: object, message: str) -> N
     with pytest.raises(
         QuantizationError, match=f"quantity correct: a count is .*{message.split('count ')[-1]}"
     ):
-        ring.encode({"correct": value}, layout=layout_of(count()))
+        Encoder({"correct": value}, layout=layout_of(count())).encode()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_count_is_whole_and_within_its_bound(value: object, message: str) -> N
 def test_counts_are_exact(value_N: object) -> None:
     for word in (16, 32, 64):
         layout = layout_of(count((3,), word=word))
-        decoded = ring.decode(ring.encode({"correct": value_N}, layout=layout).vectors, layout=layout)[
+        decoded = ring.decode(Encoder({"correct": value_N}, layout=layout).encode().vectors, layout=layout)[
             "correct"
         ]
         assert decoded.dtype == np.int64
@@ -199,16 +199,15 @@ def test_counts_are_exact(value_N: object) -> None:
 def test_large_counts_do_not_pass_through_floats() -> None:
     layout = layout_of(count(bound=2.0**60))
     value = 2**53 + 1
-    assert (
-        ring.decode(ring.encode({"correct": value}, layout=layout).vectors, layout=layout)["correct"] == value
-    )
+    encoded = Encoder({"correct": value}, layout=layout).encode()
+    assert ring.decode(encoded.vectors, layout=layout)["correct"] == value
 
 
 def test_counts_are_checked_in_every_block() -> None:
     count_N = np.zeros(BLOCK_VALUES + 1, np.int64)
     count_N[-1] = 101
     with pytest.raises(QuantizationError, match="beyond its bound"):
-        ring.encode({"correct": count_N}, layout=layout_of(count(count_N.shape)))
+        Encoder({"correct": count_N}, layout=layout_of(count(count_N.shape))).encode()
 
 
 @pytest.mark.parametrize(
@@ -228,13 +227,13 @@ def test_counts_are_checked_in_every_block() -> None:
 )
 def test_odd_inputs_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(QuantizationError, match=message):
-        ring.encode(values, layout=layout_of(real((2,)), COUNTED))
+        Encoder(values, layout=layout_of(real((2,)), COUNTED)).encode()
 
 
 def test_shapes_come_back_and_vectors_hold_the_declared_order() -> None:
     layout = layout_of(real((2, 3), word=16), count((2,)), real(name="weight", word=64, bound=1.0))
     values = {"weight": 0.5, "correct": [3, 4], "delta": np.arange(6.0).reshape(3, 2).T}
-    encoded = ring.encode(values, layout=layout)
+    encoded = Encoder(values, layout=layout).encode()
     assert encoded.vectors[64][:2].tolist() == [3, 4]
     decoded = ring.decode(encoded.vectors, layout=layout)
     assert list(decoded) == ["delta", "correct", "weight"]
@@ -244,7 +243,7 @@ def test_shapes_come_back_and_vectors_hold_the_declared_order() -> None:
 
 
 def test_the_encoded_repr_shows_no_values() -> None:
-    encoded = ring.encode({"correct": 77}, layout=layout_of(count()))
+    encoded = Encoder({"correct": 77}, layout=layout_of(count())).encode()
     assert repr(encoded) == "Encoded(clipped_total=0)"
 
 

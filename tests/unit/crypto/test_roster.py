@@ -9,9 +9,8 @@ import pytest
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.identity import certificates, issuing, roster
-from crypto.identity.certificates import CLOCK_SKEW, Identity, Role
+from crypto.identity.certificates import CLOCK_SKEW, Identity, Role, SignedBody
 from crypto.identity.roster import Member, Roster
-from crypto.session.messages import SignedBody
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 DATES = (int(NOW.timestamp()), int(NOW.timestamp()) + 3600)

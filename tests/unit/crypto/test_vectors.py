@@ -16,7 +16,7 @@ from crypto import encoding
 from crypto.encoding import FieldReader
 from crypto.errors import RemoteProtocolError
 from crypto.fixed_point.layout import Layout, Quantity
-from crypto.fixed_point.ring import Encoded, word_type
+from crypto.fixed_point.ring import WORD_TYPES, Encoded
 from crypto.masking.masks import Masker, SignedSeed, UnmaskPlan, vectors_from_stream
 from crypto.session import seeds, shamir
 from tests.vectors import make_vectors
@@ -151,7 +151,7 @@ def _layout(vector: Any) -> Layout:
 
 def _vectors(words: dict[str, list[str]]) -> dict[int, Any]:
     numbers = {int(word): [int(each) for each in row] for word, row in words.items()}
-    return {word: np.array(row, word_type(word)) for word, row in numbers.items()}
+    return {word: np.array(row, WORD_TYPES[word]) for word, row in numbers.items()}
 
 
 def _seeds(vector: Any, name: str) -> tuple[SignedSeed, ...]:

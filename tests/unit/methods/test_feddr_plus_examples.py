@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from silo_agent.training.parts.base import Outputs, run_model
 from silo_agent.training.parts.cross_entropy import CrossEntropy
@@ -278,7 +279,7 @@ def test_examples_e5_and_c_means_survive_the_ring(
     )
     total = sum(counts)
     encoded = [
-        ring.encode({"delta": n / total * theta, "weight": np.asarray(n / total)}, layout=layout)
+        Encoder({"delta": n / total * theta, "weight": np.asarray(n / total)}, layout=layout).encode()
         for n, theta in zip(counts, values, strict=True)
     ]
     sums = dict(encoded[0].vectors)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from silo_agent.data.base import SiloData
 from silo_agent.objective import Cancelled, Work
@@ -98,7 +99,7 @@ def revealed(
     layout = Layout(quantities=spec.method.phase("calibrate").quantities(context), members=members)
     total = ring.zeros(layout)
     for silo in data:
-        encoded = ring.encode(silo_sums(spec, state, silo), layout=layout)
+        encoded = Encoder(silo_sums(spec, state, silo), layout=layout).encode()
         assert encoded.clipped_total == 0
         ring.add_into(total, encoded.vectors)
     return ring.decode(total, layout=layout)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import CLIPPED, Layout
 from silo_agent.training.batches import Tensors
 from silo_agent.training.parts.base import Outputs, Setting
@@ -183,7 +184,7 @@ def test_n13_the_rings_sum_is_the_plain_sum(is_weighted: bool) -> None:
     options = {"count_weighted": is_weighted}
     silos = [logit_prototypes(make_setting(*data, options=options)) for data in (SILO_A, SILO_B, SILO_C)]
     layout = Layout(quantities=PrototypesPhase().quantities(context(options=options)), members=3)
-    encoded = [ring.encode(silo, layout=layout) for silo in silos]
+    encoded = [Encoder(silo, layout=layout).encode() for silo in silos]
     total = {word: np.sum([one.vectors[word] for one in encoded], axis=0) for word in layout.words}
     decoded = ring.decode(total, layout=layout)
     for quantity in layout.quantities:

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.ring import Words
 
@@ -61,7 +62,7 @@ def test_feddw_example_4_sends_sums_and_decodes_to_the_printed_digits() -> None:
 
 def test_fedcsd_w4_encodes_whole_sums_to_the_printed_words() -> None:
     silo_a = {"sums": [[6, 2, -4], [1, 3, 0], [0, 0, 0]], "counts": [2, 1, 0]}
-    words = ring.encode(silo_a, layout=LAYOUT).vectors[32]
+    words = Encoder(silo_a, layout=LAYOUT).encode().vectors[32]
     assert words.tolist() == [393216, 131072, 4294705152, 65536, 196608, 0, 0, 0, 0, 2, 1, 0]
     np.testing.assert_array_equal(
         ring.decode({32: words}, layout=LAYOUT)["sums"], np.asarray(silo_a["sums"], float)

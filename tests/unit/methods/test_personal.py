@@ -14,6 +14,7 @@ from torch import nn
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from silo_agent.data.base import SiloData
 from silo_agent.local_storage.personal_models import PersonalModel
@@ -55,7 +56,7 @@ def revealed(accuracies: Sequence[float | None]) -> Any:
     layout = Layout(quantities=PersonalPhase().quantities(CONTEXT), members=len(accuracies))
     total = ring.zeros(layout)
     for each in figures:
-        encoded = ring.encode(accuracy_sums(each), layout=layout)
+        encoded = Encoder(accuracy_sums(each), layout=layout).encode()
         assert encoded.clipped_total == 0
         ring.add_into(total, encoded.vectors)
     return PersonalPhase().apply(CONTEXT, ring.decode(total, layout=layout))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from silo_agent.training.evaluation import Figures
 from silo_agent.training.parts.personal import accuracy_sums
@@ -29,7 +30,7 @@ def test_sums_of_four_silos_leave_many_sets_of_accuracies(word: int | None, leas
     total = ring.zeros(layout)
     for correct, tested in zip(CORRECT, TESTED, strict=True):
         sums = accuracy_sums(Figures(correct=correct, tested=tested, loss_sum=0.0))
-        ring.add_into(total, ring.encode(sums, layout=layout).vectors)
+        ring.add_into(total, Encoder(sums, layout=layout).encode().vectors)
     revealed = ring.decode(total, layout=layout)
     unit = 1.0 / min(each.scale(len(TESTED)) for each in quantities if not each.is_count)
     found = consistent(float(revealed[ACCURACY]), float(revealed[SQUARE]), within=len(TESTED) * unit + 1e-13)

@@ -20,6 +20,7 @@ import pytest
 from bench.rows import Row
 from chorale.privacy.protection import noise_deviations
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from research import private_ffc
 from research.attacks import chance
@@ -120,7 +121,7 @@ def fixed_noise(monkeypatch: pytest.MonkeyPatch) -> None:
         return hashlib.shake_256(next(calls).to_bytes(8, "big")).digest(size)
 
     def encoded_alike(values: Mapping[str, Array], layout: Layout) -> ring.Encoded:
-        return ring.encode(values, layout=layout, random=random)
+        return Encoder(values, layout=layout, random=random).encode()
 
     monkeypatch.setattr(private_ffc, "encoded", encoded_alike)
 

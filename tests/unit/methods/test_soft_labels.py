@@ -14,6 +14,7 @@ from torch import nn
 from chorale.spec.state import state_from_bytes, state_to_bytes
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from silo_agent.training.batches import Tensors
 from silo_agent.training.models import build_model
@@ -108,7 +109,7 @@ def test_matrix_through_ring_and_masks_is_exact_to_the_rounding() -> None:
     masks = {(0, 1): 4_000_000_000, (0, 2): 123_456_789, (1, 2): 987_654_321}
     total = ring.zeros(layout)
     for place, silo in enumerate(SILOS):
-        vector = ring.encode(values_of(*silo), layout=layout).vectors[64]
+        vector = Encoder(values_of(*silo), layout=layout).encode().vectors[64]
         for (low, high), mask in masks.items():
             if place == low:
                 vector += np.uint64(mask)

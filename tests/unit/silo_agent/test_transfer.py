@@ -18,6 +18,7 @@ from chorale.transport.wire import CHUNK_BYTES, PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import RemoteProtocolError
 from crypto.fixed_point import ring
+from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.masking.masks import Masker, SignedSeed
 from silo_agent.connection.transfer import CHUNKS_AHEAD, Transfer
@@ -35,7 +36,7 @@ def masked_vector() -> tuple[Masker, ring.Encoded, bytes]:
     """A vector of 2.3 chunks."""
     seeds = (SignedSeed(seed=b"b" * 32, sign=1),)
     masker = Masker(layout=LAYOUT, cohort_digest=b"c" * 32, seeds=seeds)
-    encoded = ring.encode({"delta": np.linspace(-1, 1, 600_000)}, layout=LAYOUT)
+    encoded = Encoder({"delta": np.linspace(-1, 1, 600_000)}, layout=LAYOUT).encode()
     return masker, encoded, b"".join(masker.stream(encoded))
 
 
