@@ -29,7 +29,7 @@ from crypto.session.cohort import CohortRule, named_set
 from crypto.session.messages import SessionTerms, SignedBody
 from strategies.base import Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
-from strategies.parts.enrollment import ENROLLMENT
+from strategies.phases.enrollment import ENROLLMENT
 
 __all__ = [
     "ColumnSpec",

@@ -16,7 +16,7 @@ from chorale.spec.privacy_spec import MAX_MULTIPLIER, MIN_MULTIPLIER
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
 from strategies.base import TOTAL
-from strategies.parts.enrollment import ENROLLMENT
+from strategies.phases.enrollment import ENROLLMENT
 
 STATISTICS = "statistics_noise_multiplier"
 # of a target epsilon, where training and statistics are both to be solved for: costs add up about by

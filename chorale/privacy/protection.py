@@ -28,8 +28,8 @@ from crypto.noise.terms import (
     rotated_bound,
     whole_sensitivity,
 )
-from strategies.parts.evaluation import LOSS_CLIP
-from strategies.parts.update_scale import MEAN_SQUARE
+from strategies.phases.evaluation import LOSS_CLIP
+from strategies.phases.update_scale import MEAN_SQUARE
 
 DELTA = "delta"
 SOFT_LABELS = "soft_labels"

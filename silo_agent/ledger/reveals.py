@@ -35,7 +35,7 @@ from silo_agent.ledger.ledger_tables import jobs, phases, reveals, signed_sets
 from silo_agent.policy.policy import Policy
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
-DIFFERENCED_KINDS = frozenset({"class-presence", "calibrate", "personal"})
+DIFFERENCED_KINDS = frozenset({"class-presence", "calibrate", "fine-tune"})
 SHARES_KEPT = timedelta(days=30)
 
 

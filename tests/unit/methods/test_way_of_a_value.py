@@ -27,9 +27,9 @@ def functions_in(path: str) -> set[str]:
 
 def test_the_way_has_three_legs_from_objective_to_loss() -> None:
     assert [(leg[0][0], leg[-1][0]) for leg in legs()] == [
-        ("silo_agent/training/parts/soft_labels.py", "silo_agent/connection/transfer.py"),
+        ("silo_agent/training/parts/statistics/soft_labels.py", "silo_agent/connection/transfer.py"),
         ("coordinator/service/federation_service.py", "coordinator/storage/checkpoints.py"),
-        ("silo_agent/connection/transfer.py", "silo_agent/training/local_training.py"),
+        ("silo_agent/connection/transfer.py", "silo_agent/training/loop/local_training.py"),
     ]
 
 

@@ -18,9 +18,11 @@ from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout, Quantity
 from strategies.base import Array, PhaseContext, PhaseResult
 from strategies.methods import strategy_for
-from strategies.parts.update_scale import HEADROOM, MEAN_SQUARE, RMS, with_mean_square
+from strategies.parts.server_updates.fednova import FEDNOVA
+from strategies.parts.server_updates.scaffold import SCAFFOLD
+from strategies.phases.update_scale import HEADROOM, MEAN_SQUARE, RMS, with_mean_square
 from strategies.presets import PRESETS
-from strategies.recipe import ServerUpdate
+from strategies.registry import PARTS
 
 SIZE, SILOS = 20_000, 10
 BESIDE: dict[str, Array] = {"correct": np.array(3), "tested": np.array(4), "loss_sum": np.array(1.0)}
@@ -247,9 +249,11 @@ def test_a_kept_share_is_sent_and_its_mean_over_rounds_is_the_update(word: int) 
 
 @pytest.mark.parametrize("preset", ["fedavg", "fedexp", "fedopt"])
 def test_server_updates_take_the_same_step_in_16_bits(preset: str) -> None:
-    with_sums_of_their_own = {ServerUpdate.FEDNOVA, ServerUpdate.SCAFFOLD}
+    with_sums_of_their_own = {FEDNOVA, SCAFFOLD}
     presets = ("fedavg", "fedexp", "fedopt")
-    assert {PRESETS[name].server_update for name in presets} == set(ServerUpdate) - with_sums_of_their_own
+    assert {PRESETS[name].server_update for name in presets} == set(
+        PARTS["server_update"]
+    ) - with_sums_of_their_own
     deltas = updates(0.02)
     steps = []
     for word in (16, 64):
