@@ -36,10 +36,9 @@ from strategies.parts.personalization import (
 )
 from strategies.parts.regularizers import ADDITIVE, CONVEX, FD, MOON, NO_REGULARIZER, NTD, PROX
 from strategies.parts.server_updates.fedexp import FEDEXP
-from strategies.parts.server_updates.fednova import FEDNOVA
 from strategies.parts.server_updates.fedopt import FEDOPT
+from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
-from strategies.parts.server_updates.weighted_mean import WEIGHTED_MEAN
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
 from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.recipe import Recipe

@@ -19,10 +19,9 @@ from strategies.parts.losses import LOSSES
 from strategies.parts.personalization import PERSONALIZATIONS
 from strategies.parts.regularizers import MIXES, REGULARIZERS
 from strategies.parts.server_updates.fedexp import FEDEXP
-from strategies.parts.server_updates.fednova import FEDNOVA
 from strategies.parts.server_updates.fedopt import FEDOPT
+from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
-from strategies.parts.server_updates.weighted_mean import WEIGHTED_MEAN
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
 from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.phases.enrollment import CLASS_PRESENCE, ENROLLMENT

@@ -118,7 +118,14 @@ class TorchObjective:
             compute = computed(recipe.statistic, STATISTICS)
             statistics |= {} if compute is None else compute(setting, samples)
             earlier, ended = self._earlier.seconds(work), time.monotonic()
-            _log_share(work, statistics=earlier + ended - trained, whole=earlier + ended - started)
+            # units: seconds, without the test of the received model
+            share = (earlier + ended - trained) / max(earlier + ended - started, 1e-9)
+            log.info(
+                "statistics computed",
+                round=work.round,
+                phase=work.phase_kind,
+                share_of_round=round(share, 4),
+            )
         return {**contribution(setting.received, work, steps=steps), **tested, **statistics}
 
 
@@ -208,12 +215,6 @@ class EarlierPhases:
 
 def _round_of(work: Work) -> tuple[str, int]:
     return f"{work.spec.nonce} {work.silo}", work.round
-
-
-def _log_share(work: Work, *, statistics: float, whole: float) -> None:
-    """Units: seconds, without the test of the received model."""
-    share = statistics / max(whole, 1e-9)
-    log.info("statistics computed", round=work.round, phase=work.phase_kind, share_of_round=round(share, 4))
 
 
 def _freeze_all_but(model: nn.Module, trained: tuple[str, ...]) -> None:

@@ -51,10 +51,9 @@ from strategies.parts.closing.ffc import CALIBRATE
 from strategies.parts.csd import CSD
 from strategies.parts.regularizers import MoonOptions, TemperatureOptions
 from strategies.parts.server_updates.fedexp import FEDEXP
-from strategies.parts.server_updates.fednova import FEDNOVA
 from strategies.parts.server_updates.fedopt import FEDOPT
+from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
-from strategies.parts.server_updates.weighted_mean import WEIGHTED_MEAN
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES, PROTOTYPES_KIND
 from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.recipe import Loss, Part, Personalization, Regularizer, ServerUpdate, Statistic

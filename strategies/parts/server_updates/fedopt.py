@@ -25,7 +25,7 @@ from pydantic import Field
 
 from crypto.fixed_point.layout import Quantity
 from strategies.base import METHOD, Array, FloatArray, PartOptions, PhaseContext, ServerStep, options_of
-from strategies.parts.server_updates.weighted_mean import POST_PROCESSING
+from strategies.parts.server_updates.mean import POST_PROCESSING
 from strategies.recipe import ServerUpdate
 
 MOMENT = METHOD + "server_moment"  # (P,) float32: m

@@ -18,7 +18,7 @@ from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.parts.regularizers.distillation import FeatureDistillation
 from strategies.base import PhaseContext
 from strategies.parts import heads
-from strategies.parts.server_updates.weighted_mean import WeightedMean
+from strategies.parts.server_updates.mean import WeightedMean
 from tests.support.objectives import (
     LocalRound,
     gradient_by_backward,

@@ -10,7 +10,7 @@ import pytest
 from strategies.base import PRESENCE, TOTAL, Array, PhaseContext
 from strategies.parts.closing.ffc import CalibratePhase
 from strategies.parts.heads import HEAD
-from strategies.parts.server_updates.weighted_mean import WeightedMean
+from strategies.parts.server_updates.mean import WeightedMean
 from strategies.parts.statistics.logit_prototypes import PROTOTYPES, PrototypesPhase
 from strategies.parts.statistics.soft_labels import KNOWN_ROWS, SOFT_LABELS, SoftLabels
 from strategies.phases.enrollment import ClassPresencePhase, EnrollmentPhase

@@ -18,7 +18,7 @@ from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout, Quantity
 from strategies.base import Array, PhaseContext, PhaseResult
 from strategies.methods import strategy_for
-from strategies.parts.server_updates.fednova import FEDNOVA
+from strategies.parts.server_updates.mean import FEDNOVA
 from strategies.parts.server_updates.scaffold import SCAFFOLD
 from strategies.phases.update_scale import HEADROOM, MEAN_SQUARE, RMS, with_mean_square
 from strategies.presets import PRESETS

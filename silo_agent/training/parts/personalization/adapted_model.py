@@ -33,7 +33,8 @@ def adapted_model(setting: Setting, samples: Tensors, loss: SampleLoss) -> CutMo
     for parameter, received in zip(model.parameters(), setting.received.parameters(), strict=True):
         parameter.requires_grad_(received.requires_grad)
     for batch in samples.passes(is_private=False):
-        _check_wanted(setting)
+        if setting.work.is_cancelled():
+            raise Cancelled("training: no longer wanted")
         loss_N = loss.per_sample(run_model(model, batch.inputs), batch.labels_N)
         torch.autograd.backward(loss_N.sum() / len(samples))
     _step(_trained(model), setting.options(AdaptedOptions).inner_rate)
@@ -56,7 +57,8 @@ def train_for_adaptation(
     for _ in range(spec.training.local_epochs):
         inner, outer = (samples.shuffled(size, generator=generator, least=least) for _ in range(2))
         for inner_N, outer_N in zip(list(inner), list(outer), strict=True):
-            _check_wanted(setting)
+            if setting.work.is_cancelled():
+                raise Cancelled("training: no longer wanted")
             write_gradient(model, loss.loss, samples.take(inner_N), samples.take(outer_N), rate=rate)
             optimizer.step()
             steps += 1
@@ -96,8 +98,3 @@ def _step(parameters: Iterable[Parameter], rate: float) -> None:
 
 def _trained(model: CutModel) -> list[Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def _check_wanted(setting: Setting) -> None:
-    if setting.work.is_cancelled():
-        raise Cancelled("training: no longer wanted")

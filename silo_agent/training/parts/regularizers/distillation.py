@@ -27,6 +27,8 @@ N = samples, C = classes, D = feature width, K = logits compared.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
@@ -38,28 +40,28 @@ from silo_agent.training.base.passes import Outputs
 log = get_logger("silo_agent.training.parts")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnowledgeDistillation:
     """tau: temperature of both softmaxes."""
 
-    def __init__(self, *, tau: float) -> None:
-        self._tau = tau
+    tau: float
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
-        divergence_N = softened_divergence(student.logits_NC, teacher.logits_NC, tau=self._tau)
-        return self._tau**2 * divergence_N
+        divergence_N = softened_divergence(student.logits_NC, teacher.logits_NC, tau=self.tau)
+        return self.tau**2 * divergence_N
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotTrueDistillation:
     """tau: temperature of both softmaxes."""
 
-    def __init__(self, *, tau: float) -> None:
-        self._tau = tau
+    tau: float
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
         student_logits, teacher_logits = (
             not_true(outputs.logits_NC, labels_N) for outputs in (student, teacher)
         )
-        return softened_divergence(student_logits, teacher_logits, tau=self._tau)
+        return softened_divergence(student_logits, teacher_logits, tau=self.tau)
 
 
 class LogitDistillation:

@@ -13,6 +13,8 @@ Adds nothing to what leaves the silo. N = samples, D = feature width.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
@@ -25,17 +27,17 @@ from strategies.base import METHOD
 PREVIOUS = METHOD + "previous/"  # prefix in the local state: the model that this silo trained last
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContrast:
     """tau: temperature of both cosines. The teacher's features are both models' side by side: (N, 2D)."""
 
-    def __init__(self, *, tau: float) -> None:
-        self._tau = tau
+    tau: float
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
         global_ND, previous_ND = teacher.features_ND.chunk(2, dim=1)
         nearness_N = cosine_similarity(student.features_ND, global_ND, dim=1)
         likeness_N = cosine_similarity(student.features_ND, previous_ND, dim=1)
-        return softplus((likeness_N - nearness_N) / self._tau)
+        return softplus((likeness_N - nearness_N) / self.tau)
 
 
 def both_models(setting: Setting, samples: Tensors) -> Outputs:

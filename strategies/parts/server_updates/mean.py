@@ -1,4 +1,9 @@
-"""FedNova: directions normalized by the local steps behind them, so that no silo pulls by stepping more.
+"""FedAvg's server update, the weighted mean of the deltas as it is, and FedNova's.
+
+FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017,
+algorithm 1; strategies/phases/training.py says how the mean is summed and what it leaks.
+
+FedNova: directions normalized by the local steps behind them, so that no silo pulls by stepping more.
 
 Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
 NeurIPS 2020 (arXiv 2007.07481), Eqs. 6 and 8; with a_k the sum of the coefficients with which silo k's
@@ -24,6 +29,18 @@ from strategies.recipe import ServerUpdate, Standing
 
 NORMALIZER = "normalizer"
 MAX_NORMALIZER = float(1 << 32)  # p a_k; a_k is at most local steps / (1 - momentum)
+POST_PROCESSING = Standing(why="post-processing of the summed delta")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedMean:
+    """FedAvg's step: the mean delta itself. Needs nothing summed beside."""
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        return ()
+
+    def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
+        return ServerStep(step_P=sums["delta"], divisor=float(sums["weight"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +59,7 @@ class FedNova:
         )
 
 
+WEIGHTED_MEAN = ServerUpdate(word="weighted-mean", rule=WeightedMean(), standing=POST_PROCESSING)
 FEDNOVA = ServerUpdate(
     word="fednova",
     rule=FedNova(),
