@@ -36,7 +36,7 @@ from crypto.session.cohort import CohortRule, named_set
 from crypto.session.messages import SessionTerms
 from strategies.base import Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
-from strategies.parts.enrollment import ENROLLMENT
+from strategies.phases.enrollment import ENROLLMENT
 
 __all__ = [
     "ColumnSpec",

@@ -35,7 +35,7 @@ from research.attacks.mlp import unit_features
 from research.attacks.rounds import trained_rounds
 from silo_agent.training.initial_state import initial_state
 from strategies.base import TOTAL, Array, Arrays, PhaseContext
-from strategies.parts.ffc import CalibratePhase, least_squares, unpacked
+from strategies.parts.closing.ffc import CalibratePhase, least_squares, unpacked
 from strategies.parts.heads import HEAD
 
 SILOS = 5

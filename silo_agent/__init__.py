@@ -3,5 +3,5 @@
 import os
 
 # MKL rounds a sample by its place in the batch unless told otherwise before its first call; private jobs need
-# it told (training/dp_sgd/place_check.py checks that it helped)
+# it told (training/dp_sgd/checks.py looks whether it helped)
 os.environ.setdefault("MKL_CBWR", "AUTO")

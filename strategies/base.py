@@ -1,4 +1,4 @@
-"""The words that coordinator and silo share about a phase: its context, its quantities, its result.
+"""The words that coordinator and silo share about a phase: context, options, quantities, result.
 
 A phase is pure: context in, quantities out; context and revealed sums in, next global state out.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
-from strategies.recipe import OptionValue
 
+OptionValue: TypeAlias = bool | float | str
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 FloatArray = NDArray[np.float64]
@@ -24,8 +26,24 @@ METHOD = "method/"  # prefix of what a method keeps between rounds
 PRESENCE = "method/presence"  # (C,) int64: how many silos hold each class, written by presence
 TOTAL = "method/total"  # sum of the rounded sample counts, written by enrollment
 
-# every kind of phase that a method may have: metrics count by it
-PHASE_KINDS = ("enrollment", "class-presence", "prototypes", "train", "calibrate", "evaluate", "personal")
+
+class PartOptions(BaseModel):
+    """Numbers of one part. Each field says its symbol in the paper and its range."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+T = TypeVar("T", bound=PartOptions)
+
+
+def options_of(part: type[T], given: Mapping[str, OptionValue]) -> T:
+    """A part's options out of all those given. Raises ConfigError that names option and what is allowed."""
+    try:
+        return part.model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(place) for place in first["loc"])
+        raise ConfigError(f"strategy.options.{name}: {first['msg'].lower()}, got {first['input']}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +89,7 @@ class Phase(Protocol):
 
     @property
     def kind(self) -> str:
-        """enrollment, presence, train, evaluate, calibrate ...: the ledger's unit of reveals."""
+        """enrollment, class-presence, train, evaluate, calibrate ...: the ledger's unit of reveals."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """What every silo sums in this phase, in declared order."""
@@ -84,8 +102,8 @@ class Phase(Protocol):
         """
 
 
-class Statistic(Protocol):
-    """What rides in a phase beside its main sum: quantities, and what their sums say."""
+class SummedBeside(Protocol):
+    """What is summed in a phase beside its main sum: quantities, and what their sums say."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """What every silo sums for it, in declared order."""
@@ -117,7 +135,7 @@ class ServerStep:
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
-class ServerUpdate(Protocol):
+class ServerRule(Protocol):
     """What the mean delta, and what is summed for it beside, do to the model."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:

@@ -6,74 +6,115 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from strategies.recipe import (
-    Closing,
-    Features,
-    Head,
-    Loss,
-    Mix,
-    Own,
-    Recipe,
-    Regularizer,
-    ServerUpdate,
-    StatisticName,
+from crypto.errors import ConfigError
+from strategies.parts.closing.ffc import FFC
+from strategies.parts.closing.fine_tuning import FFC_FINE_TUNING, FINE_TUNING, NO_CLOSING
+from strategies.parts.csd import CSD
+from strategies.parts.heads import (
+    FROZEN_ETF,
+    FROZEN_ORTHONORMAL,
+    FROZEN_RANDOM,
+    PROJECTED_UNIT,
+    RAW,
+    TRAINED,
+    TRAINED_UNBIASED,
+    UNIT,
 )
+from strategies.parts.losses import (
+    BALANCED_SOFTMAX,
+    CLIENT_ADAPTED,
+    CROSS_ENTROPY,
+    DOT_REGRESSION,
+    SPHERE_MSE,
+)
+from strategies.parts.personalization import (
+    ADAPTED,
+    NO_PERSONALIZATION,
+    OWN_HEAD,
+    OWN_HEAD_FIRST,
+    OWN_MODEL,
+)
+from strategies.parts.regularizers import ADDITIVE, CONVEX, FD, MOON, NO_REGULARIZER, NTD, PROX
+from strategies.parts.server_updates.fedexp import FEDEXP
+from strategies.parts.server_updates.fedopt import FEDOPT
+from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
+from strategies.parts.server_updates.scaffold import SCAFFOLD
+from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
+from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
+from strategies.recipe import Recipe
 
-SPHEREFED = Recipe(
-    head=Head.FROZEN_ORTHONORMAL, features=Features.UNIT, loss=Loss.SPHERE_MSE, closing=Closing.FFC
+FEDAVG = Recipe(
+    head=TRAINED,
+    features=RAW,
+    loss=CROSS_ENTROPY,
+    regularizer=NO_REGULARIZER,
+    mix=ADDITIVE,
+    server_update=WEIGHTED_MEAN,
+    personalization=NO_PERSONALIZATION,
+    closing=NO_CLOSING,
 )
-FEDDR_PLUS = Recipe(
-    head=Head.FROZEN_ETF,
-    features=Features.UNIT,
-    loss=Loss.DOT_REGRESSION,
-    regularizer=Regularizer.FD,
-    mix=Mix.CONVEX,
+SPHEREFED = replace(FEDAVG, head=FROZEN_ORTHONORMAL, features=UNIT, loss=SPHERE_MSE, closing=FFC)
+FEDDR_PLUS = replace(
+    FEDAVG,
+    head=FROZEN_ETF,
+    features=UNIT,
+    loss=DOT_REGRESSION,
+    regularizer=FD,
+    mix=CONVEX,
     defaults={"beta": 0.9},
 )
 
 PRESETS: Mapping[str, Recipe] = MappingProxyType(
     {
-        "fedavg": Recipe(),
-        "fedavg_ft": Recipe(closing=Closing.PERSONAL),
-        "fedexp": Recipe(server_update=ServerUpdate.FEDEXP),
-        "fedopt": Recipe(server_update=ServerUpdate.FEDOPT),
-        "fednova": Recipe(server_update=ServerUpdate.FEDNOVA),
-        "scaffold": Recipe(server_update=ServerUpdate.SCAFFOLD),
-        "feddw": Recipe(
-            head=Head.TRAINED_UNBIASED,
-            regularizer=Regularizer.SOFT_LABELS,
-            statistic=StatisticName.SOFT_LABELS,
+        "fedavg": FEDAVG,
+        "fedavg_ft": replace(FEDAVG, closing=FINE_TUNING),
+        "fedexp": replace(FEDAVG, server_update=FEDEXP),
+        "fedopt": replace(FEDAVG, server_update=FEDOPT),
+        "fednova": replace(FEDAVG, server_update=FEDNOVA),
+        "scaffold": replace(FEDAVG, server_update=SCAFFOLD),
+        "feddw": replace(
+            FEDAVG, head=TRAINED_UNBIASED, regularizer=CLASS_RELATIONS, statistic=SOFT_LABEL_SUMS
         ),
-        "fedcsd": Recipe(
-            regularizer=Regularizer.CSD,
-            statistic=StatisticName.LOGIT_PROTOTYPES,
+        "fedcsd": replace(
+            FEDAVG,
+            regularizer=CSD,
+            statistic=LOGIT_PROTOTYPES,
             defaults={"mu": 0.001, "tau": 10.0, "alpha": 0.9},
         ),
-        "fedprox": Recipe(regularizer=Regularizer.PROX, defaults={"mu": 0.001}),
-        "moon": Recipe(regularizer=Regularizer.MOON, defaults={"mu": 1.0, "contrast_tau": 0.5}),
-        "fedntd": Recipe(regularizer=Regularizer.NTD, defaults={"mu": 1.0, "tau": 3.0}),
-        "fedetf": Recipe(
-            head=Head.FROZEN_ETF,
-            features=Features.PROJECTED_UNIT,
-            loss=Loss.BALANCED_SOFTMAX,
+        "fedprox": replace(FEDAVG, regularizer=PROX, defaults={"mu": 0.001}),
+        "moon": replace(FEDAVG, regularizer=MOON, defaults={"mu": 1.0, "contrast_tau": 0.5}),
+        "fedntd": replace(FEDAVG, regularizer=NTD, defaults={"mu": 1.0, "tau": 3.0}),
+        "fedetf": replace(
+            FEDAVG,
+            head=FROZEN_ETF,
+            features=PROJECTED_UNIT,
+            loss=BALANCED_SOFTMAX,
             defaults={"balance": 1.0},
         ),
-        "fedgela": Recipe(head=Head.FROZEN_ETF, loss=Loss.CLIENT_ADAPTED),
-        "dot_regression": Recipe(head=Head.FROZEN_ETF, features=Features.UNIT, loss=Loss.DOT_REGRESSION),
+        "fedgela": replace(FEDAVG, head=FROZEN_ETF, loss=CLIENT_ADAPTED),
+        "dot_regression": replace(FEDAVG, head=FROZEN_ETF, features=UNIT, loss=DOT_REGRESSION),
         "feddr_plus": FEDDR_PLUS,
         "feddr_plus_ft": replace(
-            FEDDR_PLUS, closing=Closing.PERSONAL, defaults={**FEDDR_PLUS.defaults, "personal_tunes": "body"}
+            FEDDR_PLUS, closing=FINE_TUNING, defaults={**FEDDR_PLUS.defaults, "fine_tune_scope": "body"}
         ),
-        "fedbabu": Recipe(head=Head.FROZEN_RANDOM),
-        "fedbabu_ft": Recipe(head=Head.FROZEN_RANDOM, closing=Closing.PERSONAL),
+        "fedbabu": replace(FEDAVG, head=FROZEN_RANDOM),
+        "fedbabu_ft": replace(FEDAVG, head=FROZEN_RANDOM, closing=FINE_TUNING),
         "spherefed": SPHEREFED,
-        "spherefed_ft": replace(SPHEREFED, closing=Closing.FFC_PERSONAL, defaults={"personal_tunes": "head"}),
-        "spherefed_fedprox": replace(SPHEREFED, regularizer=Regularizer.PROX, defaults={"mu": 0.0001}),
-        "spherefed_fednova": replace(SPHEREFED, server_update=ServerUpdate.FEDNOVA),
-        "spherefed_fedopt": replace(SPHEREFED, server_update=ServerUpdate.FEDOPT),
-        "fedper": Recipe(own=Own.HEAD),
-        "fedrep": Recipe(own=Own.HEAD_FIRST, defaults={"head_epochs": 10}),
-        "ditto": Recipe(own=Own.MODEL, defaults={"own_pull": 0.1}),
-        "per_fedavg": Recipe(own=Own.ADAPTED, defaults={"inner_rate": 0.01}),
+        "spherefed_ft": replace(SPHEREFED, closing=FFC_FINE_TUNING, defaults={"fine_tune_scope": "head"}),
+        "spherefed_fedprox": replace(SPHEREFED, regularizer=PROX, defaults={"mu": 0.0001}),
+        "spherefed_fednova": replace(SPHEREFED, server_update=FEDNOVA),
+        "spherefed_fedopt": replace(SPHEREFED, server_update=FEDOPT),
+        "fedper": replace(FEDAVG, personalization=OWN_HEAD),
+        "fedrep": replace(FEDAVG, personalization=OWN_HEAD_FIRST, defaults={"head_epochs": 10}),
+        "ditto": replace(FEDAVG, personalization=OWN_MODEL, defaults={"personal_pull": 0.1}),
+        "per_fedavg": replace(FEDAVG, personalization=ADAPTED, defaults={"inner_rate": 0.01}),
     }
 )
+
+
+def recipe_of(preset: str) -> Recipe:
+    """The row of that name. Raises ConfigError."""
+    if preset not in PRESETS:
+        known = ", ".join(sorted(PRESETS))
+        raise ConfigError(f"strategy.preset: expected one of {known}, got {preset}")
+    return PRESETS[preset]

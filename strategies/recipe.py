@@ -1,162 +1,182 @@
-"""The words in which a method is written down: which head, which loss, which regularizer, and so on.
+"""What a part of a method is, and a recipe: the parts that a method is made of.
 
-A recipe names parts; the parts' own numbers are options. Both sides read the same recipe:
-strategies/ says what is summed and what the sums do, silo_agent/training/parts/ how a silo computes it.
+A part is declared once, in strategies/parts/: its word in a job file, its options, what it needs beside it,
+how it stands in a private job, and what the coordinator does for it. silo_agent/training/parts/ computes it.
+strategies/registry.py lists every declaration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import numpy as np
 
-from crypto.errors import ConfigError
+from strategies.base import (
+    FloatArray,
+    Keeper,
+    OptionValue,
+    PartOptions,
+    Phase,
+    ServerRule,
+    SummedBeside,
+)
 
-OptionValue: TypeAlias = bool | float | str
+Options: TypeAlias = Mapping[str, OptionValue]
 
 
-class Head(StrEnum):
-    """The last linear layer. Only a trained one is summed; a frozen one travels in the state."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a part needs of the rest of the recipe. reason: for the refusal; reads on after `strategy: `."""
 
-    TRAINED = "trained"
-    TRAINED_UNBIASED = "trained-unbiased"
-    FROZEN_RANDOM = "frozen-random"
-    FROZEN_ORTHONORMAL = "frozen-orthonormal"
-    FROZEN_ETF = "frozen-etf"
+    holds: Callable[[Recipe], bool]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Why a part may be in a private job, or why not. records, sums: the refusal's sentence, "" if it may.
+
+    A private job protects the trained update in one of two ways. *records*: DP-SGD, where one record moves
+    the clipped sum of a batch by at most the clip. *sums*: the silo's whole update is clipped, and noised in
+    the ring. Sentences read on after the part's word. docs/privacy.md has them as a table.
+    """
+
+    why: str = ""
+    records: str = ""
+    sums: str = ""
+
+
+ADDS_NOTHING = Standing(why="adds nothing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """The declaration of a part. There is one object for each, compared by identity.
+
+    word: names it in a job file. standing: None where nobody has said it; private jobs then refuse the part.
+    check_options: raises ConfigError for options with which the part makes no sense in this recipe.
+    check_private: the same for options with which a private job cannot bound what one record moves.
+    keeps_local_state: whether silos keep arrays of their own for it between rounds (docs/protocol.md 7.8).
+    """
+
+    word: str
+    options: type[PartOptions] = PartOptions
+    needs: tuple[Need, ...] = ()
+    standing: Standing | None = None
+    check_options: Callable[[Recipe, Options], None] | None = None
+    check_private: Callable[[Options], None] | None = None
+    keeps_local_state: bool = False
+
+    def __str__(self) -> str:
+        return self.word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Head(Part):
+    """The last linear layer. Only a trained one is summed; a frozen one travels in the state.
+
+    draw: makes a frozen one of classes and feature width. Shapes: -> (C, D). has_unit_rows: one vector of
+    unit length for each class.
+    """
+
+    draw: Callable[[int, int, np.random.Generator], FloatArray] | None = None
+    has_bias: bool = False
+    has_unit_rows: bool = False
 
     @property
     def is_frozen(self) -> bool:
-        return self.value.startswith("frozen")
+        return self.draw is not None
 
 
-class Features(StrEnum):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Features(Part):
     """What the head is given: the backbone's output, that at unit length, or a unit projection of it."""
 
-    RAW = "raw"
-    UNIT = "unit"
-    PROJECTED_UNIT = "projected-unit"
+    is_unit: bool = False
+    is_projected: bool = False
 
 
-class Loss(StrEnum):
-    CROSS_ENTROPY = "cross-entropy"
-    SPHERE_MSE = "sphere-mse"
-    DOT_REGRESSION = "dot-regression"
-    BALANCED_SOFTMAX = "balanced-softmax"
-    CLIENT_ADAPTED = "client-adapted"
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loss(Part):
+    """What a silo minimizes."""
 
 
-class Regularizer(StrEnum):
-    NONE = "none"
-    PROX = "prox"
-    MOON = "moon"
-    KD = "kd"
-    NTD = "ntd"
-    LD = "ld"
-    FD = "fd"
-    CSD = "csd"
-    SOFT_LABELS = "soft-labels"
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Regularizer(Part):
+    """What is added to the loss. keeper: what the global state keeps for it. min_classes: fewer leave it
+    nothing to do."""
+
+    keeper: Keeper | None = None
+    min_classes: int = 0
 
 
-class Mix(StrEnum):
-    """How loss and regularizer join: loss + mu R, or beta loss + (1 - beta) R."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mix(Part):
+    """How loss and regularizer join. weights: of the loss and of the regularizer."""
 
-    ADDITIVE = "additive"
-    CONVEX = "convex"
-
-
-class ServerUpdate(StrEnum):
-    WEIGHTED_MEAN = "weighted-mean"
-    FEDEXP = "fedexp"
-    FEDOPT = "fedopt"
-    FEDNOVA = "fednova"
-    SCAFFOLD = "scaffold"
+    weights: Callable[[Options], tuple[float, float]]
 
 
-class Own(StrEnum):
-    """What of the model is each silo's own in every round: nothing, the head, trained together with the body
-    or before it, a whole model beside the global one, or the global one after a step at the silo."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServerUpdate(Part):
+    """What the mean delta does to the model. counts_steps: reads the local steps out of a delta."""
 
-    NONE = "none"
-    HEAD = "head"
-    HEAD_FIRST = "head-first"
-    MODEL = "model"
-    ADAPTED = "adapted"
-
-    @property
-    def has_head(self) -> bool:
-        return self in (Own.HEAD, Own.HEAD_FIRST)
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it goes on from round to round; an adapted model follows anew from the global one."""
-        return self.has_head or self is Own.MODEL
+    rule: ServerRule
+    counts_steps: bool = False
 
 
-class StatisticName(StrEnum):
-    SOFT_LABELS = "soft-labels"
-    LOGIT_PROTOTYPES = "logit-prototypes"
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Statistic(Part):
+    """What a method sums by class in every round: beside the deltas, or in a phase before the training."""
+
+    beside_training: tuple[SummedBeside, ...] = ()
+    before_training: tuple[Phase, ...] = ()
 
 
-class Closing(StrEnum):
-    """What follows the last round: a calibrated head, personal models, or the one and then the other."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Personalization(Part):
+    """What of the model is each silo's own in every round.
 
-    NONE = "none"
-    FFC = "ffc"
-    PERSONAL = "personal"
-    FFC_PERSONAL = "ffc-personal"
+    beside_evaluation: what is summed about the silos' own models wherever the global one is tested.
+    """
 
-    @property
-    def has_ffc(self) -> bool:
-        return self in (Closing.FFC, Closing.FFC_PERSONAL)
+    has_own_head: bool = False
+    beside_evaluation: tuple[SummedBeside, ...] = ()
 
-    @property
-    def has_personal(self) -> bool:
-        return self in (Closing.PERSONAL, Closing.FFC_PERSONAL)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Closing(Part):
+    """What follows the last round, before the final evaluation and after it."""
+
+    before_evaluation: Callable[[Options], tuple[Phase, ...]] | None = None
+    after_evaluation: tuple[Phase, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A method as the parts it is made of. defaults: its own values of the parts' options."""
 
-    head: Head = Head.TRAINED
-    features: Features = Features.RAW
-    loss: Loss = Loss.CROSS_ENTROPY
-    regularizer: Regularizer = Regularizer.NONE
-    mix: Mix = Mix.ADDITIVE
-    server_update: ServerUpdate = ServerUpdate.WEIGHTED_MEAN
-    statistic: StatisticName | None = None
-    own: Own = Own.NONE
-    closing: Closing = Closing.NONE
-    defaults: Mapping[str, OptionValue] = field(default_factory=lambda: MappingProxyType({}))
+    head: Head
+    features: Features
+    loss: Loss
+    regularizer: Regularizer
+    mix: Mix
+    server_update: ServerUpdate
+    statistic: Statistic | None = None
+    personalization: Personalization
+    closing: Closing
+    defaults: Options = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """By field, in the order of the fields, all that the recipe names."""
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: part for name, part in named.items() if isinstance(part, Part)}
 
     @property
     def keeps_local_state(self) -> bool:
         """Whether silos keep arrays of their own between rounds. Source: docs/protocol.md 7.8."""
-        return (
-            self.own.is_kept
-            or self.regularizer is Regularizer.MOON
-            or self.server_update is ServerUpdate.SCAFFOLD
-        )
-
-
-class PartOptions(BaseModel):
-    """Numbers of one part. Each field says its symbol in the paper and its range."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-
-T = TypeVar("T", bound=PartOptions)
-
-
-def options_of(part: type[T], given: Mapping[str, OptionValue]) -> T:
-    """A part's options out of all those given. Raises ConfigError that names option and what is allowed."""
-    try:
-        return part.model_validate(dict(given))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(place) for place in first["loc"])
-        raise ConfigError(f"strategy.options.{name}: {first['msg'].lower()}, got {first['input']}") from None
+        return any(part.keeps_local_state for part in self.parts.values())

@@ -17,7 +17,7 @@ from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import TOTAL
-from strategies.parts.enrollment import ENROLLMENT
+from strategies.phases.enrollment import ENROLLMENT
 
 STATISTICS = "statistics_noise_multiplier"
 # of a target epsilon, where training and statistics are both to be solved for: costs add up about by

@@ -10,7 +10,15 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from chorale.spec.fields import Moment, Name
 from chorale.spec.privacy_spec import PrivacySpec
@@ -19,21 +27,11 @@ from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
-from strategies.combinations import check_classes, check_optimizer
-from strategies.methods import Strategy, recipe_of, strategy_of
-from strategies.recipe import (
-    Closing,
-    Features,
-    Head,
-    Loss,
-    Mix,
-    Own,
-    Recipe,
-    Regularizer,
-    ServerUpdate,
-    StatisticName,
-)
-from strategies.standing import check_private
+from strategies.checks import check_private, check_training
+from strategies.methods import Strategy, strategy_of
+from strategies.presets import recipe_of
+from strategies.recipe import Recipe
+from strategies.registry import PARTS, part_named, recipe_from
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -47,20 +45,45 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _words(field: str) -> WithJsonSchema:
+    """For the reference of settings: the words that the registry has for a field."""
+    return WithJsonSchema({"type": "string", "enum": [part.word for part in PARTS[field]]})
+
+
 class PartsSpec(_Part):
     """A method by its parts, in place of a preset."""
 
-    head: Head = Field(default=Head.TRAINED, description="the last linear layer")
-    features: Features = Field(default=Features.RAW, description="what the head is given")
-    loss: Loss = Field(default=Loss.CROSS_ENTROPY, description="what a silo minimizes")
-    regularizer: Regularizer = Field(default=Regularizer.NONE, description="what is added to the loss")
-    mix: Mix = Field(default=Mix.ADDITIVE, description="loss + mu R, or beta loss + (1 - beta) R")
-    server_update: ServerUpdate = Field(
-        default=ServerUpdate.WEIGHTED_MEAN, description="what the mean delta does to the model"
+    head: Annotated[str, _words("head")] = Field(default="trained", description="the last linear layer")
+    features: Annotated[str, _words("features")] = Field(default="raw", description="what the head is given")
+    loss: Annotated[str, _words("loss")] = Field(default="cross-entropy", description="what a silo minimizes")
+    regularizer: Annotated[str, _words("regularizer")] = Field(
+        default="none", description="what is added to the loss"
     )
-    statistic: StatisticName | None = Field(default=None, description="summed beside the deltas; null: none")
-    own: Own = Field(default=Own.NONE, description="what of the model is each silo's own in every round")
-    closing: Closing = Field(default=Closing.NONE, description="what follows the last round")
+    mix: Annotated[str, _words("mix")] = Field(
+        default="additive", description="loss + mu R, or beta loss + (1 - beta) R"
+    )
+    server_update: Annotated[str, _words("server_update")] = Field(
+        default="weighted-mean", description="what the mean delta does to the model"
+    )
+    statistic: Annotated[str, _words("statistic")] | None = Field(
+        default=None, description="summed beside the deltas; null: none"
+    )
+    personalization: Annotated[str, _words("personalization")] = Field(
+        default="none", description="what of the model is each silo's own in every round"
+    )
+    closing: Annotated[str, _words("closing")] = Field(
+        default="none", description="what follows the last round"
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _is_declared(cls, word: str | None, info: ValidationInfo) -> str | None:
+        if word is not None:
+            try:
+                part_named(str(info.field_name), word)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return word
 
 
 class StrategySpec(_Part):
@@ -85,7 +108,7 @@ class StrategySpec(_Part):
     @property
     def recipe(self) -> Recipe:
         """Raises ConfigError for an unknown preset."""
-        return recipe_of(self.name) if self.parts is None else Recipe(**self.parts.model_dump())
+        return recipe_of(self.name) if self.parts is None else recipe_from(self.parts.model_dump())
 
     @model_validator(mode="after")
     def _one_of_both(self) -> StrategySpec:
@@ -341,8 +364,7 @@ class JobSpec(_Part):
             raise ValueError("train_hard_cap_seconds: it should be at least train_deadline_seconds")
         try:
             method = strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
-            check_classes(self.strategy.recipe, self.classes)
-            check_optimizer(self.strategy.recipe, self.training.optimizer)
+            check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
             self._check_privacy(method)
         except ConfigError as error:
             raise ValueError(str(error)) from None

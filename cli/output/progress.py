@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited for
 AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
-ENROLLMENT, TRAIN, EVALUATE, PERSONAL = "enrollment", "train", "evaluate", "personal"
+ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fine-tune"
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class PersonalFigures:
 
 def personal_figures(history: JobHistory) -> PersonalFigures | None:
     """None where the method has no personal models, or no silo a hold-out to test its own on."""
-    closing = [record for record in history.records if kind_of(record) in (EVALUATE, PERSONAL)]
+    closing = [record for record in history.records if kind_of(record) in (EVALUATE, FINE_TUNE)]
     found = [personal_of(record.figures) for record in closing if record.result == "applied"]
     return next((figures for figures in reversed(found) if figures is not None), None)
 

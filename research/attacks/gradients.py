@@ -32,7 +32,7 @@ from research.attacks.inputs import encoded, phase_layout, silo_values
 from research.attacks.sessions import decoded, secure_sum
 from silo_agent.training.initial_state import initial_state
 from strategies.base import MODEL, TOTAL, Array, Arrays
-from strategies.parts.weighted_mean import unflatten
+from strategies.phases.training import unflatten
 
 SILOS = 5
 HIDDEN = 64

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from strategies.base import MODEL, Arrays
 
-LAYERS = 3  # modules of each hidden layer: linear, norm, ReLU (silo_agent/training/models/mlp.py)
+LAYERS = 3  # modules of each hidden layer: linear, norm, ReLU (silo_agent/training/models/plain.py)
 FloatArray = NDArray[np.float64]
 
 

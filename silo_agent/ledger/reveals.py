@@ -20,7 +20,7 @@ from crypto.session.reveal import PendingReveal
 from silo_agent.policy.policy import Policy
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
-DIFFERENCED_KINDS = frozenset({"class-presence", "calibrate", "personal"})
+DIFFERENCED_KINDS = frozenset({"class-presence", "calibrate", "fine-tune"})
 SHARES_KEPT = timedelta(days=30)
 
 

@@ -10,32 +10,37 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import nn
 
 from chorale.observability.logs import get_logger
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
 from silo_agent.seeding import seeded, shuffler, training_seed
-from silo_agent.training.batches import Tensors
-from silo_agent.training.contribution import contribution
-from silo_agent.training.dp_sgd.model_check import check_keeps_samples_apart
-from silo_agent.training.dp_sgd.place_check import Probes, check_answers, one_thread
-from silo_agent.training.evaluation import evaluate
-from silo_agent.training.local_training import train_locally
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.evaluation import evaluate
+from silo_agent.training.base.setting import Setting, TeacherCache
+from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
+from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
 from silo_agent.training.models import build_model
 from silo_agent.training.models.base import CutModel
-from silo_agent.training.models.state import load_arrays
-from silo_agent.training.parts import evaluation_loss_for
-from silo_agent.training.parts.base import Setting
-from silo_agent.training.parts.kept_pass import KeptPass
-from silo_agent.training.parts.local_loss import local_loss
-from silo_agent.training.parts.own import OWNS, tested_own
-from silo_agent.training.parts.personal import personal
-from silo_agent.training.parts.statistics import CORRECTIONS, KEEPS, PHASES, TEACHERS, TRAIN_STATISTICS
-from strategies.base import Array
-from strategies.parts.evaluation import LOSS_CLIP
-from strategies.parts.personal import PERSONAL_KIND
+from silo_agent.training.models.state import flat_arrays, flat_values, load_arrays, model_arrays
+from silo_agent.training.parts.closing.fine_tuning import fine_tune
+from silo_agent.training.parts.registry import (
+    PERSONALIZATIONS,
+    PHASES,
+    REGULARIZERS,
+    SERVER_UPDATES,
+    STATISTICS,
+    computed,
+)
+from strategies.base import MODEL, Array
+from strategies.parts.closing.fine_tuning import FINE_TUNE
+from strategies.phases.enrollment import CLASS_PRESENCE
+from strategies.phases.evaluation import EVALUATE, LOSS_CLIP
+from strategies.phases.training import TRAIN
 
 log = get_logger("silo_agent.training.torch_objective")
 
@@ -50,7 +55,7 @@ class TorchObjective:
     def __init__(self, *, device: str = "auto", threads: int = 1) -> None:
         self._device = _choose_device(device)
         self._threads = threads
-        self._kept = KeptPass()
+        self._cache = TeacherCache()
         self._earlier = EarlierPhases()
 
     def compute(self, work: Work) -> Mapping[str, Array]:
@@ -66,7 +71,7 @@ class TorchObjective:
         threads = nullcontext() if work.spec.privacy is None else one_thread()
         with threads, seeded(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round)):
             received = self._received_model(work)
-            setting = Setting(work=work, received=received, device=self._device, kept=self._kept)
+            setting = Setting(work=work, received=received, device=self._device, cache=self._cache)
             if work.spec.privacy is not None:
                 _check_samples_apart(setting)
             started = time.monotonic()
@@ -75,7 +80,13 @@ class TorchObjective:
             return values
 
     def _phases(self) -> Mapping[str, Callable[[Setting], Mapping[str, Array]]]:
-        return {"train": self._train, "evaluate": self._evaluate, PERSONAL_KIND: personal, **PHASES}
+        return {
+            CLASS_PRESENCE: presence,
+            TRAIN: self._train,
+            EVALUATE: evaluated,
+            FINE_TUNE: lambda setting: fine_tune(setting, local_loss, tested_by=evaluation_loss_for(setting)),
+            **PHASES,
+        }
 
     def _received_model(self, work: Work) -> CutModel:
         spec = work.spec
@@ -86,56 +97,96 @@ class TorchObjective:
         _freeze_all_but(model, work.context.trained)
         return model.to(self._device)
 
-    def _evaluate(self, setting: Setting) -> Mapping[str, Array]:
-        holdout = Tensors.of(setting.work.data.holdout, self._device)
-        figures = evaluate(
-            setting.received,
-            holdout,
-            loss=evaluation_loss_for(setting),
-            is_cancelled=setting.work.is_cancelled,
-            loss_clip=None if setting.work.spec.privacy is None else LOSS_CLIP,
-        )
-        return {**figures.quantities(), **tested_own(setting, figures)}
-
     def _train(self, setting: Setting) -> Mapping[str, Array]:
         """Test the received model, train it, then compute what the method sums beside."""
-        work, model = setting.work, setting.received
-        tested = self._evaluate(setting)
+        work, recipe = setting.work, setting.work.spec.method.recipe
+        tested = evaluated(setting)
         samples = Tensors.of(work.data.train, self._device)
         started = time.monotonic()
         generator = shuffler(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round))
-        own = OWNS.get(work.spec.method.recipe.own)
-        steps = (own.train if own else _train_shared)(setting, samples, generator)
-        keeps = KEEPS.get(work.spec.method.recipe.regularizer)
-        if keeps is not None:
-            keeps(setting)
-        trained = time.monotonic()
-        statistics = self._statistics(setting, samples)
-        if work.spec.method.recipe.statistic is not None:
+        correction = computed(recipe.server_update, SERVER_UPDATES).correction
+        loss = replace(
+            local_loss(setting, samples), correction=None if correction is None else correction(work)
+        )
+        steps = computed(recipe.personalization, PERSONALIZATIONS).train(setting, samples, generator, loss)
+        regularizer = computed(recipe.regularizer, REGULARIZERS)
+        if regularizer is not None and regularizer.keep is not None:
+            regularizer.keep(setting)
+        trained, statistics = time.monotonic(), dict[str, Array]()
+        if recipe.statistic is not None:
+            compute = computed(recipe.statistic, STATISTICS)
+            statistics |= {} if compute is None else compute(setting, samples)
             earlier, ended = self._earlier.seconds(work), time.monotonic()
-            _log_share(work, statistics=earlier + ended - trained, whole=earlier + ended - started)
-        return {**contribution(model, work, steps=steps), **tested, **statistics}
+            # units: seconds, without the test of the received model
+            share = (earlier + ended - trained) / max(earlier + ended - started, 1e-9)
+            log.info(
+                "statistics computed",
+                round=work.round,
+                phase=work.phase_kind,
+                share_of_round=round(share, 4),
+            )
+        return {**contribution(setting.received, work, steps=steps), **tested, **statistics}
 
-    def _statistics(self, setting: Setting, samples: Tensors) -> Mapping[str, Array]:
-        statistic = setting.work.spec.method.recipe.statistic
-        compute = None if statistic is None else TRAIN_STATISTICS.get(statistic)
-        return {} if compute is None else compute(setting, samples)
+
+def presence(setting: Setting) -> Mapping[str, Array]:
+    """A 1 for every class that this silo trains on. Shapes: (C,) int64."""
+    counts_C = np.bincount(setting.work.data.train.labels, minlength=setting.work.spec.classes)
+    return {"class_presence": (counts_C > 0).astype(np.int64)}
 
 
-def _train_shared(setting: Setting, samples: Tensors, generator: torch.Generator) -> int:
-    """The received model, in place, where no part of it is the silo's own."""
+def evaluated(setting: Setting) -> Mapping[str, Array]:
+    """The received model's figures on the hold-out and, where a part of it is the silo's own, how good the
+    silo's own model is. At the end that model stays with the institution."""
     work, recipe = setting.work, setting.work.spec.method.recipe
-    teacher, correction = TEACHERS.get(recipe.regularizer), CORRECTIONS.get(recipe.server_update)
-    loss = local_loss(setting, samples, teacher=None if teacher is None else teacher(setting, samples))
-    return train_locally(
+    tested_by, holdout = evaluation_loss_for(setting), Tensors.of(work.data.holdout, setting.device)
+    figures = evaluate(
         setting.received,
-        samples,
-        spec=work.spec,
-        round=work.round,
-        loss=replace(loss, correction=None if correction is None else correction(work)),
-        generator=generator,
+        holdout,
+        loss=tested_by,
         is_cancelled=work.is_cancelled,
+        loss_clip=None if work.spec.privacy is None else LOSS_CLIP,
     )
+    find_own = computed(recipe.personalization, PERSONALIZATIONS).model
+    if find_own is None:
+        return figures.quantities()
+    model = find_own(setting, Tensors.of(work.data.train, setting.device), loss_for(setting))
+    own = evaluate(model, holdout, loss=tested_by, is_cancelled=work.is_cancelled)
+    if work.phase_kind == EVALUATE:
+        work.keep_personal(
+            PersonalModel(
+                arrays=model_arrays(model),
+                tuned=recipe.personalization.word,
+                epochs=work.spec.training.local_epochs,
+                learning_rate=work.spec.learning_rate_at(work.spec.rounds),
+                tested=own.tested,
+                correct_before=figures.correct,
+                correct=own.correct,
+            )
+        )
+    return {**figures.quantities(), **own.personal_quantities()}
+
+
+def contribution(model: CutModel, work: Work, *, steps: int) -> Mapping[str, Array]:
+    """What a trained model adds to the sum: p * delta, p, the buffers, and what the server update needs.
+
+    Shapes: delta (P,) float32, weight () float64, and buffers (B,) float32 if the model has any. P = trained
+    parameters, B = values of the float buffers.
+    """
+    context, weight = work.context, np.float32(work.weight)
+    before_P = flat_arrays([work.state[MODEL + name] for name in context.trained])
+    delta_P = flat_values(model, context.trained) - before_P
+    privacy = work.spec.privacy
+    if privacy is not None and privacy.sums is not None and not np.isfinite(delta_P).all():
+        # under noise on the sums a refusal would tell of the data what no noise covers
+        delta_P = np.zeros_like(delta_P)
+    values: dict[str, Array] = {
+        "delta": weight * delta_P,
+        "weight": np.asarray(work.weight, dtype=np.float64),
+    }
+    if context.buffers:
+        values["buffers"] = weight * flat_values(model, context.buffers)
+    summed = computed(work.spec.method.recipe.server_update, SERVER_UPDATES).summed
+    return values if summed is None else {**values, **summed(work, delta_P, steps)}
 
 
 def _check_samples_apart(setting: Setting) -> None:
@@ -163,12 +214,6 @@ class EarlierPhases:
 
 def _round_of(work: Work) -> tuple[str, int]:
     return f"{work.spec.nonce} {work.silo}", work.round
-
-
-def _log_share(work: Work, *, statistics: float, whole: float) -> None:
-    """Units: seconds, without the test of the received model."""
-    share = statistics / max(whole, 1e-9)
-    log.info("statistics computed", round=work.round, phase=work.phase_kind, share_of_round=round(share, 4))
 
 
 def _freeze_all_but(model: nn.Module, trained: tuple[str, ...]) -> None:

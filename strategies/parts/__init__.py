@@ -1,1 +1,1 @@
-"""What a method is made of, one file a part."""
+"""What a recipe chooses from: each part is declared here once; strategies/registry.py lists them."""

@@ -1,8 +1,10 @@
-"""Frozen heads: one fixed vector per class, made once by the operator and carried in the state.
+"""Heads, and what they are given.
 
-Their bytes travel, because a seed gives other bytes under another LAPACK. Rows are classes.
+A frozen head is one fixed vector for each class, made once by the operator and carried in the state: its
+bytes travel, because a seed gives other bytes under another LAPACK. Rows are classes.
 Sources: SphereFed (Dong et al. 2022), Eq. 4, orthonormal rows; FedDr+ (Kim et al.), Eq. 3, simplex ETF;
-FedBABU (Oh et al. 2022), a head that stays as it was drawn.
+FedBABU (Oh et al. 2022), a head that stays as it was drawn; FedETF (Li et al. 2023, arXiv 2303.10058), a
+projection to unit length before the head.
 
 C = classes, D = feature width.
 """
@@ -14,23 +16,17 @@ from numpy.typing import NDArray
 
 from crypto.errors import ConfigError
 from strategies.base import MODEL, FloatArray
-from strategies.recipe import Head
+from strategies.recipe import Features, Head, Need, Standing
 
 HEAD = MODEL + "head.weight"
+NO_DATA = Standing(why="says how the model is built; no data")
 
 
 def frozen_head(head: Head, *, classes: int, width: int, seed: int) -> NDArray[np.float32]:
     """Shapes: -> (C, D) float32. Raises ConfigError where the width has no room for the classes."""
-    generator = np.random.Generator(np.random.PCG64(seed))
-    match head:
-        case Head.FROZEN_RANDOM:
-            return random_head(classes, width, generator).astype(np.float32)
-        case Head.FROZEN_ORTHONORMAL:
-            return orthonormal_head(classes, width, generator).astype(np.float32)
-        case Head.FROZEN_ETF:
-            return etf_head(classes, width, generator).astype(np.float32)
-        case _:
-            raise ConfigError(f"strategy.head: a {head.value} head is not frozen")
+    if head.draw is None:
+        raise ConfigError(f"strategy.head: a {head} head is not frozen")
+    return head.draw(classes, width, np.random.Generator(np.random.PCG64(seed))).astype(np.float32)
 
 
 def random_head(classes: int, width: int, generator: np.random.Generator) -> FloatArray:
@@ -71,3 +67,31 @@ def _orthonormal_columns(rows: int, columns: int, generator: np.random.Generator
     """Haar-distributed: Q of a Gaussian matrix, with the signs that make R's diagonal positive."""
     q, r = np.linalg.qr(generator.standard_normal((rows, columns)))
     return np.asarray(q * np.sign(np.diag(r)), dtype=np.float64)
+
+
+TRAINED = Head(word="trained", has_bias=True, standing=NO_DATA)
+TRAINED_UNBIASED = Head(word="trained-unbiased", standing=NO_DATA)
+FROZEN_RANDOM = Head(word="frozen-random", draw=random_head, standing=NO_DATA)
+FROZEN_ORTHONORMAL = Head(
+    word="frozen-orthonormal", draw=orthonormal_head, has_unit_rows=True, standing=NO_DATA
+)
+FROZEN_ETF = Head(word="frozen-etf", draw=etf_head, has_unit_rows=True, standing=NO_DATA)
+
+RAW = Features(word="raw", standing=NO_DATA)
+UNIT = Features(word="unit", is_unit=True, standing=NO_DATA)
+PROJECTED_UNIT = Features(
+    word="projected-unit",
+    is_unit=True,
+    is_projected=True,
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.head.has_unit_rows,
+            reason="projected-unit features need head frozen-etf or frozen-orthonormal: before a head of "
+            "another length or one that learns, projection and scale change nothing",
+        ),
+    ),
+    standing=NO_DATA,
+)
+
+HEADS = (TRAINED, TRAINED_UNBIASED, FROZEN_RANDOM, FROZEN_ORTHONORMAL, FROZEN_ETF)
+FEATURES = (RAW, UNIT, PROJECTED_UNIT)

@@ -1,13 +1,55 @@
-"""Options of the losses; what they compute stands in silo_agent/training/parts/, a file a loss."""
+"""What a silo minimizes; silo_agent/training/parts/losses/ computes it and names the papers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from pydantic import Field
 
-from strategies.recipe import Loss, PartOptions
+from strategies.base import PartOptions
+from strategies.parts.heads import UNIT
+from strategies.recipe import Loss, Need, Standing
+
+PER_SAMPLE = Standing(why="a mean of losses of single samples")
+BY_CLASS_COUNTS = Standing(
+    why="under sums the whole update is clipped",
+    records="weighs every sample by the silo's class counts, so one record changes the gradients of all the "
+    "others and no clip of single gradients bounds it",
+)
+NO_COSINES = Need(
+    holds=lambda recipe: not (recipe.features is UNIT and recipe.head.has_unit_rows),
+    reason="a softmax of cosines stays nearly even, because nothing here can lengthen features or head: "
+    "it needs features raw or projected-unit, or a head of another kind",
+)
+
+CROSS_ENTROPY = Loss(word="cross-entropy", needs=(NO_COSINES,), standing=PER_SAMPLE)
+
+SPHERE_MSE = Loss(
+    word="sphere-mse",
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.features is UNIT,
+            reason="sphere-mse takes scores for cosines, and only before features unit are they: longer "
+            "features or a learned scale would be trained to no end",
+        ),
+        Need(
+            holds=lambda recipe: not recipe.head.has_bias,
+            reason="sphere-mse takes scores for cosines, which have no bias: it needs head trained-unbiased "
+            "or a frozen one",
+        ),
+    ),
+    standing=PER_SAMPLE,
+)
+
+DOT_REGRESSION = Loss(
+    word="dot-regression",
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.features is UNIT and recipe.head.has_unit_rows,
+            reason="dot-regression is of cosines: it needs features unit and head frozen-etf or "
+            "frozen-orthonormal",
+        ),
+    ),
+    standing=PER_SAMPLE,
+)
 
 
 class BalancedSoftmaxOptions(PartOptions):
@@ -18,9 +60,23 @@ class BalancedSoftmaxOptions(PartOptions):
     )
 
 
-LOSS_OPTIONS: Mapping[Loss, type[PartOptions]] = MappingProxyType(
-    {
-        **dict.fromkeys(Loss, PartOptions),
-        Loss.BALANCED_SOFTMAX: BalancedSoftmaxOptions,
-    }
+BALANCED_SOFTMAX = Loss(
+    word="balanced-softmax",
+    options=BalancedSoftmaxOptions,
+    needs=(NO_COSINES,),
+    standing=BY_CLASS_COUNTS,
 )
+
+CLIENT_ADAPTED = Loss(
+    word="client-adapted",
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.head.is_frozen,
+            reason="client-adapted scales a frozen head by the silo's class counts: a trained head would "
+            "learn the scale away",
+        ),
+    ),
+    standing=BY_CLASS_COUNTS,
+)
+
+LOSSES = (CROSS_ENTROPY, SPHERE_MSE, DOT_REGRESSION, BALANCED_SOFTMAX, CLIENT_ADAPTED)

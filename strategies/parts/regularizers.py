@@ -1,17 +1,21 @@
-"""Options of the regularizers; what they compute stands in silo_agent/training/parts/, a file a part."""
+"""What is added to the loss: the regularizers, and how loss and regularizer join.
+
+silo_agent/training/parts/regularizers/ computes them and names their papers. Two are declared elsewhere: csd
+beside its teacher, in csd.py, and soft-labels beside its statistic, in statistics/soft_labels.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import StrEnum
-from types import MappingProxyType
-
 from pydantic import Field
 
-from strategies.parts.ema_teacher import TeacherOptions
-from strategies.parts.moon import MoonOptions
-from strategies.parts.soft_labels import SoftLabelOptions
-from strategies.recipe import Mix, PartOptions, Regularizer
+from strategies.base import PartOptions, options_of
+from strategies.parts.heads import NO_DATA
+from strategies.recipe import ADDS_NOTHING, Mix, Need, Options, Regularizer, Standing
+
+GLOBAL_TEACHER = Standing(
+    why="compares each sample with the received model, which is post-processing of sums paid for before"
+)
+WEIGHTS_ALONE = Standing(why="of the weights alone, so its exact gradient is added after clipping and noise")
 
 
 class AdditiveWeight(PartOptions):
@@ -32,45 +36,54 @@ class TemperatureOptions(PartOptions):
     tau: float = Field(default=3.0, gt=0, le=1e3, description="tau: temperature of both softmaxes")
 
 
-class Mask(StrEnum):
-    """Which samples the teacher teaches: where it gives the true class more than chance, where it is right,
-    or all."""
+class MoonOptions(PartOptions):
+    """How sharply MOON separates its two models."""
 
-    ADAPTIVE = "adaptive"
-    FORCIBLE = "forcible"
-    NONE = "none"
-
-
-class Distance(StrEnum):
-    """From teacher to student: cross-entropy as the paper writes it, or KL, its value less the entropy."""
-
-    CE = "ce"
-    KL = "kl"
-
-
-class CsdOptions(TemperatureOptions, TeacherOptions):
-    """FedCSD's self-distillation."""
-
-    mask: Mask = Field(default=Mask.ADAPTIVE, description="M: which samples the teacher teaches")
-    form: Distance = Field(default=Distance.CE, description="ce or kl; same gradient unless through delta")
-    similarity: bool = Field(
-        default=True, description="delta-hat: class similarity on the teacher's logits; false leaves them be"
-    )
-    grad_through_delta: bool = Field(
-        default=False, description="whether the student's gradient also flows through delta-hat"
+    contrast_tau: float = Field(
+        default=0.5, gt=0, le=1e3, description="tau of MOON: temperature of the two cosines"
     )
 
 
-MIX_OPTIONS: Mapping[Mix, type[PartOptions]] = MappingProxyType(
-    {Mix.ADDITIVE: AdditiveWeight, Mix.CONVEX: ConvexWeight}
+NO_REGULARIZER = Regularizer(word="none", standing=ADDS_NOTHING)
+PROX = Regularizer(word="prox", standing=WEIGHTS_ALONE)
+MOON = Regularizer(
+    word="moon",
+    options=MoonOptions,
+    standing=Standing(
+        why="compares each sample with the received model and with the one that the silo sent last, "
+        "which came out of DP-SGD; under sums the whole update is clipped",
+    ),
+    keeps_local_state=True,
 )
-REGULARIZER_OPTIONS: Mapping[Regularizer, type[PartOptions]] = MappingProxyType(
-    {
-        **dict.fromkeys(Regularizer, PartOptions),
-        Regularizer.KD: TemperatureOptions,
-        Regularizer.NTD: TemperatureOptions,
-        Regularizer.MOON: MoonOptions,
-        Regularizer.CSD: CsdOptions,
-        Regularizer.SOFT_LABELS: SoftLabelOptions,
-    }
+KD = Regularizer(word="kd", options=TemperatureOptions, standing=GLOBAL_TEACHER)
+NTD = Regularizer(word="ntd", options=TemperatureOptions, standing=GLOBAL_TEACHER, min_classes=3)
+LD = Regularizer(word="ld", standing=GLOBAL_TEACHER)
+FD = Regularizer(word="fd", standing=GLOBAL_TEACHER)
+
+
+def _convex_weights(options: Options) -> tuple[float, float]:
+    beta = options_of(ConvexWeight, options).beta
+    return beta, 1.0 - beta
+
+
+ADDITIVE = Mix(
+    word="additive",
+    options=AdditiveWeight,
+    weights=lambda options: (1.0, options_of(AdditiveWeight, options).mu),
+    standing=NO_DATA,
 )
+CONVEX = Mix(
+    word="convex",
+    options=ConvexWeight,
+    weights=_convex_weights,
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.regularizer is not NO_REGULARIZER,
+            reason="a convex mix shares weight between loss and regularizer, and there is no regularizer",
+        ),
+    ),
+    standing=NO_DATA,
+)
+
+REGULARIZERS = (NO_REGULARIZER, PROX, MOON, KD, NTD, LD, FD)
+MIXES = (ADDITIVE, CONVEX)

@@ -30,7 +30,7 @@ class FineTuned(OneHot):
     """A personal model of the silo's place and a number that must not leave; 10 + place of 20 are right."""
 
     def compute(self, work: Work) -> Mapping[str, Array]:
-        if work.phase_kind != "personal":
+        if work.phase_kind != "fine-tune":
             return super().compute(work)
         place = work.spec.silos.index(work.silo)
         work.keep_personal(
@@ -94,7 +94,7 @@ def test_the_report_has_mean_and_deviation_and_nothing_of_a_single_silo(finished
         "enrollment.0",
         "train",
         "evaluate.0",
-        "personal.0",
+        "fine-tune.0",
     ]
     names = {"personal_accuracy", "personal_accuracy_deviation", "personal_silos"}
     assert set(report["phases"][-1]["figures"]) == names

@@ -6,41 +6,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from chorale.spec.job_spec import PartsSpec
 from strategies.base import TOTAL, PhaseContext
-from strategies.combinations import RULES
-from strategies.methods import Strategy, option_parts, strategy_for
+from strategies.methods import Strategy, parts_with_options, strategy_for
 from strategies.parts.heads import HEAD
-from strategies.presets import PRESETS
-from strategies.recipe import (
-    Closing,
-    Features,
-    Head,
-    Loss,
-    Mix,
-    Own,
-    Recipe,
-    Regularizer,
-    ServerUpdate,
-    StatisticName,
-)
+from strategies.presets import FEDAVG, PRESETS
+from strategies.recipe import Recipe
+from strategies.registry import PARTS
 
-PARTS: Mapping[str, type[StrEnum]] = {
-    "head": Head,
-    "features": Features,
-    "loss": Loss,
-    "regularizer": Regularizer,
-    "mix": Mix,
-    "server_update": ServerUpdate,
-    "statistic": StatisticName,
-    "own": Own,
-    "closing": Closing,
-}
 # what every method sums: the update and its weight, evaluation, enrollment
 COMMON = {"silos", "samples", "delta", "buffers", "weight", "correct", "tested", "loss_sum", "clipped"}
 CLASSES, WIDTH = 3, 4
@@ -64,13 +41,13 @@ def method_rows() -> Iterator[Row]:
 
 def part_rows() -> Iterator[Row]:
     """Part, what it is, its values with the default first."""
-    for part, kinds in PARTS.items():
-        default = getattr(Recipe(), part)
-        others = [f"`{kind}`" for kind in kinds if kind != default]
+    for field, parts in PARTS.items():
+        default = FEDAVG.parts.get(field, "null")
+        others = [f"`{part}`" for part in parts if part is not default]
         yield (
-            f"`{part}`",
-            str(PartsSpec.model_fields[part].description),
-            ", ".join([f"`{default or 'null'}`", *others]),
+            f"`{field}`",
+            str(PartsSpec.model_fields[field].description),
+            ", ".join([f"`{default}`", *others]),
         )
 
 
@@ -79,8 +56,8 @@ def option_rows() -> Iterator[Row]:
     meanings: dict[str, str] = {}
     presets: dict[str, list[str]] = {}
     for preset, recipe in PRESETS.items():
-        for part in option_parts(recipe):
-            for name, info in part.model_fields.items():
+        for part in parts_with_options(recipe):
+            for name, info in part.options.model_fields.items():
                 meanings[name] = str(info.description)
                 presets.setdefault(name, []).append(f"`{preset}`")
     for name in sorted(meanings):
@@ -89,20 +66,20 @@ def option_rows() -> Iterator[Row]:
 
 def rules() -> Iterator[str]:
     """Why a job with some combination of parts is refused."""
-    return (rule.reason for rule in RULES)
+    needs = (need.reason for parts in PARTS.values() for part in parts for need in part.needs)
+    return iter(dict.fromkeys(needs))
 
 
 def _parts(recipe: Recipe) -> Iterator[str]:
-    plain = Recipe()
-    for part in PARTS:
-        if getattr(recipe, part) != getattr(plain, part):
-            yield f"{part} `{getattr(recipe, part)}`"
+    for field, part in recipe.parts.items():
+        if part is not FEDAVG.parts.get(field):
+            yield f"{field} `{part}`"
 
 
 def _options(method: Strategy) -> Iterator[str]:
     values: dict[str, object] = {}
-    for part in option_parts(method.recipe):
-        values |= method.options_of(part).model_dump(mode="json")
+    for part in parts_with_options(method.recipe):
+        values |= method.options_of(part.options).model_dump(mode="json")
     return (f"`{name}` {_shown(values[name])}" for name in sorted(values))
 
 

@@ -17,14 +17,14 @@ from chorale.spec.state import buffer_names, trained_names
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.objective import Work
 from silo_agent.seeding import shuffler
-from silo_agent.training.batches import Tensors
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.passes import run_model
+from silo_agent.training.base.setting import Setting
 from silo_agent.training.initial_state import initial_state
-from silo_agent.training.local_training import train_locally
+from silo_agent.training.local_loss import local_loss
+from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import Backbone, CutModel
-from silo_agent.training.parts.base import Setting, run_model
-from silo_agent.training.parts.local_loss import local_loss
 from strategies.base import Array, PhaseContext
-from strategies.recipe import Head
 
 CPU = torch.device("cpu")
 
@@ -98,7 +98,7 @@ def make_model(job: JobSpec, body: nn.Module, *, width: int, head_CD: Any = None
     if head_CD is not None:
         with torch.no_grad():
             model.head.weight.copy_(torch.as_tensor(np.asarray(head_CD)))
-    model.head.requires_grad_(recipe.head in (Head.TRAINED, Head.TRAINED_UNBIASED))
+    model.head.requires_grad_(not recipe.head.is_frozen)
     return model
 
 

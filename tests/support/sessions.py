@@ -129,7 +129,7 @@ class MemoryLedger:
 
     def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
         self.log.append("check_reveal")
-        if terms.phase.split(".")[0] in ("class-presence", "calibrate", "personal"):
+        if terms.phase.split(".")[0] in ("class-presence", "calibrate", "fine-tune"):
             for before in self.revealed.values():
                 if 0 < len(set(before.survivors) ^ set(survivors)) < terms.rule.min_cohort:
                     raise PolicyRefusal("ledger: too near to a revealed sum", code=Refusal.OVERLAPPING_COHORT)

@@ -12,9 +12,9 @@ from opacus import GradSampleModule
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.models.base import CutModel
-from silo_agent.training.parts.base import Outputs, run_model
-from silo_agent.training.parts.local_loss import LocalLoss
 
 
 class SampleGradients:

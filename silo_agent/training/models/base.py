@@ -1,4 +1,4 @@
-"""A model is a backbone and a linear head: every method needs the cut between the two.
+"""A model is a backbone and a linear head: every method needs the cut between the two. What backbones share.
 
 N = samples, D = feature width, C = classes.
 """
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from strategies.parts.heads import RAW, TRAINED
 from strategies.recipe import Features, Head
 
 SMALLEST_NORM = 1e-12  # a ReLU network may give an all-zero feature
+GROUP_CHANNELS = 16  # channels a group; Wu and He, "Group Normalization", table 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +39,16 @@ class CutModel(nn.Module):
         backbone: Backbone,
         *,
         classes: int,
-        head: Head = Head.TRAINED,
-        features: Features = Features.RAW,
+        head: Head = TRAINED,
+        features: Features = RAW,
     ) -> None:
         super().__init__()
         self.body = backbone.body
-        is_projected = features is Features.PROJECTED_UNIT
+        is_projected = features.is_projected
         self.projection = nn.Linear(backbone.width, classes, bias=False) if is_projected else None
         self.scale = nn.Parameter(torch.ones(1)) if is_projected else None
-        self.head = nn.Linear(classes if is_projected else backbone.width, classes, bias=head is Head.TRAINED)
-        self._is_unit = features is not Features.RAW
+        self.head = nn.Linear(classes if is_projected else backbone.width, classes, bias=head.has_bias)
+        self._is_unit = features.is_unit
 
     def features(self, inputs: Tensor) -> Tensor:
         """What the backbone gives, not normalized."""
@@ -79,3 +81,23 @@ def initialize(body: nn.Module) -> nn.Module:
         if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
             nn.init.zeros_(layer.bias)
     return body
+
+
+def norm2d(kind: str, channels: int) -> nn.Module:
+    """The normalization that a job chooses, after a convolution: batch, group or none. Only `batch` has
+    buffers."""
+    return nn.BatchNorm2d(channels) if kind == "batch" else _stateless(kind, channels)
+
+
+def norm1d(kind: str, width: int) -> nn.Module:
+    """After a fully connected layer."""
+    return nn.BatchNorm1d(width) if kind == "batch" else _stateless(kind, width)
+
+
+def _stateless(kind: str, channels: int) -> nn.Module:
+    if kind != "group":
+        return nn.Identity()
+    groups = max(1, channels // GROUP_CHANNELS)
+    while channels % groups:  # as many of about 16 channels as divide them evenly
+        groups -= 1
+    return nn.GroupNorm(groups, channels)

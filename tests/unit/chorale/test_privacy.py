@@ -28,10 +28,10 @@ from crypto.fixed_point.layout import Disclosure, Layout, Quantity
 from crypto.noise.terms import MAX_DEVIATION, MAX_WRAP_PROBABILITY, rotated_bound
 from crypto.session.cohort import CohortRule
 from strategies.base import TOTAL, Array
+from strategies.checks import check_private
 from strategies.presets import PRESETS
-from strategies.recipe import Recipe, StatisticName
-from strategies.standing import STANDINGS, check_private, parts_of
-from tests.support.method_tables import PARTS
+from strategies.recipe import Recipe, Regularizer
+from strategies.registry import PARTS
 from tests.unit.chorale.conftest import NOW
 
 MakeSpec = Callable[..., JobSpec]
@@ -443,14 +443,13 @@ class TestCost:
 
 class TestMethods:
     def test_every_part_stands_somewhere(self) -> None:
-        assert set(STANDINGS) == {(field, part) for field, parts in PARTS.items() for part in parts}
-        assert all(standing.why or standing.records or standing.sums for standing in STANDINGS.values())
+        standings = [part.standing for parts in PARTS.values() for part in parts]
+        assert all(standing and (standing.why or standing.records or standing.sums) for standing in standings)
 
-    def test_a_part_that_stands_nowhere_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        rest = {key: standing for key, standing in STANDINGS.items() if key != ("regularizer", "prox")}
-        monkeypatch.setattr("strategies.standing.STANDINGS", rest)
-        with pytest.raises(ConfigError, match="strategy.regularizer: nobody has said what prox costs"):
-            check_private(PRESETS["fedprox"], {}, has_records=True, has_sums=False)
+    def test_a_part_that_stands_nowhere_is_refused(self) -> None:
+        unsaid = replace(PRESETS["fedprox"], regularizer=Regularizer(word="new"))
+        with pytest.raises(ConfigError, match="strategy.regularizer: nobody has said what new costs"):
+            check_private(unsaid, {}, has_records=True, has_sums=False)
 
     @pytest.mark.parametrize(
         ("preset", "options", "by_records", "by_sums"),
@@ -492,11 +491,13 @@ class TestMethods:
 
     def test_the_page_lists_every_part_as_it_stands(self) -> None:
         page = (Path(__file__).parents[3] / "docs" / "privacy.md").read_text()
-        for (field, part), standing in STANDINGS.items():
-            records, sums = ("no" if refusal else "yes" for refusal in (standing.records, standing.sums))
-            assert f"| {field} | `{part}` | {records} | {sums} |" in page
+        for field, parts in PARTS.items():
+            for part in parts:
+                assert part.standing is not None
+                records, sums = (
+                    "no" if refusal else "yes" for refusal in (part.standing.records, part.standing.sums)
+                )
+                assert f"| {field} | `{part}` | {records} | {sums} |" in page
 
     def test_parts_of_a_recipe_are_all_its_parts(self) -> None:
-        recipe = Recipe()
-        found = {field for field, _ in parts_of(replace(recipe, statistic=StatisticName.SOFT_LABELS))}
-        assert found == set(Recipe.__dataclass_fields__) - {"defaults"}
+        assert set(PRESETS["feddw"].parts) == set(Recipe.__dataclass_fields__) - {"defaults"}

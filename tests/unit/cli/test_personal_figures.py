@@ -32,8 +32,8 @@ def history(*records: PhaseRecord) -> JobHistory:
 
 
 def test_a_personal_phase_is_one_line() -> None:
-    line = progress.plain_line(record("personal.0", FIGURES), rounds=2)
-    assert line == "personal  4 silos, 0.5 s  personal models: accuracy 0.8750 +- 0.0625 over 4 silos"
+    line = progress.plain_line(record("fine-tune.0", FIGURES), rounds=2)
+    assert line == "fine-tune  4 silos, 0.5 s  personal models: accuracy 0.8750 +- 0.0625 over 4 silos"
 
 
 def test_a_line_tells_the_global_model_first_where_a_sum_tested_both() -> None:
@@ -44,25 +44,25 @@ def test_a_line_tells_the_global_model_first_where_a_sum_tested_both() -> None:
 
 
 def test_without_a_holdout_anywhere_the_line_has_no_accuracy() -> None:
-    line = progress.plain_line(record("personal.0", {"personal_silos": 0.0}), rounds=2)
-    assert line == "personal  4 silos, 0.5 s"
+    line = progress.plain_line(record("fine-tune.0", {"personal_silos": 0.0}), rounds=2)
+    assert line == "fine-tune  4 silos, 0.5 s"
 
 
 @pytest.mark.parametrize(
     ("closing", "found"),
     [
-        ([record("evaluate.0", TESTED), record("personal.0", FIGURES)], FIGURES),
+        ([record("evaluate.0", TESTED), record("fine-tune.0", FIGURES)], FIGURES),
         ([record("evaluate.0", TESTED | FIGURES)], FIGURES),
         # a phase that was used up and came again: the sum that counts is the applied one
         (
             [
                 record("evaluate.0", TESTED),
-                record("personal.0", {}, result="used-up", cohort=[]),
-                record("personal.1", FIGURES),
+                record("fine-tune.0", {}, result="used-up", cohort=[]),
+                record("fine-tune.1", FIGURES),
             ],
             FIGURES,
         ),
-        ([record("evaluate.0", TESTED), record("personal.0", {"personal_silos": 0.0})], {}),
+        ([record("evaluate.0", TESTED), record("fine-tune.0", {"personal_silos": 0.0})], {}),
         ([record("evaluate.0", TESTED)], {}),
         ([record("train", TESTED | FIGURES)], {}),  # of the round's beginning, not of the end
     ],
@@ -80,7 +80,7 @@ def test_the_report_has_the_closing_sums_figures_or_null(
 
 
 def test_the_end_of_a_job_names_both_models(capsys: pytest.CaptureFixture[str]) -> None:
-    end_of(history(record("evaluate.0", TESTED), record("personal.0", FIGURES)))
+    end_of(history(record("evaluate.0", TESTED), record("fine-tune.0", FIGURES)))
     assert capsys.readouterr().out == (
         f"{(b'j' * 6).hex()}  done  2 rounds  final accuracy 0.7500"
         "  personal accuracy 0.8750 +- 0.0625 over 4 silos\n"

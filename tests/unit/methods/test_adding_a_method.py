@@ -108,7 +108,7 @@ def test_guides_test_is_red_where_the_part_is_wrong(tree: Path, tmp_path: Path) 
     """alpha on the classes that the silo holds."""
     wrong = tmp_path / "wrong"
     shutil.copytree(tree, wrong, ignore=shutil.ignore_patterns("__pycache__"))
-    part = wrong / "silo_agent" / "training" / "parts" / "restricted_softmax.py"
+    part = wrong / "silo_agent" / "training" / "parts" / "losses" / "restricted_softmax.py"
     assert "1.0, restriction)" in part.read_text()
     part.write_text(part.read_text().replace("1.0, restriction)", "restriction, 1.0)"))
     done = run(commands()[0], wrong)
@@ -116,16 +116,13 @@ def test_guides_test_is_red_where_the_part_is_wrong(tree: Path, tmp_path: Path) 
     assert "test_absent_class_is_judged_by_a_share_of_its_score" in done.stdout
 
 
-def test_method_needs_only_new_files_and_rows_of_tables() -> None:
-    """A word, a row on each side, a rule's list and the preset."""
-    changed = {change.path for change in changes() if change.kind == "diff"}
-    assert {path for path in changed if path.endswith(".py") and not path.startswith("tests/")} == {
-        "strategies/recipe.py",
+def test_a_loss_is_three_files_of_the_product_and_a_preset_one_more() -> None:
+    changed = {change.path for change in changes() if change.path.endswith(".py")}
+    assert {path for path in changed if not path.startswith("tests/")} == {
         "strategies/parts/losses.py",
-        "strategies/combinations.py",
-        "silo_agent/training/parts/__init__.py",
+        "silo_agent/training/parts/losses/restricted_softmax.py",
+        "silo_agent/training/parts/registry.py",
         "strategies/presets.py",
-        "strategies/standing.py",  # whether a private job may have it
     }
 
 

@@ -13,15 +13,14 @@ from torch import Tensor
 from chorale.spec.job_spec import JobSpec, ModelSpec
 from chorale.spec.state import trained_names
 from silo_agent.data.base import SiloData
+from silo_agent.training.base.loss import SampleLoss
+from silo_agent.training.base.passes import Outputs
 from silo_agent.training.initial_state import initial_state
+from silo_agent.training.local_loss import evaluation_loss_for, loss_for
 from silo_agent.training.models import build_model
 from silo_agent.training.models.base import CutModel
 from silo_agent.training.models.state import load_arrays
-from silo_agent.training.parts import evaluation_loss_for, loss_for
-from silo_agent.training.parts.balanced_softmax import BalancedSoftmax
-from silo_agent.training.parts.base import Outputs, SampleLoss
-from silo_agent.training.parts.client_adapted import ClientAdapted
-from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.losses.softmax import BalancedSoftmax, ClientAdapted, CrossEntropy
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.methods import strategy_for
 from strategies.parts.heads import HEAD

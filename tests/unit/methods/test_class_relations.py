@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,23 @@ from torch import Tensor, nn
 
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.data.base import SiloData
-from silo_agent.training.parts import regularizer_for
-from silo_agent.training.parts.base import Outputs, Setting
-from silo_agent.training.parts.class_relations import (
+from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.base.passes import Outputs
+from silo_agent.training.base.setting import Setting
+from silo_agent.training.parts.losses.softmax import CrossEntropy
+from silo_agent.training.parts.registry import REGULARIZERS
+from silo_agent.training.parts.statistics.soft_labels import (
     ClassRelations,
     class_relations,
     relation_gap,
     relations_of,
 )
-from silo_agent.training.parts.cross_entropy import CrossEntropy
-from silo_agent.training.parts.local_loss import LocalLoss
 from strategies.base import Array
 from strategies.methods import strategy_for, strategy_of
-from strategies.parts.soft_labels import KNOWN_ROWS, SOFT_LABELS
-from strategies.recipe import Head, Recipe, Regularizer, StatisticName
+from strategies.parts.heads import TRAINED_UNBIASED
+from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, KNOWN_ROWS, SOFT_LABEL_SUMS, SOFT_LABELS
+from strategies.presets import FEDAVG
+from strategies.recipe import Recipe
 from tests.support.objectives import (
     CPU,
     gradient_by_backward,
@@ -261,19 +265,19 @@ def test_a_target_of_another_shape_is_refused() -> None:
 
 def test_feddw_finds_its_regularizer_by_name() -> None:
     setting = make_setting(feddw(), linear(), make_data(FEATURES, LABELS))
-    assert isinstance(regularizer_for(setting), ClassRelations)
+    assert isinstance(REGULARIZERS[CLASS_RELATIONS].make(setting), ClassRelations)
 
 
 @pytest.mark.parametrize(
     "recipe, reason",
     [
         (
-            Recipe(head=Head.TRAINED_UNBIASED, regularizer=Regularizer.SOFT_LABELS),
+            replace(FEDAVG, head=TRAINED_UNBIASED, regularizer=CLASS_RELATIONS),
             "init_slm: .* expected identity or uniform, got skip",
         ),
-        (Recipe(statistic=StatisticName.SOFT_LABELS), "needs that regularizer"),
+        (replace(FEDAVG, statistic=SOFT_LABEL_SUMS), "needs that regularizer"),
         (
-            Recipe(regularizer=Regularizer.SOFT_LABELS, statistic=StatisticName.SOFT_LABELS),
+            replace(FEDAVG, regularizer=CLASS_RELATIONS, statistic=SOFT_LABEL_SUMS),
             "needs head trained-unbiased",
         ),
     ],

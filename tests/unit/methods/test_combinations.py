@@ -6,69 +6,70 @@ from typing import Any
 
 import pytest
 
+from chorale.spec.job_spec import PartsSpec
 from crypto.errors import ConfigError
-from strategies.combinations import RULES, check_recipe
+from strategies.checks import check_recipe
 from strategies.methods import strategy_for, strategy_of
 from strategies.presets import PRESETS
-from strategies.recipe import (
-    Closing,
-    Features,
-    Head,
-    Loss,
-    Mix,
-    Own,
-    Recipe,
-    Regularizer,
-    ServerUpdate,
-    StatisticName,
-)
+from strategies.recipe import Recipe
+from strategies.registry import PARTS, recipe_from
 from tests.support.objectives import make_job
 
-ETF = {"head": Head.FROZEN_ETF, "features": Features.UNIT}
+ETF = {"head": "frozen-etf", "features": "unit"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"loss": Loss.DOT_REGRESSION}, "dot-regression is of cosines: .*; got head trained, features raw"),
-    ({**ETF, "features": Features.RAW, "loss": Loss.DOT_REGRESSION}, "dot-regression is of cosines"),
-    ({**ETF, "head": Head.FROZEN_RANDOM, "loss": Loss.DOT_REGRESSION}, "dot-regression is of cosines"),
+    ({"loss": "dot-regression"}, "dot-regression is of cosines: .*; got head trained, features raw"),
+    ({**ETF, "features": "raw", "loss": "dot-regression"}, "dot-regression is of cosines"),
+    ({**ETF, "head": "frozen-random", "loss": "dot-regression"}, "dot-regression is of cosines"),
     (
-        {**ETF, "features": Features.PROJECTED_UNIT, "loss": Loss.DOT_REGRESSION},
+        {**ETF, "features": "projected-unit", "loss": "dot-regression"},
         "dot-regression is of cosines",
     ),
-    ({"features": Features.PROJECTED_UNIT}, "projected-unit features need head frozen-etf"),
-    ({"features": Features.PROJECTED_UNIT, "head": Head.FROZEN_RANDOM}, "projected-unit features need"),
-    ({"loss": Loss.CLIENT_ADAPTED}, "client-adapted scales a frozen head"),
-    ({"loss": Loss.CLIENT_ADAPTED, "head": Head.TRAINED_UNBIASED}, "client-adapted scales a frozen head"),
-    ({"loss": Loss.SPHERE_MSE, "head": Head.FROZEN_ORTHONORMAL}, "sphere-mse takes scores for cosines, and"),
-    ({"loss": Loss.SPHERE_MSE, "features": Features.UNIT}, "sphere-mse takes .* which have no bias"),
+    ({"features": "projected-unit"}, "projected-unit features need head frozen-etf"),
+    ({"features": "projected-unit", "head": "frozen-random"}, "projected-unit features need"),
+    ({"loss": "client-adapted"}, "client-adapted scales a frozen head"),
+    ({"loss": "client-adapted", "head": "trained-unbiased"}, "client-adapted scales a frozen head"),
+    ({"loss": "sphere-mse", "head": "frozen-orthonormal"}, "sphere-mse takes scores for cosines, and"),
+    ({"loss": "sphere-mse", "features": "unit"}, "sphere-mse takes .* which have no bias"),
     ({**ETF}, "a softmax of cosines stays nearly even"),
-    ({**ETF, "loss": Loss.BALANCED_SOFTMAX}, "a softmax of cosines stays nearly even"),
-    ({"closing": Closing.FFC, "head": Head.FROZEN_RANDOM}, "ffc sums products of features"),
-    ({"closing": Closing.FFC, "features": Features.UNIT}, "ffc fits a head without a bias"),
-    ({"mix": Mix.CONVEX}, "a convex mix shares weight .* there is no regularizer"),
-    ({"statistic": StatisticName.SOFT_LABELS}, "the statistic soft-labels .* needs that regularizer"),
+    ({**ETF, "loss": "balanced-softmax"}, "a softmax of cosines stays nearly even"),
+    ({"closing": "ffc", "head": "frozen-random"}, "ffc sums products of features"),
+    ({"closing": "ffc", "features": "unit"}, "ffc fits a head without a bias"),
+    ({"mix": "convex"}, "a convex mix shares weight .* there is no regularizer"),
+    ({"statistic": "soft-labels"}, "the statistic soft-labels .* needs that regularizer"),
     (
-        {"regularizer": Regularizer.SOFT_LABELS, "statistic": StatisticName.SOFT_LABELS},
+        {"regularizer": "soft-labels", "statistic": "soft-labels"},
         "needs head trained-unbiased",
     ),
     (
-        {"statistic": StatisticName.LOGIT_PROTOTYPES},
+        {"statistic": "logit-prototypes"},
         "the statistic logit-prototypes .* needs that regularizer",
     ),
-    ({"own": Own.HEAD, "head": Head.FROZEN_RANDOM}, "an own head is one that each silo trains"),
-    ({"own": Own.MODEL, "regularizer": Regularizer.PROX}, "an own part trains in its own way"),
-    ({"own": Own.HEAD, "server_update": ServerUpdate.SCAFFOLD}, "an own part trains in its own way"),
-    ({"own": Own.ADAPTED, "closing": Closing.PERSONAL}, "an own part trains in its own way"),
+    (
+        {"personalization": "head", "head": "frozen-random"},
+        "a head of the silo.s own is one that each silo trains",
+    ),
+    ({"personalization": "model", "regularizer": "prox"}, "personalization trains in its own way"),
+    ({"personalization": "head", "server_update": "scaffold"}, "personalization trains in its own way"),
+    ({"personalization": "adapted", "closing": "fine-tuning"}, "personalization trains in its own way"),
 ]
+
+
+def recipe_of(parts: dict[str, Any]) -> Recipe:
+    return recipe_from(PartsSpec(**parts).model_dump())
 
 
 @pytest.mark.parametrize(("parts", "reason"), REFUSED)
 def test_combination_is_refused_with_its_reason(parts: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=f"^strategy: .*{reason}"):
-        check_recipe(Recipe(**parts))
+        check_recipe(recipe_of(parts), {})
 
 
 def test_every_rule_is_tried() -> None:
-    recipes = [Recipe(**parts) for parts, _ in REFUSED]
-    assert [rule.reason for rule in RULES if not any(rule.refuses(recipe) for recipe in recipes)] == []
+    refused = set()
+    for recipe in (recipe_of(parts) for parts, _ in REFUSED):
+        needs = (need for part in recipe.parts.values() for need in part.needs)
+        refused |= {need.reason for need in needs if not need.holds(recipe)}
+    assert refused == {need.reason for parts in PARTS.values() for part in parts for need in part.needs}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -78,17 +79,15 @@ def test_every_preset_goes_together_and_knows_its_own_numbers(preset: str) -> No
 
 @pytest.mark.parametrize(
     "base",
-    [{}, {"head": Head.FROZEN_RANDOM}, {**ETF, "loss": Loss.DOT_REGRESSION}],
+    [{}, {"head": "frozen-random"}, {**ETF, "loss": "dot-regression"}],
     ids=["avg", "babu", "dr"],
 )
 @pytest.mark.parametrize(
     "regularizer",
-    [Regularizer.PROX, Regularizer.KD, Regularizer.NTD, Regularizer.LD, Regularizer.FD],
+    ["prox", "kd", "ntd", "ld", "fd"],
 )
-def test_regularizers_of_the_papers_table_go_with_its_losses(
-    base: dict[str, Any], regularizer: Regularizer
-) -> None:
-    recipe = Recipe(**base, regularizer=regularizer, mix=Mix.CONVEX)
+def test_regularizers_of_the_papers_table_go_with_its_losses(base: dict[str, Any], regularizer: str) -> None:
+    recipe = recipe_of({**base, "regularizer": regularizer, "mix": "convex"})
     assert strategy_of("custom", recipe, {"beta": 0.5}).options["beta"] == 0.5
 
 

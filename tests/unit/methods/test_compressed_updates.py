@@ -12,7 +12,7 @@ import pytest
 from silo_agent.data.base import SiloData
 from silo_agent.training.initial_state import initial_state
 from strategies.base import Array
-from strategies.parts.update_scale import RMS
+from strategies.phases.update_scale import RMS
 from strategies.presets import PRESETS
 from tests.support.agents import Hub
 from tests.support.objectives import make_data, make_job

@@ -6,6 +6,7 @@ N = samples, C = classes.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.training.parts import regularizer_for
-from silo_agent.training.parts.base import Outputs, Setting
-from silo_agent.training.parts.cross_entropy import CrossEntropy
-from silo_agent.training.parts.csd import ClassSimilarityDistillation, mask_of, similarities
+from silo_agent.training.base.passes import Outputs
+from silo_agent.training.base.setting import Setting
+from silo_agent.training.parts.losses.softmax import CrossEntropy
+from silo_agent.training.parts.registry import REGULARIZERS
+from silo_agent.training.parts.regularizers.csd import ClassSimilarityDistillation, mask_of, similarities
 from strategies.methods import strategy_for, strategy_of
-from strategies.parts.regularizers import CsdOptions, Mask
-from strategies.recipe import Recipe, StatisticName
+from strategies.parts.csd import CSD, CsdOptions, Mask
+from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
+from strategies.presets import FEDAVG
 from tests.support.objectives import (
     CPU,
     gradient_by_backward,
@@ -354,7 +357,7 @@ def setting_of(state: dict[str, Any], strategy: dict[str, Any] | None = None) ->
 
 
 def test_prototypes_come_from_the_global_state() -> None:
-    part = regularizer_for(setting_of({"method/prototypes": PROTOTYPES.numpy()}))
+    part = REGULARIZERS[CSD].make(setting_of({"method/prototypes": PROTOTYPES.numpy()}))
     assert isinstance(part, ClassSimilarityDistillation)
     close(losses(part, STUDENT.float(), TEACHER.float()).mean(), 73.43809994, within=1e-4)
 
@@ -364,12 +367,12 @@ def test_prototypes_come_from_the_global_state() -> None:
 )
 def test_a_state_without_its_prototypes_is_refused(state: dict[str, Any], got: str) -> None:
     with pytest.raises(RemoteProtocolError, match=rf"method/prototypes is {got}, expected \(3, 3\)"):
-        regularizer_for(setting_of(state))
+        REGULARIZERS[CSD].make(setting_of(state))
 
 
 def test_a_method_without_the_statistic_needs_no_prototypes_and_sums_none() -> None:
     setting = setting_of({}, {"parts": {"regularizer": "csd"}, "options": {"tau": 10.0}})
-    part = regularizer_for(setting)
+    part = REGULARIZERS[CSD].make(setting)
     assert isinstance(part, ClassSimilarityDistillation)
     close(losses(part), losses(ClassSimilarityDistillation(None, CsdOptions.model_validate({"tau": 10.0}))))
     method = setting.work.spec.method
@@ -403,4 +406,4 @@ def test_values_outside_an_options_range_are_refused_by_name(option: str, value:
 
 def test_prototypes_that_nothing_reads_are_refused() -> None:
     with pytest.raises(ConfigError, match="csd compares with"):
-        strategy_of("custom", Recipe(statistic=StatisticName.LOGIT_PROTOTYPES), {})
+        strategy_of("custom", replace(FEDAVG, statistic=LOGIT_PROTOTYPES), {})

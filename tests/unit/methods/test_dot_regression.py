@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from crypto.errors import RemoteProtocolError
-from silo_agent.training.parts.base import Outputs, run_model
-from silo_agent.training.parts.dot_regression import DotRegression, dot_regression
+from silo_agent.training.base.passes import Outputs, run_model
+from silo_agent.training.parts.losses.cosine import DotRegression, dot_regression
 from strategies.parts.heads import etf_head
 from tests.support.objectives import (
     gradient_by_backward,

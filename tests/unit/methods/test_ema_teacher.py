@@ -18,17 +18,17 @@ import torch
 from chorale.observability import logs
 from crypto.errors import RemoteProtocolError
 from silo_agent.objective import Work
-from silo_agent.training.batches import Tensors
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.setting import Setting
 from silo_agent.training.initial_state import initial_state
 from silo_agent.training.models import build_model
 from silo_agent.training.models.base import CutModel
 from silo_agent.training.models.state import load_arrays
-from silo_agent.training.parts.base import Setting
-from silo_agent.training.parts.ema_teacher import ema_teacher
+from silo_agent.training.parts.regularizers.csd import ema_teacher
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext
 from strategies.methods import strategy_for
-from strategies.parts.ema_teacher import EmaTeacher, teacher_state
+from strategies.parts.csd import EmaTeacher, teacher_state
 from tests.support.objectives import CPU, make_data, make_job, make_work
 
 ALL = np.ones(10, dtype=np.bool_)

@@ -27,11 +27,10 @@ from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.partition import cut_dirichlet, split_holdout
 from silo_agent.training.models import build_model
 from silo_agent.training.models.state import load_arrays
-from silo_agent.training.parts.csd import mask_of
+from silo_agent.training.parts.regularizers.csd import mask_of
 from strategies.base import MODEL, TOTAL, Array, Arrays
-from strategies.parts.ema_teacher import teacher_state
-from strategies.parts.regularizers import Mask
-from strategies.parts.weighted_mean import unflatten
+from strategies.parts.csd import Mask, teacher_state
+from strategies.phases.training import unflatten
 from tests.support.simulation import Simulated, simulate
 
 SILOS, CLASSES, ROUNDS, SEED = 5, 10, 3, 1

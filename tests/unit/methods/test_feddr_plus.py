@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from silo_agent.data.base import SiloData
+from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.initial_state import initial_state
-from silo_agent.training.parts.base import Outputs, run_model
-from silo_agent.training.parts.cross_entropy import CrossEntropy
-from silo_agent.training.parts.fd import FeatureDistillation
+from silo_agent.training.parts.losses.softmax import CrossEntropy
+from silo_agent.training.parts.registry import ComputedRegularizer
+from silo_agent.training.parts.regularizers.distillation import FeatureDistillation
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.methods import strategy_for
+from strategies.parts.regularizers import FD
 from tests.support.objectives import (
     LocalRound,
     gradient_by_backward,
@@ -177,7 +178,8 @@ def test_teacher_is_in_eval_mode_so_batch_statistics_alone_part_it_from_the_stud
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "silo_agent.training.parts.REGULARIZERS", {job.method.recipe.regularizer: lambda _: Spy()}
+            "silo_agent.training.local_loss.REGULARIZERS",
+            {job.method.recipe.regularizer: ComputedRegularizer(make=lambda _: Spy())},
         )
         TorchObjective(device="cpu").compute(work)
     assert (seen[0] < 1e-10) is starts_at_zero
@@ -242,6 +244,6 @@ def test_each_round_logs_length_of_features_and_strength_of_distillation(
 def test_preset_is_the_mix_of_the_card() -> None:
     strategy = strategy_for("feddr_plus", {})
     assert strategy.options["beta"] == 0.9
-    assert dataclasses.asdict(strategy.recipe)["regularizer"] == "fd"
+    assert strategy.recipe.regularizer is FD
     assert not strategy.trains("head.weight")
     assert strategy.trains("body.1.weight")

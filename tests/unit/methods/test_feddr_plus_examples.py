@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
-from silo_agent.training.parts.base import Outputs, run_model
-from silo_agent.training.parts.cross_entropy import CrossEntropy
-from silo_agent.training.parts.dot_regression import DotRegression
-from silo_agent.training.parts.fd import FeatureDistillation
-from silo_agent.training.parts.local_loss import LocalLoss
+from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.base.passes import Outputs, run_model
+from silo_agent.training.parts.losses.cosine import DotRegression
+from silo_agent.training.parts.losses.softmax import CrossEntropy
+from silo_agent.training.parts.regularizers.distillation import FeatureDistillation
 from strategies.base import PhaseContext
 from strategies.parts import heads
-from strategies.parts.weighted_mean import WeightedMean
+from strategies.parts.server_updates.mean import WeightedMean
 from tests.support.objectives import (
     LocalRound,
     gradient_by_backward,

@@ -25,7 +25,7 @@ from silo_agent.data.partition import cut_shards
 from silo_agent.training.models import build_model
 from silo_agent.training.models.state import load_arrays
 from strategies.base import MODEL, Array, Arrays
-from strategies.parts.weighted_mean import unflatten
+from strategies.phases.training import unflatten
 from tests.support.objectives import make_data, make_job
 from tests.support.simulation import simulate
 

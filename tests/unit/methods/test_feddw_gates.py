@@ -22,9 +22,9 @@ from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.partition import cut_dirichlet, split_holdout
 from silo_agent.training.models import build_model
 from silo_agent.training.models.state import load_arrays
-from silo_agent.training.parts.class_relations import relations_of
+from silo_agent.training.parts.statistics.soft_labels import relations_of
 from strategies.base import Arrays
-from strategies.parts.soft_labels import SOFT_LABELS
+from strategies.parts.statistics.soft_labels import SOFT_LABELS
 from tests.support.simulation import simulate
 
 SILOS, CLASSES = 10, 10

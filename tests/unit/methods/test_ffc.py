@@ -16,7 +16,7 @@ from crypto.fixed_point.layout import Layout
 from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL, Array, PhaseContext
 from strategies.methods import strategy_for
-from strategies.parts.ffc import CalibratePhase, least_squares, packed, squared_error, unpacked
+from strategies.parts.closing.ffc import CalibratePhase, least_squares, packed, squared_error, unpacked
 from strategies.parts.heads import HEAD, orthonormal_head
 
 Floats = NDArray[np.float64]

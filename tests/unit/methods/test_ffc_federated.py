@@ -26,7 +26,7 @@ from silo_agent.training.models import build_model
 from silo_agent.training.models.state import load_arrays
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import TOTAL, Array, PhaseContext
-from strategies.parts.ffc import least_squares, unpacked
+from strategies.parts.closing.ffc import least_squares, unpacked
 from strategies.parts.heads import HEAD
 from tests.support.objectives import make_data, make_job, make_work
 
@@ -205,7 +205,7 @@ def test_sums_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch) -> N
     spec, data = job(), silo_data()[1]
     state = started(spec, [data])
     whole = silo_sums(spec, state, data)
-    monkeypatch.setattr("silo_agent.training.batches.PASS_BATCH", 7)
+    monkeypatch.setattr("silo_agent.training.base.batches.PASS_BATCH", 7)
     cut = silo_sums(spec, state, data)
     for name, array in whole.items():
         np.testing.assert_allclose(cut[name], array, rtol=1e-6, atol=1e-6)

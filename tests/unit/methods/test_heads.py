@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from crypto.errors import ConfigError
+from strategies.parts import heads
 from strategies.parts.heads import etf_head, frozen_head, orthonormal_head, random_head
 from strategies.recipe import Head
 
-FROZEN = [head for head in Head if head.is_frozen]
+FROZEN = [head for head in heads.HEADS if head.is_frozen]
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -29,7 +30,7 @@ def test_orthonormal_head_is_that_of_the_card_to_the_printed_digits() -> None:
 def test_rows_of_an_orthonormal_head_are_units_at_right_angles(classes: int, width: int) -> None:
     head_CD = orthonormal_head(classes, width, generator(3))
     assert np.abs(head_CD @ head_CD.T - np.eye(classes)).max() < 1e-12
-    single_CD = frozen_head(Head.FROZEN_ORTHONORMAL, classes=classes, width=width, seed=3).astype(np.float64)
+    single_CD = frozen_head(heads.FROZEN_ORTHONORMAL, classes=classes, width=width, seed=3).astype(np.float64)
     assert np.abs(single_CD @ single_CD.T - np.eye(classes)).max() < 1e-6
 
 
@@ -57,7 +58,7 @@ def test_a_random_head_is_nearly_but_not_quite_at_right_angles() -> None:
     assert np.sqrt(np.mean(cosines**2)) == pytest.approx(0.0285, rel=0.1)
 
 
-@pytest.mark.parametrize("head", FROZEN)
+@pytest.mark.parametrize("head", FROZEN, ids=str)
 def test_a_seed_gives_one_head_and_another_seed_another(head: Head) -> None:
     first, again = (frozen_head(head, classes=5, width=8, seed=1) for _ in range(2))
     other = frozen_head(head, classes=5, width=8, seed=2)
@@ -69,14 +70,14 @@ def test_a_seed_gives_one_head_and_another_seed_another(head: Head) -> None:
 
 def test_a_feature_without_room_for_the_classes_is_refused() -> None:
     with pytest.raises(ConfigError, match="6 orthonormal rows need a feature width of at least 6, got 5"):
-        frozen_head(Head.FROZEN_ORTHONORMAL, classes=6, width=5, seed=0)
+        frozen_head(heads.FROZEN_ORTHONORMAL, classes=6, width=5, seed=0)
     with pytest.raises(ConfigError, match="a simplex of 6 classes needs a feature width of at least 5, got"):
-        frozen_head(Head.FROZEN_ETF, classes=6, width=4, seed=0)
+        frozen_head(heads.FROZEN_ETF, classes=6, width=4, seed=0)
 
 
-@pytest.mark.parametrize("head", [Head.TRAINED, Head.TRAINED_UNBIASED])
+@pytest.mark.parametrize("head", [heads.TRAINED, heads.TRAINED_UNBIASED], ids=str)
 def test_a_trained_head_is_not_drawn_here(head: Head) -> None:
-    with pytest.raises(ConfigError, match=f"strategy.head: a {head.value} head is not frozen"):
+    with pytest.raises(ConfigError, match=f"strategy.head: a {head} head is not frozen"):
         frozen_head(head, classes=2, width=2, seed=0)
 
 

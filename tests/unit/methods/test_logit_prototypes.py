@@ -16,15 +16,15 @@ import torch
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import CLIPPED, Layout
-from silo_agent.training.batches import Tensors
-from silo_agent.training.parts.base import Outputs, Setting
-from silo_agent.training.parts.class_presence import presence
-from silo_agent.training.parts.ema_teacher import ema_teacher, teacher_logits
-from silo_agent.training.parts.logit_prototypes import logit_prototypes, logit_sums
-from silo_agent.training.parts.teacher import outputs_of
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.passes import Outputs, outputs_of
+from silo_agent.training.base.setting import Setting
+from silo_agent.training.parts.regularizers.csd import ema_teacher, teacher_logits
+from silo_agent.training.parts.statistics.logit_prototypes import logit_prototypes, logit_sums
+from silo_agent.training.torch_objective import presence
 from strategies.base import Array, PhaseContext
-from strategies.parts.class_presence import ClassPresencePhase
-from strategies.parts.logit_prototypes import PROTOTYPES, PrototypesPhase
+from strategies.parts.statistics.logit_prototypes import PROTOTYPES, PrototypesPhase
+from strategies.phases.enrollment import ClassPresencePhase
 from tests.support.objectives import CPU, make_data, make_job, make_model, make_work
 
 ALL = np.ones(3, dtype=np.bool_)
@@ -217,7 +217,7 @@ def test_prototypes_and_training_share_one_pass_over_the_data(monkeypatch: pytes
         passes.append(1)
         return outputs_of(*args, **keywords)
 
-    monkeypatch.setattr("silo_agent.training.parts.ema_teacher.outputs_of", counted)
+    monkeypatch.setattr("silo_agent.training.base.setting.outputs_of", counted)
     prototypes = make_setting(*SILO_A)
     logit_prototypes(prototypes)
     # the train phase: another state, in which the same teacher stands

@@ -13,12 +13,13 @@ from crypto.errors import ConfigError
 from silo_agent.data.base import SiloData
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Work
-from silo_agent.training.batches import Tensors
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.passes import Outputs
+from silo_agent.training.base.setting import Setting
 from silo_agent.training.initial_state import initial_state
 from silo_agent.training.models import build_model
 from silo_agent.training.models.state import load_arrays
-from silo_agent.training.parts.base import Outputs, Setting
-from silo_agent.training.parts.moon import PREVIOUS, ModelContrast, both_models
+from silo_agent.training.parts.regularizers.moon import PREVIOUS, ModelContrast, both_models
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL
 from tests.support.objectives import CPU, make_data, make_job, make_work

@@ -13,17 +13,17 @@ from silo_agent.data.base import SiloData
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
-from silo_agent.training.batches import Tensors
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.setting import Setting
 from silo_agent.training.initial_state import initial_state
-from silo_agent.training.local_training import train_locally
+from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models import build_model
 from silo_agent.training.models.base import CutModel
 from silo_agent.training.models.state import load_arrays
-from silo_agent.training.parts.adapted_model import adapted_model, write_gradient
-from silo_agent.training.parts.base import Setting
-from silo_agent.training.parts.cross_entropy import CrossEntropy
-from silo_agent.training.parts.own_head import OWN_HEAD
-from silo_agent.training.parts.own_model import OWN_MODEL
+from silo_agent.training.parts.losses.softmax import CrossEntropy
+from silo_agent.training.parts.personalization.adapted_model import adapted_model, write_gradient
+from silo_agent.training.parts.personalization.own_head import OWN_HEAD
+from silo_agent.training.parts.personalization.own_model import OWN_MODEL
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL
 from tests.support.objectives import CPU, make_data, make_job, make_work
@@ -125,7 +125,7 @@ def test_fedrep_trains_one_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         trained.append((named["spec"].training.local_epochs, parts))
         return train_locally(model, *arguments, **named)
 
-    monkeypatch.setattr("silo_agent.training.parts.own_head.train_locally", watched)
+    monkeypatch.setattr("silo_agent.training.loop.local_training.train_locally", watched)
     TorchObjective(device="cpu").compute(work_of("fedrep", head_epochs=7))
     assert trained == [(7, {"head"}), (2, {"body"})]
 
@@ -141,7 +141,7 @@ def test_dittos_global_track_is_fedavg_to_the_last_bit() -> None:
 def test_dittos_own_model_is_held_nearer_the_more_it_is_pulled() -> None:
     distances = []
     for pull in (0.0, 1.0, 8.0):
-        work = work_of("ditto", own_pull=pull)
+        work = work_of("ditto", personal_pull=pull)
         TorchObjective(device="cpu").compute(work)
         assert work.local.proposed is not None
         kept = work.local.proposed
@@ -200,7 +200,7 @@ def test_adapted_model_is_one_step_of_the_whole_gradient() -> None:
     loss = torch.nn.functional.cross_entropy(setting.received(samples.features), samples.labels)
     parameters = dict(setting.received.named_parameters())
     gradients = torch.autograd.grad(loss, list(parameters.values()))
-    adapted = dict(adapted_model(setting, samples).named_parameters())
+    adapted = dict(adapted_model(setting, samples, CrossEntropy()).named_parameters())
     for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
         torch.testing.assert_close(adapted[name], value - rate * gradient)
 
@@ -223,5 +223,7 @@ def test_own_model_of_the_last_evaluation_stays_with_the_institution(preset: str
 @pytest.mark.parametrize("way", ["records", "sums"])
 def test_private_job_refuses_it_by_name(preset: str, way: str) -> None:
     protected = {"records": {"clip_norm": 1.0, "sample_rate": 0.1}, "sums": {"clip_norm": 1.0}}[way]
-    with pytest.raises(ValueError, match=rf"strategy\.(own|server_update): .* \(privacy\.{way}\)"):
+    with pytest.raises(
+        ValueError, match=rf"strategy\.(personalization|server_update): .* \(privacy\.{way}\)"
+    ):
         make_job({"preset": preset}, privacy={"epsilon": 8.0, way: protected}, **FIELDS)

@@ -19,22 +19,24 @@ from crypto.fixed_point.layout import Layout
 from silo_agent.data.base import SiloData
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Cancelled, Work
-from silo_agent.training.evaluation import Figures
+from silo_agent.training.base.evaluation import Figures
+from silo_agent.training.base.setting import Setting
 from silo_agent.training.initial_state import initial_state
+from silo_agent.training.local_loss import local_loss
 from silo_agent.training.models.base import CutModel
 from silo_agent.training.models.state import model_arrays
-from silo_agent.training.parts.base import Setting
-from silo_agent.training.parts.personal import accuracy_sums, fine_tune, fine_tuning, personal
+from silo_agent.training.parts.closing.fine_tuning import fine_tune, tune, tuning_spec
+from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, Arrays, PhaseContext
+from strategies.checks import check_private
 from strategies.methods import strategy_for
-from strategies.parts.personal import PersonalPhase
+from strategies.parts.closing.fine_tuning import FINE_TUNE_PHASE
 from strategies.presets import PRESETS
-from strategies.standing import check_private
 from tests.support.objectives import make_data, make_job, make_model, make_setting, make_work
 from tests.support.simulation import simulate
 
-FINE_TUNED = [preset for preset, recipe in PRESETS.items() if recipe.closing.has_personal]
+FINE_TUNED = [preset for preset, recipe in PRESETS.items() if recipe.closing.after_evaluation]
 CONTEXT = PhaseContext(round=3, members=4, classes=2, state={"model/w": np.ones(2)}, trained=("w",))
 X, RATE = 2.0, 0.1
 P_FALSE = 1.0 / (1.0 + math.exp(-2.0))  # of class 0, where its logit is 2 and the other's 0
@@ -53,13 +55,13 @@ def revealed(accuracies: Sequence[float | None]) -> Any:
         else Figures(correct=round(accuracy * tested), tested=tested, loss_sum=0.0)
         for accuracy in accuracies
     ]
-    layout = Layout(quantities=PersonalPhase().quantities(CONTEXT), members=len(accuracies))
+    layout = Layout(quantities=FINE_TUNE_PHASE.quantities(CONTEXT), members=len(accuracies))
     total = ring.zeros(layout)
     for each in figures:
-        encoded = Encoder(accuracy_sums(each), layout=layout).encode()
+        encoded = Encoder(each.personal_quantities(), layout=layout).encode()
         assert encoded.clipped_total == 0
         ring.add_into(total, encoded.vectors)
-    return PersonalPhase().apply(CONTEXT, ring.decode(total, layout=layout))
+    return FINE_TUNE_PHASE.apply(CONTEXT, ring.decode(total, layout=layout))
 
 
 def test_mean_and_deviation_over_silos_are_those_of_the_accuracies() -> None:
@@ -91,7 +93,7 @@ def test_rounding_takes_neither_figure_out_of_its_range(accuracy: float) -> None
         "personal_accuracy_square": np.array(4 * accuracy**2 - off),
         "personal_silos": np.array(4),
     }
-    figures = PersonalPhase().apply(CONTEXT, sums).figures
+    figures = FINE_TUNE_PHASE.apply(CONTEXT, sums).figures
     assert figures["personal_accuracy"] == pytest.approx(accuracy, abs=1e-9)
     assert 0.0 <= figures["personal_accuracy"] <= 1.0
     assert figures["personal_accuracy_deviation"] == 0.0
@@ -108,7 +110,7 @@ def test_the_phase_leaves_the_state_as_it_is() -> None:
 
 def by_hand(**options: Any) -> Setting:
     job = make_job(
-        {"parts": {"head": "trained-unbiased", "closing": "personal"}, "options": options},
+        {"parts": {"head": "trained-unbiased", "closing": "fine-tuning"}, "options": options},
         classes=2,
         input_shape=(1,),
         training={"learning_rate": RATE, "batch_size": 1, "momentum": 0.0},
@@ -132,8 +134,8 @@ def body_weight(model: CutModel) -> float:
     ],
 )
 def test_one_step_moves_what_is_tuned_and_nothing_else(tuned: str, body: float, head: list[float]) -> None:
-    setting = by_hand(personal_tunes=tuned, personal_epochs=1)
-    fine_tune(setting)
+    setting = by_hand(fine_tune_scope=tuned, fine_tune_epochs=1)
+    tune(setting, local_loss)
     model = setting.received
     assert body_weight(model) == pytest.approx(body, abs=1e-6)
     np.testing.assert_allclose(model.head.weight.detach()[:, 0], head, atol=1e-6)
@@ -142,16 +144,16 @@ def test_one_step_moves_what_is_tuned_and_nothing_else(tuned: str, body: float, 
 def test_the_rate_is_the_jobs_last_or_the_options() -> None:
     training = {"learning_rate": 0.1, "schedule": {"kind": "milestones", "milestones": [4, 9]}}
     job = make_job({"preset": "fedavg_ft"}, training=training)
-    assert fine_tuning(job).learning_rate_at(1) == pytest.approx(0.001)  # of round 10
-    assert fine_tuning(job).learning_rate_at(11) == pytest.approx(0.001)
-    options = {"personal_learning_rate": 0.3, "personal_epochs": 7}
-    own = fine_tuning(make_job({"preset": "fedavg_ft", "options": options}, training=training))
+    assert tuning_spec(job).learning_rate_at(1) == pytest.approx(0.001)  # of round 10
+    assert tuning_spec(job).learning_rate_at(11) == pytest.approx(0.001)
+    options = {"fine_tune_learning_rate": 0.3, "fine_tune_epochs": 7}
+    own = tuning_spec(make_job({"preset": "fedavg_ft", "options": options}, training=training))
     assert (own.learning_rate_at(11), own.training.local_epochs) == (0.3, 7)
 
 
 def test_no_epochs_leave_the_final_model_as_it_is() -> None:
-    setting = by_hand(personal_epochs=0)
-    fine_tune(setting)
+    setting = by_hand(fine_tune_epochs=0)
+    tune(setting, local_loss)
     assert body_weight(setting.received) == 1.0
 
 
@@ -170,11 +172,11 @@ def test_no_epochs_leave_the_final_model_as_it_is() -> None:
     ],
 )
 def test_a_solved_head_is_the_cards_of_each_silo_alone(features: Any, labels: Any, solution: Any) -> None:
-    options = {"personal_tunes": "solved-head", "ridge": 0.0}
+    options = {"fine_tune_scope": "solved-head", "ridge": 0.0}
     job = make_job({"preset": "spherefed_ft", "options": options}, classes=2, input_shape=(2,))
     model = make_model(job, nn.Identity(), width=2, head_CD=np.eye(2)).float()
     setting = make_setting(job, model, make_data(features, labels))
-    fine_tune(setting)
+    tune(setting, local_loss)
     np.testing.assert_allclose(model.head.weight.detach().T, solution, atol=1e-5)
 
 
@@ -203,7 +205,7 @@ def skewed(place: int = 0, *, tested: int = 20) -> SiloData:
 def phase_of(spec: JobSpec, data: SiloData) -> tuple[dict[str, Array], PersonalModel, Work]:
     """What leaves, what is kept, and the work of it."""
     kept: list[PersonalModel] = []
-    work = make_work(spec, data, kind="personal", round=spec.rounds)
+    work = make_work(spec, data, kind="fine-tune", round=spec.rounds)
     work = dataclasses.replace(work, keep_personal=kept.append)
     values = TorchObjective(device="cpu").compute(work)
     (model,) = kept
@@ -223,8 +225,8 @@ def test_only_accuracy_its_square_and_one_leave_and_the_model_is_kept(preset: st
 
 
 def test_facts_of_the_kept_model_tell_the_global_ones_accuracy_beside_its_own() -> None:
-    _, model, work = phase_of(small_job(personal_learning_rate=0.2), skewed())
-    _, untouched, _ = phase_of(small_job(personal_epochs=0), skewed())
+    _, model, work = phase_of(small_job(fine_tune_learning_rate=0.2), skewed())
+    _, untouched, _ = phase_of(small_job(fine_tune_epochs=0), skewed())
     assert model.correct_before == untouched.correct == untouched.correct_before
     assert model.correct > model.correct_before
     assert (model.tuned, model.epochs, model.learning_rate) == ("full", 5, 0.2)
@@ -265,9 +267,9 @@ def test_each_preset_tunes_what_its_paper_says(preset: str, tuned: set[str]) -> 
 
 
 def test_of_a_method_with_a_frozen_head_head_or_body_alone_can_be_tuned() -> None:
-    assert moved("fedbabu_ft", personal_tunes="head") == {"head"}
-    assert moved("fedbabu_ft", personal_tunes="body") == {"body", "buffers"}
-    assert moved("spherefed_ft", personal_tunes="solved-head") == {"head"}
+    assert moved("fedbabu_ft", fine_tune_scope="head") == {"head"}
+    assert moved("fedbabu_ft", fine_tune_scope="body") == {"body", "buffers"}
+    assert moved("spherefed_ft", fine_tune_scope="solved-head") == {"head"}
 
 
 def kept_by(spec: JobSpec) -> Arrays:
@@ -282,10 +284,10 @@ def test_feddr_plus_fine_tunes_by_its_whole_loss_or_by_dot_regression_alone() ->
     """The paper's two rows, FT with L_Dr+ and with L_DR."""
     whole, alone = (
         kept_by(small_job("feddr_plus_ft")),
-        kept_by(small_job("feddr_plus_ft", personal_regularizer=False)),
+        kept_by(small_job("feddr_plus_ft", fine_tune_regularizer=False)),
     )
-    parts = {"head": "frozen-etf", "features": "unit", "loss": "dot-regression", "closing": "personal"}
-    plain = kept_by(job_of({"parts": parts, "options": {"personal_tunes": "body"}}))
+    parts = {"head": "frozen-etf", "features": "unit", "loss": "dot-regression", "closing": "fine-tuning"}
+    plain = kept_by(job_of({"parts": parts, "options": {"fine_tune_scope": "body"}}))
     assert differ(whole, alone)
     assert not differ(alone, plain)
 
@@ -305,7 +307,7 @@ def test_fine_tuning_is_the_same_every_time_and_shuffles_anew() -> None:
     spec = small_job()
     assert not differ(kept_by(spec), kept_by(spec))
     kept: list[PersonalModel] = []
-    work = make_work(spec, skewed(), kind="personal", round=spec.rounds)
+    work = make_work(spec, skewed(), kind="fine-tune", round=spec.rounds)
     work = dataclasses.replace(work, silo="b", keep_personal=kept.append)
     TorchObjective(device="cpu").compute(work)
     assert differ(kept[0].arrays, kept_by(spec))
@@ -313,10 +315,10 @@ def test_fine_tuning_is_the_same_every_time_and_shuffles_anew() -> None:
 
 def test_fine_tuning_that_is_no_longer_wanted_stops_and_keeps_nothing() -> None:
     kept: list[PersonalModel] = []
-    setting = by_hand(personal_epochs=1)
+    setting = by_hand(fine_tune_epochs=1)
     work = dataclasses.replace(setting.work, is_cancelled=lambda: True, keep_personal=kept.append)
     with pytest.raises(Cancelled):
-        personal(dataclasses.replace(setting, work=work))
+        fine_tune(dataclasses.replace(setting, work=work), local_loss, tested_by=CrossEntropy())
     assert kept == []
 
 
@@ -339,7 +341,7 @@ def test_a_diverged_personal_model_is_told_in_the_silos_own_log_alone(
 def test_a_teacher_that_is_kept_between_rounds_teaches_here_too() -> None:
     """FedCSD's is a mean of global models in the state: fine-tuning asks that one, not the model received."""
     strategy = {
-        "parts": {"regularizer": "csd", "statistic": "logit-prototypes", "closing": "personal"},
+        "parts": {"regularizer": "csd", "statistic": "logit-prototypes", "closing": "fine-tuning"},
         "options": {"mu": 1.0, "mask": "none"},
     }
     spec = job_of(strategy)
@@ -350,7 +352,7 @@ def test_a_teacher_that_is_kept_between_rounds_teaches_here_too() -> None:
     models = []
     for each in (state, other):
         kept: list[PersonalModel] = []
-        work = make_work(spec, skewed(), state=each, kind="personal", round=spec.rounds)
+        work = make_work(spec, skewed(), state=each, kind="fine-tune", round=spec.rounds)
         TorchObjective(device="cpu").compute(dataclasses.replace(work, keep_personal=kept.append))
         models.append(kept[0].arrays)
     assert differ(*models)
@@ -362,10 +364,10 @@ def test_a_teacher_that_is_kept_between_rounds_teaches_here_too() -> None:
 @pytest.mark.parametrize("preset", FINE_TUNED)
 def test_personal_models_of_skewed_silos_beat_the_global_one(preset: str) -> None:
     """Each silo has two of three classes: its own model need not tell the third."""
-    spec = small_job(preset, personal_learning_rate=2.0 if preset == "feddr_plus_ft" else 0.1)
+    spec = small_job(preset, fine_tune_learning_rate=2.0 if preset == "feddr_plus_ft" else 0.1)
     steps = list(simulate(spec, [skewed(place) for place in range(4)], in_ring=True))
     closing, evaluated = steps[-1], steps[-2]
-    assert (closing.phase, evaluated.phase) == ("personal", "evaluate")
+    assert (closing.phase, evaluated.phase) == ("fine-tune", "evaluate")
     accuracies = [float(silo["personal_accuracy"]) for silo in closing.values]
     assert closing.figures["personal_accuracy"] == pytest.approx(np.mean(accuracies), abs=1e-3)
     assert closing.figures["personal_accuracy_deviation"] == pytest.approx(np.std(accuracies), abs=1e-2)
@@ -376,8 +378,8 @@ def test_personal_models_of_skewed_silos_beat_the_global_one(preset: str) -> Non
 
 
 def test_spherefed_calibrates_before_silos_fine_tune() -> None:
-    assert strategy_for("spherefed_ft", {}).closing == ("calibrate", "evaluate", "personal")
-    assert strategy_for("fedavg_ft", {}).closing == ("evaluate", "personal")
+    assert strategy_for("spherefed_ft", {}).closing == ("calibrate", "evaluate", "fine-tune")
+    assert strategy_for("fedavg_ft", {}).closing == ("evaluate", "fine-tune")
 
 
 @pytest.mark.parametrize(
@@ -394,19 +396,19 @@ def test_spherefed_calibrates_before_silos_fine_tune() -> None:
 def test_a_part_that_cannot_be_tuned_by_the_methods_loss_is_refused(
     preset: str, tuned: str, why: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"strategy.options.personal_tunes: {why}"):
-        strategy_for(preset, {"personal_tunes": tuned})
+    with pytest.raises(ConfigError, match=f"strategy.options.fine_tune_scope: {why}"):
+        strategy_for(preset, {"fine_tune_scope": tuned})
 
 
 def test_a_method_without_personal_models_has_none_of_their_options() -> None:
-    with pytest.raises(ConfigError, match=r"personal_epochs: unknown option, fedavg has none"):
-        strategy_for("fedavg", {"personal_epochs": 3})
+    with pytest.raises(ConfigError, match=r"fine_tune_epochs: unknown option, fedavg has none"):
+        strategy_for("fedavg", {"fine_tune_epochs": 3})
 
 
 @pytest.mark.parametrize("preset", FINE_TUNED)
 @pytest.mark.parametrize(("records", "sums"), [(True, False), (False, True)])
 def test_private_jobs_refuse_personal_models_by_name(preset: str, records: bool, sums: bool) -> None:
     with pytest.raises(
-        ConfigError, match=r"strategy.closing: (ffc-)?personal fine-tunes a model .* without any noise"
+        ConfigError, match=r"strategy.closing: (ffc-)?fine-tuning fine-tunes a model .* without any noise"
     ):
         check_private(PRESETS[preset], {}, has_records=records, has_sums=sums)

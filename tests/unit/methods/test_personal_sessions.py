@@ -19,14 +19,14 @@ from silo_agent.objective import Work
 from silo_agent.training.initial_state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext
-from strategies.parts.personal import PersonalPhase
+from strategies.parts.closing.fine_tuning import FINE_TUNE_PHASE
 from tests.support.agents import Hub, OneHot
 from tests.support.objectives import make_data
 
 SILOS, CLASSES = 4, 3
 JOB: dict[str, Any] = {
     "rounds": 1,
-    "strategy": {"preset": "fedavg_ft", "options": {"personal_learning_rate": 0.2}},
+    "strategy": {"preset": "fedavg_ft", "options": {"fine_tune_learning_rate": 0.2}},
     "model": {"name": "mlp", "hidden": [8], "seed": 1},
     "classes": CLASSES,
     "input_shape": (4,),
@@ -89,13 +89,13 @@ def own_accuracies(hub: Hub) -> list[float]:
 def told(sums: Mapping[str, Array]) -> Mapping[str, float]:
     """What the coordinator reports; the phase asks nothing of its context."""
     context = PhaseContext(round=1, members=SILOS, classes=CLASSES, state={}, trained=())
-    assert sorted(sums) == sorted(quantity.name for quantity in PersonalPhase().quantities(context))
-    return PersonalPhase().apply(context, sums).figures
+    assert sorted(sums) == sorted(quantity.name for quantity in FINE_TUNE_PHASE.quantities(context))
+    return FINE_TUNE_PHASE.apply(context, sums).figures
 
 
 async def test_the_coordinator_learns_mean_and_deviation_and_each_silo_keeps_its_own(hub: Hub) -> None:
     before = hub.state
-    figures = told(await hub.run(1, "personal.0"))
+    figures = told(await hub.run(1, "fine-tune.0"))
     accuracies = own_accuracies(hub)
     assert len(accuracies) == 3  # silo-3 has no hold-out, and a model none the less
     assert len(set(accuracies)) > 1
@@ -113,13 +113,13 @@ async def test_the_coordinator_learns_mean_and_deviation_and_each_silo_keeps_its
 
 async def test_a_silo_that_dies_after_fine_tuning_has_the_same_model_after_a_restart(hub: Hub) -> None:
     """It dies before its vector leaves; the next attempt computes the model anew."""
-    exchange = hub.begin(1, "personal.0")
+    exchange = hub.begin(1, "fine-tune.0")
     await hub.advertise(exchange)
     first = content(hub, "silo-0")
     await hub.agents["silo-0"].restart()
     assert content(hub, "silo-0") == first
     assert not hub.agents["silo-0"].personal.is_confirmed(kept(hub, "silo-0"))
-    figures = told(await hub.run(1, "personal.0", attempt=2))
+    figures = told(await hub.run(1, "fine-tune.0", attempt=2))
     assert content(hub, "silo-0") == first
     assert hub.agents["silo-0"].personal.is_confirmed(kept(hub, "silo-0"))
     assert abs(figures["personal_accuracy"] - np.mean(own_accuracies(hub))) < 1e-3
@@ -127,20 +127,20 @@ async def test_a_silo_that_dies_after_fine_tuning_has_the_same_model_after_a_res
 
 async def test_a_later_phase_with_another_state_exchanges_no_confirmed_model(hub: Hub) -> None:
     """Nothing but this keeps a coordinator from handing one silo a model of its own making."""
-    await hub.run(1, "personal.0")
+    await hub.run(1, "fine-tune.0")
     first = kept(hub, "silo-1").path.read_bytes()
     forged = {name: np.zeros_like(array) if "head" in name else array for name, array in hub.state.items()}
-    exchange = hub.begin(1, "personal.1", state=forged)
+    exchange = hub.begin(1, "fine-tune.1", state=forged)
     hub.agents["silo-1"].tell(task=exchange.task)
     await hub.agents["silo-1"].answer("advert")
-    assert hub.agents["silo-1"].objective.works[-1].phase_kind == "personal"
+    assert hub.agents["silo-1"].objective.works[-1].phase_kind == "fine-tune"
     assert kept(hub, "silo-1").path.read_bytes() == first
 
 
 async def test_personal_sums_of_nearly_the_same_silos_are_refused(hub: Hub) -> None:
     """Their difference would be one silo's accuracy."""
-    await hub.run(1, "personal.0")
-    exchange = hub.begin(1, "personal.1")
+    await hub.run(1, "fine-tune.0")
+    exchange = hub.begin(1, "fine-tune.1")
     await hub.advertise(exchange)
     await hub.share(exchange)
     await hub.mask(exchange, without=["silo-2"])

@@ -10,10 +10,10 @@ import pytest
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
-from silo_agent.training.evaluation import Figures
-from silo_agent.training.parts.personal import accuracy_sums
+from silo_agent.training.base.evaluation import Figures
 from strategies.base import PhaseContext
-from strategies.parts.personal import ACCURACY, SQUARE, PersonalPhase
+from strategies.parts.closing.fine_tuning import FINE_TUNE_PHASE
+from strategies.phases.evaluation import ACCURACY, SQUARE
 
 TESTED = (40, 50, 70, 90)  # multiples of the default count_granularity
 CORRECT = (31, 44, 52, 81)
@@ -23,13 +23,13 @@ CONTEXT = PhaseContext(round=3, members=4, classes=10, state={}, trained=())
 @pytest.mark.parametrize(("word", "least", "most"), [(None, 10, 1_000_000), (64, 1, 1)])
 def test_sums_of_four_silos_leave_many_sets_of_accuracies(word: int | None, least: int, most: int) -> None:
     """In 64 bits the only fractions with such denominators and these sums are the silos' own."""
-    quantities = PersonalPhase().quantities(CONTEXT)
+    quantities = FINE_TUNE_PHASE.quantities(CONTEXT)
     if word is not None:
         quantities = tuple(each if each.is_count else replace(each, word=word) for each in quantities)
     layout = Layout(quantities=quantities, members=len(TESTED))
     total = ring.zeros(layout)
     for correct, tested in zip(CORRECT, TESTED, strict=True):
-        sums = accuracy_sums(Figures(correct=correct, tested=tested, loss_sum=0.0))
+        sums = Figures(correct=correct, tested=tested, loss_sum=0.0).personal_quantities()
         ring.add_into(total, Encoder(sums, layout=layout).encode().vectors)
     revealed = ring.decode(total, layout=layout)
     unit = 1.0 / min(each.scale(len(TESTED)) for each in quantities if not each.is_count)

@@ -29,7 +29,7 @@ from research.attacks.inputs import encoded, phase_layout
 from research.private_ffc import RANDOM, TRAINED, calibration_epsilon, multiplier_for
 from silo_agent.training.initial_state import initial_state
 from strategies.base import TOTAL, Array, PhaseContext
-from strategies.parts.ffc import RIDGE, CalibratePhase, least_squares, packed
+from strategies.parts.closing.ffc import RIDGE, CalibratePhase, least_squares, packed
 from strategies.parts.heads import HEAD, orthonormal_head
 
 CARD = {0.5: 7.0318, 1.0: 3.7306, 2.0: 1.9938, 4.0: 1.0812, 8.0: 0.6002}  # analytic Gaussian, delta 1e-5

@@ -12,13 +12,18 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 
 from silo_agent.data.base import SiloData
-from silo_agent.training.parts.base import Outputs, SampleRegularizer, WeightPenalty, run_model
-from silo_agent.training.parts.cross_entropy import CrossEntropy
-from silo_agent.training.parts.fd import FeatureDistillation
-from silo_agent.training.parts.kd import KnowledgeDistillation, softened_divergence
-from silo_agent.training.parts.ld import LogitDistillation
-from silo_agent.training.parts.ntd import NotTrueDistillation, not_true
-from silo_agent.training.parts.prox import Prox, prox
+from silo_agent.training.base.loss import SampleRegularizer, WeightPenalty
+from silo_agent.training.base.passes import Outputs, run_model
+from silo_agent.training.parts.losses.softmax import CrossEntropy
+from silo_agent.training.parts.regularizers.distillation import (
+    FeatureDistillation,
+    KnowledgeDistillation,
+    LogitDistillation,
+    NotTrueDistillation,
+    not_true,
+    softened_divergence,
+)
+from silo_agent.training.parts.regularizers.prox import Prox, prox
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.methods import strategy_for
 from tests.support.objectives import (

@@ -17,10 +17,10 @@ from silo_agent.data.base import SiloData
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Work
 from silo_agent.training.models import build_model
-from silo_agent.training.parts.scaffold import OWN_CONTROL, drift_correction, next_control
+from silo_agent.training.parts.server_updates import OWN_CONTROL, drift_correction, next_control
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
-from strategies.parts.scaffold import CONTROL, CONTROL_BOUND, CONTROL_DELTA
+from strategies.parts.server_updates.scaffold import CONTROL, CONTROL_BOUND, CONTROL_DELTA
 from tests.support.objectives import make_data, make_job, make_work
 from tests.support.simulation import Simulated, simulate
 

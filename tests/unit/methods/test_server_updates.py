@@ -12,12 +12,12 @@ import torch
 from chorale.spec.state import state_from_bytes, state_to_bytes
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import CLIPPED, Layout
-from silo_agent.training.contribution import normalizer
+from silo_agent.training.parts.server_updates import normalizer
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext
 from strategies.methods import strategy_for
-from strategies.parts.fedexp import extrapolation
-from strategies.parts.fedopt import MOMENT, SQUARES
+from strategies.parts.server_updates.fedexp import extrapolation
+from strategies.parts.server_updates.fedopt import MOMENT, SQUARES
 from tests.support.objectives import make_data, make_job, make_work
 from tests.support.simulation import simulate
 

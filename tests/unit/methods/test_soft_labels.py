@@ -16,15 +16,15 @@ from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
-from silo_agent.training.batches import Tensors
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.setting import Setting
 from silo_agent.training.models import build_model
 from silo_agent.training.models.state import load_arrays
-from silo_agent.training.parts.base import Setting
-from silo_agent.training.parts.soft_labels import probability_sums, soft_labels
+from silo_agent.training.parts.statistics.soft_labels import probability_sums, soft_labels
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, PRESENCE, Array, PhaseContext
 from strategies.methods import strategy_for
-from strategies.parts.soft_labels import KNOWN_ROWS, SOFT_LABELS, SoftLabels
+from strategies.parts.statistics.soft_labels import KNOWN_ROWS, SOFT_LABELS, SoftLabels
 from tests.support.objectives import CPU, make_data, make_job, make_model, make_work
 from tests.support.simulation import simulate
 

@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.models.base import Backbone, CutModel
-from silo_agent.training.parts.base import Outputs, run_model
-from silo_agent.training.parts.cross_entropy import CrossEntropy
-from silo_agent.training.parts.sphere_mse import SphereMse
+from silo_agent.training.parts.losses.cosine import SphereMse
+from silo_agent.training.parts.losses.softmax import CrossEntropy
+from strategies.parts import heads
 from strategies.parts.heads import orthonormal_head
-from strategies.recipe import Features, Head
 
 
 def model_of(weight_CD: Tensor) -> CutModel:
     """Features are the inputs themselves."""
     classes, width = weight_CD.shape
     backbone = Backbone(body=torch.nn.Identity(), width=width)
-    model = CutModel(backbone, classes=classes, head=Head.FROZEN_ORTHONORMAL, features=Features.UNIT)
+    model = CutModel(backbone, classes=classes, head=heads.FROZEN_ORTHONORMAL, features=heads.UNIT)
     model = model.to(weight_CD.dtype)
     with torch.no_grad():
         model.head.weight.copy_(weight_CD)

@@ -8,7 +8,7 @@ of 128 and 64. There full runs gave SphereFed 78.8 % and FedAvg 74.5 %; SphereFe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -26,8 +26,12 @@ from silo_agent.training.models.base import Backbone, CutModel
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Arrays
 from strategies.methods import strategy_of
+from strategies.parts import heads
+from strategies.parts.closing.ffc import FFC
 from strategies.parts.heads import HEAD
-from strategies.recipe import Closing, Features, Head, Loss, Recipe
+from strategies.parts.losses import SPHERE_MSE
+from strategies.presets import FEDAVG
+from strategies.recipe import Features, Recipe
 from tests.support.objectives import make_job, make_work
 from tests.support.simulation import Simulated, simulate
 
@@ -224,22 +228,22 @@ def test_every_base_method_trains_under_the_frozen_head_and_is_calibrated_once(p
 
 def unit_model(features: Features) -> CutModel:
     backbone = Backbone(body=torch.nn.Identity(), width=4)
-    return CutModel(backbone, classes=3, head=Head.FROZEN_ORTHONORMAL, features=features)
+    return CutModel(backbone, classes=3, head=heads.FROZEN_ORTHONORMAL, features=features)
 
 
 def test_head_is_given_features_of_unit_length_and_zeros_stay_zeros() -> None:
     raw_ND = torch.tensor([[3.0, 0.0, 4.0, 0.0], [1e-3, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    model = unit_model(Features.UNIT)
+    model = unit_model(heads.UNIT)
     torch.testing.assert_close(model.embed(raw_ND).norm(dim=1), torch.tensor([1.0, 1.0, 0.0]))
     torch.testing.assert_close(model(raw_ND), model(7 * raw_ND))
     torch.testing.assert_close(model.features(raw_ND), raw_ND)
-    plain = unit_model(Features.RAW)
+    plain = unit_model(heads.RAW)
     torch.testing.assert_close(plain(7 * raw_ND), 7 * plain(raw_ND))
 
 
 def test_features_stay_at_unit_length_under_a_calibrated_head() -> None:
     """Its rows have other lengths, so scores would change with the feature's length otherwise."""
-    model, raw_ND = unit_model(Features.UNIT), torch.rand(5, 4)
+    model, raw_ND = unit_model(heads.UNIT), torch.rand(5, 4)
     with torch.no_grad():
         model.head.weight.copy_(torch.tensor(np.random.default_rng(0).standard_normal((3, 4))))
     torch.testing.assert_close(model(raw_ND), model(0.01 * raw_ND))
@@ -251,17 +255,17 @@ def test_features_stay_at_unit_length_under_a_calibrated_head() -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        Recipe(loss=Loss.SPHERE_MSE, head=Head.TRAINED_UNBIASED, features=Features.UNIT, closing=Closing.FFC),
-        Recipe(loss=Loss.SPHERE_MSE, head=Head.FROZEN_ETF, features=Features.UNIT),
-        Recipe(head=Head.FROZEN_ORTHONORMAL),
-        Recipe(head=Head.FROZEN_RANDOM, features=Features.UNIT, closing=Closing.FFC),
-        Recipe(head=Head.TRAINED_UNBIASED, features=Features.UNIT),
+        replace(FEDAVG, loss=SPHERE_MSE, head=heads.TRAINED_UNBIASED, features=heads.UNIT, closing=FFC),
+        replace(FEDAVG, loss=SPHERE_MSE, head=heads.FROZEN_ETF, features=heads.UNIT),
+        replace(FEDAVG, head=heads.FROZEN_ORTHONORMAL),
+        replace(FEDAVG, head=heads.FROZEN_RANDOM, features=heads.UNIT, closing=FFC),
+        replace(FEDAVG, head=heads.TRAINED_UNBIASED, features=heads.UNIT),
     ],
 )
 def test_the_papers_own_comparisons_can_be_run(recipe: Recipe) -> None:
     """Its tables take the method apart: other heads, another loss, with and without calibration."""
     strategy = strategy_of("custom", recipe, {})
-    assert ("calibrate" in strategy.phases) == (recipe.closing is Closing.FFC)
+    assert ("calibrate" in strategy.phases) == (recipe.closing is FFC)
 
 
 def test_a_network_too_narrow_for_the_head_is_refused_when_its_state_is_made() -> None:

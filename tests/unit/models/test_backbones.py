@@ -11,7 +11,7 @@ from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.seeding import seeded
 from silo_agent.training.models import build_model
 from silo_agent.training.models.base import CutModel
-from silo_agent.training.models.mobilenet_v2 import InvertedResidual
+from silo_agent.training.models.residual import InvertedResidual
 from silo_agent.training.models.state import flat_values, load_arrays, model_arrays
 
 WIDTHS = {"mlp": 48, "cnn": 128, "resnet18": 512, "vgg11": 512, "mobilenet_v2": 1280}

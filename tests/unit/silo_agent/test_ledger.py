@@ -147,7 +147,7 @@ def test_the_file_is_the_owners_alone(book: Book) -> None:
 # overlapping cohorts
 
 
-@pytest.mark.parametrize("kind", ["class-presence", "calibrate", "personal"])
+@pytest.mark.parametrize("kind", ["class-presence", "calibrate", "fine-tune"])
 @pytest.mark.parametrize("missing", [1, 2, 3])
 def test_a_statistic_over_nearly_the_same_silos_is_refused_in_any_job(
     book: Book, kind: str, missing: int

@@ -37,7 +37,7 @@ class Shelf:
         self,
         value: float,
         *,
-        phase: str = "personal.0",
+        phase: str = "fine-tune.0",
         state: bytes = STATE,
         job: Job | None = None,
         **facts: Any,
@@ -73,7 +73,7 @@ def test_a_kept_model_is_one_private_file_with_its_facts(shelf: Shelf) -> None:
         "name": "one-hot",
         "method": "fedavg",
         "round": "3",
-        "phase": "personal.0",
+        "phase": "fine-tune.0",
         "global_model": STATE.hex(),
         "tuned": "full",
         "epochs": "5",
@@ -92,10 +92,10 @@ def test_a_silo_without_a_holdout_has_a_model_and_no_accuracy(shelf: Shelf) -> N
 
 def test_a_phase_that_comes_again_replaces_the_model_until_its_sum_was_revealed(shelf: Shelf) -> None:
     shelf.keep(1.0)
-    shelf.keep(2.0, phase="personal.1")
+    shelf.keep(2.0, phase="fine-tune.1")
     assert shelf.values == [2.0, 2.0, 2.0]
     # a coordinator that asks this silo alone, with a state of its own making, must not exchange the model
-    shelf.revealed.add("personal.1")
+    shelf.revealed.add("fine-tune.1")
     shelf.keep(3.0, phase="personal.2", state=OTHER)
     assert shelf.values == [2.0, 2.0, 2.0]
     kept = shelf.models.find(shelf.job.id)
@@ -154,6 +154,6 @@ def test_a_process_killed_while_it_wrote_leaves_the_old_model(shelf: Shelf) -> N
     shelf.keep(1.0)
     (shelf.folder / f".{shelf.job.digest.hex()}.safetensors.0a0b0c0d.tmp").write_bytes(b"half of")
     assert shelf.values == [1.0, 1.0, 1.0]
-    shelf.keep(2.0, phase="personal.1")
+    shelf.keep(2.0, phase="fine-tune.1")
     assert shelf.values == [2.0, 2.0, 2.0]
     assert len(list(shelf.folder.iterdir())) == 1

@@ -76,7 +76,9 @@ def test_a_method_whose_own_model_follows_from_the_global_one_needs_none(spec: J
     policy().check_job(adapted, operator="ops")
 
 
-@pytest.mark.parametrize("parts", [{"regularizer": "moon"}, {"server_update": "scaffold"}, {"own": "head"}])
+@pytest.mark.parametrize(
+    "parts", [{"regularizer": "moon"}, {"server_update": "scaffold"}, {"personalization": "head"}]
+)
 def test_a_method_of_parts_needs_the_same_leave(spec: JobSpec, parts: dict[str, str]) -> None:
     strategy = StrategySpec.model_validate({"parts": parts})
     refused(

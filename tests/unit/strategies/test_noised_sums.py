@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from strategies.base import PRESENCE, TOTAL, Array, PhaseContext
-from strategies.parts.class_presence import ClassPresencePhase
-from strategies.parts.enrollment import EnrollmentPhase
-from strategies.parts.evaluation import Evaluation
-from strategies.parts.ffc import CalibratePhase
+from strategies.parts.closing.ffc import CalibratePhase
 from strategies.parts.heads import HEAD
-from strategies.parts.logit_prototypes import PROTOTYPES, PrototypesPhase
-from strategies.parts.soft_labels import KNOWN_ROWS, SOFT_LABELS, SoftLabels
-from strategies.parts.weighted_mean import TrainPhase
+from strategies.parts.server_updates.mean import WeightedMean
+from strategies.parts.statistics.logit_prototypes import PROTOTYPES, PrototypesPhase
+from strategies.parts.statistics.soft_labels import KNOWN_ROWS, SOFT_LABELS, SoftLabels
+from strategies.phases.enrollment import ClassPresencePhase, EnrollmentPhase
+from strategies.phases.evaluation import Evaluation
+from strategies.phases.training import TrainPhase
 
 CLASSES = 3
 
@@ -66,7 +66,7 @@ def test_no_class_has_fewer_holders_than_none() -> None:
 
 def test_a_round_without_clipped_is_applied() -> None:
     sums = {"delta": np.ones(6), "weight": np.array(1.0)}
-    result = TrainPhase().apply(context(), sums)
+    result = TrainPhase(update=WeightedMean()).apply(context(), sums)
     assert result.state is not None
     assert result.state[HEAD].tolist() == [[1.0, 1.0]] * 3
     assert "clipped" not in result.figures

@@ -19,9 +19,11 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from strategies.base import Array, PhaseContext, PhaseResult
 from strategies.methods import strategy_for
-from strategies.parts.update_scale import HEADROOM, MEAN_SQUARE, RMS, with_mean_square
+from strategies.parts.server_updates.mean import FEDNOVA
+from strategies.parts.server_updates.scaffold import SCAFFOLD
+from strategies.phases.update_scale import HEADROOM, MEAN_SQUARE, RMS, with_mean_square
 from strategies.presets import PRESETS
-from strategies.recipe import ServerUpdate
+from strategies.registry import PARTS
 
 SIZE, SILOS = 20_000, 10
 BESIDE: dict[str, Array] = {"correct": np.array(3), "tested": np.array(4), "loss_sum": np.array(1.0)}
@@ -230,9 +232,11 @@ def test_other_words_neither_rotate_nor_sum_a_size(word: int) -> None:
 
 @pytest.mark.parametrize("preset", ["fedavg", "fedexp", "fedopt"])
 def test_server_updates_take_the_same_step_in_16_bits(preset: str) -> None:
-    with_sums_of_their_own = {ServerUpdate.FEDNOVA, ServerUpdate.SCAFFOLD}
+    with_sums_of_their_own = {FEDNOVA, SCAFFOLD}
     presets = ("fedavg", "fedexp", "fedopt")
-    assert {PRESETS[name].server_update for name in presets} == set(ServerUpdate) - with_sums_of_their_own
+    assert {PRESETS[name].server_update for name in presets} == set(
+        PARTS["server_update"]
+    ) - with_sums_of_their_own
     deltas = updates(0.02)
     steps = []
     for word in (16, 64):

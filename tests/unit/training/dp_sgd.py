@@ -17,20 +17,19 @@ from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Work
-from silo_agent.training.batches import Tensors
-from silo_agent.training.dp_sgd.draws import Draws
-from silo_agent.training.dp_sgd.records import NoisedGradients
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.dp_sgd.records import Draws, NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.initial_state import initial_state
-from silo_agent.training.local_training import train_locally
+from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models import build_model
 from silo_agent.training.models.base import Backbone, CutModel
 from silo_agent.training.models.state import load_arrays
-from silo_agent.training.parts.cross_entropy import CrossEntropy
-from silo_agent.training.parts.local_loss import LocalLoss
+from silo_agent.training.parts.losses.softmax import CrossEntropy
 from strategies.base import Array
-from strategies.parts.logit_prototypes import PROTOTYPES
-from strategies.recipe import Regularizer, StatisticName
+from strategies.parts.csd import CSD
+from strategies.parts.statistics.logit_prototypes import PROTOTYPES
 from tests.support import objectives
 
 RARE = 1e-9
@@ -158,7 +157,7 @@ def make_job(**fields: Any) -> JobSpec:
 
 
 def strategy_of(parts: dict[str, Any]) -> dict[str, Any]:
-    has_logits = parts.get("statistic") is StatisticName.LOGIT_PROTOTYPES
+    has_logits = parts.get("statistic") == "logit-prototypes"
     return {"parts": parts, "options": {"logit_clip": 10.0} if has_logits else {}}
 
 
@@ -175,7 +174,7 @@ def make_work(job: JobSpec) -> Work:
     whole = all_digits(job)
     data = SiloData(train=whole.train.first(60), holdout=whole.holdout.first(20), name="digits")
     state: dict[str, Array] = dict(initial_state(job))
-    if job.method.recipe.regularizer is Regularizer.CSD:
+    if job.method.recipe.regularizer is CSD:
         state[PROTOTYPES] = np.random.default_rng(2).normal(size=(10, 10))
     return objectives.make_work(job, data, state=state)
 

@@ -19,21 +19,21 @@ from torch import Tensor, nn
 
 from crypto.errors import ConfigError
 from silo_agent.objective import Cancelled
-from silo_agent.training.batches import Tensors
-from silo_agent.training.dp_sgd.draws import Draws
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.evaluation import evaluate
+from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.base.passes import outputs_of
+from silo_agent.training.base.setting import Setting
+from silo_agent.training.dp_sgd.records import Draws
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
-from silo_agent.training.evaluation import evaluate
+from silo_agent.training.local_loss import local_loss
 from silo_agent.training.models import IMAGE_BACKBONES
 from silo_agent.training.models.base import Backbone, CutModel
-from silo_agent.training.parts.base import Setting
-from silo_agent.training.parts.cross_entropy import CrossEntropy
-from silo_agent.training.parts.local_loss import LocalLoss, local_loss
-from silo_agent.training.parts.statistics import TEACHERS
-from silo_agent.training.parts.teacher import outputs_of
+from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.torch_objective import TorchObjective
-from strategies.presets import PRESETS
-from strategies.recipe import Features, Head, Loss, Mix, Regularizer, ServerUpdate, StatisticName
-from strategies.standing import STANDINGS, parts_of
+from strategies.parts.heads import FROZEN_ETF, PROJECTED_UNIT
+from strategies.presets import FEDAVG, PRESETS
+from strategies.registry import PARTS
 from tests.support.soak import cases
 from tests.unit.training.dp_sgd import (
     RARE,
@@ -159,7 +159,7 @@ class TestModel:
         assert (gradient_P - expected_P).norm() < 1e-3 * expected_P.norm()
 
     def test_model_is_as_it_was_afterwards(self) -> None:
-        model = make_model(features=Features.PROJECTED_UNIT, head=Head.FROZEN_ETF)
+        model = make_model(features=PROJECTED_UNIT, head=FROZEN_ETF)
         names = dict(model.__dict__)
         gradient_of(model, make_samples())
         assert set(model.__dict__) == set(names)
@@ -177,7 +177,7 @@ class TestModel:
         torch.testing.assert_close(found_P, rows_NP.sum(dim=0) / 8, rtol=1e-4, atol=1e-6)
 
     def test_the_scale_of_projected_features_has_a_gradient_by_sample(self) -> None:
-        model, samples = make_model(features=Features.PROJECTED_UNIT, head=Head.FROZEN_ETF), make_samples()
+        model, samples = make_model(features=PROJECTED_UNIT, head=FROZEN_ETF), make_samples()
         assert model.scale is not None
         rows_NP = gradients_one_by_one(model, samples)
         norm_N = rows_NP.norm(dim=1)
@@ -188,37 +188,37 @@ class TestModel:
         )
 
 
-UNIT = {"head": Head.FROZEN_ETF, "features": Features.UNIT, "loss": Loss.DOT_REGRESSION}
-UNBIASED = {"head": Head.TRAINED_UNBIASED, "regularizer": Regularizer.SOFT_LABELS}
+UNIT = {"head": "frozen-etf", "features": "unit", "loss": "dot-regression"}
+UNBIASED = {"head": "trained-unbiased", "regularizer": "soft-labels"}
 ALLOWED: list[dict[str, Any]] = [
     {},
-    {"server_update": ServerUpdate.FEDOPT},
-    {"server_update": ServerUpdate.FEDEXP},
-    {"server_update": ServerUpdate.FEDNOVA},
-    {"head": Head.FROZEN_ORTHONORMAL, "features": Features.UNIT, "loss": Loss.SPHERE_MSE},
-    {"head": Head.FROZEN_ETF, "features": Features.PROJECTED_UNIT},
+    {"server_update": "fedopt"},
+    {"server_update": "fedexp"},
+    {"server_update": "fednova"},
+    {"head": "frozen-orthonormal", "features": "unit", "loss": "sphere-mse"},
+    {"head": "frozen-etf", "features": "projected-unit"},
     UNIT,
-    {"regularizer": Regularizer.PROX},
-    {"regularizer": Regularizer.MOON},
-    {"regularizer": Regularizer.KD},
-    {"regularizer": Regularizer.NTD},
-    {"regularizer": Regularizer.LD},
-    {**UNIT, "regularizer": Regularizer.FD, "mix": Mix.CONVEX},
-    {**UNBIASED, "statistic": StatisticName.SOFT_LABELS},
-    {"regularizer": Regularizer.CSD, "statistic": StatisticName.LOGIT_PROTOTYPES},
+    {"regularizer": "prox"},
+    {"regularizer": "moon"},
+    {"regularizer": "kd"},
+    {"regularizer": "ntd"},
+    {"regularizer": "ld"},
+    {**UNIT, "regularizer": "fd", "mix": "convex"},
+    {**UNBIASED, "statistic": "soft-labels"},
+    {"regularizer": "csd", "statistic": "logit-prototypes"},
 ]
-UNCLIPPABLE = (Loss.BALANCED_SOFTMAX, Loss.CLIENT_ADAPTED)
+UNCLIPPABLE = ("balanced-softmax", "client-adapted")
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
-        {"loss": Loss.BALANCED_SOFTMAX},
+        {"loss": "balanced-softmax"},
         "strategy.loss: balanced-softmax weighs every sample by the silo's class",
     ),
     (
-        {"head": Head.FROZEN_ETF, "loss": Loss.CLIENT_ADAPTED},
+        {"head": "frozen-etf", "loss": "client-adapted"},
         "strategy.loss: client-adapted weighs every sample by the silo's class counts",
     ),
     (
-        {"server_update": ServerUpdate.SCAFFOLD},
+        {"server_update": "scaffold"},
         "strategy.server_update: scaffold keeps a silo's gradients without noise",
     ),
 ]
@@ -244,8 +244,7 @@ class TestParts:
         work = make_work(job)
         setting = Setting(work=work, received=model_of(job, work), device=torch.device("cpu"))
         samples = Tensors.of(work.data.train, torch.device("cpu"))
-        teacher = TEACHERS.get(job.method.recipe.regularizer)
-        loss = local_loss(setting, samples, teacher=None if teacher is None else teacher(setting, samples))
+        loss = local_loss(setting, samples)
         student = model_of(job, work)
         with torch.no_grad():  # away from its teacher, or distances have no gradient
             for parameter in student.parameters():
@@ -277,17 +276,15 @@ class TestParts:
 
     def test_every_part_of_training_is_tried(self) -> None:
         tried = [*ALLOWED, *(parts for parts, _ in REFUSED)]
-        for field, every in (("loss", Loss), ("regularizer", Regularizer), ("server_update", ServerUpdate)):
-            default = {"loss": Loss.CROSS_ENTROPY, "regularizer": Regularizer.NONE}.get(
-                field, "weighted-mean"
-            )
-            assert {parts.get(field, default) for parts in tried} == set(every)
+        for field in ("loss", "regularizer", "server_update"):
+            default = getattr(FEDAVG, field).word
+            assert {parts.get(field, default) for parts in tried} == {part.word for part in PARTS[field]}
 
     @pytest.mark.parametrize("preset", PRESETS)
     def test_every_preset_is_trained_or_refused_for_the_part_that_may_not(self, preset: str) -> None:
         strategy = {"preset": preset, "options": {"logit_clip": 10.0} if preset == "fedcsd" else {}}
-        refusals = [STANDINGS[part].records for part in parts_of(PRESETS[preset])]
-        assert (PRESETS[preset].loss in UNCLIPPABLE) <= any(refusals)
+        refusals = [part.standing.records for part in PRESETS[preset].parts.values() if part.standing]
+        assert (PRESETS[preset].loss.word in UNCLIPPABLE) <= any(refusals)
         if any(refusals):
             told = re.escape(next(filter(None, refusals)))
             with pytest.raises(ValueError, match=rf"{told} \(privacy.records\)"):

@@ -24,10 +24,10 @@ from scipy import stats
 from torch import Tensor, nn
 
 from crypto.noise.gaussian import DEVIATION
-from silo_agent.training.batches import Tensors
+from silo_agent.training.base.batches import Tensors
 from silo_agent.training.dp_sgd.clipping import clipped_sum
-from silo_agent.training.dp_sgd.draws import Draws
-from silo_agent.training.local_training import train_locally
+from silo_agent.training.dp_sgd.records import Draws
+from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import Backbone, CutModel
 from silo_agent.training.torch_objective import TorchObjective
 from tests.unit.training.dp_sgd import (

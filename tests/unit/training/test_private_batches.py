@@ -19,27 +19,30 @@ from torch import Tensor, nn
 from chorale.spec.privacy_spec import RecordsSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, SiloData
-from silo_agent.training.batches import Tensors
-from silo_agent.training.contribution import contribution
-from silo_agent.training.dp_sgd.model_check import check_keeps_samples_apart
-from silo_agent.training.dp_sgd.place_check import Probes, check_answers, check_gradients
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.evaluation import Figures, evaluate
+from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.base.passes import outputs_of
+from silo_agent.training.base.setting import Setting
+from silo_agent.training.dp_sgd.checks import (
+    Probes,
+    check_answers,
+    check_gradients,
+    check_keeps_samples_apart,
+)
 from silo_agent.training.dp_sgd.records import NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
-from silo_agent.training.evaluation import Figures, evaluate
 from silo_agent.training.models import build_model
 from silo_agent.training.models.base import Backbone, CutModel
-from silo_agent.training.models.mlp import mlp
-from silo_agent.training.parts.base import Setting
-from silo_agent.training.parts.cross_entropy import CrossEntropy
-from silo_agent.training.parts.ffc import calibrate
-from silo_agent.training.parts.local_loss import LocalLoss
-from silo_agent.training.parts.soft_labels import probability_sums, soft_labels
-from silo_agent.training.parts.teacher import outputs_of
-from silo_agent.training.torch_objective import TorchObjective
+from silo_agent.training.models.plain import mlp
+from silo_agent.training.parts.closing.ffc import calibrate
+from silo_agent.training.parts.losses.softmax import CrossEntropy
+from silo_agent.training.parts.statistics.soft_labels import probability_sums, soft_labels
+from silo_agent.training.torch_objective import TorchObjective, contribution
 from strategies.base import Array
-from strategies.parts.evaluation import LOSS_CLIP
-from strategies.parts.ffc import UNIT_ROUNDING
-from strategies.recipe import Features, Head
+from strategies.parts import heads
+from strategies.parts.closing.ffc import UNIT_ROUNDING
+from strategies.phases.evaluation import LOSS_CLIP
 from tests.unit.training.dp_sgd import Quiet, make_job, make_work
 
 CPU = torch.device("cpu")
@@ -58,7 +61,7 @@ def cancelling(outputs: int, inputs: int, *, seed: int = 1) -> tuple[Tensor, Ten
 
 def rounding_classifier(width: int = 1024) -> CutModel:
     """Its decision is the rounding of a sum whose value is zero."""
-    model = CutModel(mlp(input_shape=(64,), hidden=(width,), norm="none"), classes=2, head=Head.TRAINED)
+    model = CutModel(mlp(input_shape=(64,), hidden=(width,), norm="none"), classes=2, head=heads.TRAINED)
     first, second = cancelling(1, width)
     load(model, {"body.1": first, "head": torch.cat([torch.zeros_like(second), second])})
     return model
@@ -67,7 +70,7 @@ def rounding_classifier(width: int = 1024) -> CutModel:
 def rounding_features(hidden: int = 1024, width: int = 130) -> CutModel:
     """Its unit features are roundings."""
     backbone = mlp(input_shape=(64,), hidden=(hidden, width), norm="none")
-    model = CutModel(backbone, classes=2, head=Head.TRAINED_UNBIASED, features=Features.UNIT)
+    model = CutModel(backbone, classes=2, head=heads.TRAINED_UNBIASED, features=heads.UNIT)
     first, second = cancelling(width, hidden)
     names = [name.removesuffix(".weight") for name, _ in model.body.named_parameters() if "weight" in name]
     load(model, {f"body.{names[0]}": first, f"body.{names[1]}": second})
@@ -77,7 +80,7 @@ def rounding_features(hidden: int = 1024, width: int = 130) -> CutModel:
 def rounding_gradients(hidden: int = 1025, width: int = 130) -> CutModel:
     """One unit of an odd layer is idle: the last samples of a small batch round otherwise than the others."""
     backbone = mlp(input_shape=(64,), hidden=(hidden, width), norm="none")
-    model = CutModel(backbone, classes=2, head=Head.TRAINED)
+    model = CutModel(backbone, classes=2, head=heads.TRAINED)
     first, second = cancelling(width, hidden - 1)
     names = [name.removesuffix(".weight") for name, _ in model.body.named_parameters() if "weight" in name]
     signs = torch.ones(width)
@@ -120,7 +123,7 @@ def private_setting(model: CutModel, samples: Samples) -> Any:
         data=SiloData(train=samples, holdout=samples, name="x"),
         is_cancelled=lambda: False,
     )
-    return SimpleNamespace(received=model, device=CPU, work=work)
+    return SimpleNamespace(received=model, device=CPU, work=work, is_private=True)
 
 
 def calibrated(model: CutModel, inputs: Tensor) -> Mapping[str, Array]:
@@ -297,8 +300,8 @@ class TestOddRecords:
         model = CutModel(
             Backbone(body=nn.Identity(), width=3),
             classes=2,
-            head=Head.TRAINED_UNBIASED,
-            features=Features.UNIT,
+            head=heads.TRAINED_UNBIASED,
+            features=heads.UNIT,
         )
         inputs = torch.tensor([[1.0, 2.0, 2.0], [math.nan, 1.0, 1.0], [math.inf, 1.0, 1.0], [0.0, 3.0, 4.0]])
         found = calibrated(model, inputs)
@@ -312,8 +315,8 @@ class TestOddRecords:
         model = CutModel(
             Backbone(body=nn.Identity(), width=width),
             classes=2,
-            head=Head.TRAINED_UNBIASED,
-            features=Features.UNIT,
+            head=heads.TRAINED_UNBIASED,
+            features=heads.UNIT,
         )
         lengths = [
             float(np.linalg.norm(calibrated(model, scale * torch.ones(1, width))["moment"]))

@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from silo_agent.data.base import Samples  # noqa: E402
-from silo_agent.training.batches import Tensors  # noqa: E402
-from silo_agent.training.evaluation import evaluate  # noqa: E402
-from silo_agent.training.parts.base import Outputs  # noqa: E402
-from silo_agent.training.parts.logit_prototypes import clipped_rows, logit_sums  # noqa: E402
+from silo_agent.training.base.batches import Tensors  # noqa: E402
+from silo_agent.training.base.evaluation import evaluate  # noqa: E402
+from silo_agent.training.base.passes import Outputs  # noqa: E402
+from silo_agent.training.parts.statistics.logit_prototypes import clipped_rows, logit_sums  # noqa: E402
 from silo_agent.training.torch_objective import TorchObjective  # noqa: E402
-from strategies.parts.evaluation import LOSS_CLIP  # noqa: E402
+from strategies.phases.evaluation import LOSS_CLIP  # noqa: E402
 from tests.support.objectives import make_data, make_job, make_work  # noqa: E402
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from silo_agent.training.sgd import SGD
+from silo_agent.training.loop.sgd import SGD
 
 STEPS = 12
 
@@ -63,7 +63,7 @@ def test_sparse_gradients_are_taken_as_torchs_own_class_does() -> None:
 def test_a_step_does_not_load_torchs_compiler() -> None:
     lines = (
         "import sys, torch",
-        "from silo_agent.training.sgd import SGD",
+        "from silo_agent.training.loop.sgd import SGD",
         "weight = torch.nn.Parameter(torch.ones(3))",
         "optimizer = SGD([weight], lr=0.5, momentum=0.9, weight_decay=0.0)",
         "optimizer.zero_grad()",

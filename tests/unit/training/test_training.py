@@ -19,12 +19,12 @@ from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Cancelled, Work
 from silo_agent.seeding import derive_seed, seeded, shuffler
-from silo_agent.training.batches import Tensors
-from silo_agent.training.evaluation import evaluate
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.evaluation import evaluate
 from silo_agent.training.initial_state import initial_state
 from silo_agent.training.models import build_model
 from silo_agent.training.models.state import model_arrays
-from silo_agent.training.parts.cross_entropy import CrossEntropy
+from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, Array, PhaseContext
 from strategies.methods import strategy_for
@@ -255,7 +255,7 @@ def test_evaluation_is_of_the_received_model() -> None:
 def test_evaluation_sums_are_exact_whatever_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     work = make_work(make_job(), kind="evaluate")
     whole = compute(work)
-    monkeypatch.setattr("silo_agent.training.batches.PASS_BATCH", 7)
+    monkeypatch.setattr("silo_agent.training.base.batches.PASS_BATCH", 7)
     pieces = compute(work)
     assert int(whole["tested"]) == int(pieces["tested"]) == 359
     assert int(whole["correct"]) == int(pieces["correct"])

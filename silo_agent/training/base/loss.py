@@ -1,0 +1,74 @@
+"""What a silo minimizes: one loss a sample, and what depends on the weights alone.
+
+Means are taken by the training loop, because per-sample gradients need the single losses; what
+depends on the weights alone stands apart, because it has no per-sample gradient.
+N = samples, D = feature width, C = classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from silo_agent.training.base.passes import Outputs
+from silo_agent.training.models.base import CutModel
+
+
+class SampleLoss(Protocol):
+    """A loss without a mean."""
+
+    def per_sample(self, outputs: Outputs, labels_N: Tensor) -> Tensor:
+        """Shapes: labels (N,) int64 -> (N,) float32."""
+
+
+@runtime_checkable
+class SampleRegularizer(Protocol):
+    """A regularizer that compares student and teacher, sample by sample. The teacher is constant."""
+
+    def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
+        """Shapes: labels (N,) int64 -> (N,) float32."""
+
+
+@runtime_checkable
+class WeightPenalty(Protocol):
+    """A regularizer of the weights alone: its exact gradient is the same for every batch."""
+
+    def penalty(self, model: CutModel) -> Tensor:
+        """Shapes: -> ()."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalLoss:
+    """What one round of local training minimizes.
+
+    per_sample needs the samples' outputs and places in the training set; penalty the weights alone.
+    correction: of every step, by the server update; no mix weighs it.
+    """
+
+    loss: SampleLoss
+    loss_weight: float = 1.0
+    regularizer: SampleRegularizer | None = None
+    weight_penalty: WeightPenalty | None = None
+    regularizer_weight: float = 0.0
+    teacher: Outputs | None = None
+    correction: WeightPenalty | None = None
+
+    def per_sample(self, student: Outputs, labels_N: Tensor, places_N: Tensor) -> Tensor:
+        """Shapes: -> (N,). places: of the samples in the training set, for the teacher's outputs."""
+        loss_N = self.loss_weight * self.loss.per_sample(student, labels_N)
+        if self.regularizer is None or self.teacher is None:
+            return loss_N
+        regularized_N = self.regularizer.per_sample(student, self.teacher.take(places_N), labels_N)
+        return loss_N + self.regularizer_weight * regularized_N
+
+    def penalty(self, model: CutModel) -> Tensor | None:
+        """Shapes: -> (); None where there is none."""
+        regularized = None
+        if self.weight_penalty is not None:
+            regularized = self.regularizer_weight * self.weight_penalty.penalty(model)
+        if self.correction is None:
+            return regularized
+        corrected = self.correction.penalty(model)
+        return corrected if regularized is None else regularized + corrected

@@ -1,0 +1,66 @@
+"""Passes through a model: features and logits of a batch, and of all samples by a model that does not learn.
+
+Inputs are not augmented, so one pass of a teacher serves every epoch.
+N = samples, D = feature width, C = classes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from silo_agent.objective import Cancelled
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.models.base import CutModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What one forward pass gives: the backbone's features, not normalized, and the logits."""
+
+    features_ND: Tensor
+    logits_NC: Tensor
+
+    def take(self, chosen: Tensor | slice) -> Outputs:
+        return Outputs(features_ND=self.features_ND[chosen], logits_NC=self.logits_NC[chosen])
+
+
+def run_model(model: CutModel, inputs: Tensor) -> Outputs:
+    """Features once, logits from them."""
+    features_ND = model.features(inputs)
+    return Outputs(features_ND=features_ND, logits_NC=model.logits(features_ND))
+
+
+def frozen_copy(model: CutModel) -> CutModel:
+    """The same model in eval mode, out of reach of any gradient."""
+    teacher = copy.deepcopy(model).eval()
+    return teacher.requires_grad_(False)
+
+
+@torch.no_grad()
+def outputs_of(
+    model: CutModel, samples: Tensors, *, is_cancelled: Callable[[], bool], is_private: bool = False
+) -> Outputs:
+    """One pass in eval mode over all samples, in their order. Raises Cancelled.
+
+    is_private: all batches have one shape, so that no sample's outputs depend on how many there are.
+    """
+    model.eval()
+    parts = []
+    for batch in samples.passes(is_private=is_private):
+        if is_cancelled():
+            raise Cancelled("forward pass: no longer wanted")
+        parts.append(run_model(model, batch.inputs).take(slice(batch.count)))
+    return Outputs(
+        features_ND=torch.cat([part.features_ND for part in parts]),
+        logits_NC=torch.cat([part.logits_NC for part in parts]),
+    )
+
+
+def finite_rows(rows_NK: Tensor) -> Tensor:
+    """Rows with a value that is not finite become zero. Shapes: -> (N, K)."""
+    return torch.where(rows_NK.isfinite().all(dim=1, keepdim=True), rows_NK, 0.0)

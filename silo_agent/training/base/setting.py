@@ -1,0 +1,116 @@
+"""What a part may look at: the round's work, the model as it was received, the silo's local state.
+
+N = samples, C = classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from crypto.errors import ConfigError, RemoteProtocolError
+from silo_agent.objective import Work
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.passes import Outputs, frozen_copy, outputs_of
+from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.state import load_arrays, model_arrays
+from strategies.base import MODEL, Array, PartOptions
+
+Options = TypeVar("Options", bound=PartOptions)
+
+
+class TeacherCache:
+    """What a teacher answered, kept from one phase of a round to the next so that it is asked once.
+
+    One pass, the last: N * C floats; another key replaces it.
+    """
+
+    def __init__(self) -> None:
+        self._key = b""
+        self._logits_NC: Tensor | None = None
+
+    def logits(self, key: bytes, run: Callable[[], Tensor]) -> Tensor:
+        """What `run` gave under this key. Shapes: -> (N, C)."""
+        if self._logits_NC is None or key != self._key:
+            self._logits_NC = None  # the old one's memory first
+            self._logits_NC, self._key = run(), key
+        return self._logits_NC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a part may look at when it is made: the round's work and the model as it was received.
+
+    cache: a teacher's answers that an earlier phase of the round left for this one.
+    """
+
+    work: Work
+    received: CutModel
+    device: torch.device
+    cache: TeacherCache = field(default_factory=TeacherCache)
+
+    @property
+    def is_private(self) -> bool:
+        return self.work.spec.privacy is not None
+
+    def options(self, part: type[Options]) -> Options:
+        return self.work.spec.method.options_of(part)
+
+    def outputs_of(self, model: CutModel, samples: Tensors) -> Outputs:
+        """One pass of a model that does not learn. Raises Cancelled."""
+        return outputs_of(model, samples, is_cancelled=self.work.is_cancelled, is_private=self.is_private)
+
+    def tensor(self, name: str) -> Tensor | None:
+        """A float array of the global state on the training's device; None where it is not there yet."""
+        array = self.work.state.get(name)
+        return None if array is None else torch.tensor(np.asarray(array, np.float32), device=self.device)
+
+    @property
+    def class_counts_C(self) -> Tensor:
+        """This silo's own training samples by class; they stay here."""
+        counts_C = np.bincount(self.work.data.train.labels, minlength=self.work.spec.classes)
+        return torch.tensor(counts_C, dtype=torch.float32, device=self.device)
+
+    @property
+    def sent_rows_C(self) -> NDArray[np.bool_]:
+        """Classes whose rows this silo sends. Before the sum of presence nobody knows who else holds a
+        class, so no row is sent. In a private job all are: noise protects them, whoever else holds them."""
+        if self.is_private:
+            return np.ones(self.work.spec.classes, dtype=np.bool_)
+        rows_C = self.work.class_rows
+        return np.zeros(self.work.spec.classes, dtype=np.bool_) if rows_C is None else rows_C
+
+
+def kept_model(setting: Setting, prefix: str) -> CutModel | None:
+    """The received model with the arrays that the local state has of it, frozen; None where it has none.
+
+    Raises ConfigError for arrays of another model.
+    """
+    kept = {
+        MODEL + name.removeprefix(prefix): array
+        for name, array in setting.work.local.arrays.items()
+        if name.startswith(prefix)
+    }
+    if not kept:
+        return None
+    model = frozen_copy(setting.received)
+    try:
+        load_arrays(model, {**model_arrays(model), **kept})
+    except RemoteProtocolError:
+        raise ConfigError(f"local state: {prefix} is not of this job's model") from None
+    return model
+
+
+def model_to_keep(model: CutModel, prefix: str, *, part: str = "") -> dict[str, Array]:
+    """Arrays for the local state. part: only what begins with it, such as `head.`."""
+    return {
+        prefix + name.removeprefix(MODEL): array
+        for name, array in model_arrays(model).items()
+        if name.startswith(MODEL + part)
+    }

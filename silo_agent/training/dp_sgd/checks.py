@@ -1,0 +1,155 @@
+"""Which models a silo trains in a private job: those in which every sample stands by itself.
+
+By their layers, and by probes: whether a sample's answers and gradient are the same bits at any place of a
+batch. What one record moves is bounded only if it does not move what the model says of the others, and a
+record less shifts the others' places. Kernels promise nothing of the kind: some round the last samples of a
+batch otherwise than the first ones, and a coordinator may send weights that make whole numbers of such last
+bits.
+So each phase, before it uses data, runs random probes through the received model, and through the same
+model with random weights: kernels are chosen by shapes, and in weights that the coordinator chose all probes
+may come out alike. A refusal therefore tells nothing of the data.
+"""
+
+# N = probes = samples of every batch in a private job, K = those of one arrangement
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from crypto.errors import ConfigError
+from crypto.prg import KEY_BYTES, Keystream
+from silo_agent.training.base.batches import PRIVATE_BATCH, padded
+from silo_agent.training.base.loss import LocalLoss, SampleLoss
+from silo_agent.training.base.passes import Outputs, run_model
+from silo_agent.training.models.base import CutModel
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+DROPOUT = nn.modules.dropout._DropoutNd
+
+# which probe is at which place: all of them elsewhere, and a few or one before zeros
+ARRANGEMENTS = tuple(
+    torch.arange(PRIVATE_BATCH).roll(shift)[:kept]
+    for shift, kept in ((1, PRIVATE_BATCH), (11, PRIVATE_BATCH), (5, 7), (3, 1))
+)
+
+
+def check_keeps_samples_apart(model: nn.Module) -> None:
+    """Raises ConfigError for a layer that mixes the records of a batch, treats them by their place in it or
+    keeps something of them."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, BATCH_NORM):
+            raise ConfigError(
+                f"model: {name} is a batch normalization, which mixes the records of a batch: a private job "
+                "needs norm: group (or none)"
+            )
+        if isinstance(layer, DROPOUT):
+            raise ConfigError(
+                f"model: {name} is a dropout, whose masks follow from a sample's place in the batch and from "
+                "the job's public seed: a private job needs a model without"
+            )
+        for kept, _ in layer.named_buffers(recurse=False):
+            raise ConfigError(
+                f"model: {name} keeps a buffer, {kept}, which no noise covers: a private job needs a model "
+                "without"
+            )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """How many threads share a kernel's work decides where it is cut, and so how it rounds."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Probes:
+    """Random inputs, labels, teacher's answers and weights. Values: uniform in [-1, 1)."""
+
+    def __init__(self, *, input_shape: tuple[int, ...], classes: int, device: torch.device) -> None:
+        self._stream, self._device = Keystream(os.urandom(KEY_BYTES)), device
+        self.inputs = self.values((PRIVATE_BATCH, *input_shape))
+        self.labels_N = torch.arange(PRIVATE_BATCH, device=device) % classes
+
+    def values(self, shape: tuple[int, ...]) -> Tensor:
+        words = np.empty(math.prod(shape), "<i4")
+        self._stream.fill(words.view(np.uint8))
+        return torch.from_numpy(words.astype(np.float32) / 2**31).view(shape).to(self._device)
+
+    def models(self, model: CutModel) -> tuple[CutModel, CutModel]:
+        """Copies: with its weights, and with random ones of about the size that keeps a signal's."""
+        same, other = copy.deepcopy(model), copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                inputs = parameter[0].numel() if parameter.dim() > 1 else 1
+                values = self.values(tuple(parameter.shape)) * math.sqrt(6.0 / max(1, inputs))
+                parameter.copy_(values)
+        return same, other
+
+
+def check_answers(model: CutModel, probes: Probes, *, loss: SampleLoss) -> None:
+    """In eval mode, without gradients. Raises ConfigError if an answer depends on its sample's place."""
+
+    @torch.inference_mode()
+    def answers(tried: CutModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
+        outputs = run_model(tried, inputs)
+        labels_N = padded(probes.labels_N[order_K], PRIVATE_BATCH)
+        embedded_ND = tried.embed(outputs.features_ND)
+        return [outputs.features_ND, embedded_ND, outputs.logits_NC, loss.per_sample(outputs, labels_N)]
+
+    for tried in probes.models(model.eval()):
+        _check(tried, probes, answers, what="answer to")
+
+
+def check_gradients(model: CutModel, probes: Probes, *, loss: LocalLoss) -> None:
+    """In train mode. Raises ConfigError if a sample's gradient depends on its place."""
+    from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+
+    tried_loss = _with_random_teacher(loss, probes)
+
+    def gradients(tried: CutModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
+        labels_N, places_N = (padded(rows, PRIVATE_BATCH) for rows in (probes.labels_N[order_K], order_K))
+        with SampleGradients(tried) as sampled:
+            return sampled.of(tried_loss, inputs, labels_N, places_N)
+
+    for tried in probes.models(model.train()):
+        _check(tried, probes, gradients, what="gradient of")
+
+
+def _with_random_teacher(loss: LocalLoss, probes: Probes) -> LocalLoss:
+    if loss.teacher is None:
+        return loss
+    features_NK, logits_NK = (
+        probes.values((PRIVATE_BATCH, rows.shape[1]))
+        for rows in (loss.teacher.features_ND, loss.teacher.logits_NC)
+    )
+    return dataclasses.replace(loss, teacher=Outputs(features_ND=features_NK, logits_NC=logits_NK))
+
+
+Tried = Callable[[CutModel, Tensor, Tensor], list[Tensor]]
+
+
+def _check(model: CutModel, probes: Probes, run: Tried, *, what: str) -> None:
+    order_N = torch.arange(PRIVATE_BATCH, device=probes.inputs.device)
+    first = run(model, probes.inputs.clone(), order_N)
+    for arrangement_K in ARRANGEMENTS:
+        order_K = arrangement_K.to(probes.inputs.device)
+        again = run(model, padded(probes.inputs[order_K], PRIVATE_BATCH), order_K)
+        for expected, found in zip(first, again, strict=True):
+            left, right = expected[order_K], found[: len(order_K)]
+            if not bool(((left == right) | (left.isnan() & right.isnan())).all()):
+                raise ConfigError(
+                    f"model: on this machine the {what} a sample depends on its place in the batch, which a "
+                    "private job must not have"
+                )

@@ -1,0 +1,50 @@
+"""The loss of a round, as the recipe says: loss + mu R, or beta loss + (1 - beta) R."""
+
+from __future__ import annotations
+
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.loss import LocalLoss, SampleLoss, WeightPenalty
+from silo_agent.training.base.passes import frozen_copy
+from silo_agent.training.base.setting import Setting
+from silo_agent.training.parts.registry import LOSSES, REGULARIZERS, computed
+from silo_agent.training.parts.regularizers.distillation import FeatureDistillation, log_feature_scale
+
+
+def loss_for(setting: Setting) -> SampleLoss:
+    """The loss that the job's recipe names. Raises ConfigError if this silo has none of that name."""
+    return computed(setting.work.spec.method.recipe.loss, LOSSES).train(setting)
+
+
+def evaluation_loss_for(setting: Setting) -> SampleLoss:
+    """The loss that a model is tested by: the recipe's, or another in its place. Raises ConfigError."""
+    loss = computed(setting.work.spec.method.recipe.loss, LOSSES)
+    return (loss.test or loss.train)(setting)
+
+
+def local_loss(setting: Setting, samples: Tensors, *, has_regularizer: bool = True) -> LocalLoss:
+    """The recipe's loss over these samples. Raises ConfigError, Cancelled."""
+    method, loss = setting.work.spec.method, loss_for(setting)
+    kind = computed(method.recipe.regularizer, REGULARIZERS) if has_regularizer else None
+    if kind is None:
+        return LocalLoss(loss=loss)
+    regularizer = kind.make(setting)
+    loss_weight, weight = method.recipe.mix.weights(method.options)
+    if isinstance(regularizer, WeightPenalty):
+        return LocalLoss(
+            loss=loss, loss_weight=loss_weight, weight_penalty=regularizer, regularizer_weight=weight
+        )
+    if kind.teacher is not None:
+        teacher = kind.teacher(setting, samples)
+    else:
+        teacher = setting.outputs_of(frozen_copy(setting.received), samples)
+    if isinstance(regularizer, FeatureDistillation):
+        log_feature_scale(
+            setting.work, teacher.features_ND, loss_weight=loss_weight, regularizer_weight=weight
+        )
+    return LocalLoss(
+        loss=loss,
+        loss_weight=loss_weight,
+        regularizer=regularizer,
+        regularizer_weight=weight,
+        teacher=teacher,
+    )

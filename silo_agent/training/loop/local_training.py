@@ -1,0 +1,147 @@
+"""Local training of one round: batches, an optimizer that starts anew, the loss that a recipe names.
+
+Source: FedAvg, McMahan et al. 2017 (arXiv 1602.05629), algorithm 1, ClientUpdate.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from chorale.privacy.protection import dp_sgd_steps, privacy_of
+from chorale.spec.job_spec import JobSpec
+from crypto.errors import ConfigError
+from silo_agent.objective import Cancelled
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.base.passes import run_model
+from silo_agent.training.base.setting import Setting
+from silo_agent.training.dp_sgd.checks import (
+    BATCH_NORM,
+    Probes,
+    check_gradients,
+    check_keeps_samples_apart,
+    one_thread,
+)
+from silo_agent.training.loop.sgd import SGD, Optimizer
+from silo_agent.training.models.base import CutModel
+
+
+def train_received(setting: Setting, samples: Tensors, generator: torch.Generator, loss: LocalLoss) -> int:
+    """The job's epochs on the received model, in place; how many steps. Raises ConfigError, Cancelled."""
+    work = setting.work
+    return train_locally(
+        setting.received,
+        samples,
+        spec=work.spec,
+        round=work.round,
+        loss=loss,
+        generator=generator,
+        is_cancelled=work.is_cancelled,
+    )
+
+
+def train_locally(
+    model: CutModel,
+    samples: Tensors,
+    *,
+    spec: JobSpec,
+    round: int,
+    loss: LocalLoss,
+    generator: torch.Generator,
+    is_cancelled: Callable[[], bool],
+    random: Callable[[int], bytes] = os.urandom,
+) -> int:
+    """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled.
+
+    generator: of the shuffles, from the job's seed. random: of DP-SGD, which takes nothing from the job.
+    """
+    if spec.privacy is not None:
+        check_keeps_samples_apart(model)
+    if spec.privacy is not None and spec.privacy.records is not None:
+        with one_thread():
+            return _train_on_records(
+                model, samples, spec=spec, round=round, loss=loss, is_cancelled=is_cancelled, random=random
+            )
+    optimizer = optimizer_of(model, spec, round)
+    least = min_batch(model, len(samples))
+    model.train()
+    steps = 0
+    for _ in range(spec.training.local_epochs):
+        for places_N in samples.shuffled(spec.training.batch_size, generator=generator, least=least):
+            if is_cancelled():
+                raise Cancelled("training: no longer wanted")
+            inputs, labels_N = samples.take(places_N)
+            optimizer.zero_grad()
+            loss_N = loss.per_sample(run_model(model, inputs), labels_N, places_N)
+            torch.autograd.backward(loss_N.mean())
+            _add_penalty_gradient(model, loss)
+            optimizer.step()
+            steps += 1
+    return steps
+
+
+def _train_on_records(
+    model: CutModel,
+    samples: Tensors,
+    *,
+    spec: JobSpec,
+    round: int,
+    loss: LocalLoss,
+    is_cancelled: Callable[[], bool],
+    random: Callable[[int], bytes],
+) -> int:
+    """DP-SGD: the same number of steps at every silo, whatever it holds."""
+    # opacus takes a second to load, and most jobs do not need it
+    from silo_agent.training.dp_sgd.records import Draws, NoisedGradients
+    from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+
+    records = privacy_of(spec).records
+    assert records is not None
+    optimizer, steps = optimizer_of(model, spec, round), dp_sgd_steps(spec)
+    shape, device = tuple(samples.features.shape[1:]), samples.labels.device
+    check_gradients(model, Probes(input_shape=shape, classes=spec.classes, device=device), loss=loss)
+    model.train()
+    with SampleGradients(model) as gradients:
+        noised = NoisedGradients(
+            samples,
+            loss,
+            gradients,
+            records=records,
+            expected_batch=spec.training.batch_size,
+            draws=Draws(random),
+            is_cancelled=is_cancelled,
+        )
+        for _ in range(steps):
+            noised.write()
+            _add_penalty_gradient(model, loss)
+            optimizer.step()
+        noised.log_dropped()
+    return steps
+
+
+def _add_penalty_gradient(model: CutModel, loss: LocalLoss) -> None:
+    """A pass of its own, because per-sample clipping and noise must not touch it (docs/privacy.md)."""
+    penalty = loss.penalty(model)
+    if penalty is not None and penalty.requires_grad:
+        torch.autograd.backward(penalty)
+
+
+def optimizer_of(model: nn.Module, spec: JobSpec, round: int) -> Optimizer:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    plan, rate = spec.training, spec.learning_rate_at(round)
+    if plan.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=plan.weight_decay)
+    return SGD(parameters, lr=rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
+
+
+def min_batch(model: nn.Module, samples: int) -> int:
+    """Batch normalization has no statistics of a single sample, so such a last batch is left out."""
+    if not any(isinstance(layer, BATCH_NORM) for layer in model.modules()):
+        return 1
+    if samples < 2:
+        raise ConfigError("data: batch normalization needs at least 2 training samples in each silo")
+    return 2

@@ -1,0 +1,1 @@
+"""What a silo does after the last round, one file a step."""

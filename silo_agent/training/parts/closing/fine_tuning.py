@@ -1,0 +1,126 @@
+"""A silo's personal model: fine-tuned from the final global model, tested on the silo's own hold-out.
+
+strategies/parts/closing/fine_tuning.py names the papers and says what is summed and what that leaks. The
+optimizer starts anew, at one rate for all epochs. Where only the head is tuned the body runs once, in eval
+mode: its features are what the head learns from, and neither its weights nor its running means move.
+
+N = samples, D = feature width, C = classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from chorale.observability.logs import get_logger
+from chorale.spec.job_spec import JobSpec, ScheduleSpec
+from silo_agent.local_storage.personal_models import PersonalModel
+from silo_agent.seeding import shuffler, training_seed
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.evaluation import Figures, evaluate
+from silo_agent.training.base.loss import LocalLoss, SampleLoss
+from silo_agent.training.base.setting import Setting
+from silo_agent.training.loop.local_training import train_received
+from silo_agent.training.models.state import model_arrays
+from silo_agent.training.parts.closing.ffc import feature_sums
+from strategies.base import Array
+from strategies.parts.closing.ffc import RIDGE, FfcOptions, least_squares
+from strategies.parts.closing.fine_tuning import FineTuningOptions, Scope
+
+HEAD_PREFIX = "head."
+
+log = get_logger("silo_agent.training.parts")
+
+
+class MakesLoss(Protocol):
+    """The method's own loss over some samples."""
+
+    def __call__(self, setting: Setting, samples: Tensors, *, has_regularizer: bool) -> LocalLoss: ...
+
+
+def fine_tune(setting: Setting, make_loss: MakesLoss, *, tested_by: SampleLoss) -> Mapping[str, Array]:
+    """Make the received model the silo's own, keep it, and say how good it is.
+
+    tested_by: the loss of the tests before and after. Raises ConfigError, Cancelled.
+    """
+    before = _tested(setting, tested_by)
+    tune(setting, make_loss)
+    if not all(bool(parameter.isfinite().all()) for parameter in setting.received.parameters()):
+        # in the silo's own log: to refuse would tell the coordinator about one silo's data
+        log.warning("personal model is not finite", round=setting.work.round, lower="fine_tune_learning_rate")
+    after = _tested(setting, tested_by)
+    options = setting.options(FineTuningOptions)
+    setting.work.keep_personal(
+        PersonalModel(
+            arrays=model_arrays(setting.received),
+            tuned=options.fine_tune_scope.value,
+            epochs=options.fine_tune_epochs,
+            learning_rate=tuning_spec(setting.work.spec).training.learning_rate,
+            tested=after.tested,
+            correct_before=before.correct,
+            correct=after.correct,
+        )
+    )
+    return after.personal_quantities()
+
+
+def tune(setting: Setting, make_loss: MakesLoss) -> None:
+    """The received model, in place. The final global model is the teacher. Raises ConfigError, Cancelled."""
+    model, samples = setting.received, Tensors.of(setting.work.data.train, setting.device)
+    options = setting.options(FineTuningOptions)
+    scope = options.fine_tune_scope
+    if options.fine_tune_epochs == 0:
+        return
+    if scope is Scope.SOLVED_HEAD:
+        model.head.weight.data.copy_(_solved_head(setting))
+        return
+    for name, parameter in model.named_parameters():
+        is_head = name.startswith(HEAD_PREFIX)
+        parameter.requires_grad_(scope is Scope.FULL or is_head == (scope is Scope.HEAD))
+    loss = make_loss(setting, samples, has_regularizer=options.fine_tune_regularizer)
+    if scope is not Scope.HEAD:
+        _train(setting, samples, loss)
+        return
+    features_ND = setting.outputs_of(model, samples).features_ND
+    body, model.body = model.body, nn.Identity()
+    try:
+        _train(setting, Tensors(features=features_ND, labels=samples.labels), loss)
+    finally:
+        model.body = body
+
+
+def tuning_spec(spec: JobSpec) -> JobSpec:
+    """The job with the fine-tuning's epochs and rate in the place of a round's."""
+    options = spec.method.options_of(FineTuningOptions)
+    training = spec.training.model_copy(
+        update={
+            "local_epochs": options.fine_tune_epochs,
+            "learning_rate": options.fine_tune_learning_rate or spec.learning_rate_at(spec.rounds),
+            "schedule": ScheduleSpec(),
+        }
+    )
+    return spec.model_copy(update={"training": training})
+
+
+def _train(setting: Setting, samples: Tensors, loss: LocalLoss) -> None:
+    work, following = setting.work, setting.work.round + 1  # shuffles of its own, not the last round's
+    tuned = replace(setting, work=replace(work, spec=tuning_spec(work.spec), round=following))
+    seed = training_seed(job_seed=work.spec.seed, silo=work.silo, round=following)
+    train_received(tuned, samples, shuffler(seed), loss)
+
+
+def _solved_head(setting: Setting) -> Tensor:
+    """The head of least squared error over the silo's own samples, ridge as in FFC. Shapes: -> (C, D)."""
+    gram_DD, moment_DC = feature_sums(setting)
+    ridge = setting.options(FfcOptions).ridge
+    solution_DC = least_squares(gram_DD, moment_DC, ridge=RIDGE if ridge is None else ridge)
+    return torch.tensor(solution_DC.T, dtype=torch.float32, device=setting.device)
+
+
+def _tested(setting: Setting, loss: SampleLoss) -> Figures:
+    holdout = Tensors.of(setting.work.data.holdout, setting.device)
+    return evaluate(setting.received, holdout, loss=loss, is_cancelled=setting.work.is_cancelled)

@@ -1,0 +1,1 @@
+"""What a silo minimizes, one file an idea."""

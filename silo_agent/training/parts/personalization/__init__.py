@@ -1,0 +1,1 @@
+"""How a round trains where a part of the model is the silo's own, one file a way."""

@@ -1,0 +1,100 @@
+"""Per-FedAvg: the global model is trained to be good after one step of gradient descent at a silo.
+
+Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
+Meta-Learning Approach", NeurIPS 2020 (arXiv 2002.07948), algorithm 1, first-order variant (FO): with two
+batches, D and D', w' = w - alpha grad f(w, D), and the optimizer's step at w is along grad f(w', D'). The
+Hessian in the gradient of f(w - alpha grad f(w)) is left out.
+The own model is w - alpha grad f(w) over all of the silo's training samples, in eval mode: it follows from
+the received model and the data, so the local state holds nothing. strategies/parts/personalization.py says
+what leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from silo_agent.objective import Cancelled
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.loss import LocalLoss, SampleLoss
+from silo_agent.training.base.passes import frozen_copy, run_model
+from silo_agent.training.base.setting import Setting
+from silo_agent.training.loop.local_training import min_batch, optimizer_of
+from silo_agent.training.models.base import CutModel
+from strategies.parts.personalization import AdaptedOptions
+
+
+def adapted_model(setting: Setting, samples: Tensors, loss: SampleLoss) -> CutModel:
+    """One step from the received model. Raises Cancelled."""
+    model = frozen_copy(setting.received)
+    for parameter, received in zip(model.parameters(), setting.received.parameters(), strict=True):
+        parameter.requires_grad_(received.requires_grad)
+    for batch in samples.passes(is_private=False):
+        if setting.work.is_cancelled():
+            raise Cancelled("training: no longer wanted")
+        loss_N = loss.per_sample(run_model(model, batch.inputs), batch.labels_N)
+        torch.autograd.backward(loss_N.sum() / len(samples))
+    _step(_trained(model), setting.options(AdaptedOptions).inner_rate)
+    return model.requires_grad_(False)
+
+
+def train_for_adaptation(
+    setting: Setting, samples: Tensors, generator: torch.Generator, loss: LocalLoss
+) -> int:
+    """The job's local epochs; a step takes one batch of each of two shuffles.
+
+    Raises ConfigError, Cancelled.
+    """
+    model, spec = setting.received, setting.work.spec
+    optimizer = optimizer_of(model, spec, setting.work.round)
+    rate, least = setting.options(AdaptedOptions).inner_rate, min_batch(model, len(samples))
+    size = spec.training.batch_size
+    model.train()
+    steps = 0
+    for _ in range(spec.training.local_epochs):
+        inner, outer = (samples.shuffled(size, generator=generator, least=least) for _ in range(2))
+        for inner_N, outer_N in zip(list(inner), list(outer), strict=True):
+            if setting.work.is_cancelled():
+                raise Cancelled("training: no longer wanted")
+            write_gradient(model, loss.loss, samples.take(inner_N), samples.take(outer_N), rate=rate)
+            optimizer.step()
+            steps += 1
+    return steps
+
+
+def write_gradient(
+    model: CutModel,
+    loss: SampleLoss,
+    inner: tuple[Tensor, Tensor],
+    outer: tuple[Tensor, Tensor],
+    *,
+    rate: float,
+) -> None:
+    """The gradient of the outer batch after a step on the inner one; the parameters stay as they were."""
+    parameters = _trained(model)
+    start = [parameter.detach().clone() for parameter in parameters]
+    _backward(model, loss, *inner)
+    _step(parameters, rate)
+    _backward(model, loss, *outer)
+    with torch.no_grad():
+        for parameter, before in zip(parameters, start, strict=True):
+            parameter.copy_(before)
+
+
+def _backward(model: CutModel, loss: SampleLoss, inputs: Tensor, labels_N: Tensor) -> None:
+    model.zero_grad()
+    torch.autograd.backward(loss.per_sample(run_model(model, inputs), labels_N).mean())
+
+
+@torch.no_grad()
+def _step(parameters: Iterable[Parameter], rate: float) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.sub_(rate * parameter.grad)
+
+
+def _trained(model: CutModel) -> list[Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

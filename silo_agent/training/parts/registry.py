@@ -1,0 +1,175 @@
+"""How this silo computes each part that strategies/ declares: the only list of them on this side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
+
+import torch
+
+from crypto.errors import ConfigError
+from silo_agent.objective import Work
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.loss import LocalLoss, SampleLoss, SampleRegularizer, WeightPenalty
+from silo_agent.training.base.passes import Outputs
+from silo_agent.training.base.setting import Setting
+from silo_agent.training.loop.local_training import train_received
+from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.state import FloatArray
+from silo_agent.training.parts.closing.ffc import calibrate
+from silo_agent.training.parts.losses.cosine import SphereMse, dot_regression
+from silo_agent.training.parts.losses.softmax import ClientAdapted, CrossEntropy, balanced_softmax
+from silo_agent.training.parts.personalization.adapted_model import adapted_model, train_for_adaptation
+from silo_agent.training.parts.personalization.own_head import (
+    model_with_own_head,
+    train_head_first,
+    train_own_head,
+)
+from silo_agent.training.parts.personalization.own_model import own_model, train_beside_own_model
+from silo_agent.training.parts.regularizers.csd import class_similarity_distillation, ema_teacher
+from silo_agent.training.parts.regularizers.distillation import (
+    FeatureDistillation,
+    KnowledgeDistillation,
+    LogitDistillation,
+    NotTrueDistillation,
+)
+from silo_agent.training.parts.regularizers.moon import ModelContrast, both_models, keep_trained
+from silo_agent.training.parts.regularizers.prox import prox
+from silo_agent.training.parts.server_updates import (
+    control_change,
+    direction,
+    drift_correction,
+    squared_length,
+)
+from silo_agent.training.parts.statistics.logit_prototypes import logit_prototypes
+from silo_agent.training.parts.statistics.soft_labels import class_relations, soft_labels
+from strategies.base import Array
+from strategies.parts import losses, personalization, regularizers
+from strategies.parts.closing.ffc import CALIBRATE
+from strategies.parts.csd import CSD
+from strategies.parts.regularizers import MoonOptions, TemperatureOptions
+from strategies.parts.server_updates.fedexp import FEDEXP
+from strategies.parts.server_updates.fedopt import FEDOPT
+from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
+from strategies.parts.server_updates.scaffold import SCAFFOLD
+from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES, PROTOTYPES_KIND
+from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
+from strategies.recipe import Loss, Part, Personalization, Regularizer, ServerUpdate, Statistic
+
+Values: TypeAlias = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedLoss:
+    """test: in its place where a model is tested, because a loss that depends on the silo's own classes says
+    nothing about a hold-out."""
+
+    train: Callable[[Setting], SampleLoss]
+    test: Callable[[Setting], SampleLoss] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedRegularizer:
+    """teacher: outputs of another teacher than the received model. keep: what stays of the trained model for
+    the next round."""
+
+    make: Callable[[Setting], SampleRegularizer | WeightPenalty]
+    teacher: Callable[[Setting, Tensors], Outputs] | None = None
+    keep: Callable[[Setting], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedServerUpdate:
+    """summed: quantities that replace or join delta and weight, from the delta and the number of steps.
+    correction: added to the gradient of every local step."""
+
+    summed: Callable[[Work, FloatArray, int], Values] | None = None
+    correction: Callable[[Work], WeightPenalty] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedPersonalization:
+    """train: the received model, in place, and what is kept beside; how many steps the sums are of.
+    model: the silo's own, from the received one before it is trained and the local state."""
+
+    train: Callable[[Setting, Tensors, torch.Generator, LocalLoss], int]
+    model: Callable[[Setting, Tensors, SampleLoss], CutModel] | None = None
+
+
+def plain(setting: Setting) -> CrossEntropy:
+    return CrossEntropy()
+
+
+LOSSES: Mapping[Loss, ComputedLoss] = MappingProxyType(
+    {
+        losses.CROSS_ENTROPY: ComputedLoss(train=plain),
+        losses.SPHERE_MSE: ComputedLoss(train=lambda _: SphereMse()),
+        losses.DOT_REGRESSION: ComputedLoss(train=dot_regression),
+        losses.BALANCED_SOFTMAX: ComputedLoss(train=balanced_softmax, test=plain),
+        losses.CLIENT_ADAPTED: ComputedLoss(
+            train=lambda setting: ClientAdapted(setting.class_counts_C), test=plain
+        ),
+    }
+)
+REGULARIZERS: Mapping[Regularizer, ComputedRegularizer | None] = MappingProxyType(
+    {
+        regularizers.NO_REGULARIZER: None,
+        regularizers.PROX: ComputedRegularizer(make=prox),
+        regularizers.MOON: ComputedRegularizer(
+            make=lambda setting: ModelContrast(tau=setting.options(MoonOptions).contrast_tau),
+            teacher=both_models,
+            keep=keep_trained,
+        ),
+        regularizers.KD: ComputedRegularizer(
+            make=lambda setting: KnowledgeDistillation(tau=setting.options(TemperatureOptions).tau)
+        ),
+        regularizers.NTD: ComputedRegularizer(
+            make=lambda setting: NotTrueDistillation(tau=setting.options(TemperatureOptions).tau)
+        ),
+        regularizers.LD: ComputedRegularizer(make=lambda _: LogitDistillation()),
+        regularizers.FD: ComputedRegularizer(make=lambda _: FeatureDistillation()),
+        CSD: ComputedRegularizer(make=class_similarity_distillation, teacher=ema_teacher),
+        CLASS_RELATIONS: ComputedRegularizer(make=class_relations),
+    }
+)
+SERVER_UPDATES: Mapping[ServerUpdate, ComputedServerUpdate] = MappingProxyType(
+    {
+        WEIGHTED_MEAN: ComputedServerUpdate(),
+        FEDEXP: ComputedServerUpdate(summed=squared_length),
+        FEDOPT: ComputedServerUpdate(),
+        FEDNOVA: ComputedServerUpdate(summed=direction),
+        SCAFFOLD: ComputedServerUpdate(summed=control_change, correction=drift_correction),
+    }
+)
+# beside training; called after it, when setting.received is the trained model
+STATISTICS: Mapping[Statistic, Callable[[Setting, Tensors], Values] | None] = MappingProxyType(
+    {SOFT_LABEL_SUMS: soft_labels, LOGIT_PROTOTYPES: None}
+)
+PERSONALIZATIONS: Mapping[Personalization, ComputedPersonalization] = MappingProxyType(
+    {
+        personalization.NO_PERSONALIZATION: ComputedPersonalization(train=train_received),
+        personalization.OWN_HEAD: ComputedPersonalization(train=train_own_head, model=model_with_own_head),
+        personalization.OWN_HEAD_FIRST: ComputedPersonalization(
+            train=train_head_first, model=model_with_own_head
+        ),
+        personalization.OWN_MODEL: ComputedPersonalization(train=train_beside_own_model, model=own_model),
+        personalization.ADAPTED: ComputedPersonalization(train=train_for_adaptation, model=adapted_model),
+    }
+)
+# phases of a part's own, by kind
+PHASES: Mapping[str, Callable[[Setting], Values]] = MappingProxyType(
+    {PROTOTYPES_KIND: logit_prototypes, CALIBRATE: calibrate}
+)
+
+P = TypeVar("P", bound=Part)
+T = TypeVar("T")
+
+
+def computed(part: P, table: Mapping[P, T]) -> T:
+    """How this silo computes a part. Raises ConfigError if it does not."""
+    if part not in table:
+        kind = type(part).__name__
+        raise ConfigError(f"strategy: of {kind} this silo has {', '.join(map(str, table))}, got {part}")
+    return table[part]

@@ -1,0 +1,1 @@
+"""What is added to the loss, one file an idea."""

@@ -1,0 +1,101 @@
+"""Distillation: what the model answered as it was received, kept.
+
+The teacher is the received model, in eval mode, constant for the round. z are the model's own logits: cosines
+where features have unit length. None of these adds anything to what leaves the silo.
+
+Knowledge distillation: Hinton et al. 2015 (arXiv 1503.02531), section 2:
+tau^2 KL( softmax(z_g/tau) || softmax(z/tau) ); tau^2 keeps the gradient's size where tau changes.
+
+Not-true distillation: FedNTD, Lee et al. 2022 (arXiv 2106.03097): cross-entropy + mu KL( q_g || q ), where q
+is the softmax at temperature tau over the C - 1 logits that are not of the sample's own class; FedDr+ writes
+beta for mu. There is no factor tau^2: who wants it multiplies mu. Of two classes only one is left and the
+term is 0.
+
+Logit distillation: FedDr+, Kim et al. 2024 (arXiv 2406.02355), Table 2 of the journal version:
+mean_c (z_c - z_g,c)^2. FedCSD's term of the same name is a soft cross-entropy and another part (csd). On raw
+features and a frozen simplex it is at most |f - f_g|^2 / (C - 1): feature directions outside the classes'
+span are free.
+
+Feature distillation: FedDr+, L_FD = 1/D |f - f_g|^2 of raw features, normalized on neither side; without
+batch statistics the first step's distance is 0. How strong it is depends on the features' scale: its
+curvature is rho = 2 (w_FD / w_loss) mean(f^2) times that of dot-regression. Each round's rho goes into the
+silo's own log and nowhere else. Near 1, small networks without normalization lose feature length and
+accuracy; beta 0.99 or 0.999 suits them better than 0.9.
+
+N = samples, C = classes, D = feature width, K = logits compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax
+
+from chorale.observability.logs import get_logger
+from silo_agent.objective import Work
+from silo_agent.training.base.passes import Outputs
+
+log = get_logger("silo_agent.training.parts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnowledgeDistillation:
+    """tau: temperature of both softmaxes."""
+
+    tau: float
+
+    def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
+        divergence_N = softened_divergence(student.logits_NC, teacher.logits_NC, tau=self.tau)
+        return self.tau**2 * divergence_N
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotTrueDistillation:
+    """tau: temperature of both softmaxes."""
+
+    tau: float
+
+    def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
+        student_logits, teacher_logits = (
+            not_true(outputs.logits_NC, labels_N) for outputs in (student, teacher)
+        )
+        return softened_divergence(student_logits, teacher_logits, tau=self.tau)
+
+
+class LogitDistillation:
+    """Mean squared difference of the logits, over the classes."""
+
+    def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
+        return (student.logits_NC - teacher.logits_NC).square().mean(dim=1)
+
+
+class FeatureDistillation:
+    """Mean squared difference of the raw features, over their coordinates."""
+
+    def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
+        return (student.features_ND - teacher.features_ND).square().mean(dim=1)
+
+
+def softened_divergence(student_NK: Tensor, teacher_NK: Tensor, *, tau: float) -> Tensor:
+    """KL( softmax(teacher/tau) || softmax(student/tau) ). Shapes: -> (N,)."""
+    student_log_NK = log_softmax(student_NK / tau, dim=1)
+    teacher_log_NK = log_softmax(teacher_NK / tau, dim=1)
+    return kl_div(student_log_NK, teacher_log_NK, reduction="none", log_target=True).sum(dim=1)
+
+
+def not_true(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
+    """Every logit but the label's, in order. Shapes: -> (N, C - 1)."""
+    is_other_NC = torch.ones_like(logits_NC, dtype=torch.bool).scatter(1, labels_N[:, None], False)
+    return logits_NC[is_other_NC].view(len(labels_N), -1)
+
+
+def log_feature_scale(
+    work: Work, features_ND: Tensor, *, loss_weight: float, regularizer_weight: float
+) -> None:
+    """Mean length of the features, and rho; infinite where the loss has no weight."""
+    wide_ND = features_ND.double()
+    ratio = regularizer_weight / loss_weight if loss_weight > 0 else float("inf")
+    norm, rho = float(wide_ND.norm(dim=1).mean()), 2.0 * ratio * float(wide_ND.square().mean())
+    log.info("feature scale", round=work.round, norm=round(norm, 4), rho=round(rho, 6))

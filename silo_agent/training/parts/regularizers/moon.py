@@ -1,0 +1,54 @@
+"""Model-contrastive learning: features come near the global model's and leave those of the own last model.
+
+MOON, Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021 (arXiv 2103.16257), Eq. 3:
+l_con = -log( exp(cos(z, z_g)/tau) / (exp(cos(z, z_g)/tau) + exp(cos(z, z_p)/tau)) ), beside cross-entropy as
+loss + mu l_con. z are the student's features, z_g those of the model as it was received, z_p those of the
+model that this silo sent last, which is its local state; both teachers are constant, in eval mode.
+The paper puts a projection of two layers between backbone and head. There is none here: z is what the
+backbone gives the head. A job that wants one has it in the model's own last layers (`hidden` of mlp).
+Before its first applied round a silo has no model of its own. It takes the received one, whose cosine is the
+same as z_g's, so l_con is the constant log 2 and pulls nowhere.
+Adds nothing to what leaves the silo. N = samples, D = feature width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, softplus
+
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.passes import Outputs, frozen_copy
+from silo_agent.training.base.setting import Setting, kept_model, model_to_keep
+from strategies.base import METHOD
+
+PREVIOUS = METHOD + "previous/"  # prefix in the local state: the model that this silo trained last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelContrast:
+    """tau: temperature of both cosines. The teacher's features are both models' side by side: (N, 2D)."""
+
+    tau: float
+
+    def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
+        global_ND, previous_ND = teacher.features_ND.chunk(2, dim=1)
+        nearness_N = cosine_similarity(student.features_ND, global_ND, dim=1)
+        likeness_N = cosine_similarity(student.features_ND, previous_ND, dim=1)
+        return softplus((likeness_N - nearness_N) / self.tau)
+
+
+def both_models(setting: Setting, samples: Tensors) -> Outputs:
+    """Features of the received and of the own last model. Raises ConfigError, Cancelled."""
+    received_ND = setting.outputs_of(frozen_copy(setting.received), samples).features_ND
+    previous = kept_model(setting, PREVIOUS)
+    own_ND = received_ND if previous is None else setting.outputs_of(previous, samples).features_ND
+    logits_NC = received_ND.new_empty((len(samples), 0))
+    return Outputs(features_ND=torch.cat([received_ND, own_ND], dim=1), logits_NC=logits_NC)
+
+
+def keep_trained(setting: Setting) -> None:
+    """The trained model is the next round's last one."""
+    setting.work.local.propose(model_to_keep(setting.received, PREVIOUS))

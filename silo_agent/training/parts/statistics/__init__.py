@@ -1,0 +1,1 @@
+"""What a silo sums by class, one file a statistic."""

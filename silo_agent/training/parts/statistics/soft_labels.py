@@ -1,0 +1,99 @@
+"""FedDW at a silo: what its trained model answers, summed by true class; the regularizer made of the sums.
+
+Liu et al., FedDW, Eqs. 4 to 6: softmax of each sample's logits without a temperature, misclassified
+samples included, over the whole training set in eval mode. strategies/parts/statistics/soft_labels.py divides
+the sums over all silos by the counts and says what that leaks.
+
+The next round's regularizer, Eq. 11: the head's rows relate to one another as the soft labels say the classes
+do, R = ||Omega - S||_F^2 / C^2 with S the softmax of each row of W W^T; no temperature, no scaling, no
+normalized rows. Omega, the soft-label matrix of the round before, is data; in a method without the statistic
+soft-labels it stays what `init_slm` says.
+Both factors of W W^T are differentiated; nothing but the head's weight takes a gradient. A class whose
+row is not known drops out of the sum, and C^2 stays.
+
+N = samples, C = classes, D = feature width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.passes import finite_rows
+from silo_agent.training.base.setting import Setting
+from silo_agent.training.models.base import CutModel
+from strategies.base import Array
+from strategies.parts.statistics.soft_labels import SoftLabelOptions, soft_labels_in
+
+
+def soft_labels(setting: Setting, samples: Tensors) -> Mapping[str, Array]:
+    """Shapes: soft_labels (C, C) float64, class_counts (C,) int64; zero rows for classes that are not sent.
+
+    A class that this silo lacks has a zero row of its own accord. In a private job an answer that is no
+    number counts as zero, because a refusal would tell of one sample what no noise covers. Raises Cancelled.
+    """
+    classes, outputs = setting.work.spec.classes, setting.outputs_of(setting.received, samples)
+    sums_CC = probability_sums(
+        outputs.logits_NC, samples.labels, classes=classes, is_private=setting.is_private
+    ).numpy(force=True)
+    counts_C = torch.bincount(samples.labels, minlength=classes).cpu().numpy()
+    is_sent_C = setting.sent_rows_C
+    return {
+        "soft_labels": np.where(is_sent_C[:, None], sums_CC, 0.0),
+        "class_counts": np.where(is_sent_C, counts_C, 0),
+    }
+
+
+def probability_sums(
+    logits_NC: Tensor, labels_N: Tensor, *, classes: int, is_private: bool = False
+) -> Tensor:
+    """A: row i sums softmax(logits) over the samples of class i. Shapes: -> (C, C) float64.
+
+    is_private: a sample whose softmax is no number counts as zero.
+    """
+    probabilities_NC = torch.softmax(logits_NC.double(), dim=1)
+    if is_private:
+        probabilities_NC = finite_rows(probabilities_NC)
+    sums_CC = torch.zeros((classes, classes), dtype=torch.float64, device=logits_NC.device)
+    return sums_CC.index_add_(0, labels_N, probabilities_NC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassRelations:
+    """Shapes: soft_labels (C, C), is_known (C,) bool. The same for every batch of a round."""
+
+    soft_labels_CC: Tensor = field(repr=False)
+    is_known_C: Tensor
+
+    def penalty(self, model: CutModel) -> Tensor:
+        """Shapes: -> (). Constant, so without a gradient, where no row is known."""
+        if not bool(self.is_known_C.any()):
+            return torch.zeros((), device=self.soft_labels_CC.device)
+        return relation_gap(model.head.weight, self.soft_labels_CC, is_known_C=self.is_known_C)
+
+
+def class_relations(setting: Setting) -> ClassRelations:
+    """The penalty of this round. Raises RemoteProtocolError for a state of another shape."""
+    matrix = soft_labels_in(
+        setting.work.state, classes=setting.work.spec.classes, options=setting.options(SoftLabelOptions)
+    )
+    return ClassRelations(
+        soft_labels_CC=torch.tensor(matrix.rows_CC, dtype=torch.float32, device=setting.device),
+        is_known_C=torch.tensor(matrix.is_known_C, device=setting.device),
+    )
+
+
+def relations_of(weight_CD: Tensor) -> Tensor:
+    """S: softmax of each row of the Gram matrix. Shapes: (C, D) -> (C, C)."""
+    return torch.softmax(weight_CD @ weight_CD.T, dim=1)
+
+
+def relation_gap(weight_CD: Tensor, soft_labels_CC: Tensor, *, is_known_C: Tensor) -> Tensor:
+    """The mean squared difference of all C^2 entries, unknown rows counting as none. Shapes: -> ()."""
+    squares_CC = (soft_labels_CC - relations_of(weight_CD)) ** 2
+    return (is_known_C[:, None] * squares_CC).sum() / soft_labels_CC.numel()

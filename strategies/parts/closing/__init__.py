@@ -1,0 +1,1 @@
+"""What follows the last round, one file a step."""

@@ -1,0 +1,208 @@
+"""Fast Federated Calibration: the head becomes the least-squares head of all silos' features.
+
+SphereFed (Dong, Zhang, Li, Kung 2022), Eqs. 9, 10 and 12, once after the last round, over all silos:
+V_k = sum_i z_i z_i^T and U_k = sum_i z_i onehot(y_i)^T over silo k's samples with unit features z_i;
+W* = (sum_k V_k + lambda I)^-1 (sum_k U_k), and the head is (W*)^T, at whatever length its rows have.
+Sums, not means: the mean of the silos' own solutions is another matrix.
+Leaks sum_k V_k and sum_k U_k: the exact number of samples (the trace of V), about how many each class
+has, and of a class with a single sample in all silos that sample's feature. One silo's V_k and U_k
+would tell the same of the silo, which is why they only leave it under masks.
+Under noise V is no Gram matrix any more: its eigenvalues are off by up to 2 sigma sqrt(D), with sigma the
+noise's standard deviation in an entry (a symmetric random matrix, Wigner 1958), and the small ones may be
+negative. A ridge of that size makes the system definite again (docs/privacy.md, "FFC under noise").
+
+D = feature width, C = classes, T = D(D+1)/2 values of an upper triangle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field
+
+from crypto.errors import ConfigError
+from crypto.fixed_point.layout import Disclosure, Quantity
+from strategies.base import TOTAL, Array, FloatArray, PartOptions, PhaseContext, PhaseResult, options_of
+from strategies.parts.heads import HEAD, UNIT
+from strategies.recipe import Closing, Need, Options, Standing
+
+CALIBRATE = "calibrate"
+RIDGE = 0.1  # of sums without noise
+MAX_CONDITION = 1e6  # of the summed Gram matrix: above it Cholesky's answer is mostly rounding
+SMALLEST_EIGENVALUE = 1e-12  # relative to the largest: what lies below is rounding, not data
+UNIT_ROUNDING = 1e-6  # in a private job lengths are taken in float64, which leaves less at any width
+
+
+class FfcOptions(PartOptions):
+    """How far the solution is held back."""
+
+    ridge: float | None = Field(
+        default=None,
+        ge=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="lambda of Eq. 12: added to the summed Gram matrix's diagonal; null: 0.1, and "
+        "2 sigma sqrt(D) in a private job, whose noise in an entry has the standard deviation sigma",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibratePhase:
+    """Closing phase: sums V's upper triangle and U, installs (W*)^T. No other array changes.
+
+    The features stay at unit length, and the head is calibrated for those. ridge: None for the one that
+    the noise asks for.
+    """
+
+    kind: str = CALIBRATE
+    ridge: float | None = None
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """Shapes: gram (T,), moment (D, C). Units: samples, because features have unit length; so no
+        silo's value is above the number of samples that enrollment counted.
+
+        Raises ConfigError for a state without a head or a total.
+        """
+        classes, width = _head(context).shape
+        bound, change = _total(context), 1.0 + UNIT_ROUNDING
+        triangle = (width * (width + 1) // 2,)
+        return (
+            Quantity(
+                name="gram",
+                shape=triangle,
+                bound=bound,
+                sensitivity_l2=change,
+                discloses=Disclosure.STATISTIC,
+            ),
+            Quantity(
+                name="moment",
+                shape=(width, classes),
+                bound=bound,
+                sensitivity_l2=change,
+                discloses=Disclosure.CLASS_STATISTIC,
+            ),
+        )
+
+    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """Install the solution where it lowers the squared error; under a large ridge it may not.
+
+        Figures: squared error of the head before and after, mean over the silos' training samples.
+        """
+        before_CD = _head(context)
+        gram_DD = unpacked(sums["gram"], before_CD.shape[1])
+        moment_DC = np.asarray(sums["moment"], dtype=np.float64)
+        ridge = self.ridge_under(context)
+        after_CD = least_squares(gram_DD, moment_DC, ridge=ridge).T.astype(np.float32)
+        before = squared_error(before_CD, gram_DD, moment_DC)
+        after = squared_error(after_CD, gram_DD, moment_DC)
+        state = {**context.state, HEAD: np.ascontiguousarray(after_CD)} if after < before else context.state
+        samples = max(float(np.trace(gram_DD)), 1.0)
+        figures = {
+            "squared_error_before": before / samples,
+            "squared_error_after": min(before, after) / samples,
+        }
+        return PhaseResult(state=state, figures=figures)
+
+    def ridge_under(self, context: PhaseContext) -> float:
+        """lambda: the job's own, else what is as large as the noise's largest eigenvalue."""
+        if self.ridge is not None:
+            return self.ridge
+        deviation = context.noise.get("gram", 0.0)
+        return 2.0 * deviation * math.sqrt(_head(context).shape[1]) if deviation else RIDGE
+
+
+def packed(gram_DD: FloatArray) -> FloatArray:
+    """The upper triangle with the diagonal, row by row. Shapes: (D, D) -> (T,)."""
+    return gram_DD[np.triu_indices(len(gram_DD))]
+
+
+def unpacked(gram_T: Array, width: int) -> FloatArray:
+    """The symmetric matrix of an upper triangle. Shapes: (T,) -> (D, D)."""
+    upper_DD = np.zeros((width, width))
+    upper_DD[np.triu_indices(width)] = gram_T
+    return upper_DD + np.triu(upper_DD, 1).T
+
+
+def least_squares(gram_DD: FloatArray, moment_DC: FloatArray, *, ridge: float) -> FloatArray:
+    """W with (V + lambda I) W = U, the one of least norm where there are many. Shapes: -> (D, C).
+
+    Features that are zero in every sample get zero rows.
+    """
+    solution_DC = np.zeros_like(moment_DC)
+    is_live_D = np.diagonal(gram_DD) > 0
+    if is_live_D.any():
+        live_LL = gram_DD[np.ix_(is_live_D, is_live_D)]
+        system_LL = (live_LL + live_LL.T) / 2 + ridge * np.eye(len(live_LL))
+        solution_DC[is_live_D] = _solved(system_LL, moment_DC[is_live_D])
+    return solution_DC
+
+
+def squared_error(head_CD: Array, gram_DD: FloatArray, moment_DC: FloatArray) -> float:
+    """sum_i ||W z_i - onehot(y_i)||^2 from the sums alone, over the samples whose feature is not zero:
+    tr V - 2 tr(W U) + tr(W V W^T)."""
+    weight_CD = head_CD.astype(np.float64)
+    explained = 2.0 * np.sum(weight_CD * moment_DC.T) - np.sum((weight_CD @ gram_DD) * weight_CD)
+    return float(np.trace(gram_DD) - explained)
+
+
+def _solved(system_LL: FloatArray, moment_LC: FloatArray) -> FloatArray:
+    eigenvalues_L = np.linalg.eigvalsh(system_LL)
+    # rounding in the ring may take an eigenvalue of zero just below it
+    if eigenvalues_L[0] * MAX_CONDITION < eigenvalues_L[-1]:
+        return _of_least_norm(system_LL, moment_LC)
+    lower_LL = np.linalg.cholesky(system_LL)
+    return np.linalg.solve(lower_LL.T, np.linalg.solve(lower_LL, moment_LC))
+
+
+def _of_least_norm(system_LL: FloatArray, moment_LC: FloatArray) -> FloatArray:
+    """The limit of vanishing ridge: no component along directions that the samples do not have."""
+    eigenvalues_L, vectors_LL = np.linalg.eigh(system_LL)
+    is_kept_L = eigenvalues_L > SMALLEST_EIGENVALUE * eigenvalues_L[-1]
+    kept_LK = vectors_LL[:, is_kept_L]
+    coordinates_KC = (kept_LK.T @ moment_LC) / eigenvalues_L[is_kept_L, None]
+    return np.asarray(kept_LK @ coordinates_KC, dtype=np.float64)
+
+
+def _head(context: PhaseContext) -> Array:
+    if HEAD not in context.state:
+        raise ConfigError(
+            f"calibrate: expected the array {HEAD} in the global state: it is what ffc replaces"
+        )
+    return context.state[HEAD]
+
+
+def _total(context: PhaseContext) -> float:
+    if TOTAL not in context.state:
+        raise ConfigError(
+            f"calibrate: expected the array {TOTAL} in the global state: enrollment comes first"
+        )
+    return float(context.state[TOTAL])
+
+
+def calibration(options: Options) -> tuple[CalibratePhase]:
+    """What calibrates the head, before the final evaluation."""
+    return (CalibratePhase(ridge=options_of(FfcOptions, options).ridge),)
+
+
+FFC_NEEDS = (
+    Need(
+        holds=lambda recipe: recipe.features is UNIT,
+        reason="ffc sums products of features, which have a bound only at unit length and fit a head that "
+        "nothing scales: it needs features unit",
+    ),
+    Need(
+        holds=lambda recipe: not recipe.head.has_bias,
+        reason="ffc fits a head without a bias, which head trained has: it needs head trained-unbiased or a "
+        "frozen one",
+    ),
+)
+FFC = Closing(
+    word="ffc",
+    options=FfcOptions,
+    needs=FFC_NEEDS,
+    standing=Standing(why="sums products of unit features of the global model"),
+    before_evaluation=calibration,
+)

@@ -1,0 +1,94 @@
+"""FedCSD's regularizer, and its teacher, which follows the global model slowly: the moving mean of all global
+models so far.
+
+Source: FedCSD, Yan et al. 2023 (arXiv 2308.10162), Eq. 12: w_xi <- alpha w_xi + (1 - alpha) w_G, from
+w_xi = w_G at the start. BatchNorm's running means and variances follow like the weights.
+Sums nothing and leaks nothing: silos have seen every global model that it is made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from pydantic import Field
+
+from strategies.base import METHOD, MODEL, Array, Arrays, PartOptions, PhaseContext, options_of
+from strategies.parts.regularizers import TemperatureOptions
+from strategies.recipe import Regularizer, Standing
+
+TEACHER = METHOD + "teacher/"  # prefix of the teacher's trained parameters and float buffers
+
+
+class TeacherOptions(PartOptions):
+    """How slowly the teacher follows."""
+
+    alpha: float = Field(
+        default=0.9, ge=0, le=1, description="alpha: share of the old teacher; 0 is the global model itself"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmaTeacher:
+    """Keeps method/teacher/<parameter> once a round was applied; until then the model is the teacher."""
+
+    def arrays(self, context: PhaseContext, state: Arrays) -> dict[str, Array]:
+        """The next teacher: (alpha * old + (1 - alpha) * the round's new model), float32."""
+        alpha = options_of(TeacherOptions, context.options).alpha
+        names = (*context.trained, *context.buffers)
+        return {TEACHER + name: _followed(context.state, state, name, alpha) for name in names}
+
+
+def teacher_state(state: Arrays) -> dict[str, Array]:
+    """The teacher under the model's own names: what the state keeps of it, else the model itself."""
+    return {
+        name: state.get(TEACHER + name.removeprefix(MODEL), array)
+        for name, array in state.items()
+        if name.startswith(MODEL)
+    }
+
+
+def _followed(before: Arrays, after: Arrays, name: str, alpha: float) -> Array:
+    old = before.get(TEACHER + name, before[MODEL + name]).astype(np.float64)
+    return (alpha * old + (1.0 - alpha) * after[MODEL + name]).astype(np.float32)
+
+
+class Mask(StrEnum):
+    """Which samples the teacher teaches: where it gives the true class more than chance, where it is right,
+    or all."""
+
+    ADAPTIVE = "adaptive"
+    FORCIBLE = "forcible"
+    NONE = "none"
+
+
+class Distance(StrEnum):
+    """From teacher to student: cross-entropy as the paper writes it, or KL, its value less the entropy."""
+
+    CE = "ce"
+    KL = "kl"
+
+
+class CsdOptions(TemperatureOptions, TeacherOptions):
+    """FedCSD's self-distillation."""
+
+    mask: Mask = Field(default=Mask.ADAPTIVE, description="M: which samples the teacher teaches")
+    form: Distance = Field(default=Distance.CE, description="ce or kl; same gradient unless through delta")
+    similarity: bool = Field(
+        default=True, description="delta-hat: class similarity on the teacher's logits; false leaves them be"
+    )
+    grad_through_delta: bool = Field(
+        default=False, description="whether the student's gradient also flows through delta-hat"
+    )
+
+
+CSD = Regularizer(
+    word="csd",
+    options=CsdOptions,
+    keeper=EmaTeacher(),
+    standing=Standing(
+        why="compares each sample with a mean of global models and with noised prototypes, both "
+        "post-processing of sums paid for before"
+    ),
+)

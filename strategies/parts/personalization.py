@@ -1,0 +1,106 @@
+"""Personalization: what of the model is each silo's own in every round, and how good the own models are.
+
+FedPer (Arivazhagan et al. 2019, arXiv 1912.00818): body together, head at home, trained together.
+FedRep (Collins et al., ICML 2021, arXiv 2102.07078): the head alone for some epochs, then the body alone.
+Ditto (Li et al., ICML 2021, arXiv 2012.04221): FedAvg, and beside it a model at each silo, held near it.
+Per-FedAvg (Fallah et al., NeurIPS 2020, arXiv 2002.07948): a model that is good after a step at the silo;
+here the first-order variant.
+Own parameters are no part of the layout: they are the silo's local state and leave it in no sum. What leaves
+beside FedAvg's sums is how good the own models are: of a silo whose own model has accuracy a on its hold-out
+a, a^2 and 1, before each round's training and at the end (closing/fine_tuning.py says what that tells).
+`accuracy` is the global model's as it was received; with an own head that is the initial one on the
+common body, and says little.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from strategies.base import PartOptions
+from strategies.parts.regularizers import NO_REGULARIZER
+from strategies.phases.evaluation import PersonalAccuracy
+from strategies.recipe import ADDS_NOTHING, Need, Personalization, Recipe, Standing
+
+
+class HeadFirstOptions(PartOptions):
+    """FedRep."""
+
+    head_epochs: int = Field(
+        default=10,
+        ge=1,
+        le=1_000,
+        description="tau of FedRep: passes that train the own head alone, first",
+    )
+
+
+class OwnModelOptions(PartOptions):
+    """Ditto."""
+
+    personal_pull: float = Field(
+        default=0.1, ge=0, le=1e3, description="lambda of Ditto: pull of the own model to the received one"
+    )
+
+
+class AdaptedOptions(PartOptions):
+    """Per-FedAvg."""
+
+    inner_rate: float = Field(
+        default=0.01, gt=0, le=100, description="alpha of Per-FedAvg: rate of the step that adapts the model"
+    )
+
+
+def _is_plain(recipe: Recipe) -> bool:
+    """Nothing else reads or tunes the model that a silo trains."""
+    has_reader = recipe.regularizer is not NO_REGULARIZER or recipe.statistic is not None
+    has_closing = recipe.closing.before_evaluation is not None or bool(recipe.closing.after_evaluation)
+    return not (has_reader or has_closing or recipe.server_update.counts_steps)
+
+
+PLAIN = Need(
+    holds=_is_plain,
+    reason="personalization trains in its own way: it needs regularizer, statistic and closing none, and a "
+    "server update that does not count local steps",
+)
+TRAINED_HEAD = Need(
+    holds=lambda recipe: not recipe.head.is_frozen,
+    reason="a head of the silo's own is one that each silo trains: it needs head trained or trained-unbiased",
+)
+NOT_NOISED = (
+    "trains parameters of each silo's own without any noise and sums how good they are, so one record may "
+    "change the silo's accuracy from 0 to 1"
+)
+REFUSED = Standing(records=NOT_NOISED, sums=NOT_NOISED)
+SUMMED = (PersonalAccuracy(),)
+
+NO_PERSONALIZATION = Personalization(word="none", standing=ADDS_NOTHING)
+OWN_HEAD = Personalization(
+    word="head",
+    needs=(TRAINED_HEAD, PLAIN),
+    standing=REFUSED,
+    keeps_local_state=True,
+    has_own_head=True,
+    beside_evaluation=SUMMED,
+)
+OWN_HEAD_FIRST = Personalization(
+    word="head-first",
+    options=HeadFirstOptions,
+    needs=(TRAINED_HEAD, PLAIN),
+    standing=REFUSED,
+    keeps_local_state=True,
+    has_own_head=True,
+    beside_evaluation=SUMMED,
+)
+OWN_MODEL = Personalization(
+    word="model",
+    options=OwnModelOptions,
+    needs=(PLAIN,),
+    standing=REFUSED,
+    keeps_local_state=True,
+    beside_evaluation=SUMMED,
+)
+# follows from the received model in each round, so nothing is kept
+ADAPTED = Personalization(
+    word="adapted", options=AdaptedOptions, needs=(PLAIN,), standing=REFUSED, beside_evaluation=SUMMED
+)
+
+PERSONALIZATIONS = (NO_PERSONALIZATION, OWN_HEAD, OWN_HEAD_FIRST, OWN_MODEL, ADAPTED)

@@ -1,0 +1,112 @@
+"""FedOpt: the mean delta taken for a gradient by an optimizer at the coordinator.
+
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (arXiv 2003.00295), algorithm 2; with D the mean
+delta, m = 0 and v = tau^2 at first and no bias correction:
+adam  m <- beta1 m + (1 - beta1) D, v <- beta2 v + (1 - beta2) D^2, w <- w + eta m / (sqrt(v) + tau)
+yogi  as adam, but v <- v - (1 - beta2) D^2 sign(v - D^2)
+sgd   m <- momentum m + D, w <- w + eta m
+SphereFed (Dong et al. 2022) runs FedOpt with sgd, eta = 1 and momentum 0.3: the default here.
+
+Leaks what FedAvg leaks: m and v follow from the sums. They are part of the global state, whose digest
+every silo checks, so they travel down with the model: one more vector of its length for sgd, two for
+adam and yogi.
+
+P = trained parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from pydantic import Field
+
+from crypto.fixed_point.layout import Quantity
+from strategies.base import METHOD, Array, FloatArray, PartOptions, PhaseContext, ServerStep, options_of
+from strategies.parts.server_updates.mean import POST_PROCESSING
+from strategies.recipe import ServerUpdate
+
+MOMENT = METHOD + "server_moment"  # (P,) float32: m
+SQUARES = METHOD + "server_squares"  # (P,) float32: v
+
+
+class ServerOptimizer(StrEnum):
+    SGD = "sgd"
+    ADAM = "adam"
+    YOGI = "yogi"
+
+
+DEFAULT_RATES: Mapping[ServerOptimizer, float] = {
+    ServerOptimizer.SGD: 1.0,  # SphereFed, its table of hyper-parameters
+    ServerOptimizer.ADAM: 0.01,  # a step is about eta a parameter, whatever the deltas' size
+    ServerOptimizer.YOGI: 0.01,
+}
+
+
+class FedOptOptions(PartOptions):
+    """The coordinator's optimizer. Only sgd reads the momentum; only adam and yogi the betas and tau."""
+
+    server_optimizer: ServerOptimizer = Field(
+        default=ServerOptimizer.SGD, description="what the mean delta is a gradient for: sgd, adam, yogi"
+    )
+    server_learning_rate: float | None = Field(
+        default=None, gt=0, le=1e3, description="eta; left out, 1.0 for sgd and 0.01 for adam and yogi"
+    )
+    server_momentum: float = Field(default=0.3, ge=0, lt=1, description="of sgd")
+    server_beta1: float = Field(default=0.9, ge=0, lt=1, description="beta1: memory of m")
+    server_beta2: float = Field(default=0.99, ge=0, lt=1, description="beta2: memory of v")
+    server_tau: float = Field(default=1e-3, gt=0, le=1.0, description="tau: adaptivity, v is tau^2 at first")
+
+    @property
+    def learning_rate(self) -> float:
+        given = self.server_learning_rate
+        return DEFAULT_RATES[self.server_optimizer] if given is None else given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedOpt:
+    """Needs nothing summed beside; keeps its moments in the global state."""
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        return ()
+
+    def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
+        """The optimizer's step, and its moments for the next round."""
+        options = options_of(FedOptOptions, context.options)
+        mean_P = sums["delta"] / float(sums["weight"])
+        if options.server_optimizer is ServerOptimizer.SGD:
+            return _sgd(context, mean_P, options)
+        return _adaptive(context, mean_P, options)
+
+
+def _sgd(context: PhaseContext, mean_P: FloatArray, options: FedOptOptions) -> ServerStep:
+    moment_P = options.server_momentum * _kept(context, MOMENT, mean_P, start=0.0) + mean_P
+    return ServerStep(step_P=options.learning_rate * moment_P, arrays={MOMENT: moment_P.astype(np.float32)})
+
+
+def _adaptive(context: PhaseContext, mean_P: FloatArray, options: FedOptOptions) -> ServerStep:
+    beta1, tau = options.server_beta1, options.server_tau
+    moment_P = beta1 * _kept(context, MOMENT, mean_P, start=0.0) + (1.0 - beta1) * mean_P
+    squares_P = _squares(_kept(context, SQUARES, mean_P, start=tau**2), mean_P**2, options)
+    return ServerStep(
+        step_P=options.learning_rate * moment_P / (np.sqrt(squares_P) + tau),
+        arrays={MOMENT: moment_P.astype(np.float32), SQUARES: squares_P.astype(np.float32)},
+    )
+
+
+def _squares(before_P: FloatArray, square_P: FloatArray, options: FedOptOptions) -> FloatArray:
+    share = 1.0 - options.server_beta2
+    if options.server_optimizer is ServerOptimizer.ADAM:
+        return options.server_beta2 * before_P + share * square_P
+    # never below zero: where v > D^2 it falls by a share of D^2, which is less than v
+    return before_P - share * square_P * np.sign(before_P - square_P)
+
+
+def _kept(context: PhaseContext, name: str, like_P: FloatArray, *, start: float) -> FloatArray:
+    kept_P = context.state.get(name)
+    return np.full(like_P.shape, start) if kept_P is None else kept_P.astype(np.float64)
+
+
+FEDOPT = ServerUpdate(word="fedopt", options=FedOptOptions, rule=FedOpt(), standing=POST_PROCESSING)

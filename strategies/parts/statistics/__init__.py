@@ -1,0 +1,1 @@
+"""What a method sums by class beside the deltas, one file a statistic."""

@@ -1,0 +1,129 @@
+"""Logit prototypes: what the teacher says on average about the samples of each class.
+
+Source: FedCSD, Yan et al. 2023 (arXiv 2308.10162), Eq. 6 at the silos, Eq. 7 here:
+P_G = (1/K) sum_k P_k, each silo's mean weighing the same. A silo that lacks a class sends a zero row;
+only the direction of a row is ever used (Eq. 8), so dividing by m, by the silos of the sum or by those
+that hold the class gives the same loss. With `count_weighted` (not the paper's) the sums of logits are
+divided by the sums of class counts instead, and a sample weighs the same at every silo.
+Leaks those sums: for a class that one silo holds alone the row is that silo's mean logits, which is why
+rows of classes with few holders are not sent. count_weighted also leaks the federation's class counts.
+With `logit_clip` L each sample's logits are clipped to the norm L, and a record moves the sums by at most
+L. So it does the means: one more sample moves the mean of n by |v - mean| / (n + 1) <= 2 L / (n + 1), and
+the first one moves a row of zeros by |v| <= L.
+
+C = classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field
+
+from crypto.errors import ConfigError
+from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Disclosure, Quantity
+from strategies.base import METHOD, Array, FloatArray, PartOptions, PhaseContext, PhaseResult, options_of
+from strategies.parts.csd import CSD
+from strategies.phases.evaluation import MAX_COUNT
+from strategies.recipe import Need, Options, Standing, Statistic
+
+PROTOTYPES_KIND = "prototypes"
+PROTOTYPES = METHOD + "prototypes"  # (C, C) float64: row = true class, column = logit
+
+LOGIT_BOUND = float(1 << 20)  # of a class's mean logit; a model with larger ones has diverged
+LOGIT_SUM_BOUND = float(1 << 36)  # of a class's summed logits at one silo
+
+
+class PrototypeOptions(PartOptions):
+    """How the silos' prototypes are joined."""
+
+    count_weighted: bool = Field(
+        default=False, description="every sample weighs the same, not every silo (the paper: every silo)"
+    )
+    logit_clip: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="norm to which each sample's logits are clipped; a private job needs one",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrototypesPhase:
+    """Before training in every round: the teacher's mean logits by class, over all silos."""
+
+    kind: str = PROTOTYPES_KIND
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """Shapes: prototypes or prototype_sums (C, C), class_counts (C,)."""
+        C = context.classes
+        clipped = Quantity(
+            name=CLIPPED, bound=float(MAX_VALUES), is_count=True, discloses=Disclosure.DIAGNOSTIC
+        )
+        options = options_of(PrototypeOptions, context.options)
+        change = options.logit_clip
+        if not options.count_weighted:
+            means = Quantity(
+                name="prototypes",
+                shape=(C, C),
+                bound=LOGIT_BOUND,
+                sensitivity_l2=change,
+                discloses=Disclosure.CLASS_STATISTIC,
+            )
+            return means, clipped
+        sums = Quantity(
+            name="prototype_sums",
+            shape=(C, C),
+            bound=LOGIT_SUM_BOUND,
+            sensitivity_l2=change,
+            discloses=Disclosure.CLASS_STATISTIC,
+        )
+        counts = Quantity(
+            name="class_counts",
+            shape=(C,),
+            bound=MAX_COUNT,
+            is_count=True,
+            sensitivity_l2=1.0,
+            discloses=Disclosure.CLASS_STATISTIC,
+        )
+        return sums, counts, clipped
+
+    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """Write method/prototypes, (C, C) float64; a row is zero where no silo sent its own."""
+        prototypes_CC = _joined(context, sums)
+        figures = {"classes_with_prototype": float(np.sum(prototypes_CC.any(axis=1)))}
+        if CLIPPED in sums:  # a private job sums none
+            figures["clipped"] = float(sums[CLIPPED])
+        return PhaseResult(state={**context.state, PROTOTYPES: prototypes_CC}, figures=figures)
+
+
+def _joined(context: PhaseContext, sums: Mapping[str, Array]) -> FloatArray:
+    if not options_of(PrototypeOptions, context.options).count_weighted:
+        return np.asarray(sums["prototypes"] / context.members, dtype=np.float64)
+    counts_C1 = np.maximum(sums["class_counts"], 1)[:, np.newaxis]
+    return np.asarray(sums["prototype_sums"] / counts_C1, dtype=np.float64)
+
+
+def _check_clip(options: Options) -> None:
+    if options_of(PrototypeOptions, options).logit_clip is None:
+        raise ConfigError(
+            "strategy.options.logit_clip: a private job needs it, because logits have no bound of their own"
+        )
+
+
+LOGIT_PROTOTYPES = Statistic(
+    word="logit-prototypes",
+    options=PrototypeOptions,
+    before_training=(PrototypesPhase(),),
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.regularizer is CSD,
+            reason="the statistic logit-prototypes is what the regularizer csd compares with, and nothing "
+            "else uses it: it needs that regularizer",
+        ),
+    ),
+    standing=Standing(why="sums answers of a global model, clipped to logit_clip"),
+    check_private=_check_clip,
+)

@@ -1,0 +1,184 @@
+"""FedDW's soft-label matrix: by true class, the mean softmax output of the freshly trained models; and the
+regularizer that pulls towards it.
+
+Liu, Wang, Wang, Yang, Tao, "FedDW: Distilling Weights through Consistency Optimization in Heterogeneous
+Federated Learning", Eqs. 4 to 7. Silo k sends A_k[i, :], the sum of its trained model's softmax outputs
+over its samples of class i, and their number c_k[i]; Omega[i, :] = sum_k A_k[i, :] / sum_k c_k[i]. The
+sums run over the revealed cohort. A class of which nobody sent a sample keeps the row of the round
+before; where there never was one it is not known and drops out of the loss.
+
+Leaks by class how many samples took part and what the models of the round answer to them on average.
+Of a class that one silo holds it would be that silo's answers and count: rows below min_class_holders
+are never sent. sum_j A[i, j] = c[i], so the counts tell nothing that the sums do not.
+
+C = classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from crypto.fixed_point.layout import Disclosure, Quantity
+from strategies.base import METHOD, Array, Arrays, FloatArray, PartOptions, PhaseContext, options_of
+from strategies.parts.heads import TRAINED_UNBIASED
+from strategies.parts.regularizers import WEIGHTS_ALONE
+from strategies.recipe import Need, Options, Recipe, Regularizer, Standing, Statistic
+
+SOFT_LABELS = METHOD + "soft_labels"  # (C, C) float64: row = true class, column = predicted class
+KNOWN_ROWS = METHOD + "soft_labels_valid"  # (C,) uint8: 1 where the row is known
+MAX_CLASS_SAMPLES = float(1 << 32)  # of one class at one silo; leaves 29 fractional bits to 4 silos
+
+
+class InitialSoftLabels(StrEnum):
+    """The matrix of the first round, which the paper leaves open."""
+
+    SKIP = "skip"
+    IDENTITY = "identity"
+    UNIFORM = "uniform"
+
+
+class SoftLabelOptions(PartOptions):
+    """Soft labels before the first sum."""
+
+    init_slm: InitialSoftLabels = Field(
+        default=InitialSoftLabels.SKIP,
+        description="Omega of round 1: skip (a class is left out until its first sum), identity or uniform",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftLabelMatrix:
+    """Shapes: rows (C, C) float64, each a distribution where is_known (C,) bool."""
+
+    rows_CC: FloatArray
+    is_known_C: NDArray[np.bool_]
+
+
+def soft_labels_in(state: Arrays, *, classes: int, options: SoftLabelOptions) -> SoftLabelMatrix:
+    """The matrix that a round trains against. Raises RemoteProtocolError for arrays of another shape."""
+    if SOFT_LABELS not in state or KNOWN_ROWS not in state:
+        return _initial(classes, options.init_slm)
+    rows_CC, known_C = state[SOFT_LABELS], state[KNOWN_ROWS]
+    if rows_CC.shape != (classes, classes) or known_C.shape != (classes,):
+        raise RemoteProtocolError(
+            f"global state: {SOFT_LABELS} is {rows_CC.shape}, expected {(classes, classes)}",
+            code=Refusal.STATE,
+        )
+    return SoftLabelMatrix(rows_CC=rows_CC.astype(np.float64), is_known_C=known_C.astype(bool))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftLabels:
+    """The statistic that rides in the train phase: sums by class, and the next round's matrix."""
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """Shapes: soft_labels (C, C), class_counts (C,). One record moves each by at most 1 in L2."""
+        classes = context.classes
+        return (
+            Quantity(
+                name="soft_labels",
+                shape=(classes, classes),
+                bound=MAX_CLASS_SAMPLES,
+                sensitivity_l2=1.0,
+                discloses=Disclosure.TRAINED_CLASS_STATISTIC,
+            ),
+            Quantity(
+                name="class_counts",
+                shape=(classes,),
+                bound=MAX_CLASS_SAMPLES,
+                is_count=True,
+                sensitivity_l2=1.0,
+                discloses=Disclosure.CLASS_STATISTIC,
+            ),
+        )
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+        """soft_label_rows: classes with samples in this sum. soft_label_row_error: how far a row's sum is
+        from its count; beyond the ring's rounding a silo sent sums and counts that do not belong together."""
+        counts_C = sums["class_counts"]
+        errors_C = np.abs(sums["soft_labels"].sum(axis=1) - counts_C)
+        return {
+            "soft_label_rows": float(np.count_nonzero(counts_C > 0)),
+            "soft_label_row_error": float(errors_C.max()),
+        }
+
+    def arrays(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, Array]:
+        """Omega = A / c where there is a count, else the row as it was."""
+        options = options_of(SoftLabelOptions, context.options)
+        before = soft_labels_in(context.state, classes=context.classes, options=options)
+        counts_C = sums["class_counts"]
+        has_samples_C = counts_C > 0
+        if counts_C.dtype.kind == "f":  # a noised count is no whole number
+            means_CC = _distributions(sums["soft_labels"])
+        else:
+            means_CC = sums["soft_labels"] / np.maximum(counts_C, 1)[:, None]
+        return {
+            SOFT_LABELS: np.where(has_samples_C[:, None], means_CC, before.rows_CC),
+            KNOWN_ROWS: (has_samples_C | before.is_known_C).astype(np.uint8),
+        }
+
+
+def _distributions(noised_CC: FloatArray) -> FloatArray:
+    """Rows without what noise took below zero, at sum 1; even where nothing is left. Shapes: -> (C, C)."""
+    positive_CC = np.maximum(noised_CC, 0.0)
+    totals_C1 = positive_CC.sum(axis=1, keepdims=True)
+    has_left_C1 = totals_C1 > 0
+    return np.where(has_left_C1, positive_CC / np.where(has_left_C1, totals_C1, 1.0), 1.0 / len(noised_CC))
+
+
+def _initial(classes: int, initial: InitialSoftLabels) -> SoftLabelMatrix:
+    rows_CC = {
+        InitialSoftLabels.SKIP: np.zeros((classes, classes)),
+        InitialSoftLabels.IDENTITY: np.eye(classes),
+        InitialSoftLabels.UNIFORM: np.full((classes, classes), 1.0 / classes),
+    }[initial]
+    is_known_C = np.full(classes, initial is not InitialSoftLabels.SKIP)
+    return SoftLabelMatrix(rows_CC=rows_CC, is_known_C=is_known_C)
+
+
+def _check_first_matrix(recipe: Recipe, options: Options) -> None:
+    is_skipped = options_of(SoftLabelOptions, options).init_slm is InitialSoftLabels.SKIP
+    if recipe.statistic is None and is_skipped:
+        raise ConfigError(
+            "strategy.options.init_slm: without the statistic soft-labels its matrix is the target of every "
+            "round: expected identity or uniform, got skip"
+        )
+
+
+CLASS_RELATIONS = Regularizer(
+    word="soft-labels",
+    options=SoftLabelOptions,
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.head is TRAINED_UNBIASED,
+            reason="the regularizer soft-labels moves the head's rows alone: it needs head trained-unbiased",
+        ),
+    ),
+    standing=WEIGHTS_ALONE,
+    check_options=_check_first_matrix,
+)
+
+SOFT_LABEL_SUMS = Statistic(
+    word="soft-labels",
+    beside_training=(SoftLabels(),),
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.regularizer is CLASS_RELATIONS,
+            reason="the statistic soft-labels is what the regularizer soft-labels pulls towards, and nothing "
+            "else uses it: it needs that regularizer",
+        ),
+    ),
+    standing=Standing(
+        why="under records the trained model is post-processing of DP-SGD, and one record moves the sums "
+        "of its answers by 1",
+        sums="sums what the silo's own trained model answers, and no clip bounds what one record, or one "
+        "silo, changes of that",
+    ),
+)

@@ -1,0 +1,1 @@
+"""The phases that every method has, whatever its parts are."""

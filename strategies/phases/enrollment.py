@@ -1,0 +1,84 @@
+"""What is summed once before the first round: enrollment, and presence where a method sums by class.
+
+Enrollment: how many silos there are and how many samples they hold together.
+Leaks the sum of the silos' rounded sample counts; sums over two cohorts show the count of a silo
+that missed one, which is why counts are rounded at the silo (docs/threat-model.md). Under noise they
+are not rounded, because rounding would let one record move a count by the whole granularity.
+
+Presence: how many silos hold each class. A row of a class statistic is sent only where enough silos hold the
+class, so that no sum of such rows is one silo's own (docs/protocol.md 4): those of FedDW and FedCSD.
+Leaks how many of the silos in the sum hold each class; two sums over nearly the same silos would show
+the classes of one, so silos refuse the second (docs/protocol.md 6.2).
+A private job has no such phase: its noise would hide the few silos that it counts, and the class rows
+carry noise of their own.
+
+C = classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from crypto.fixed_point.layout import Disclosure, Quantity
+from strategies.base import PRESENCE, TOTAL, Array, PhaseContext, PhaseResult
+from strategies.phases.evaluation import MAX_COUNT
+
+ENROLLMENT = "enrollment"
+CLASS_PRESENCE = "class-presence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnrollmentPhase:
+    """Sums 1 and the rounded sample count, and writes their total into the state."""
+
+    kind: str = ENROLLMENT
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        return (
+            Quantity(name="silos", bound=1.0, is_count=True, discloses=Disclosure.CONSTANT),
+            Quantity(
+                name="samples",
+                bound=MAX_COUNT,
+                is_count=True,
+                sensitivity_l2=1.0,
+                discloses=Disclosure.STATISTIC,
+            ),
+        )
+
+    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """Write method/total, an int64 array of shape ()."""
+        silos, samples = int(sums["silos"]), round(float(sums["samples"]))  # whole unless noised
+        figures = {"silos": float(silos), "samples": float(samples)}
+        if samples <= 0:
+            return PhaseResult(state=None, figures=figures, reason="no-data")
+        state = {**context.state, TOTAL: np.array(samples, dtype=np.int64)}
+        return PhaseResult(state=state, figures=figures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassPresencePhase:
+    """Sums a 1 for every class that a silo trains on, and writes the sums into the state."""
+
+    kind: str = CLASS_PRESENCE
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """Shapes: presence (C,)."""
+        presence = Quantity(
+            name="class_presence",
+            shape=(context.classes,),
+            bound=1.0,
+            is_count=True,
+            sensitivity_l2=1.0,
+            discloses=Disclosure.CLASS_STATISTIC,
+        )
+        return (presence,)
+
+    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """Write method/presence, (C,) int64. Figure: classes that no silo holds."""
+        # below 0 under noise alone
+        holders_C = np.maximum(np.rint(sums["class_presence"]), 0).astype(np.int64)
+        figures = {"classes_without_holder": float(np.sum(holders_C == 0))}
+        return PhaseResult(state={**context.state, PRESENCE: holders_C}, figures=figures)

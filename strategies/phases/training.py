@@ -1,0 +1,154 @@
+"""One round of training: the weighted mean of the silos' model deltas, and what is summed beside it.
+
+FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+2017, algorithm 1: w <- w + sum_k (n_k/n) delta_k, here over the silos of the revealed sum:
+w <- w + (sum_k p_k delta_k) / (sum_k p_k) with p_k = n_k/total. Source: docs/protocol.md 4 and 7.
+Leaks sum_k p_k delta_k of each round and the share of the data that took part.
+
+P = trained parameters, B = values of float buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Disclosure, Quantity
+from strategies.base import (
+    MODEL,
+    Array,
+    FloatArray,
+    Keeper,
+    PhaseContext,
+    PhaseResult,
+    ServerRule,
+    ServerStep,
+    SummedBeside,
+)
+from strategies.phases.update_scale import UpdateScale, delta_quantity
+
+TRAIN = "train"
+BLOCK_VALUES = 1 << 16  # of one addition: 512 KiB, which stay in a core's cache
+BUFFER_BOUND = 1e3  # of BatchNorm's running means and variances
+CLIPPED_SHARE_LIMIT = 1e-3  # above it the figure `clipped_too_often` is 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainPhase:
+    """One round of training: p * delta, p, what the server update and the statistics need beside."""
+
+    kind: str = TRAIN
+    update: ServerRule
+    statistics: tuple[SummedBeside, ...] = (UpdateScale(),)
+    keepers: tuple[Keeper, ...] = ()
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """Shapes: delta (P,) in the order of context.trained, buffers (B,) in that of context.buffers."""
+        statistics = [quantity for part in self.statistics for quantity in part.quantities(context)]
+        clipped = Quantity(
+            name=CLIPPED, bound=float(MAX_VALUES), is_count=True, discloses=Disclosure.DIAGNOSTIC
+        )
+        return (*_mean_quantities(context), *self.update.quantities(context), *statistics, clipped)
+
+    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """Take the server's step and the mean buffers; nothing where too little data took part."""
+        weight = float(sums["weight"])
+        data_share = min(max(weight, 0.0), 1.0)  # the ring's resolution leaves 1.0000000001
+        # a private job sums none
+        figures = _clipped_figures(context, sums, values=self._values(context)) if CLIPPED in sums else {}
+        for part in self.statistics:
+            figures.update(part.figures(context, sums))
+        if weight <= 0.0:
+            return PhaseResult(state=None, figures=figures, reason="no-data")
+        if weight < context.min_weight:
+            return PhaseResult(state=None, figures=figures, data_share=data_share, reason="min-weight")
+        step = self.update.step(context, sums)
+        written = dict(step.arrays)
+        if context.buffers:
+            written |= _averaged_buffers(context, sums["buffers"] / weight)
+        for part in self.statistics:
+            written |= part.arrays(context, sums)
+        state = {**context.state, **_moved(context, step), **written}
+        for keeper in self.keepers:
+            state |= keeper.arrays(context, state)
+        return PhaseResult(state=state, figures={**figures, **step.figures}, data_share=data_share)
+
+    def _values(self, context: PhaseContext) -> int:
+        """Of one silo: deltas, buffers, and the server update's own vectors, such as SCAFFOLD's."""
+        beside = sum(math.prod(each.shape) for each in self.update.quantities(context) if each.shape)
+        return _size(context, context.trained) + _size(context, context.buffers) + beside
+
+
+def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
+    """Cut a vector into arrays shaped as in `like`. Shapes: (P,) -> any."""
+    cuts = np.cumsum([like[name].size for name in names])[:-1]
+    parts = np.split(values_P, cuts)
+    return {name: part.reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def _mean_quantities(context: PhaseContext) -> list[Quantity]:
+    quantities = [delta_quantity(context, size=_size(context, context.trained))]
+    if context.buffers:
+        quantities.append(
+            Quantity(
+                name="buffers",
+                shape=(_size(context, context.buffers),),
+                bound=BUFFER_BOUND,
+                discloses=Disclosure.STATISTIC,
+            )
+        )
+    return [*quantities, Quantity(name="weight", bound=1.0, discloses=Disclosure.CONSTANT)]
+
+
+def _size(context: PhaseContext, names: tuple[str, ...]) -> int:
+    return sum(context.state[MODEL + name].size for name in names)
+
+
+def _moved(context: PhaseContext, step: ServerStep) -> dict[str, Array]:
+    """The model after the step. It takes the step's memory, which is used up: each float32 value is written
+    over what was read before, so no third vector is held."""
+    step_P = np.ascontiguousarray(step.step_P, np.float64)
+    moved_P, start = step_P.view(np.float32)[: step_P.size], 0
+    arrays = {}
+    for name in (MODEL + name for name in context.trained):
+        before = context.state[name]
+        part = slice(start, start := start + before.size)
+        _move(before.reshape(-1), step_P[part], step.divisor, out=moved_P[part])
+        arrays[name] = moved_P[part].reshape(before.shape)
+    return arrays
+
+
+def _move(before_N: Array, step_N: FloatArray, divisor: float, *, out: Array) -> None:
+    """Block by block, in float64 and rounded once; `out` may be the front half of `step_N`."""
+    for start in range(0, before_N.size, BLOCK_VALUES):
+        block = slice(start, start + BLOCK_VALUES)
+        out[block] = before_N[block] + step_N[block] / divisor
+
+
+def _averaged_buffers(context: PhaseContext, mean_B: FloatArray) -> dict[str, Array]:
+    names = tuple(MODEL + name for name in context.buffers)
+    averaged = unflatten(mean_B, context.state, names)
+    return {name: _buffer(name, value) for name, value in averaged.items()}
+
+
+def _buffer(name: str, value: FloatArray) -> Array:
+    # stochastic rounding may take a variance of zero just below it
+    floor = 0.0 if name.endswith("running_var") else -np.inf
+    return np.maximum(value, floor).astype(np.float32)
+
+
+def _clipped_figures(context: PhaseContext, sums: Mapping[str, Array], *, values: int) -> dict[str, float]:
+    """clipped_share is of the values that all m silos would send, so exact where none was left out.
+
+    values: of one silo.
+    """
+    clipped = float(sums[CLIPPED])
+    share = clipped / (context.members * values)
+    return {
+        "clipped": clipped,
+        "clipped_share": share,
+        "clipped_too_often": float(share > CLIPPED_SHARE_LIMIT),
+    }
