@@ -101,7 +101,7 @@ class Reveals:
 
     def write_pending(self, pending: PendingReveal) -> None:
         """Record the signed set and the one answer to it. Raises PolicyRefusal as `check_reveal`."""
-        answer, names = pending.to_bytes(), _joined(pending.survivors)
+        answer = pending.to_bytes()
         with self._database.transaction() as connection:
             found = _recorded(connection, _phase_of(pending))
             if found is not None and found["answer"] == answer:
@@ -109,34 +109,31 @@ class Reveals:
             if found is not None:
                 raise _refusal(pending, "another answer is recorded already", Refusal.ALREADY_REVEALED)
             _approved_job(connection, pending)
-            is_change = self._check_near(connection, pending, pending.survivors, pending.min_cohort)
-            key = {**_phase_of(pending), "attempt": pending.attempt, "data_set": self._data_set}
+            values = _phase_of(pending) | {
+                "attempt": pending.attempt,
+                "kind": kind_of(pending.phase),
+                "data_set": self._data_set,
+                "survivors": _joined(pending.survivors),
+                "min_cohort": pending.min_cohort,
+                "is_change": self._check_near(connection, pending, pending.survivors, pending.min_cohort),
+                "status": RevealStatus.PENDING,
+                "state_digest": pending.state_digest,
+                "cohort_digest": pending.cohort_digest,
+                "answer": answer,
+                "unix_seconds": self._clock().timestamp(),
+            }
             connection.execute(
                 "INSERT INTO signed_sets"
                 " (job_digest, round, phase, attempt, kind, data_set, survivors, min_cohort, is_change)"
                 " VALUES (:job, :round, :phase, :attempt, :kind, :data_set, :survivors, :min_cohort,"
                 " :is_change)",
-                key
-                | {
-                    "kind": kind_of(pending.phase),
-                    "survivors": names,
-                    "min_cohort": pending.min_cohort,
-                    "is_change": is_change,
-                },
+                values,
             )
             connection.execute(
                 "INSERT INTO reveals (job_digest, round, phase, status, attempt, state_digest, cohort_digest,"
                 " data_set, survivors, answer, written_unix_seconds) VALUES (:job, :round, :phase, :status,"
                 " :attempt, :state_digest, :cohort_digest, :data_set, :survivors, :answer, :unix_seconds)",
-                key
-                | {
-                    "status": RevealStatus.PENDING,
-                    "state_digest": pending.state_digest,
-                    "cohort_digest": pending.cohort_digest,
-                    "survivors": names,
-                    "answer": answer,
-                    "unix_seconds": self._clock().timestamp(),
-                },
+                values,
             )
 
     def mark_revealed(self, pending: PendingReveal) -> None:
@@ -232,12 +229,8 @@ class Reveals:
         if [row["survivors"] for row in before] == [_joined(survivors)]:  # a dropout that lasts counts once
             return False
         (changes,) = connection.execute(  # attempts at one phase count once
-            f"""
-            SELECT count(*) FROM (
-                SELECT DISTINCT round, phase FROM signed_sets
-                WHERE job_digest = :job AND kind = :kind AND is_change AND NOT ({_SAME_PHASE})
-            )
-            """,
+            "SELECT count(DISTINCT round || ' ' || phase) FROM signed_sets"
+            f" WHERE job_digest = :job AND kind = :kind AND is_change AND NOT ({_SAME_PHASE})",
             of,
         ).fetchone()
         limit = self._policy.max_cohort_changes
