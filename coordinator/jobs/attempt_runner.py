@@ -113,11 +113,7 @@ class AttemptRunner:
             min_rate=settings.min_upload_bytes_per_second,
             chunk_bytes=wire.CHUNK_BYTES,
         )
-        self._train_limits = replace(
-            self._stage_limits,
-            deadline=job.spec.train_deadline_seconds,
-            hard_cap=job.spec.train_hard_cap_seconds,
-        )
+        self._spec = job.spec
         self._terms = terms
         self._min_silos = terms.rule.min_survivors
         self._away_since = away_since
@@ -229,8 +225,9 @@ class AttemptRunner:
         self.absences += [
             Absence(silo=silo, stage=waiting, reason=sits_out) for silo in sorted(self._kept_out)
         ]
-        message = pb.CoordinatorMessage(task=task)
-        self._begin_stage(dict.fromkeys(candidates, message), self._train_limits)
+        deadline, hard_cap = self._spec.train_deadline_seconds, self._spec.train_hard_cap_seconds
+        limits = replace(self._stage_limits, deadline=deadline, hard_cap=hard_cap)
+        self._begin_stage(dict.fromkeys(candidates, pb.CoordinatorMessage(task=task)), limits)
         has_enough = False
         while True:
             self._news.clear()

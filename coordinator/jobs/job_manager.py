@@ -21,11 +21,13 @@ from crypto.session.cohort import SMALLEST_FEDERATION
 
 log = get_logger("coordinator.jobs.job_manager")
 
-NOT_KNOWN = "job: not known here"
-
 
 class TooManyJobs(RemoteProtocolError):
     """As many jobs run, or are being handed in, as the coordinator allows."""
+
+
+class UnknownJob(RemoteProtocolError):
+    """No job of this digest was ever submitted here."""
 
 
 class Draining(ChoraleError):
@@ -174,10 +176,10 @@ class JobManager:
     # watching
 
     def row(self, digest: bytes) -> JobRow:
-        """Raises RemoteProtocolError for an unknown job."""
+        """Raises UnknownJob."""
         row = self._resources.store.job(digest)
         if row is None:
-            raise RemoteProtocolError(NOT_KNOWN, code=Refusal.JOB_INVALID)
+            raise UnknownJob("job: not known here", code=Refusal.JOB_INVALID)
         return row
 
     def summary(self, row: JobRow) -> records_pb2.JobSummary:
@@ -202,8 +204,7 @@ class JobManager:
         )
 
     async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
-        """The summary, all records so far, and then each new one of both. Raises RemoteProtocolError for an
-        unknown job."""
+        """The summary, all records so far, and then each new one of both. Raises UnknownJob."""
         self.row(digest)  # before an event is kept for it
         told, last = 0, None  # the last phase of which a record was told, and the last summary
         while True:

@@ -9,33 +9,25 @@ from typing import Any, NoReturn
 import grpc
 
 from chorale.observability.logs import get_logger
-from coordinator.jobs.job_manager import NOT_KNOWN, Draining, TooManyJobs
+from coordinator.jobs.job_manager import Draining, TooManyJobs, UnknownJob
 from crypto.errors import ChoraleError, PolicyRefusal, Refusal, RemoteProtocolError
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 log = get_logger("coordinator.calls")
 
-_BY_CODE = {
+_BY_TYPE: dict[type[ChoraleError], grpc.StatusCode] = {
+    Draining: grpc.StatusCode.UNAVAILABLE,
+    TooManyJobs: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UnknownJob: grpc.StatusCode.NOT_FOUND,
+    PolicyRefusal: grpc.StatusCode.PERMISSION_DENIED,
+}
+_BY_REFUSAL = {  # of any other RemoteProtocolError; the rest of them is malformed
     Refusal.STAGE: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.LEFT_OUT: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.ROSTER: grpc.StatusCode.PERMISSION_DENIED,
     Refusal.NOT_NAMED: grpc.StatusCode.PERMISSION_DENIED,
 }
-
-
-def code_of(error: ChoraleError) -> grpc.StatusCode:
-    if isinstance(error, Draining):
-        return grpc.StatusCode.UNAVAILABLE
-    if isinstance(error, TooManyJobs):
-        return grpc.StatusCode.RESOURCE_EXHAUSTED
-    if isinstance(error, RemoteProtocolError):
-        if str(error) == NOT_KNOWN:
-            return grpc.StatusCode.NOT_FOUND
-        return _BY_CODE.get(error.code, grpc.StatusCode.INVALID_ARGUMENT)
-    if isinstance(error, PolicyRefusal):
-        return grpc.StatusCode.PERMISSION_DENIED
-    return grpc.StatusCode.INTERNAL
 
 
 async def abort(context: Context, code: grpc.StatusCode, sentence: str) -> NoReturn:
@@ -50,7 +42,10 @@ async def errors_as_codes(context: Context) -> AsyncIterator[None]:
     try:
         yield
     except ChoraleError as error:
-        await context.abort(code_of(error), str(error))
+        code = grpc.StatusCode.INTERNAL
+        if isinstance(error, RemoteProtocolError):
+            code = _BY_REFUSAL.get(error.code, grpc.StatusCode.INVALID_ARGUMENT)
+        await context.abort(_BY_TYPE.get(type(error), code), str(error))
     except Exception:
         log.exception("call failed")  # grpc answers UNKNOWN and says nothing here
         raise
