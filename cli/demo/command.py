@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,12 +174,9 @@ def _spent(plan: DemoPlan) -> dict[str, float]:
     spent: dict[str, float] = {}
     for name in plan.names:
         settings = load_silo_settings(plan.folder(name) / "silo.yaml")
-        ledger = Ledger(settings.ledger_path)
-        try:
+        with closing(Ledger(settings.ledger_path)) as ledger:
             budget = ledger.budget(policy=load_policy(settings.policy), data_set=settings.data.name)
             spent[name] = budget.spent()[0]
-        finally:
-            ledger.close()
     return spent
 
 

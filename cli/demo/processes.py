@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +47,7 @@ class Child:
 
 
 @dataclass(slots=True)
-class Processes:
+class Processes(AbstractContextManager["Processes"]):
     """Everything that was started, stopped again when the block ends, whichever way."""
 
     log_directory: Path
@@ -87,9 +88,6 @@ class Processes:
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
-
-    def __enter__(self) -> Processes:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
