@@ -199,9 +199,17 @@ class MessageHandler:
         running = self._tasks.get(phase_name(key))
         if running is not None and running.key.attempt > key.attempt:
             why = f"attempt {running.key.attempt} was begun already"
-            return self._refuse(key, RemoteProtocolError(why, code=Refusal.STAGE))
+            self._refuse(key, RemoteProtocolError(why, code=Refusal.STAGE))
+            return
         if running is not None and running.key == key and (running.is_preparing or running.session):
-            return self._repeat(running, task)
+            # the coordinator lost the connection and sends the task again
+            if task != running.task:
+                self._refuse(key, RemoteProtocolError("task: changed within one attempt", code=Refusal.TERMS))
+            elif running.session is not None and running.session.is_over:
+                self._refuse(key, RemoteProtocolError("this silo's session is over", code=Refusal.STAGE))
+            elif running.session is not None:
+                self._send(running.session.advertise())
+            return
         if running is not None:
             running.end()
         # A job has one phase at a time: a task for the next gives up the one before.
@@ -213,17 +221,6 @@ class MessageHandler:
         running = self._tasks[phase_name(key)] = _RunningTask(key=key, task=task)
         running.preparation = asyncio.get_running_loop().create_task(self._prepare(running))
         self._forget_states()
-
-    def _repeat(self, running: _RunningTask, task: pb.PhaseTask) -> None:
-        """The coordinator lost the connection and sends the task again."""
-        if task != running.task:
-            changed = RemoteProtocolError("task: changed within one attempt", code=Refusal.TERMS)
-            self._refuse(running.key, changed)
-        elif running.session is not None and running.session.is_over:
-            over = RemoteProtocolError("this silo's session is over", code=Refusal.STAGE)
-            self._refuse(running.key, over)
-        elif running.session is not None:
-            self._send(running.session.advertise())
 
     async def _prepare(self, running: _RunningTask) -> None:
         key = running.key
