@@ -1,1 +1,1 @@
-"""Which quantities a method sums, and what the revealed sums do to the global state. numpy alone."""
+"""Which quantities a method sums, and what the revealed sums do to the global state. No torch."""
