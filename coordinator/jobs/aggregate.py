@@ -31,11 +31,11 @@ class MaskedSum:
     def add(self, spooled: Path) -> None:
         """Add one silo's complete upload: a stream of little-endian words in ascending word size."""
         with spooled.open("rb", buffering=0) as stream:
-            for word in self._layout.words:
-                little_endian = ring.WORD_TYPES[word].newbyteorder("<")
-                sum_L = self._sums[word]
-                for start in range(0, sum_L.size, BLOCK_BYTES * 8 // word):
-                    block_B = sum_L[start : start + BLOCK_BYTES * 8 // word]
+            for ring_bits in self._layout.ring_sizes:
+                little_endian = ring.WORD_TYPES[ring_bits].newbyteorder("<")
+                sum_L = self._sums[ring_bits]
+                for start in range(0, sum_L.size, BLOCK_BYTES * 8 // ring_bits):
+                    block_B = sum_L[start : start + BLOCK_BYTES * 8 // ring_bits]
                     part_B = np.fromfile(stream, dtype=little_endian, count=block_B.size)
                     np.add(block_B, part_B, out=block_B)
 
@@ -57,10 +57,10 @@ class StoredSum(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         quantity = self._quantities[name]
-        words = self._vectors[quantity.word][self._layout.slices(quantity.word)[name]]
+        words = self._vectors[quantity.ring_bits][self._layout.slices(quantity.ring_bits)[name]]
         alone = Layout(quantities=(quantity,), members=self._layout.members)
-        vector_N = words.astype(ring.WORD_TYPES[quantity.word], copy=False)
-        return ring.decode({quantity.word: vector_N}, layout=alone)[name]
+        vector_N = words.astype(ring.WORD_TYPES[quantity.ring_bits], copy=False)
+        return ring.decode({quantity.ring_bits: vector_N}, layout=alone)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._quantities)
@@ -81,7 +81,10 @@ def load_vectors(path: Path, *, layout: Layout) -> dict[int, Words]:
     with path.open("rb") as file:
         file.readinto(data)
     vectors = vectors_from_stream(layout, data)
-    return {word: vector_L.astype(ring.WORD_TYPES[word], copy=False) for word, vector_L in vectors.items()}
+    return {
+        ring_bits: vector_L.astype(ring.WORD_TYPES[ring_bits], copy=False)
+        for ring_bits, vector_L in vectors.items()
+    }
 
 
 def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
@@ -92,6 +95,6 @@ def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
 
 
 def _stream(vectors: dict[int, Words], layout: Layout) -> Iterator[memoryview]:
-    for word in layout.words:
-        little_endian_L = vectors[word].astype(ring.WORD_TYPES[word].newbyteorder("<"), copy=False)
+    for ring_bits in layout.ring_sizes:
+        little_endian_L = vectors[ring_bits].astype(ring.WORD_TYPES[ring_bits].newbyteorder("<"), copy=False)
         yield little_endian_L.view(np.uint8).data

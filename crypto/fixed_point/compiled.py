@@ -25,7 +25,7 @@ WORTH_VALUES: Final = 1 << 19  # fewer are not worth the second that loading num
 
 
 @cache
-def rounding(value: np.dtype[Any], word: np.dtype[Any]) -> Rounding | None:
+def rounding(value: np.dtype[Any], word_type: np.dtype[Any]) -> Rounding | None:
     """The loop for values and two's complement words of these types; None where numpy has to do.
 
     The first call of a process imports numba: about a second and 150 MB.
@@ -37,7 +37,7 @@ def rounding(value: np.dtype[Any], word: np.dtype[Any]) -> Rounding | None:
         import numba
 
         loop: Rounding = numba.njit(nogil=True, cache=True)(_round_into)
-        loop(value_B, np.empty(0, np.uint16), np.empty(0, word), one, one, one, one)
+        loop(value_B, np.empty(0, np.uint16), np.empty(0, word_type), one, one, one, one)
     except Exception:  # whatever keeps it from being compiled or kept, numpy gives the same words
         return None
     return loop

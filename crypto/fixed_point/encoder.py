@@ -75,14 +75,16 @@ class Encoder:
             if quantity.name == CLIPPED:
                 # saturates: it flags a round, it measures nothing
                 count = min(self.clipped_total, int(quantity.bound))
-                parts[CLIPPED] = _Exact(word_N=np.array([count], ring.WORD_TYPES[quantity.word]))
+                parts[CLIPPED] = _Exact(word_N=np.array([count], ring.WORD_TYPES[quantity.ring_bits]))
         self._dice_key = random(prg.KEY_BYTES)
         self._places = _places(layout)
         parts |= self._conditional(parts, random)
         noises = _noises(layout, random, is_compiled)
         self._parts = {
-            word: [(place, parts[name], noises.get(name)) for name, place in layout.slices(word).items()]
-            for word in layout.words
+            ring_bits: [
+                (place, parts[name], noises.get(name)) for name, place in layout.slices(ring_bits).items()
+            ]
+            for ring_bits in layout.ring_sizes
         }
 
     def check_layout(self, layout: Layout) -> None:
@@ -90,17 +92,17 @@ class Encoder:
         if layout.digest != self.layout.digest:
             raise LocalProtocolError("encoder: the values are of another layout")
 
-    def read(self, word: int, start: int, out: Words) -> None:
+    def read(self, ring_bits: int, start: int, out: Words) -> None:
         """Write the words from index `start` of the vector of that word size over `out`.
 
         A value beyond its bound is clipped; rounding is up with the probability of the fraction, to
         2^-16, so a sum has no bias and never passes what the scale leaves room for. Noise may.
         """
-        for place, part, stream in self._parts[word]:
+        for place, part, stream in self._parts[ring_bits]:
             first, last = max(start, place.start), min(start + out.size, place.stop)
             if first < last:
                 dice = _scratch.keystream(part.dice_key or self._dice_key)
-                dice.seek(_DIE.itemsize * (self._places[word] + first))
+                dice.seek(_DIE.itemsize * (self._places[ring_bits] + first))
                 out_N = out[first - start : last - start]
                 part.write(first - place.start, out_N, dice)
                 if stream is not None:
@@ -109,8 +111,8 @@ class Encoder:
     def encode(self) -> Encoded:
         """All words at once."""
         vectors = ring.zeros(self.layout)
-        for word, vector_L in vectors.items():
-            self.read(word, 0, vector_L)
+        for ring_bits, vector_L in vectors.items():
+            self.read(ring_bits, 0, vector_L)
         return Encoded(vectors=vectors, clipped_total=self.clipped_total)
 
     def _conditional(self, parts: Mapping[str, _Part], random: Callable[[int], bytes]) -> dict[str, _Part]:
@@ -124,14 +126,14 @@ class Encoder:
             part = parts[quantity.name]
             if quantity.noise is None or quantity.noise.clip_l2 is None or isinstance(part, _Exact):
                 continue
-            place = self.layout.slices(quantity.word)[quantity.name]
+            place = self.layout.slices(quantity.ring_bits)[quantity.name]
             most = clipped_sensitivity(
                 quantity.noise.clip_l2, scale=quantity.noise.scale, coordinates=quantity.size
             ).squared_l2
-            first_die = self._places[quantity.word] + place.start
+            first_die = self._places[quantity.ring_bits] + place.start
             for _ in range(MAX_ROUNDINGS):
                 tried = replace(part, dice_key=random(prg.KEY_BYTES))
-                if _squared_norm(tried, quantity.word, first_die) <= most:
+                if _squared_norm(tried, quantity.ring_bits, first_die) <= most:
                     chosen[quantity.name] = tried
                     break
             else:
@@ -236,9 +238,9 @@ _Part = _Exact | _Rounded
 def _places(layout: Layout) -> dict[int, int]:
     """By word size, how many words stand before its vector in the upload."""
     places, words = {}, 0
-    for word in layout.words:
-        places[word] = words
-        words += layout.length(word)
+    for ring_bits in layout.ring_sizes:
+        places[ring_bits] = words
+        words += layout.length(ring_bits)
     return places
 
 
@@ -279,7 +281,7 @@ def _part(array_N: NDArray[Any], quantity: Quantity, members: int, is_compiled: 
     most = kind(quantity.bound)
     if float(most) > quantity.bound:  # rounded up, where the type does not have the bound itself
         most = np.nextafter(most, kind(0))
-    loop = compiled.rounding(value_N.dtype, ring.SIGNED_TYPES[quantity.word]) if is_compiled else None
+    loop = compiled.rounding(value_N.dtype, ring.SIGNED_TYPES[quantity.ring_bits]) if is_compiled else None
     return _Rounded(
         value_N=value_N,
         scale=kind(scale),
@@ -296,15 +298,15 @@ def _reals(array_N: NDArray[Any], scale: float) -> Reals:
     return np.require(array_N, kind, ["C", "A"])
 
 
-def _squared_norm(part: _Rounded, word: int, first_die: int) -> int:
+def _squared_norm(part: _Rounded, ring_bits: int, first_die: int) -> int:
     assert part.dice_key is not None
     dice = Keystream(part.dice_key, offset_bytes=_DIE.itemsize * first_die)
-    word_B = np.empty(min(COMPILED_BLOCK_VALUES, part.value_N.size), ring.WORD_TYPES[word])
+    word_B = np.empty(min(COMPILED_BLOCK_VALUES, part.value_N.size), ring.WORD_TYPES[ring_bits])
     total = 0
     for block in _blocks(part.value_N.size, of=COMPILED_BLOCK_VALUES):
         out_B = word_B[: part.value_N[block].size]
         part.write(block.start, out_B, dice)
-        total += clipping.squared_norm(out_B.view(ring.SIGNED_TYPES[word]))
+        total += clipping.squared_norm(out_B.view(ring.SIGNED_TYPES[ring_bits]))
     return total
 
 
@@ -322,7 +324,7 @@ def _noises(layout: Layout, random: Callable[[int], bytes], is_compiled: bool) -
 
 
 def _whole(count_N: NDArray[Any], quantity: Quantity) -> Words:
-    word_N = np.empty(count_N.size, ring.WORD_TYPES[quantity.word])
+    word_N = np.empty(count_N.size, ring.WORD_TYPES[quantity.ring_bits])
     for block in _blocks(count_N.size):
         count_B = count_N[block]
         if count_B.dtype.kind == "f" and not (np.isfinite(count_B) & (np.floor(count_B) == count_B)).all():

@@ -69,8 +69,8 @@ class PersonalPhase:
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Units: accuracies are shares of a silo's hold-out, 0 to 1."""
         return (
-            Quantity(name=ACCURACY, bound=1.0, word=16),
-            Quantity(name=SQUARE, bound=1.0, word=16),
+            Quantity(name=ACCURACY, bound=1.0, ring_bits=16),
+            Quantity(name=SQUARE, bound=1.0, ring_bits=16),
             Quantity(name=SILOS, bound=1.0, is_count=True),
         )
 

@@ -38,7 +38,7 @@ class Scaffold:
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         size = sum(context.state[MODEL + name].size for name in context.trained)
-        return (Quantity(name=CONTROL_DELTA, shape=(size,), bound=CONTROL_BOUND, word=32),)
+        return (Quantity(name=CONTROL_DELTA, shape=(size,), bound=CONTROL_BOUND, ring_bits=32),)
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
         """The sum of p is not divided by: silos that were not in the sum keep their control variates, too."""

@@ -99,12 +99,12 @@ def shares_of(vector: Any) -> dict[int, int]:
 
 def check_prg(vectors: Any) -> int:
     for vector in vectors:
-        word = vector["word"]
-        key = prg_key(bytes.fromhex(vector["seed"]), bytes.fromhex(vector["cohort_digest"]), word)
+        ring_bits = vector["word"]
+        key = prg_key(bytes.fromhex(vector["seed"]), bytes.fromhex(vector["cohort_digest"]), ring_bits)
         expect("key", key.hex(), vector["key"])
-        size = len(vector["words"]) * word // 8
-        words = little_endian(aes_ctr(key, vector["offset_bytes"], size), word)
-        expect(f"words of {word} bits", [str(each) for each in words], vector["words"])
+        size = len(vector["words"]) * ring_bits // 8
+        words = little_endian(aes_ctr(key, vector["offset_bytes"], size), ring_bits)
+        expect(f"words of {ring_bits} bits", [str(each) for each in words], vector["words"])
     return len(vectors)
 
 
@@ -168,7 +168,9 @@ def check_ring(vectors: Any) -> int:
         members, quantities = vector["members"], vector["quantities"]
         expect("layout digest", layout_digest(quantities, members).hex(), vector["layout_digest"])
         dice = rounding_numbers(bytes.fromhex(vector["rounding_key"]))
-        words: dict[str, list[str]] = {str(word): [] for word in sorted({q["word"] for q in quantities})}
+        words: dict[str, list[str]] = {
+            str(ring_bits): [] for ring_bits in sorted({q["word"] for q in quantities})
+        }
         places = first_places(quantities)
         clipped = sum(
             abs(value) > quantity["bound"]
@@ -197,7 +199,7 @@ def rounding_numbers(key: bytes) -> list[int]:
 def first_places(quantities: Any) -> dict[int, int]:
     """By word size, how many words of smaller sizes stand before its vector."""
     sizes = [(quantity["word"], math.prod(quantity["shape"])) for quantity in quantities]
-    return {word: sum(size for other, size in sizes if other < word) for word, _ in sizes}
+    return {ring_bits: sum(size for other, size in sizes if other < ring_bits) for ring_bits, _ in sizes}
 
 
 def in_units(value: float, quantity: Any, die: int) -> int:
