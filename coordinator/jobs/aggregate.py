@@ -88,7 +88,7 @@ def load_vectors(path: Path, *, layout: Layout) -> dict[int, Words]:
 
 
 def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
-    """Take the masks off a stored sum and store what remains; both files are whole or absent."""
+    """Unmask a stored sum and store what remains; both files are whole or absent."""
     vectors = load_vectors(source, layout=plan.layout)
     plan.unmask(vectors)
     store_vectors(target, vectors, layout=plan.layout)

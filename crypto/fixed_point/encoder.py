@@ -30,12 +30,14 @@ from crypto.noise.terms import clipped_sensitivity
 from crypto.prg import Keystream
 
 BLOCK_VALUES: Final = 1 << 15  # numpy's arrays of a block stay in the L2 cache, docs/performance.md
-COMPILED_BLOCK_VALUES: Final = 1 << 17  # as do the dice, the only array of the compiled loop
+COMPILED_BLOCK_VALUES: Final = 1 << 17  # as do the rounding bits, the only array of the compiled loop
 CHECKED_VALUES: Final = 1 << 18  # least and largest of them, from the L3 cache the second time
 MAX_ROUNDINGS: Final = 8  # of a clipped array; each is too long with a probability of about 2^-20 at most
-SIDES: Final = 1 << 16  # of a die, two bytes of the key stream
-_DIE: Final = np.dtype("<u2")
-_LARGEST_FLOAT32_SCALE: Final = 2.0**64  # units, and units times SIDES, are then ordinary float32 numbers
+ROUNDING_STEPS: Final = 1 << 16  # that the rounding bits of a value tell, two bytes of the key stream
+_ROUNDING_BITS: Final = np.dtype("<u2")
+_LARGEST_FLOAT32_SCALE: Final = (
+    2.0**64
+)  # units, and units times ROUNDING_STEPS, are then ordinary float32 numbers
 
 Reals = NDArray[np.floating[Any]]
 
@@ -55,12 +57,12 @@ class Encoder:
     ) -> None:
         """Shapes and units: as the quantities declare.
 
-        Contiguous arrays of float32 and float64 are held, not copied: nobody may change them any more.
+        Contiguous arrays of float32 and float64 are held, not copied: they must not change any more.
         Raises QuantizationError for missing or surplus names, wrong shapes, values that are not finite,
         and counts that are not whole or beyond their bound. Source: docs/protocol.md 4.
 
-        Security: random is the system's CSPRNG. It is asked anew for every input: noise that two inputs
-        shared would fall out of their difference.
+        Security: random is the system's CSPRNG. It is asked again for every input: noise that two inputs
+        shared would cancel in their difference.
         """
         arrays = _arrays(values, layout)
         is_compiled = sum(quantity.size for quantity in layout.quantities) >= compiled.WORTH_VALUES
@@ -76,7 +78,7 @@ class Encoder:
                 # saturates: it flags a round, it measures nothing
                 count = min(self.clipped_total, int(quantity.bound))
                 parts[CLIPPED] = _Exact(word_N=np.array([count], ring.WORD_TYPES[quantity.ring_bits]))
-        self._dice_key = random(prg.KEY_BYTES)
+        self._rounding_key = random(prg.KEY_BYTES)
         self._places = _places(layout)
         parts |= self._conditional(parts, random)
         noises = _noises(layout, random, is_compiled)
@@ -101,10 +103,10 @@ class Encoder:
         for place, part, stream in self._parts[ring_bits]:
             first, last = max(start, place.start), min(start + out.size, place.stop)
             if first < last:
-                dice = _scratch.keystream(part.dice_key or self._dice_key)
-                dice.seek(_DIE.itemsize * (self._places[ring_bits] + first))
+                rounding = _scratch.keystream(part.rounding_key or self._rounding_key)
+                rounding.seek(_ROUNDING_BITS.itemsize * (self._places[ring_bits] + first))
                 out_N = out[first - start : last - start]
-                part.write(first - place.start, out_N, dice)
+                part.write(first - place.start, out_N, rounding)
                 if stream is not None:
                     stream.add_into(first - place.start, out_N)
 
@@ -116,8 +118,7 @@ class Encoder:
         return Encoded(vectors=vectors, clipped_total=self.clipped_total)
 
     def _conditional(self, parts: Mapping[str, _Part], random: Callable[[int], bytes]) -> dict[str, _Part]:
-        """Parts of clipped arrays, each with dice of its own, drawn until its squared norm is no larger than
-        it may be.
+        """Parts of clipped arrays, each with rounding bits of its own, drawn until its norm is in bounds.
 
         Conditional rounding: Kairouz, Liu, Steinke 2021; docs/privacy.md, "Sensitivity after rounding".
         """
@@ -130,10 +131,10 @@ class Encoder:
             most = clipped_sensitivity(
                 quantity.noise.clip_l2, scale=quantity.noise.scale, coordinates=quantity.size
             ).squared_l2
-            first_die = self._places[quantity.ring_bits] + place.start
+            first_word = self._places[quantity.ring_bits] + place.start
             for _ in range(MAX_ROUNDINGS):
-                tried = replace(part, dice_key=random(prg.KEY_BYTES))
-                if _squared_norm(tried, quantity.ring_bits, first_die) <= most:
+                tried = replace(part, rounding_key=random(prg.KEY_BYTES))
+                if _squared_norm(tried, quantity.ring_bits, first_word) <= most:
                     chosen[quantity.name] = tried
                     break
             else:
@@ -143,18 +144,18 @@ class Encoder:
 
 def round_into(
     value_B: Reals,
-    dice_B: NDArray[np.uint16],
+    rounding_bits_B: NDArray[np.uint16],
     out_B: NDArray[np.signedinteger[Any]],
     scale: np.floating[Any],
     most: np.floating[Any],
-    sides: np.floating[Any],
+    steps: np.floating[Any],
     factor: np.floating[Any],
 ) -> None:
-    """Shrink, clip, scale and write floor(x), or one more if the die is below the fraction of its sides.
+    """Shrink, clip, scale and write floor(x), or one more if the rounding bits are below the fraction.
 
     The reference of crypto/fixed_point/compiled.py. Exact in the values' own type, as the scale is a power
-    of two; only the fraction of a number between -1 and 0 may have no room, and is rounded. No die is below a
-    fraction of nothing, so a whole number stays, and no number passes ceil(x).
+    of two; only the fraction of a number between -1 and 0 may have no room, and is rounded. No bits are
+    below a fraction of nothing, so a whole number stays, and no number passes ceil(x).
     """
     size = value_B.size
     units_B, whole_B = (each.view(value_B.dtype)[:size] for each in (_scratch.units, _scratch.whole))
@@ -166,8 +167,8 @@ def round_into(
     np.multiply(value_B, scale, out=units_B)
     np.floor(units_B, out=whole_B)
     units_B -= whole_B
-    units_B *= sides
-    np.less(dice_B, units_B, out=is_up_B)
+    units_B *= steps
+    np.less(rounding_bits_B, units_B, out=is_up_B)
     whole_B += is_up_B
     np.copyto(out_B, whole_B, casting="unsafe")
 
@@ -179,7 +180,7 @@ class _Scratch(threading.local):
         self.units = np.empty(BLOCK_VALUES, np.float64)
         self.whole = np.empty(BLOCK_VALUES, np.float64)
         self.is_up = np.empty(BLOCK_VALUES, np.bool_)
-        self.dice = np.empty(COMPILED_BLOCK_VALUES, _DIE)
+        self.rounding_bits = np.empty(COMPILED_BLOCK_VALUES, _ROUNDING_BITS)
         self._last: tuple[bytes, Keystream] | None = None
 
     def keystream(self, key: bytes) -> Keystream:
@@ -198,9 +199,9 @@ class _Exact:
 
     word_N: Words = field(repr=False)
     clipped: int = 0
-    dice_key: bytes | None = field(default=None, repr=False)
+    rounding_key: bytes | None = field(default=None, repr=False)
 
-    def write(self, first: int, out: Words, dice: Keystream) -> None:
+    def write(self, first: int, out: Words, rounding: Keystream) -> None:
         out[:] = self.word_N[first : first + out.size]
 
 
@@ -209,7 +210,7 @@ class _Rounded:
     """Values to round. scale: of the values' own type, like most: the bound, inf if no value is beyond it.
 
     factor: what every value is multiplied by before, 1 where nothing is clipped as a whole.
-    dice_key: of the quantity's own dice; None where it has those of the input.
+    rounding_key: of the quantity's own rounding bits; None where it has those of the input.
     """
 
     value_N: Reals = field(repr=False)
@@ -218,18 +219,18 @@ class _Rounded:
     factor: np.floating[Any] = field(repr=False)
     clipped: int
     round_into: Rounding
-    dice_key: bytes | None = field(default=None, repr=False)
+    rounding_key: bytes | None = field(default=None, repr=False)
 
-    def write(self, first: int, out: Words, dice: Keystream) -> None:
-        sides = self.value_N.dtype.type(SIDES)
+    def write(self, first: int, out: Words, rounding: Keystream) -> None:
+        steps = self.value_N.dtype.type(ROUNDING_STEPS)
         out_N = out.view(ring.SIGNED_TYPES[8 * out.itemsize])
         of = BLOCK_VALUES if self.round_into is round_into else COMPILED_BLOCK_VALUES
         for block in _blocks(out.size, of=of):
             out_B = out_N[block]
-            dice_B = _scratch.dice[: out_B.size]
-            dice.fill(dice_B.view(np.uint8))
+            rounding_bits_B = _scratch.rounding_bits[: out_B.size]
+            rounding.fill(rounding_bits_B.view(np.uint8))
             value_B = self.value_N[first + block.start : first + block.start + out_B.size]
-            self.round_into(value_B, dice_B, out_B, self.scale, self.most, sides, self.factor)
+            self.round_into(value_B, rounding_bits_B, out_B, self.scale, self.most, steps, self.factor)
 
 
 _Part = _Exact | _Rounded
@@ -298,20 +299,20 @@ def _reals(array_N: NDArray[Any], scale: float) -> Reals:
     return np.require(array_N, kind, ["C", "A"])
 
 
-def _squared_norm(part: _Rounded, ring_bits: int, first_die: int) -> int:
-    assert part.dice_key is not None
-    dice = Keystream(part.dice_key, offset_bytes=_DIE.itemsize * first_die)
+def _squared_norm(part: _Rounded, ring_bits: int, first_word: int) -> int:
+    assert part.rounding_key is not None
+    rounding = Keystream(part.rounding_key, offset_bytes=_ROUNDING_BITS.itemsize * first_word)
     word_B = np.empty(min(COMPILED_BLOCK_VALUES, part.value_N.size), ring.WORD_TYPES[ring_bits])
     total = 0
     for block in _blocks(part.value_N.size, of=COMPILED_BLOCK_VALUES):
         out_B = word_B[: part.value_N[block].size]
-        part.write(block.start, out_B, dice)
+        part.write(block.start, out_B, rounding)
         total += clipping.squared_norm(out_B.view(ring.SIGNED_TYPES[ring_bits]))
     return total
 
 
 def _noises(layout: Layout, random: Callable[[int], bytes], is_compiled: bool) -> dict[str, SkellamStream]:
-    """By name of a quantity with noise. The key is of this input alone, and another than the dice's."""
+    """By name of a quantity with noise. The key is of this input alone, and another than the rounding's."""
     noised = {place: each for place, each in enumerate(layout.quantities) if each.noise is not None}
     if not noised:
         return {}

@@ -79,7 +79,7 @@ class Quantity:
     def scale(self, members: int) -> float:
         """Power of two with members * ceil(scale * bound) <= 2^(ring_bits-1) - 1; 1 for counts.
 
-        Under noise it is the noise's. Both sides compute it from m, so nobody is told. Raises ConfigError
+        Under noise it is the noise's. Both sides compute it from m; it is never sent. Raises ConfigError
         if none fits.
         """
         if self.noise is not None:

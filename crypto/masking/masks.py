@@ -95,7 +95,7 @@ class Masker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmaskPlan:
-    """What takes the masks off the survivors' sum: the masks' seeds with opposite signs.
+    """What unmasks the survivors' sum: the masks' seeds with opposite signs.
 
     survivors: U3, whose inputs the sum then holds.
     """

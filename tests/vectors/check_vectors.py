@@ -167,7 +167,7 @@ def check_ring(vectors: Any) -> int:
     for vector in vectors:
         members, quantities = vector["members"], vector["quantities"]
         expect("layout digest", layout_digest(quantities, members).hex(), vector["layout_digest"])
-        dice = rounding_numbers(bytes.fromhex(vector["rounding_key"]))
+        rounding_bits = rounding_numbers(bytes.fromhex(vector["rounding_key"]))
         words: dict[str, list[str]] = {
             str(ring_bits): [] for ring_bits in sorted({q["word"] for q in quantities})
         }
@@ -183,7 +183,10 @@ def check_ring(vectors: Any) -> int:
             expect("scale exponent", scale_exponent(quantity, members), quantity["scale_exponent"])
             values = vector["values"] | {"clipped": [clipped]}
             place = places[quantity["word"]] + len(words[str(quantity["word"])])
-            units = [in_units(v, quantity, dice[place + i]) for i, v in enumerate(values[quantity["name"]])]
+            units = [
+                in_units(v, quantity, rounding_bits[place + i])
+                for i, v in enumerate(values[quantity["name"]])
+            ]
             words[str(quantity["word"])] += [str(unit % 2 ** quantity["word"]) for unit in units]
             sums = [float(members * unit / Fraction(2) ** quantity["scale_exponent"]) for unit in units]
             expect("sum", sums, vector["sum_of_all_members"][quantity["name"]])
@@ -202,13 +205,13 @@ def first_places(quantities: Any) -> dict[int, int]:
     return {ring_bits: sum(size for other, size in sizes if other < ring_bits) for ring_bits, _ in sizes}
 
 
-def in_units(value: float, quantity: Any, die: int) -> int:
+def in_units(value: float, quantity: Any, rounding_bits: int) -> int:
     if quantity["is_count"]:
         return int(value)
     bound = Fraction(quantity["bound"])
     exact = max(-bound, min(bound, Fraction(value))) * Fraction(2) ** quantity["scale_exponent"]
     whole: int = math.floor(exact)
-    return whole + int(die < (exact - whole) * 2**16)
+    return whole + int(rounding_bits < (exact - whole) * 2**16)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 
 from crypto.errors import LocalProtocolError, QuantizationError
 from crypto.fixed_point import compiled, encoder, ring
-from crypto.fixed_point.encoder import BLOCK_VALUES, COMPILED_BLOCK_VALUES, SIDES, Encoder, round_into
+from crypto.fixed_point.encoder import (
+    BLOCK_VALUES,
+    COMPILED_BLOCK_VALUES,
+    ROUNDING_STEPS,
+    Encoder,
+    round_into,
+)
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 from tests.support.projections import keeping
 
@@ -122,10 +128,10 @@ def test_what_was_encoded_at_once_is_read_in_pieces() -> None:
         assert np.array_equal(out, encoded.vectors[ring_bits][2:5])
 
 
-def test_a_word_is_its_value_in_units_rounded_by_the_die_of_its_place() -> None:
+def test_a_word_is_its_value_in_units_rounded_by_the_bits_of_its_place() -> None:
     """The definition, in exact integers: 2 bytes of the key stream for each word of the upload."""
-    dice = np.empty(sum(LAYOUT.length(ring_bits) for ring_bits in LAYOUT.ring_sizes), "<u2")
-    encoder.prg.Keystream(KEY).fill(dice.view(np.uint8))
+    rounding_bits = np.empty(sum(LAYOUT.length(ring_bits) for ring_bits in LAYOUT.ring_sizes), "<u2")
+    encoder.prg.Keystream(KEY).fill(rounding_bits.view(np.uint8))
     places = {16: 0, 32: LAYOUT.length(16), 64: LAYOUT.length(16) + LAYOUT.length(32)}
     for quantity in LAYOUT.quantities:
         if quantity.is_count:
@@ -139,18 +145,30 @@ def test_a_word_is_its_value_in_units_rounded_by_the_die_of_its_place() -> None:
             if value_N.dtype == np.float32 and abs(inside) == quantity.bound:
                 continue  # float32 has no 0.7: a test of its own
             units = inside * quantity.scale(MEMBERS)
-            up = int(dice[first + i]) < (units - math.floor(units)) * SIDES
+            up = int(rounding_bits[first + i]) < (units - math.floor(units)) * ROUNDING_STEPS
             assert int(signed[i]) == math.floor(units) + up
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("die", "expected"), [(0, [3, 4, -3, -2, 0, 0]), (SIDES - 1, [3, 3, -3, -3, 0, 0])])
-def test_a_whole_number_stays_whatever_the_die(die: int, expected: list[int], dtype: Any) -> None:
+@pytest.mark.parametrize(
+    ("rounding_bits", "expected"), [(0, [3, 4, -3, -2, 0, 0]), (ROUNDING_STEPS - 1, [3, 3, -3, -3, 0, 0])]
+)
+def test_a_whole_number_stays_whatever_the_rounding_bits(
+    rounding_bits: int, expected: list[int], dtype: Any
+) -> None:
     """A zero that rounded whole numbers up would pass the bound once in 2^16 values."""
     value_B = np.array([3.0, 3.5, -3.0, -2.5, 0.0, -0.0], dtype)
     for loop in loops(dtype, np.int16):
         out_B = np.zeros(6, np.int16)
-        loop(value_B, np.full(6, die, np.uint16), out_B, dtype(1), dtype(np.inf), dtype(SIDES), dtype(1))
+        loop(
+            value_B,
+            np.full(6, rounding_bits, np.uint16),
+            out_B,
+            dtype(1),
+            dtype(np.inf),
+            dtype(ROUNDING_STEPS),
+            dtype(1),
+        )
         assert out_B.tolist() == expected
 
 

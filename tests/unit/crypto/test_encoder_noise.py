@@ -191,7 +191,9 @@ class TestClip:
 
 
 class TestConditionalRounding:
-    def test_the_dice_are_drawn_anew_until_the_norm_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rounding_bits_are_drawn_again_until_the_norm_is_kept(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Halves round up or down: a bound near the mean is passed by half of all roundings."""
         value_N = np.full(1000, 0.5 / NOISE.scale, np.float32)
         limit = 490
@@ -218,7 +220,7 @@ class TestConditionalRounding:
         assert len(drawn) == 1 + encoder.MAX_ROUNDINGS
 
     def test_rounding_has_no_bias(self) -> None:
-        """The mean of 20,000 dice is 0.25 +- 0.0031; false alarms below 2 * 10^-9 (six deviations)."""
+        """The mean of 20,000 roundings is 0.25 +- 0.0031; false alarms below 2 * 10^-9 (six deviations)."""
         value_N = np.full(20_000, 10.25 / NOISE.scale)
         terms = replace(FAINT, clip_l2=2.0)
         quantity = replace(quantity_of((20_000,), terms=terms), bound=2.0)
@@ -236,7 +238,7 @@ class TestConditionalRounding:
 
 class TestNoise:
     def test_the_noise_is_the_streams_of_its_key_and_place(self) -> None:
-        """As docs/protocol.md 4.10 has it, under a key that no die has."""
+        """As docs/protocol.md 4.10 has it, under a key that no rounding has."""
         drawn: list[bytes] = []
         source = keys(3)
 
@@ -245,7 +247,7 @@ class TestNoise:
             return drawn[-1]
 
         noised = Encoder(VALUES, layout=LAYOUT, random=random)
-        assert len(drawn) == len(set(drawn)) == 4  # dice, those of two clipped arrays, noise
+        assert len(drawn) == len(set(drawn)) == 4  # rounding bits, those of two clipped arrays, noise
         for ring_bits in LAYOUT.ring_sizes:
             before = words_of(noised, ring_bits)
             for place, quantity in enumerate(LAYOUT.quantities):
@@ -342,7 +344,7 @@ class TestNoise:
 
     def test_keys_and_factors_show_in_no_repr(self) -> None:
         encoded = single(np.full(3, 7.7))
-        key = encoded._parts[32][0][1].dice_key
+        key = encoded._parts[32][0][1].rounding_key
         assert key is not None
         assert repr(key) not in repr(encoded._parts)
         assert "factor" not in repr(encoded._parts)
@@ -355,7 +357,7 @@ class TestSources:
         "name",
         ["fixed_point/encoder.py", "fixed_point/clipping.py", "noise/skellam_stream.py"],
     )
-    def test_no_other_generator_makes_noise_or_dice(self, name: str) -> None:
+    def test_no_other_generator_makes_noise_or_rounding_bits(self, name: str) -> None:
         tree = ast.parse((SOURCES / name).read_text())
         imported = {
             alias.name.split(".")[0]

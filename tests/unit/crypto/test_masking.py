@@ -217,7 +217,7 @@ def test_no_second_vector_is_made() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
-def test_any_number_of_workers_takes_the_masks_off(workers: int) -> None:
+def test_any_number_of_workers_unmasks(workers: int) -> None:
     size = 2 * CHUNK_BYTES // 4 + 5
     quantities = tuple(
         Quantity(name=f"w{ring_bits}", shape=(size,), bound=8.0, ring_bits=ring_bits)
@@ -233,7 +233,7 @@ def test_any_number_of_workers_takes_the_masks_off(workers: int) -> None:
         assert np.array_equal(sums[ring_bits], expected)
 
 
-def test_a_plan_with_opposite_signs_takes_the_masks_off_in_place() -> None:
+def test_a_plan_with_opposite_signs_unmasks_in_place() -> None:
     sums = {ring_bits: vector.copy() for ring_bits, vector in vectors_from_stream(LAYOUT, WHOLE).items()}
     same = dict(sums)
     opposite = tuple(SignedSeed(seed=signed.seed, sign=-signed.sign) for signed in SEEDS)
