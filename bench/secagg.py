@@ -37,7 +37,7 @@ from coordinator.process import return_large_blocks
 from crypto.errors import LocalProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
-from crypto.fixed_point.layout import WORD_BITS
+from crypto.fixed_point.layout import RING_BITS
 from crypto.masking.masks import Masker, UnmaskPlan, vectors_from_stream
 from crypto.noise.terms import MAX_DEVIATION, Noise
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule
@@ -288,7 +288,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--silos", type=silos, default=10, help="silos that advert")
     parser.add_argument("--length", type=whole(1, MAX_VALUES), default=1_000_000, help="values of each")
     parser.add_argument("--drop", type=whole(0, MAX_SILOS), default=2, help="silos lost after SHARE")
-    parser.add_argument("--word", type=int, choices=WORD_BITS, default=32, help="bits of a summed value")
+    parser.add_argument("--word", type=int, choices=RING_BITS, default=32, help="bits of a summed value")
     parser.add_argument("--noise", action="store_true", help="clip the vectors and add noise")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)

@@ -58,7 +58,7 @@ class Session(LocalSession):
 
 def update_layout(federation: Federation, *, length: int, word: int, noise: Noise | None = None) -> Layout:
     """One update of that many values at every silo."""
-    quantity = Quantity(name="delta", shape=(length,), bound=BOUND, word=word, noise=noise)
+    quantity = Quantity(name="delta", shape=(length,), bound=BOUND, ring_bits=word, noise=noise)
     return Layout(quantities=(quantity,), members=len(federation.silos))
 
 

@@ -131,7 +131,7 @@ class _Payload:
     """One silo's vector: its masks and its input, and the chunks that leave in the end."""
 
     def __init__(self, *, megabytes: int, masks: int) -> None:
-        quantity = Quantity(name="delta", shape=(megabytes * VALUES_PER_MEGABYTE,), bound=1.0, word=32)
+        quantity = Quantity(name="delta", shape=(megabytes * VALUES_PER_MEGABYTE,), bound=1.0, ring_bits=32)
         layout = Layout(members=SILOS, quantities=(quantity,))
         seeds = tuple(SignedSeed(seed=bytes([place]) * 32, sign=1) for place in range(masks))
         self.total_bytes = layout.total_bytes

@@ -69,6 +69,9 @@ class LocalProtocolError(ProtocolError):
 class RemoteProtocolError(ProtocolError):
     """The peer broke the protocol."""
 
-    def __init__(self, message: str, *, code: Refusal = Refusal.MALFORMED) -> None:
+    code = Refusal.MALFORMED
+
+    def __init__(self, message: str, *, code: Refusal | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        if code is not None:
+            self.code = code

@@ -19,9 +19,9 @@ _CIPHER_BLOCK_BYTES = 16
 _ZEROS: Final = memoryview(bytes(BLOCK_BYTES))  # XOR a key stream they are that key stream
 
 
-def mask_key(seed: bytes, *, cohort_digest: bytes, word: int) -> bytes:
+def mask_key(seed: bytes, *, cohort_digest: bytes, ring_bits: int) -> bytes:
     """Key of the stream that a seed gives in one cohort for one word size: one key, one vector."""
-    info = b"chorale/v1/prg\0" + cohort_digest + word.to_bytes(1, "big")
+    info = b"chorale/v1/prg\0" + cohort_digest + ring_bits.to_bytes(1, "big")
     return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=info).derive(seed)
 
 

@@ -20,7 +20,7 @@ _COHORT_DIGEST = bytes(32)
 
 def layout(length: int, *, word: int, silos: int) -> Layout:
     """One quantity of that many values."""
-    quantity = Quantity(name=QUANTITY, shape=(length,), bound=BOUND, word=word)
+    quantity = Quantity(name=QUANTITY, shape=(length,), bound=BOUND, ring_bits=word)
     return Layout(quantities=(quantity,), members=silos)
 
 

@@ -194,7 +194,7 @@ def _flower_step(silos: int, word: int) -> float:
 
 
 def _chorale_step(silos: int, word: int) -> float:
-    return 1 / Quantity(name="delta", shape=(1,), bound=BOUND, word=word).scale(silos)
+    return 1 / Quantity(name="delta", shape=(1,), bound=BOUND, ring_bits=word).scale(silos)
 
 
 def _values(silos: int, length: int) -> NDArray[np.float32]:

@@ -168,8 +168,8 @@ def _at_finest_scale(
         if made.wrap_probability(members) <= MAX_WRAP_PROBABILITY / MAX_QUANTITIES:
             return made
     raise ConfigError(
-        f"quantity {quantity.name}: no scale leaves room in {quantity.word} bits for {quantity.size} values "
-        f"under a noise multiplier of {multiplier:g}"
+        f"quantity {quantity.name}: no scale leaves room in {quantity.ring_bits} bits for {quantity.size} "
+        f"values under a noise multiplier of {multiplier:g}"
     )
 
 

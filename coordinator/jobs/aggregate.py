@@ -31,11 +31,11 @@ class MaskedSum:
     def add(self, spooled: Path) -> None:
         """Add one silo's complete upload: a stream of little-endian words in ascending word size."""
         with spooled.open("rb", buffering=0) as stream:
-            for word in self._layout.words:
-                little_endian = ring.WORD_TYPES[word].newbyteorder("<")
-                sum_L = self._sums[word]
-                for start in range(0, sum_L.size, BLOCK_BYTES * 8 // word):
-                    block_B = sum_L[start : start + BLOCK_BYTES * 8 // word]
+            for ring_bits in self._layout.ring_sizes:
+                little_endian = ring.WORD_TYPES[ring_bits].newbyteorder("<")
+                sum_L = self._sums[ring_bits]
+                for start in range(0, sum_L.size, BLOCK_BYTES * 8 // ring_bits):
+                    block_B = sum_L[start : start + BLOCK_BYTES * 8 // ring_bits]
                     part_B = np.fromfile(stream, dtype=little_endian, count=block_B.size)
                     np.add(block_B, part_B, out=block_B)
 
@@ -56,10 +56,10 @@ class StoredSum(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         quantity = self._quantities[name]
-        words = self._vectors[quantity.word][self._layout.slices(quantity.word)[name]]
+        words = self._vectors[quantity.ring_bits][self._layout.slices(quantity.ring_bits)[name]]
         alone = Layout(quantities=(quantity,), members=self._layout.members)
-        vector_N = words.astype(ring.WORD_TYPES[quantity.word], copy=False)
-        return ring.decode({quantity.word: vector_N}, layout=alone)[name]
+        vector_N = words.astype(ring.WORD_TYPES[quantity.ring_bits], copy=False)
+        return ring.decode({quantity.ring_bits: vector_N}, layout=alone)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._quantities)
@@ -72,7 +72,8 @@ def store_vectors(path: Path, vectors: dict[int, Words], *, layout: Layout) -> N
     """Durable once it returns; the file is whole or absent."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     little_endian = (
-        vectors[word].astype(ring.WORD_TYPES[word].newbyteorder("<"), copy=False) for word in layout.words
+        vectors[ring_bits].astype(ring.WORD_TYPES[ring_bits].newbyteorder("<"), copy=False)
+        for ring_bits in layout.ring_sizes
     )
     write_atomic(path, (vector_L.view(np.uint8).data for vector_L in little_endian))
 
@@ -83,8 +84,8 @@ def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
     with source.open("rb") as file:
         file.readinto(data)
     vectors = {
-        word: vector_L.astype(ring.WORD_TYPES[word], copy=False)
-        for word, vector_L in vectors_from_stream(plan.layout, data).items()
+        ring_bits: vector_L.astype(ring.WORD_TYPES[ring_bits], copy=False)
+        for ring_bits, vector_L in vectors_from_stream(plan.layout, data).items()
     }
     plan.unmask(vectors)
     store_vectors(target, vectors, layout=plan.layout)

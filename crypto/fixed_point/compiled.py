@@ -1,10 +1,9 @@
-"""The inner loops of a silo, compiled: rounding in one pass over the values where numpy needs nine, the
-rotation in the L2 cache, and masks drawn and added in the L1 cache.
+"""The inner loops of a silo, compiled: rounding in one pass over the values where numpy needs nine, and the
+rotation in the L2 cache.
 
-numba comes with the extra `silo`. Without it, or where it finds no folder to keep what it compiled
-(beside this file, NUMBA_CACHE_DIR, the user's cache), the numpy loops of crypto/fixed_point/encoder.py,
-projection.py and
-mask_streams.py serve with the same words: compiling anew in every process would cost more than it saves.
+numba comes with the extra `silo`. Without it, or where it finds no folder to keep what it compiled (beside
+this file, NUMBA_CACHE_DIR, the user's cache), the numpy loops of encoder.py and projection.py serve with
+the same words: compiling in every process would cost more than it saves.
 """
 
 # B = values of one block, or rows of a projection's block; K = a projection's blocks
@@ -25,7 +24,7 @@ WORTH_VALUES: Final = 1 << 19  # fewer are not worth the second that loading num
 
 
 @cache
-def rounding(value: np.dtype[Any], word: np.dtype[Any]) -> Rounding | None:
+def rounding(value: np.dtype[Any], word_type: np.dtype[Any]) -> Rounding | None:
     """The loop for values and two's complement words of these types; None where numpy has to do.
 
     The first call of a process imports numba: about a second and 150 MB.
@@ -37,7 +36,7 @@ def rounding(value: np.dtype[Any], word: np.dtype[Any]) -> Rounding | None:
         import numba
 
         loop: Rounding = numba.njit(nogil=True, cache=True)(_round_into)
-        loop(value_B, np.empty(0, np.uint16), np.empty(0, word), one, one, one, one)
+        loop(value_B, np.empty(0, np.uint16), np.empty(0, word_type), one, one, one, one)
     except Exception:  # whatever keeps it from being compiled or kept, numpy gives the same words
         return None
     return loop
@@ -58,11 +57,11 @@ def transform() -> Transform | None:
 
 def _round_into(
     value_B: NDArray[Any],
-    dice_B: NDArray[Any],
+    rounding_bits_B: NDArray[Any],
     out_B: NDArray[Any],
     scale: Any,
     most: Any,
-    sides: Any,
+    steps: Any,
     factor: Any,
 ) -> None:
     """crypto/fixed_point/encoder.py, round_into, value by value and in the values' own type."""
@@ -70,7 +69,7 @@ def _round_into(
     for i in range(value_B.size):
         units = min(max(value_B[i] * factor, -most), most) * scale
         whole = np.floor(units)
-        out_B[i] = whole + kind(kind(dice_B[i]) < (units - whole) * sides)
+        out_B[i] = whole + kind(kind(rounding_bits_B[i]) < (units - whole) * steps)
 
 
 def _transform_into(work_BK: NDArray[np.float32], scratch: NDArray[np.float32]) -> None:

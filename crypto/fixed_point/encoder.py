@@ -30,12 +30,14 @@ from crypto.noise.terms import clipped_sensitivity
 from crypto.prg import Keystream
 
 BLOCK_VALUES: Final = 1 << 15  # numpy's arrays of a block stay in the L2 cache, docs/performance.md
-COMPILED_BLOCK_VALUES: Final = 1 << 17  # as do the dice, the only array of the compiled loop
+COMPILED_BLOCK_VALUES: Final = 1 << 17  # as do the rounding bits, the only array of the compiled loop
 CHECKED_VALUES: Final = 1 << 18  # least and largest of them, from the L3 cache the second time
 MAX_ROUNDINGS: Final = 8  # of a clipped array; each is too long with a probability of about 2^-20 at most
-SIDES: Final = 1 << 16  # of a die, two bytes of the key stream
-_DIE: Final = np.dtype("<u2")
-_LARGEST_FLOAT32_SCALE: Final = 2.0**64  # units, and units times SIDES, are then ordinary float32 numbers
+ROUNDING_STEPS: Final = 1 << 16  # that the rounding bits of a value tell, two bytes of the key stream
+_ROUNDING_BITS: Final = np.dtype("<u2")
+_LARGEST_FLOAT32_SCALE: Final = (
+    2.0**64
+)  # units, and units times ROUNDING_STEPS, are then ordinary float32 numbers
 
 Reals = NDArray[np.floating[Any]]
 
@@ -55,12 +57,12 @@ class Encoder:
     ) -> None:
         """Shapes and units: as the quantities declare.
 
-        Contiguous arrays of float32 and float64 are held, not copied: nobody may change them any more.
+        Contiguous arrays of float32 and float64 are held, not copied: they must not change any more.
         Raises QuantizationError for missing or surplus names, wrong shapes, values that are not finite,
         and counts that are not whole or beyond their bound. Source: docs/protocol.md 4.
 
-        Security: random is the system's CSPRNG. It is asked anew for every input: noise that two inputs
-        shared would fall out of their difference.
+        Security: random is the system's CSPRNG. It is asked again for every input: noise that two inputs
+        shared would cancel in their difference.
         """
         arrays = _arrays(values, layout)
         is_compiled = sum(quantity.size for quantity in layout.quantities) >= compiled.WORTH_VALUES
@@ -75,14 +77,16 @@ class Encoder:
             if quantity.name == CLIPPED:
                 # saturates: it flags a round, it measures nothing
                 count = min(self.clipped_total, int(quantity.bound))
-                parts[CLIPPED] = _Exact(word_N=np.array([count], ring.WORD_TYPES[quantity.word]))
-        self._dice_key = random(prg.KEY_BYTES)
+                parts[CLIPPED] = _Exact(word_N=np.array([count], ring.WORD_TYPES[quantity.ring_bits]))
+        self._rounding_key = random(prg.KEY_BYTES)
         self._places = _places(layout)
         parts |= self._conditional(parts, random)
         noises = _noises(layout, random, is_compiled)
         self._parts = {
-            word: [(place, parts[name], noises.get(name)) for name, place in layout.slices(word).items()]
-            for word in layout.words
+            ring_bits: [
+                (place, parts[name], noises.get(name)) for name, place in layout.slices(ring_bits).items()
+            ]
+            for ring_bits in layout.ring_sizes
         }
 
     def check_layout(self, layout: Layout) -> None:
@@ -90,32 +94,31 @@ class Encoder:
         if layout.digest != self.layout.digest:
             raise LocalProtocolError("encoder: the values are of another layout")
 
-    def read(self, word: int, start: int, out: Words) -> None:
+    def read(self, ring_bits: int, start: int, out: Words) -> None:
         """Write the words from index `start` of the vector of that word size over `out`.
 
         A value beyond its bound is clipped; rounding is up with the probability of the fraction, to
         2^-16, so a sum has no bias and never passes what the scale leaves room for. Noise may.
         """
-        for place, part, stream in self._parts[word]:
+        for place, part, stream in self._parts[ring_bits]:
             first, last = max(start, place.start), min(start + out.size, place.stop)
             if first < last:
-                dice = _scratch.keystream(part.dice_key or self._dice_key)
-                dice.seek(_DIE.itemsize * (self._places[word] + first))
+                rounding = _scratch.keystream(part.rounding_key or self._rounding_key)
+                rounding.seek(_ROUNDING_BITS.itemsize * (self._places[ring_bits] + first))
                 out_N = out[first - start : last - start]
-                part.write(first - place.start, out_N, dice)
+                part.write(first - place.start, out_N, rounding)
                 if stream is not None:
                     stream.add_into(first - place.start, out_N)
 
     def encode(self) -> Encoded:
         """All words at once."""
         vectors = ring.zeros(self.layout)
-        for word, vector_L in vectors.items():
-            self.read(word, 0, vector_L)
+        for ring_bits, vector_L in vectors.items():
+            self.read(ring_bits, 0, vector_L)
         return Encoded(vectors=vectors, clipped_total=self.clipped_total)
 
     def _conditional(self, parts: Mapping[str, _Part], random: Callable[[int], bytes]) -> dict[str, _Part]:
-        """Parts of clipped arrays, each with dice of its own, drawn until its squared norm is no larger than
-        it may be.
+        """Parts of clipped arrays, each with rounding bits of its own, drawn until its norm is in bounds.
 
         Conditional rounding: Kairouz, Liu, Steinke 2021; docs/privacy.md, "Sensitivity after rounding".
         """
@@ -124,14 +127,14 @@ class Encoder:
             part = parts[quantity.name]
             if quantity.noise is None or quantity.noise.clip_l2 is None or isinstance(part, _Exact):
                 continue
-            place = self.layout.slices(quantity.word)[quantity.name]
+            place = self.layout.slices(quantity.ring_bits)[quantity.name]
             most = clipped_sensitivity(
                 quantity.noise.clip_l2, scale=quantity.noise.scale, coordinates=quantity.size
             ).squared_l2
-            first_die = self._places[quantity.word] + place.start
+            first_word = self._places[quantity.ring_bits] + place.start
             for _ in range(MAX_ROUNDINGS):
-                tried = replace(part, dice_key=random(prg.KEY_BYTES))
-                if _squared_norm(tried, quantity.word, first_die) <= most:
+                tried = replace(part, rounding_key=random(prg.KEY_BYTES))
+                if _squared_norm(tried, quantity.ring_bits, first_word) <= most:
                     chosen[quantity.name] = tried
                     break
             else:
@@ -141,18 +144,18 @@ class Encoder:
 
 def round_into(
     value_B: Reals,
-    dice_B: NDArray[np.uint16],
+    rounding_bits_B: NDArray[np.uint16],
     out_B: NDArray[np.signedinteger[Any]],
     scale: np.floating[Any],
     most: np.floating[Any],
-    sides: np.floating[Any],
+    steps: np.floating[Any],
     factor: np.floating[Any],
 ) -> None:
-    """Shrink, clip, scale and write floor(x), or one more if the die is below the fraction of its sides.
+    """Shrink, clip, scale and write floor(x), or one more if the rounding bits are below the fraction.
 
     The reference of crypto/fixed_point/compiled.py. Exact in the values' own type, as the scale is a power
-    of two; only the fraction of a number between -1 and 0 may have no room, and is rounded. No die is below a
-    fraction of nothing, so a whole number stays, and no number passes ceil(x).
+    of two; only the fraction of a number between -1 and 0 may have no room, and is rounded. No bits are
+    below a fraction of nothing, so a whole number stays, and no number passes ceil(x).
     """
     size = value_B.size
     units_B, whole_B = (each.view(value_B.dtype)[:size] for each in (_scratch.units, _scratch.whole))
@@ -164,8 +167,8 @@ def round_into(
     np.multiply(value_B, scale, out=units_B)
     np.floor(units_B, out=whole_B)
     units_B -= whole_B
-    units_B *= sides
-    np.less(dice_B, units_B, out=is_up_B)
+    units_B *= steps
+    np.less(rounding_bits_B, units_B, out=is_up_B)
     whole_B += is_up_B
     np.copyto(out_B, whole_B, casting="unsafe")
 
@@ -177,7 +180,7 @@ class _Scratch(threading.local):
         self.units = np.empty(BLOCK_VALUES, np.float64)
         self.whole = np.empty(BLOCK_VALUES, np.float64)
         self.is_up = np.empty(BLOCK_VALUES, np.bool_)
-        self.dice = np.empty(COMPILED_BLOCK_VALUES, _DIE)
+        self.rounding_bits = np.empty(COMPILED_BLOCK_VALUES, _ROUNDING_BITS)
         self._last: tuple[bytes, Keystream] | None = None
 
     def keystream(self, key: bytes) -> Keystream:
@@ -196,9 +199,9 @@ class _Exact:
 
     word_N: Words = field(repr=False)
     clipped: int = 0
-    dice_key: bytes | None = field(default=None, repr=False)
+    rounding_key: bytes | None = field(default=None, repr=False)
 
-    def write(self, first: int, out: Words, dice: Keystream) -> None:
+    def write(self, first: int, out: Words, rounding: Keystream) -> None:
         out[:] = self.word_N[first : first + out.size]
 
 
@@ -207,7 +210,7 @@ class _Rounded:
     """Values to round. scale: of the values' own type, like most: the bound, inf if no value is beyond it.
 
     factor: what every value is multiplied by before, 1 where nothing is clipped as a whole.
-    dice_key: of the quantity's own dice; None where it has those of the input.
+    rounding_key: of the quantity's own rounding bits; None where it has those of the input.
     """
 
     value_N: Reals = field(repr=False)
@@ -216,18 +219,18 @@ class _Rounded:
     factor: np.floating[Any] = field(repr=False)
     clipped: int
     round_into: Rounding
-    dice_key: bytes | None = field(default=None, repr=False)
+    rounding_key: bytes | None = field(default=None, repr=False)
 
-    def write(self, first: int, out: Words, dice: Keystream) -> None:
-        sides = self.value_N.dtype.type(SIDES)
+    def write(self, first: int, out: Words, rounding: Keystream) -> None:
+        steps = self.value_N.dtype.type(ROUNDING_STEPS)
         out_N = out.view(ring.SIGNED_TYPES[8 * out.itemsize])
         of = BLOCK_VALUES if self.round_into is round_into else COMPILED_BLOCK_VALUES
         for block in _blocks(out.size, of=of):
             out_B = out_N[block]
-            dice_B = _scratch.dice[: out_B.size]
-            dice.fill(dice_B.view(np.uint8))
+            rounding_bits_B = _scratch.rounding_bits[: out_B.size]
+            rounding.fill(rounding_bits_B.view(np.uint8))
             value_B = self.value_N[first + block.start : first + block.start + out_B.size]
-            self.round_into(value_B, dice_B, out_B, self.scale, self.most, sides, self.factor)
+            self.round_into(value_B, rounding_bits_B, out_B, self.scale, self.most, steps, self.factor)
 
 
 _Part = _Exact | _Rounded
@@ -236,9 +239,9 @@ _Part = _Exact | _Rounded
 def _places(layout: Layout) -> dict[int, int]:
     """By word size, how many words stand before its vector in the upload."""
     places, words = {}, 0
-    for word in layout.words:
-        places[word] = words
-        words += layout.length(word)
+    for ring_bits in layout.ring_sizes:
+        places[ring_bits] = words
+        words += layout.length(ring_bits)
     return places
 
 
@@ -279,7 +282,7 @@ def _part(array_N: NDArray[Any], quantity: Quantity, members: int, is_compiled: 
     most = kind(quantity.bound)
     if float(most) > quantity.bound:  # rounded up, where the type does not have the bound itself
         most = np.nextafter(most, kind(0))
-    loop = compiled.rounding(value_N.dtype, ring.SIGNED_TYPES[quantity.word]) if is_compiled else None
+    loop = compiled.rounding(value_N.dtype, ring.SIGNED_TYPES[quantity.ring_bits]) if is_compiled else None
     return _Rounded(
         value_N=value_N,
         scale=kind(scale),
@@ -296,20 +299,20 @@ def _reals(array_N: NDArray[Any], scale: float) -> Reals:
     return np.require(array_N, kind, ["C", "A"])
 
 
-def _squared_norm(part: _Rounded, word: int, first_die: int) -> int:
-    assert part.dice_key is not None
-    dice = Keystream(part.dice_key, offset_bytes=_DIE.itemsize * first_die)
-    word_B = np.empty(min(COMPILED_BLOCK_VALUES, part.value_N.size), ring.WORD_TYPES[word])
+def _squared_norm(part: _Rounded, ring_bits: int, first_word: int) -> int:
+    assert part.rounding_key is not None
+    rounding = Keystream(part.rounding_key, offset_bytes=_ROUNDING_BITS.itemsize * first_word)
+    word_B = np.empty(min(COMPILED_BLOCK_VALUES, part.value_N.size), ring.WORD_TYPES[ring_bits])
     total = 0
     for block in _blocks(part.value_N.size, of=COMPILED_BLOCK_VALUES):
         out_B = word_B[: part.value_N[block].size]
-        part.write(block.start, out_B, dice)
-        total += clipping.squared_norm(out_B.view(ring.SIGNED_TYPES[word]))
+        part.write(block.start, out_B, rounding)
+        total += clipping.squared_norm(out_B.view(ring.SIGNED_TYPES[ring_bits]))
     return total
 
 
 def _noises(layout: Layout, random: Callable[[int], bytes], is_compiled: bool) -> dict[str, SkellamStream]:
-    """By name of a quantity with noise. The key is of this input alone, and another than the dice's."""
+    """By name of a quantity with noise. The key is of this input alone, and another than the rounding's."""
     noised = {place: each for place, each in enumerate(layout.quantities) if each.noise is not None}
     if not noised:
         return {}
@@ -322,7 +325,7 @@ def _noises(layout: Layout, random: Callable[[int], bytes], is_compiled: bool) -
 
 
 def _whole(count_N: NDArray[Any], quantity: Quantity) -> Words:
-    word_N = np.empty(count_N.size, ring.WORD_TYPES[quantity.word])
+    word_N = np.empty(count_N.size, ring.WORD_TYPES[quantity.ring_bits])
     for block in _blocks(count_N.size):
         count_B = count_N[block]
         if count_B.dtype.kind == "f" and not (np.isfinite(count_B) & (np.floor(count_B) == count_B)).all():

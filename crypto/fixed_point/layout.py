@@ -17,7 +17,7 @@ from crypto.fixed_point.projection import Projection
 from crypto.noise.skellam import wrap_probability
 from crypto.noise.terms import MAX_WRAP_PROBABILITY, Noise
 
-WORD_BITS = (16, 32, 64)
+RING_BITS = (16, 32, 64)
 CLIPPED = "clipped"  # reserved: the encoder itself fills in how many values it clipped
 MAX_QUANTITIES = 256
 MAX_VALUES = 1 << 31  # of one quantity; 8 GiB of 32-bit words
@@ -49,7 +49,7 @@ class Quantity:
     """One named array of a phase.
 
     bound: largest magnitude of a silo's value, in the quantity's own units.
-    word: bits of the ring it is summed in. is_count: an exact integer, scale 1.
+    ring_bits: of the ring it is summed in. is_count: an exact integer, scale 1.
     sensitivity_l2: change by one record, where the quantity can be noised per record.
     projection: the values are summed as its numbers, of which `bound` is the largest; shape stays theirs.
     noise: what every silo adds to its own; the sum of a noised count is a real number.
@@ -59,7 +59,7 @@ class Quantity:
     name: str
     shape: tuple[int, ...] = ()
     bound: float
-    word: int = 64
+    ring_bits: int = 64
     is_count: bool = False
     sensitivity_l2: float | None = None
     projection: Projection | None = None
@@ -67,8 +67,8 @@ class Quantity:
     discloses: Disclosure = field(default=Disclosure.CLASS_STATISTIC, compare=False)
 
     def __post_init__(self) -> None:
-        if self.word not in WORD_BITS:
-            raise ConfigError(f"quantity {self.name}: word is 16, 32 or 64, got {self.word}")
+        if self.ring_bits not in RING_BITS:
+            raise ConfigError(f"quantity {self.name}: ring_bits is 16, 32 or 64, got {self.ring_bits}")
         lowest, highest = BOUND_RANGE
         if not lowest <= self.bound <= highest:
             raise ConfigError(f"quantity {self.name}: bound is {lowest:g} to {highest:g}, got {self.bound}")
@@ -95,18 +95,18 @@ class Quantity:
         return math.prod(self.shape) if self.projection is None else self.projection.kept
 
     def scale(self, members: int) -> float:
-        """Power of two with members * ceil(scale * bound) <= 2^(word-1) - 1; 1 for counts.
+        """Power of two with members * ceil(scale * bound) <= 2^(ring_bits-1) - 1; 1 for counts.
 
         Under noise it is the noise's. Both sides compute it from m; no message carries it. Raises
         ConfigError if none fits.
         """
         if self.noise is not None:
             return self.noise.scale
-        room = ((1 << (self.word - 1)) - 1) // members
+        room = ((1 << (self.ring_bits - 1)) - 1) // members
         least = int(self.bound) if self.is_count else 1
         if least > room:
             raise ConfigError(
-                f"quantity {self.name}: {self.word} bits do not hold the sum of {members} silos"
+                f"quantity {self.name}: {self.ring_bits} bits do not hold the sum of {members} silos"
             )
         if self.is_count:
             return 1.0
@@ -124,7 +124,7 @@ class Quantity:
             members * math.ceil(self.noise.scale * self.bound),
             members * self.noise.variance,
             self.size,
-            (1 << (self.word - 1)) - 1,
+            (1 << (self.ring_bits - 1)) - 1,
         )
 
 
@@ -158,23 +158,23 @@ class Layout:
         return sum(quantity.wrap_probability(self.members) for quantity in self.quantities)
 
     @cached_property
-    def words(self) -> tuple[int, ...]:
+    def ring_sizes(self) -> tuple[int, ...]:
         """Word sizes in use, ascending: the order of the upload stream."""
-        return tuple(sorted({quantity.word for quantity in self.quantities}))
+        return tuple(sorted({quantity.ring_bits for quantity in self.quantities}))
 
-    def length(self, word: int) -> int:
+    def length(self, ring_bits: int) -> int:
         """Words in the vector of that size."""
-        return sum(quantity.size for quantity in self.quantities if quantity.word == word)
+        return sum(quantity.size for quantity in self.quantities if quantity.ring_bits == ring_bits)
 
     @cached_property
     def total_bytes(self) -> int:
-        return sum(self.length(word) * word // 8 for word in self.words)
+        return sum(self.length(ring_bits) * ring_bits // 8 for ring_bits in self.ring_sizes)
 
-    def slices(self, word: int) -> dict[str, slice]:
+    def slices(self, ring_bits: int) -> dict[str, slice]:
         """Where each quantity of that word size lies in its vector."""
         places, start = {}, 0
         for quantity in self.quantities:
-            if quantity.word == word:
+            if quantity.ring_bits == ring_bits:
                 places[quantity.name] = slice(start, start + quantity.size)
                 start += quantity.size
         return places
@@ -196,7 +196,7 @@ def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
         quantity.name,
         list(quantity.shape),
         float(quantity.bound).hex(),
-        quantity.word,
+        quantity.ring_bits,
         int(quantity.is_count),
         _hex(quantity.sensitivity_l2),
         [] if projection is None else [projection.seed, projection.size, projection.block, projection.kept],
@@ -210,7 +210,7 @@ def read_quantity(reader: encoding.FieldReader) -> Quantity:
     """What `quantity_fields` wrote. Raises ChoraleError, ValueError or OverflowError for anything else."""
     name, sizes = reader.text(), reader.fields()
     shape = tuple(sizes.number() for _ in range(sizes.left))
-    bound, word = reader.text(), reader.number()
+    bound, ring_bits = reader.text(), reader.number()
     is_count, sensitivity, projected = reader.number(), reader.text(), reader.fields()
     projection = noise = None
     if projected.left:
@@ -227,7 +227,7 @@ def read_quantity(reader: encoding.FieldReader) -> Quantity:
         name=name,
         shape=shape,
         bound=float.fromhex(bound),
-        word=word,
+        ring_bits=ring_bits,
         is_count=bool(is_count),
         sensitivity_l2=_from_hex(sensitivity),
         projection=projection,

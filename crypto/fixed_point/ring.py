@@ -45,9 +45,9 @@ class Encoded:
         """Raises LocalProtocolError unless these are words of that layout."""
         check_vectors(self.vectors, layout=layout)
 
-    def read(self, word: int, start: int, out: Words) -> None:
+    def read(self, ring_bits: int, start: int, out: Words) -> None:
         """Copy the words from index `start` of the vector of that word size over `out`."""
-        out[:] = self.vectors[word][start : start + out.size]
+        out[:] = self.vectors[ring_bits][start : start + out.size]
 
 
 def decode(sums: Mapping[int, Words], *, layout: Layout) -> dict[str, NDArray[Any]]:
@@ -63,30 +63,35 @@ def add_into(total: Mapping[int, Words], part: Mapping[int, Words]) -> None:
     """Add a vector of each word size to the total, modulo 2^w."""
     if total.keys() != part.keys():
         raise LocalProtocolError("ring: the vectors have different word sizes")
-    for word, sum_L in total.items():
-        if sum_L.shape != part[word].shape:
-            raise LocalProtocolError(f"ring: expected {sum_L.size} words, got {part[word].size}")
-        np.add(sum_L, part[word], out=sum_L)
+    for ring_bits, sum_L in total.items():
+        if sum_L.shape != part[ring_bits].shape:
+            raise LocalProtocolError(f"ring: expected {sum_L.size} words, got {part[ring_bits].size}")
+        np.add(sum_L, part[ring_bits], out=sum_L)
 
 
 def zeros(layout: Layout) -> dict[int, Words]:
     """An empty sum."""
-    return {word: np.zeros(layout.length(word), WORD_TYPES[word]) for word in layout.words}
+    return {
+        ring_bits: np.zeros(layout.length(ring_bits), WORD_TYPES[ring_bits])
+        for ring_bits in layout.ring_sizes
+    }
 
 
 def check_vectors(vectors: Mapping[int, Words], *, layout: Layout) -> None:
     """Raises LocalProtocolError unless there is one vector of the right type and length per word size."""
-    if tuple(sorted(vectors)) != layout.words:
-        raise LocalProtocolError(f"ring: expected word sizes {layout.words}, got {tuple(sorted(vectors))}")
-    for word, vector_L in vectors.items():
-        if vector_L.dtype != WORD_TYPES[word] or vector_L.shape != (layout.length(word),):
-            expected = f"{layout.length(word)} words of {word} bits"
+    if tuple(sorted(vectors)) != layout.ring_sizes:
+        raise LocalProtocolError(
+            f"ring: expected word sizes {layout.ring_sizes}, got {tuple(sorted(vectors))}"
+        )
+    for ring_bits, vector_L in vectors.items():
+        if vector_L.dtype != WORD_TYPES[ring_bits] or vector_L.shape != (layout.length(ring_bits),):
+            expected = f"{layout.length(ring_bits)} words of {ring_bits} bits"
             raise LocalProtocolError(f"ring: expected {expected}, got {vector_L.size} {vector_L.dtype}")
 
 
 def _decoded(sums: Mapping[int, Words], layout: Layout, quantity: Quantity) -> NDArray[Any]:
-    place = layout.slices(quantity.word)[quantity.name]
-    signed_N = sums[quantity.word][place].view(SIGNED_TYPES[quantity.word])
+    place = layout.slices(quantity.ring_bits)[quantity.name]
+    signed_N = sums[quantity.ring_bits][place].view(SIGNED_TYPES[quantity.ring_bits])
     if quantity.is_count:
         return signed_N.astype(np.int64).reshape(quantity.shape)
     real_N = signed_N.astype(np.float64)

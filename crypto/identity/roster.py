@@ -88,7 +88,7 @@ def sign_roster(
     expires: datetime,
     members: Iterable[Member],
 ) -> SignedBody:
-    """Sign a version of the roster. Raises ConfigError for a list that nobody would accept."""
+    """Sign a version of the roster. Raises ConfigError for a list that no reader would accept."""
     ordered = sorted(members)
     if version < 1 or expires <= issued:
         raise ConfigError("roster: expected a version from 1 on that expires after it is issued")
@@ -156,26 +156,27 @@ def roster_from_file_bytes(data: bytes) -> SignedBody:
 
 def _parse(fields: list[encoding.Value], signed: SignedBody) -> Roster:
     reader = encoding.FieldReader(fields, what=PURPOSE, code=Refusal.ROSTER)
+    federation, version = reader.text(), reader.number()
+    issued, expires = _date(reader.number()), _date(reader.number())
+    members = []
+    for row in reader.rows():
+        role, name, fingerprint = row.text(), row.text(), row.data(32)
+        row.end()
+        if role not in set(Role) or not certificates.NAME_PATTERN.fullmatch(name):
+            raise _refused("a member's role or name is malformed")
+        members.append(Member(Role(role), name, fingerprint))
+    reader.end()
     roster = Roster(
-        federation=reader.text(),
-        version=reader.number(),
-        issued=_date(reader.number()),
-        expires=_date(reader.number()),
-        members=tuple(_member(row) for row in reader.rows()),
+        federation=federation,
+        version=version,
+        issued=issued,
+        expires=expires,
+        members=tuple(members),
         signed=signed,
     )
-    reader.end()
     if list(roster.members) != sorted(roster.members) or not _has_distinct_names(roster.members):
         raise _refused("members are not sorted or one is named twice")
     return roster
-
-
-def _member(row: encoding.FieldReader) -> Member:
-    role, name, fingerprint = row.text(), row.text(), row.data(32)
-    row.end()
-    if role not in set(Role) or not certificates.NAME_PATTERN.fullmatch(name):
-        raise _refused("a member's role or name is malformed")
-    return Member(Role(role), name, fingerprint)
 
 
 def _has_distinct_names(members: Iterable[Member]) -> bool:

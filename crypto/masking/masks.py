@@ -85,9 +85,9 @@ class Masker:
         """Masked bytes from `start` to `stop` of the stream; whole words are masked, then cut."""
         pieces = []
         for region in _regions(self.layout, start, stop):
-            words_B = np.empty(region.last - region.first, ring.WORD_TYPES[region.word])
-            source.read(region.word, region.first, words_B)
-            masks[region.word].apply(words_B, region.first)
+            words_B = np.empty(region.last - region.first, ring.WORD_TYPES[region.ring_bits])
+            source.read(region.ring_bits, region.first, words_B)
+            masks[region.ring_bits].apply(words_B, region.first)
             little_endian_B = words_B.astype(words_B.dtype.newbyteorder("<"), copy=False)
             pieces.append(little_endian_B.view(np.uint8).data[region.cut])
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
@@ -95,7 +95,7 @@ class Masker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmaskPlan:
-    """What takes the masks off the survivors' sum: the masks' seeds with opposite signs.
+    """What unmasks the survivors' sum: the masks' seeds with opposite signs.
 
     survivors: U3, whose inputs the sum then holds.
     """
@@ -110,9 +110,9 @@ class UnmaskPlan:
         ring.check_vectors(sums, layout=self.layout)
         masks = _masks(self.layout, self.seeds, self.cohort_digest)
         tasks = [
-            partial(masks[word].apply, sum_L[first : first + CHUNK_BYTES * 8 // word], first)
-            for word, sum_L in sums.items()
-            for first in range(0, sum_L.size, CHUNK_BYTES * 8 // word)
+            partial(masks[ring_bits].apply, sum_L[first : first + CHUNK_BYTES * 8 // ring_bits], first)
+            for ring_bits, sum_L in sums.items()
+            for first in range(0, sum_L.size, CHUNK_BYTES * 8 // ring_bits)
         ]
         deque(pipeline.in_order(tasks, workers=pipeline.workers_for(len(tasks), workers)), maxlen=0)
 
@@ -127,10 +127,10 @@ def vectors_from_stream(layout: Layout, data: bytes | bytearray | memoryview) ->
         raise RemoteProtocolError(f"masked vector: expected {layout.total_bytes} bytes, got {size}")
     vectors: dict[int, Words] = {}
     start = 0
-    for word in layout.words:
-        little_endian = ring.WORD_TYPES[word].newbyteorder("<")
-        vectors[word] = np.frombuffer(data, little_endian, count=layout.length(word), offset=start)
-        start += layout.length(word) * word // 8
+    for ring_bits in layout.ring_sizes:
+        little_endian = ring.WORD_TYPES[ring_bits].newbyteorder("<")
+        vectors[ring_bits] = np.frombuffer(data, little_endian, count=layout.length(ring_bits), offset=start)
+        start += layout.length(ring_bits) * ring_bits // 8
     return vectors
 
 
@@ -138,7 +138,7 @@ def vectors_from_stream(layout: Layout, data: bytes | bytearray | memoryview) ->
 class _Region:
     """What a piece of the stream holds of one vector. cut: its bytes within those whole words."""
 
-    word: int
+    ring_bits: int
     first: int
     last: int
     cut: slice
@@ -146,21 +146,23 @@ class _Region:
 
 def _regions(layout: Layout, start: int, stop: int) -> Iterator[_Region]:
     place = 0
-    for word in layout.words:
-        word_bytes, end = word // 8, place + layout.length(word) * word // 8
+    for ring_bits in layout.ring_sizes:
+        word_bytes, end = ring_bits // 8, place + layout.length(ring_bits) * ring_bits // 8
         if start < end and place < stop:
             first_byte, last_byte = max(start, place) - place, min(stop, end) - place
             first, last = first_byte // word_bytes, -(-last_byte // word_bytes)
             cut = slice(first_byte - first * word_bytes, last_byte - first * word_bytes)
-            yield _Region(word=word, first=first, last=last, cut=cut)
+            yield _Region(ring_bits=ring_bits, first=first, last=last, cut=cut)
         place = end
 
 
 class _Masks:
     """The masks of one vector: a key stream a seed, applied anywhere in it by several threads at once."""
 
-    def __init__(self, seeds: tuple[SignedSeed, ...], cohort_digest: bytes, word: int) -> None:
-        self._keys = [prg.mask_key(signed.seed, cohort_digest=cohort_digest, word=word) for signed in seeds]
+    def __init__(self, seeds: tuple[SignedSeed, ...], cohort_digest: bytes, ring_bits: int) -> None:
+        self._keys = [
+            prg.mask_key(signed.seed, cohort_digest=cohort_digest, ring_bits=ring_bits) for signed in seeds
+        ]
         self._operations = [np.add if signed.sign > 0 else np.subtract for signed in seeds]
         self._idle: deque[list[prg.Keystream]] = deque()  # opened streams of all keys, in no thread's hands
 
@@ -179,4 +181,4 @@ class _Masks:
 
 
 def _masks(layout: Layout, seeds: tuple[SignedSeed, ...], cohort_digest: bytes) -> dict[int, _Masks]:
-    return {word: _Masks(seeds, cohort_digest, word) for word in layout.words}
+    return {ring_bits: _Masks(seeds, cohort_digest, ring_bits) for ring_bits in layout.ring_sizes}

@@ -27,7 +27,7 @@ from crypto.noise.skellam_stream import SkellamStream
 
 LOG_VARIANCE: Final = 24  # of either table: the most that a table holds
 COARSE: Final = 1 << 10  # a quarter of the tables' standard deviation, which the proof wants
-# of X, in units: 2^12 sqrt(2^20 + 1), rounded down so that nobody promises more noise than there is
+# of X, in units: 2^12 sqrt(2^20 + 1), rounded down so that no more noise is promised than there is
 DEVIATION: Final = 4194305.9
 # of one X: the two tables, and what separates 2^10 A + N from a Gaussian
 TOTAL_VARIATION: Final = 2.0**-79

@@ -8,9 +8,10 @@ The table is looked up by a compiled loop where numba, of the extra `silo`, is t
 what it compiled (beside this file, NUMBA_CACHE_DIR, the user's cache), else in numpy, with the same
 samples: compiling in every process would cost more than it saves.
 
-Security: not constant in time. Whoever shares the machine's caches and measures them sees which cells of
-the table were read, hence roughly how large which sample was, and how often a sample was undecided; never
-the key. The noise protects against those who see the sums, not against the silo's own machine.
+Security: not constant in time. A process that shares the machine's caches and measures them sees which
+cells of the table were read, hence roughly how large which sample was, and how often a sample was
+undecided; never the key. The noise protects against those who see the sums, not against the silo's own
+machine.
 """
 
 # B = samples of one block, C = cells of the table, N = samples asked for

@@ -48,6 +48,7 @@ class VerifiedAdvert:
 
 
 def sign(identity: Identity, message: Signable) -> SignedBody:
+    """Sign the fields of a message, in the order in which its class declares them, under its purpose."""
     return identity.sign(message.PURPOSE, *_values(message))
 
 

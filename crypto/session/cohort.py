@@ -1,4 +1,4 @@
-"""Who a round names and how many of them must stay: every side computes it, nobody is told.
+"""Who a round names and how many of them must stay: every side computes it, and it is never sent.
 
 Source: docs/protocol.md 3 (guarantee G1): t, m and min_cohort follow from job and roster alone.
 """
@@ -38,10 +38,14 @@ class CohortRule:
         """
         if members < SMALLEST_FEDERATION:
             raise ConfigError(f"silos: a round needs at least 3 named silos, got {members}")
+        # t: two cohorts of t always share an honest silo
+        default_threshold = 2 * members // 3 + 1
+        # at least two honest silos stand in every revealed sum
+        default_min_cohort = max(SMALLEST_FEDERATION, members // 3 + 2)
         return cls(
             members=members,
-            threshold=_raised("threshold", default_threshold(members), threshold, members),
-            min_cohort=_raised("min_cohort", default_min_cohort(members), min_cohort, members),
+            threshold=_raised("threshold", default_threshold, threshold, members),
+            min_cohort=_raised("min_cohort", default_min_cohort, min_cohort, members),
         )
 
     @property
@@ -57,16 +61,6 @@ class CohortRule:
     def min_honest(self) -> int:
         """h: the fewest honest silos in a revealed sum. Their noise alone keeps what a job promises."""
         return self.min_survivors - self.colluders
-
-
-def default_threshold(members: int) -> int:
-    """t = floor(2m/3) + 1, so that two cohorts of t always share an honest silo."""
-    return 2 * members // 3 + 1
-
-
-def default_min_cohort(members: int) -> int:
-    """max(3, floor(m/3) + 2): at least two honest silos stand in every revealed sum."""
-    return max(SMALLEST_FEDERATION, members // 3 + 2)
 
 
 def named_set(

@@ -120,6 +120,7 @@ class CoordinatorSession:
     ) -> None:
         self.state = CoordinatorState.ADVERTISE
         self.liars: dict[str, str] = {}
+        self.terms = terms
         self._record = SessionRecord(terms=terms)
         self._session_digest = terms.digest()
         self._roster = roster
@@ -154,10 +155,6 @@ class CoordinatorSession:
         if self.state is not CoordinatorState.UNMASK:
             raise LocalProtocolError(f"session: no snapshot in state {self.state.value}, expected unmask")
         return self._record.to_bytes()
-
-    @property
-    def terms(self) -> SessionTerms:
-        return self._record.terms
 
     @property
     def cohort(self) -> tuple[str, ...]:
@@ -227,8 +224,33 @@ class CoordinatorSession:
     def on_shares(self, sender: str, shares: Shares) -> None:
         """One envelope to every other member of U1, in their order. Source: docs/protocol.md 5.3."""
         with self._receiving(sender, Event.SHARES, shares) as is_new:
-            if is_new:
-                self._record.dealings[sender] = self._open_dealing(sender, shares)
+            if not is_new:
+                return
+            receivers = [name for name in self.cohort if name != sender]
+            if len(shares.envelopes) != len(receivers):
+                got = f"expected {len(receivers)} envelopes, got {len(shares.envelopes)}"
+                raise RemoteProtocolError(f"shares of {sender}: {got}", code=Refusal.ENVELOPE)
+            relayed = dict(zip(receivers, shares.envelopes, strict=True))
+            certificate, cohort_digest = self._record.adverts[sender].certificate, self.cohort_digest
+            envelopes = {
+                receiver: bodies.open_envelope(
+                    signed,
+                    certificate=certificate,
+                    cohort_digest=cohort_digest,
+                    sender=sender,
+                    receiver=receiver,
+                )
+                for receiver, signed in relayed.items()
+            }
+            own = bodies.open_own_share(
+                shares.own_share, certificate=certificate, cohort_digest=cohort_digest, sender=sender
+            )
+            self._record.dealings[sender] = Dealing(
+                shares=shares,
+                relayed=relayed,
+                envelopes=envelopes,
+                own_share_hash=own.self_mask_share_hash,
+            )
 
     def on_complaint(self, sender: str, complaint: SignedBody) -> None:
         """The sender cannot mask, so it is out of U3. Source: docs/protocol.md 5.8."""
@@ -242,7 +264,7 @@ class CoordinatorSession:
                 sender=sender,
             )
             if opened.accused == sender or opened.accused not in self.sharers:
-                raise RemoteProtocolError(f"complaint of {sender}: it accuses nobody who dealt to it")
+                raise RemoteProtocolError(f"complaint of {sender}: the accused did not deal to it")
             self.complaints.append((sender, opened.accused))
 
     def on_masked(self, sender: str) -> None:
@@ -405,30 +427,6 @@ class CoordinatorSession:
                 return frozenset(self.survivors)
             case _:
                 return frozenset(survivor for survivor, _ in self._rebuilt.missing)
-
-    def _open_dealing(self, sender: str, shares: Shares) -> Dealing:
-        certificate, cohort_digest = self._record.adverts[sender].certificate, self.cohort_digest
-        receivers = [name for name in self.cohort if name != sender]
-        if len(shares.envelopes) != len(receivers):
-            message = f"shares of {sender}: expected {len(receivers)} envelopes, got {len(shares.envelopes)}"
-            raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
-        relayed = dict(zip(receivers, shares.envelopes, strict=True))
-        envelopes = {
-            receiver: bodies.open_envelope(
-                signed,
-                certificate=certificate,
-                cohort_digest=cohort_digest,
-                sender=sender,
-                receiver=receiver,
-            )
-            for receiver, signed in relayed.items()
-        }
-        own = bodies.open_own_share(
-            shares.own_share, certificate=certificate, cohort_digest=cohort_digest, sender=sender
-        )
-        return Dealing(
-            shares=shares, relayed=relayed, envelopes=envelopes, own_share_hash=own.self_mask_share_hash
-        )
 
     def _closing(self, state: CoordinatorState, silos: int = 0, *, at_least: int = 0) -> CoordinatorState:
         """The next state. Aborts if fewer silos finished this one."""

@@ -28,8 +28,7 @@ from crypto.session.reveal import PendingReveal
 class LeftOut(RemoteProtocolError):
     """The session goes on without this silo: it neither signs nor answers."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code=Refusal.LEFT_OUT)
+    code = Refusal.LEFT_OUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

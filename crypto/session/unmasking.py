@@ -1,7 +1,7 @@
 """From the survivors' shares back to the seeds under which their sum is masked.
 
 Every share is checked against the hash its dealer signed, every rebuilt secret against what its
-owner signed; whoever signed something false is named. Source: docs/protocol.md 5.6 and 5.7.
+owner signed; who signed something false is named. Source: docs/protocol.md 5.6 and 5.7.
 """
 
 from __future__ import annotations

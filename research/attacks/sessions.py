@@ -26,7 +26,7 @@ class View:
     sums: Mapping[str, Array]
 
     def bytes_of(self, name: str) -> bytes:
-        return b"".join(self.masked[name][word].tobytes() for word in self.layout.words)
+        return b"".join(self.masked[name][ring_bits].tobytes() for ring_bits in self.layout.ring_sizes)
 
     def taken_at_face_value(self, name: str) -> dict[str, Array]:
         """A silo's masked vectors, decoded as if there were no masks."""
@@ -51,7 +51,7 @@ def secure_sum(inputs: Mapping[str, Encoded], layout: Layout) -> View:
 
 def decoded(vectors: Mapping[int, Words], layout: Layout) -> dict[str, Array]:
     """As a sum is; copies, because what is decoded outlives the vectors."""
-    native = {word: words.astype(ring.WORD_TYPES[word]) for word, words in vectors.items()}
+    native = {ring_bits: words.astype(ring.WORD_TYPES[ring_bits]) for ring_bits, words in vectors.items()}
     return dict(ring.decode(native, layout=layout))
 
 

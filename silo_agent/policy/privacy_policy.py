@@ -19,7 +19,7 @@ from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import PrivacySpec
 from crypto.errors import PolicyRefusal, Refusal
-from crypto.fixed_point.layout import WORD_BITS, Disclosure, Quantity
+from crypto.fixed_point.layout import RING_BITS, Disclosure, Quantity
 from strategies.methods import strategy_for
 from strategies.presets import PRESETS
 
@@ -209,8 +209,8 @@ def _known_quantities() -> frozenset[str]:
     return frozenset(
         name
         for method in methods
-        for word in WORD_BITS
-        for name in method.quantity_names(has_buffers=True, update_bits=word)
+        for ring_bits in RING_BITS
+        for name in method.quantity_names(has_buffers=True, update_bits=ring_bits)
     )
 
 

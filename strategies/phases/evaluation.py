@@ -73,8 +73,8 @@ class PersonalAccuracy:
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Units: accuracies are shares of a silo's hold-out, 0 to 1."""
         return (
-            Quantity(name=ACCURACY, bound=1.0, word=16, discloses=Disclosure.STATISTIC),
-            Quantity(name=SQUARE, bound=1.0, word=16, discloses=Disclosure.STATISTIC),
+            Quantity(name=ACCURACY, bound=1.0, ring_bits=16, discloses=Disclosure.STATISTIC),
+            Quantity(name=SQUARE, bound=1.0, ring_bits=16, discloses=Disclosure.STATISTIC),
             Quantity(name=SILOS, bound=1.0, is_count=True, discloses=Disclosure.STATISTIC),
         )
 

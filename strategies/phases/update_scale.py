@@ -71,12 +71,12 @@ def delta_quantity(context: PhaseContext, *, size: int) -> Quantity:
     if context.update_clip is not None:
         return _clipped_quantity(context, context.update_clip, size=size)
     bound = adaptive_bound(context) if _is_adaptive(context) else None
-    word = FIRST_WORD if _is_adaptive(context) and bound is None else context.update_bits
+    ring_bits = FIRST_WORD if _is_adaptive(context) and bound is None else context.update_bits
     return Quantity(
         name="delta",
         shape=(size,),
         bound=context.update_bound if bound is None else bound,
-        word=word,
+        ring_bits=ring_bits,
         projection=None if bound is None else Projection.of(size, seed=context.public_seed),
         discloses=Disclosure.UPDATE,
     )
@@ -94,7 +94,7 @@ def _clipped_quantity(context: PhaseContext, clip: float, *, size: int) -> Quant
         name="delta",
         shape=(size,),
         bound=min(context.update_bound, clip),
-        word=context.update_bits,
+        ring_bits=context.update_bits,
         projection=Projection.of(size, seed=context.public_seed) if is_rotated else None,
         discloses=Disclosure.UPDATE,
     )

@@ -93,6 +93,6 @@ def _clear_state(initial: Path, record: Path) -> dict[str, NDArray[np.float64]]:
 
 
 def _bound(state: dict[str, NDArray[np.float64]]) -> float:
-    step = 1.0 / Quantity(name="delta", bound=UPDATE_BOUND, word=32).scale(SILOS)
+    step = 1.0 / Quantity(name="delta", bound=UPDATE_BOUND, ring_bits=32).scale(SILOS)
     largest = max(float(np.abs(array).max()) for array in state.values())
     return ROUNDS * (SILOS * step / 0.99 + float(np.spacing(np.float32(largest))))  # 0.99 <= sum of p <= 1

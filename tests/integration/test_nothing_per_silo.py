@@ -168,8 +168,8 @@ def test_masked_vectors_hold_no_word_of_the_silo_and_differ_from_it_by_uniform_o
     masks: list[bytes] = []
     for phase, silo, upload in case.run.uploads():
         words = phase.words(phase.inputs[silo])
-        for word, masked_L in vectors_from_stream(phase.layout, upload).items():
-            own_KL = words[word].astype(masked_L.dtype)
+        for ring_bits, masked_L in vectors_from_stream(phase.layout, upload).items():
+            own_KL = words[ring_bits].astype(masked_L.dtype)
             assert not (masked_L == own_KL).any(), f"{silo} {phase.name}"
             masks.append((masked_L - own_KL[0]).astype(masked_L.dtype).tobytes())
     seen_B = np.bincount(np.frombuffer(b"".join(masks), np.uint8), minlength=256)

@@ -126,7 +126,7 @@ def _simulated(spec: JobSpec, *, roster_digest: bytes) -> Simulation:
 
 def _check_near(state: GlobalState, expected: GlobalState, results: list[RoundResult]) -> None:
     models = [name for name in expected if name.startswith("model/")]
-    step = 1.0 / Quantity(name="delta", bound=UPDATE_BOUND, word=32).scale(DRAWN)
+    step = 1.0 / Quantity(name="delta", bound=UPDATE_BOUND, ring_bits=32).scale(DRAWN)
     largest = max(float(np.abs(expected[name]).max()) for name in models)
     once = DRAWN * step / min(result.data_share for result in results)
     bound = sum((once + float(np.spacing(np.float32(largest)))) * GROWTH**later for later in range(ROUNDS))

@@ -27,7 +27,8 @@ def test_word_sizes_are_masked_with_unrelated_key_streams():
     layout = Layout(
         members=5,
         quantities=tuple(
-            Quantity(name=f"w{word}", shape=(4096 // word,), bound=1.0, word=word) for word in (16, 32, 64)
+            Quantity(name=f"w{ring_bits}", shape=(4096 // ring_bits,), bound=1.0, ring_bits=ring_bits)
+            for ring_bits in (16, 32, 64)
         ),
     )
     exchange = make_session(layout=layout)

@@ -62,22 +62,22 @@ class RecordedPhase:
 
     def revealed_words(self, quantity: Quantity) -> NDArray[np.int64]:
         """What the coordinator has of a quantity's sum. Shapes: (N,)."""
-        vector_L = vectors_from_stream(self.layout, self.sums)[quantity.word]
-        sum_N = vector_L[self.layout.slices(quantity.word)[quantity.name]]
-        return sum_N.view(f"<i{quantity.word // 8}").astype(np.int64)
+        vector_L = vectors_from_stream(self.layout, self.sums)[quantity.ring_bits]
+        sum_N = vector_L[self.layout.slices(quantity.ring_bits)[quantity.name]]
+        return sum_N.view(f"<i{quantity.ring_bits // 8}").astype(np.int64)
 
     def words(self, values: Arrays) -> dict[int, Array]:
         """A silo's words before they are masked, by word size: rounded down and up. Shapes: (2, L) each."""
         return {
-            word: np.concatenate(
+            ring_bits: np.concatenate(
                 [
                     words_of(values[quantity.name], quantity, self.layout.members)
                     for quantity in self.layout.quantities
-                    if quantity.word == word
+                    if quantity.ring_bits == ring_bits
                 ],
                 axis=1,
             )
-            for word in self.layout.words
+            for ring_bits in self.layout.ring_sizes
         }
 
 

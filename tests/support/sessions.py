@@ -79,8 +79,8 @@ def one_hot_layout(members: int) -> Layout:
         members=members,
         quantities=(
             Quantity(name="counts", shape=(members,), bound=1, is_count=True),
-            Quantity(name="delta", shape=(members,), bound=8.0, word=32),
-            Quantity(name="half", shape=(members,), bound=1.0, word=16),
+            Quantity(name="delta", shape=(members,), bound=8.0, ring_bits=32),
+            Quantity(name="half", shape=(members,), bound=1.0, ring_bits=16),
         ),
     )
 

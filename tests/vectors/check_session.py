@@ -140,8 +140,8 @@ class Session:
     def check_masked_vectors(self) -> None:
         for name in self.survivors:
             stream = bytes.fromhex(self.silos[name]["masked"])
-            for word, inputs in sorted(self.silos[name]["input"].items(), key=lambda item: int(item[0])):
-                bits = int(word)
+            for ring_bits, inputs in sorted(self.silos[name]["input"].items(), key=lambda item: int(item[0])):
+                bits = int(ring_bits)
                 seeds = [(self.secret(name, "self_mask_seed"), 1)]
                 for peer in self.sharers:
                     if peer != name:
@@ -175,11 +175,11 @@ class Session:
             self.check_secret("self-mask", name, self.secret(name, "self_mask_seed"))
 
     def check_sum(self) -> None:
-        for word, recorded in self.vector["sum"].items():
-            bits = int(word)
-            inputs = [map(int, self.silos[name]["input"][word]) for name in self.survivors]
+        for ring_bits, recorded in self.vector["sum"].items():
+            bits = int(ring_bits)
+            inputs = [map(int, self.silos[name]["input"][ring_bits]) for name in self.survivors]
             total = [sum(column) % 2**bits for column in zip(*inputs, strict=True)]
-            expect(f"sum of {word}-bit words", [str(each) for each in total], recorded)
+            expect(f"sum of {ring_bits}-bit words", [str(each) for each in total], recorded)
 
     def check_secret(self, label: str, dealer: str, secret: bytes) -> None:
         """Every t of the shares that others hold rebuild it."""
@@ -202,7 +202,7 @@ class Session:
         for seed, sign in seeds:
             stream = aes_ctr(prg_key(seed, self.cohort_digest, bits), 0, len(words) * bits // 8)
             mask = little_endian(stream, bits)
-            words = [(word + sign * each) % 2**bits for word, each in zip(words, mask, strict=True)]
+            words = [(ring_bits + sign * each) % 2**bits for ring_bits, each in zip(words, mask, strict=True)]
         return words
 
     def open(self, name: str, purpose: str, signed: Any) -> list[Any]:

@@ -99,12 +99,12 @@ def shares_of(vector: Any) -> dict[int, int]:
 
 def check_prg(vectors: Any) -> int:
     for vector in vectors:
-        word = vector["word"]
-        key = prg_key(bytes.fromhex(vector["seed"]), bytes.fromhex(vector["cohort_digest"]), word)
+        ring_bits = vector["word"]
+        key = prg_key(bytes.fromhex(vector["seed"]), bytes.fromhex(vector["cohort_digest"]), ring_bits)
         expect("key", key.hex(), vector["key"])
-        size = len(vector["words"]) * word // 8
-        words = little_endian(aes_ctr(key, vector["offset_bytes"], size), word)
-        expect(f"words of {word} bits", [str(each) for each in words], vector["words"])
+        size = len(vector["words"]) * ring_bits // 8
+        words = little_endian(aes_ctr(key, vector["offset_bytes"], size), ring_bits)
+        expect(f"words of {ring_bits} bits", [str(each) for each in words], vector["words"])
     return len(vectors)
 
 
@@ -167,8 +167,10 @@ def check_ring(vectors: Any) -> int:
     for vector in vectors:
         members, quantities = vector["members"], vector["quantities"]
         expect("layout digest", layout_digest(quantities, members).hex(), vector["layout_digest"])
-        dice = rounding_numbers(bytes.fromhex(vector["rounding_key"]))
-        words: dict[str, list[str]] = {str(word): [] for word in sorted({q["word"] for q in quantities})}
+        rounding_bits = rounding_numbers(bytes.fromhex(vector["rounding_key"]))
+        words: dict[str, list[str]] = {
+            str(ring_bits): [] for ring_bits in sorted({q["word"] for q in quantities})
+        }
         places = first_places(quantities)
         clipped = sum(
             abs(value) > quantity["bound"]
@@ -181,7 +183,10 @@ def check_ring(vectors: Any) -> int:
             expect("scale exponent", scale_exponent(quantity, members), quantity["scale_exponent"])
             values = vector["values"] | {"clipped": [clipped]}
             place = places[quantity["word"]] + len(words[str(quantity["word"])])
-            units = [in_units(v, quantity, dice[place + i]) for i, v in enumerate(values[quantity["name"]])]
+            units = [
+                in_units(v, quantity, rounding_bits[place + i])
+                for i, v in enumerate(values[quantity["name"]])
+            ]
             words[str(quantity["word"])] += [str(unit % 2 ** quantity["word"]) for unit in units]
             sums = [float(members * unit / Fraction(2) ** quantity["scale_exponent"]) for unit in units]
             expect("sum", sums, vector["sum_of_all_members"][quantity["name"]])
@@ -197,16 +202,16 @@ def rounding_numbers(key: bytes) -> list[int]:
 def first_places(quantities: Any) -> dict[int, int]:
     """By word size, how many words of smaller sizes stand before its vector."""
     sizes = [(quantity["word"], math.prod(quantity["shape"])) for quantity in quantities]
-    return {word: sum(size for other, size in sizes if other < word) for word, _ in sizes}
+    return {ring_bits: sum(size for other, size in sizes if other < ring_bits) for ring_bits, _ in sizes}
 
 
-def in_units(value: float, quantity: Any, die: int) -> int:
+def in_units(value: float, quantity: Any, rounding_bits: int) -> int:
     if quantity["is_count"]:
         return int(value)
     bound = Fraction(quantity["bound"])
     exact = max(-bound, min(bound, Fraction(value))) * Fraction(2) ** quantity["scale_exponent"]
     whole: int = math.floor(exact)
-    return whole + int(die < (exact - whole) * 2**16)
+    return whole + int(rounding_bits < (exact - whole) * 2**16)
 
 
 if __name__ == "__main__":

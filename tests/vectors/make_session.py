@@ -151,7 +151,7 @@ def _quantities(layout: Layout) -> list[dict[str, Any]]:
             "name": quantity.name,
             "shape": list(quantity.shape),
             "bound": quantity.bound,
-            "word": quantity.word,
+            "word": quantity.ring_bits,
             "is_count": quantity.is_count,
             "sensitivity_l2": quantity.sensitivity_l2,
         }
@@ -171,7 +171,10 @@ def _answer(answer: UnmaskShares) -> dict[str, dict[str, str]]:
 
 
 def _words(vectors: dict[int, Words]) -> dict[str, list[str]]:
-    return {str(word): [str(each) for each in vector.tolist()] for word, vector in sorted(vectors.items())}
+    return {
+        str(ring_bits): [str(each) for each in vector.tolist()]
+        for ring_bits, vector in sorted(vectors.items())
+    }
 
 
 if __name__ == "__main__":

@@ -141,17 +141,17 @@ def shamir_vectors() -> dict[str, Any]:
 def prg_vectors() -> list[dict[str, Any]]:
     vectors = []
     seed, cohort = hashlib.sha256(b"seed").digest(), hashlib.sha256(b"cohort").digest()
-    for word in (16, 32, 64):
-        key = prg.mask_key(seed, cohort_digest=cohort, word=word)
+    for ring_bits in (16, 32, 64):
+        key = prg.mask_key(seed, cohort_digest=cohort, ring_bits=ring_bits)
         for offset_bytes in (0, 40, 1 << 20):
             out = np.empty(48, np.uint8)
             prg.Keystream(key, offset_bytes=offset_bytes).fill(out)
-            words = out.view(f"<u{word // 8}").tolist()
+            words = out.view(f"<u{ring_bits // 8}").tolist()
             vectors.append(
                 {
                     "seed": seed.hex(),
                     "cohort_digest": cohort.hex(),
-                    "word": word,
+                    "word": ring_bits,
                     "key": key.hex(),
                     "offset_bytes": offset_bytes,
                     "words": [str(each) for each in words],
@@ -170,7 +170,7 @@ def projection_vectors() -> list[dict[str, Any]]:
         projection = Projection(seed=seed, size=size, block=block, kept=rows * blocks)
         value_N = np.array([(7 * i * i + 3 * i) % 31 - 15 for i in range(size)], np.float32)
         word_M = projection.project(value_N)
-        delta = Quantity(name="delta", shape=(size,), bound=64.0, word=16, projection=projection)
+        delta = Quantity(name="delta", shape=(size,), bound=64.0, ring_bits=16, projection=projection)
         vectors.append(
             {
                 "job_digest": job.hex(),
@@ -191,17 +191,17 @@ def projection_vectors() -> list[dict[str, Any]]:
 
 def ring_vectors() -> list[dict[str, Any]]:
     vectors = []
-    for members, word, bound in [(3, 16, 1.0), (4, 32, 8.0), (10, 32, 0.3), (100, 64, 1000.0)]:
-        vectors.append(ring_vector(members, word, bound))
+    for members, ring_bits, bound in [(3, 16, 1.0), (4, 32, 8.0), (10, 32, 0.3), (100, 64, 1000.0)]:
+        vectors.append(ring_vector(members, ring_bits, bound))
     return vectors
 
 
-def ring_vector(members: int, word: int, bound: float) -> dict[str, Any]:
+def ring_vector(members: int, ring_bits: int, bound: float) -> dict[str, Any]:
     parts = [0.0, 1.0, -1.0, 0.5, -0.3333333333333333, 1e-9, -1e-9, 2.0, -2.0, 0.7]
     quantities = (
-        Quantity(name="delta", shape=(2, 5), bound=bound, word=word),
-        Quantity(name="correct", shape=(3,), bound=50, word=word, is_count=True),
-        Quantity(name="weight", bound=1.0, word=64),
+        Quantity(name="delta", shape=(2, 5), bound=bound, ring_bits=ring_bits),
+        Quantity(name="correct", shape=(3,), bound=50, ring_bits=ring_bits, is_count=True),
+        Quantity(name="weight", bound=1.0, ring_bits=64),
         Quantity(name="clipped", bound=1000, is_count=True),
     )
     layout = Layout(quantities=quantities, members=members)
@@ -230,7 +230,7 @@ def quantity_row(quantity: Quantity, members: int) -> dict[str, Any]:
         "name": quantity.name,
         "shape": list(quantity.shape),
         "bound": quantity.bound,
-        "word": quantity.word,
+        "word": quantity.ring_bits,
         "is_count": quantity.is_count,
         "sensitivity_l2": quantity.sensitivity_l2,
         "scale_exponent": int(np.log2(quantity.scale(members))),

@@ -152,8 +152,8 @@ def hkdf(secret: bytes, info: bytes, size: int = 32) -> bytes:
     return out[:size]
 
 
-def prg_key(seed: bytes, cohort_digest: bytes, word: int) -> bytes:
-    return hkdf(seed, b"chorale/v1/prg\0" + cohort_digest + bytes([word]))
+def prg_key(seed: bytes, cohort_digest: bytes, ring_bits: int) -> bytes:
+    return hkdf(seed, b"chorale/v1/prg\0" + cohort_digest + bytes([ring_bits]))
 
 
 def aes_ctr(key: bytes, start: int, size: int) -> bytes:

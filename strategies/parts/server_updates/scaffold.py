@@ -44,7 +44,7 @@ class Scaffold:
                 name=CONTROL_DELTA,
                 shape=(size,),
                 bound=CONTROL_BOUND,
-                word=32,
+                ring_bits=32,
                 discloses=Disclosure.STATISTIC,
             ),
         )

@@ -295,7 +295,12 @@ def test_context_and_layout_follow_job_and_state(make_job: Callable[..., Job], s
     assert context.trained == ("body.bias", "body.weight")
     assert context.buffers == ("norm.running_mean", "norm.running_var")
     delta = job.layout(key, state, 4).quantities[0]
-    assert (delta.name, delta.shape, delta.bound, delta.word) == ("delta", (8,), 2.0, 32)  # the first round's
+    assert (delta.name, delta.shape, delta.bound, delta.ring_bits) == (
+        "delta",
+        (8,),
+        2.0,
+        32,
+    )  # the first round's
 
 
 PRIVATE = {"sums": {"clip_norm": 1.0, "noise_multiplier": 1.0}, "statistics_noise_multiplier": 1.0}
@@ -335,7 +340,7 @@ def test_an_update_in_16_bits_is_bound_by_the_rounds_before(
     key = PhaseKey(job_digest=job.digest, round=4, phase="train", attempt=1)
     known = {**state, "method/update_rms": np.array(0.01)}
     delta = job.layout(key, known, 4).quantities[0]
-    assert (delta.shape, delta.bound, delta.word) == ((8,), 0.01 * 32 / math.sqrt(2), 16)
+    assert (delta.shape, delta.bound, delta.ring_bits) == ((8,), 0.01 * 32 / math.sqrt(2), 16)
     assert delta.projection is not None
     assert (delta.projection.size, delta.projection.kept) == (8, 16)
 

@@ -297,10 +297,12 @@ class TestNoise:
         privacy = {"sums": SUMS}
         wide, narrow = (
             Layout(
-                quantities=tuple(quantities(private(make_spec, privacy=privacy, update_bits=word), "train")),
+                quantities=tuple(
+                    quantities(private(make_spec, privacy=privacy, update_bits=ring_bits), "train")
+                ),
                 members=10,
             )
-            for word in (32, 16)
+            for ring_bits in (32, 16)
         )
         assert narrow.quantities[0].scale(10) < wide.quantities[0].scale(10)
         assert 0 < narrow.wrap_probability <= MAX_WRAP_PROBABILITY

@@ -16,9 +16,9 @@ from crypto.masking.masks import SignedSeed, UnmaskPlan, vectors_from_stream
 LAYOUT = Layout(
     members=3,
     quantities=(
-        Quantity(name="half", shape=(700_001,), bound=1.0, word=16),
-        Quantity(name="delta", shape=(300_003,), bound=1.0, word=32),
-        Quantity(name="total", shape=(140_001,), bound=1.0, word=64),
+        Quantity(name="half", shape=(700_001,), bound=1.0, ring_bits=16),
+        Quantity(name="delta", shape=(300_003,), bound=1.0, ring_bits=32),
+        Quantity(name="total", shape=(140_001,), bound=1.0, ring_bits=64),
     ),
 )
 
@@ -26,10 +26,12 @@ LAYOUT = Layout(
 def random_vectors(seed):
     rng = np.random.default_rng(seed)
     return {
-        word: rng.integers(0, 1 << word, LAYOUT.length(word), dtype=ring.WORD_TYPES[word], endpoint=False)
-        if word < 64
-        else rng.integers(0, np.iinfo(np.uint64).max, LAYOUT.length(word), dtype=np.uint64)
-        for word in LAYOUT.words
+        ring_bits: rng.integers(
+            0, 1 << ring_bits, LAYOUT.length(ring_bits), dtype=ring.WORD_TYPES[ring_bits], endpoint=False
+        )
+        if ring_bits < 64
+        else rng.integers(0, np.iinfo(np.uint64).max, LAYOUT.length(ring_bits), dtype=np.uint64)
+        for ring_bits in LAYOUT.ring_sizes
     }
 
 
@@ -42,15 +44,15 @@ def test_sum_of_spooled_streams_is_their_sum_modulo_each_word(tmp_path):
     total = MaskedSum(LAYOUT)
     for place, part in enumerate(parts):
         path = tmp_path / f"{place}.part"
-        path.write_bytes(b"".join(part[word].tobytes() for word in LAYOUT.words))
+        path.write_bytes(b"".join(part[ring_bits].tobytes() for ring_bits in LAYOUT.ring_sizes))
         assert path.stat().st_size == LAYOUT.total_bytes > aggregate.BLOCK_BYTES
         total.add(path)
     total.store(tmp_path / "sum")
 
     loaded = stored_vectors(tmp_path / "sum")
-    for word in LAYOUT.words:
-        expected = sum(part[word].astype(object) for part in parts) % (1 << word)
-        assert (loaded[word].astype(object) == expected).all()
+    for ring_bits in LAYOUT.ring_sizes:
+        expected = sum(part[ring_bits].astype(object) for part in parts) % (1 << ring_bits)
+        assert (loaded[ring_bits].astype(object) == expected).all()
 
 
 def test_masks_are_taken_off_a_copy_of_the_stored_sum(tmp_path):
@@ -65,10 +67,10 @@ def test_masks_are_taken_off_a_copy_of_the_stored_sum(tmp_path):
 
     once = unmask("sum", "once", 1)
     back = unmask("once", "back", -1)
-    for word in LAYOUT.words:
-        assert (once[word] != vectors[word]).any()
-        np.testing.assert_array_equal(back[word], vectors[word])
-        np.testing.assert_array_equal(stored_vectors(tmp_path / "sum")[word], vectors[word])
+    for ring_bits in LAYOUT.ring_sizes:
+        assert (once[ring_bits] != vectors[ring_bits]).any()
+        np.testing.assert_array_equal(back[ring_bits], vectors[ring_bits])
+        np.testing.assert_array_equal(stored_vectors(tmp_path / "sum")[ring_bits], vectors[ring_bits])
 
 
 def test_stored_sum_decodes_each_quantity_as_the_ring_does_and_holds_none(tmp_path):

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from crypto.errors import ConfigError
-from crypto.session.cohort import CohortRule, default_min_cohort, default_threshold, named_set
+from crypto.session.cohort import CohortRule, named_set
 
 SILOS = tuple(f"clinic-{i:02d}" for i in range(20))
 
@@ -47,7 +47,8 @@ def test_a_job_may_raise_the_sizes_and_never_lower_them() -> None:
 def test_two_silos_are_no_federation() -> None:
     with pytest.raises(ConfigError, match="at least 3 named silos, got 2"):
         CohortRule.for_members(2)
-    assert default_threshold(3) == default_min_cohort(3) == 3
+    rule = CohortRule.for_members(3)
+    assert rule.threshold == rule.min_cohort == 3
 
 
 def test_without_fraction_all_on_the_roster_are_named() -> None:

@@ -44,8 +44,10 @@ def keys(seed: int) -> Callable[[int], bytes]:
     return lambda size: next(counter).to_bytes(size, "little")
 
 
-def quantity_of(shape: tuple[int, ...], *, terms: Noise = NOISE, word: int = 32, **fields: Any) -> Quantity:
-    return Quantity(name="delta", shape=shape, bound=CLIP, word=word, noise=terms, **fields)
+def quantity_of(
+    shape: tuple[int, ...], *, terms: Noise = NOISE, ring_bits: int = 32, **fields: Any
+) -> Quantity:
+    return Quantity(name="delta", shape=shape, bound=CLIP, ring_bits=ring_bits, noise=terms, **fields)
 
 
 def several(seed: int) -> Encoder:
@@ -59,8 +61,8 @@ def single(value_N: Any, *, seed: int = 1, **fields: Any) -> Encoder:
     )
 
 
-def signed(encoded: Encoder, word: int = 32) -> np.ndarray:
-    return words_of(encoded, word).view(ring.SIGNED_TYPES[word]).astype(np.int64)
+def signed(encoded: Encoder, ring_bits: int = 32) -> np.ndarray:
+    return words_of(encoded, ring_bits).view(ring.SIGNED_TYPES[ring_bits]).astype(np.int64)
 
 
 def squared_limit(encoded: Encoder) -> int:
@@ -74,11 +76,11 @@ def squared_limit(encoded: Encoder) -> int:
 
 LAYOUT = Layout(
     quantities=(
-        Quantity(name="delta", shape=(2 * BLOCK_VALUES + 13,), bound=CLIP, word=32, noise=NOISE),
-        Quantity(name="half", shape=(501,), bound=CLIP, word=16, noise=replace(NOISE, scale=2.0**10)),
-        Quantity(name="weight", bound=1.0, word=64),
-        Quantity(name="tested", bound=100.0, word=64, noise=Noise(variance=50.0, scale=4.0)),
-        Quantity(name="sums", shape=(19,), bound=3.0, word=32, noise=Noise(variance=1e6, scale=8.0)),
+        Quantity(name="delta", shape=(2 * BLOCK_VALUES + 13,), bound=CLIP, ring_bits=32, noise=NOISE),
+        Quantity(name="half", shape=(501,), bound=CLIP, ring_bits=16, noise=replace(NOISE, scale=2.0**10)),
+        Quantity(name="weight", bound=1.0, ring_bits=64),
+        Quantity(name="tested", bound=100.0, ring_bits=64, noise=Noise(variance=50.0, scale=4.0)),
+        Quantity(name="sums", shape=(19,), bound=3.0, ring_bits=32, noise=Noise(variance=1e6, scale=8.0)),
     ),
     members=MEMBERS,
 )
@@ -150,7 +152,9 @@ class TestClip:
         assert np.linalg.norm(kept_N.astype(np.float64) * np.float32(factor)) == pytest.approx(
             clip_l2, rel=1e-5
         )
-        assert np.abs(signed(single(np.array([3.0, 4.0], np.float32), terms=terms, word=64), 64)).max() <= 1
+        assert (
+            np.abs(signed(single(np.array([3.0, 4.0], np.float32), terms=terms, ring_bits=64), 64)).max() <= 1
+        )
 
     @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
     @pytest.mark.parametrize("place", [0, 1234, 40_000])
@@ -187,7 +191,9 @@ class TestClip:
 
 
 class TestConditionalRounding:
-    def test_the_dice_are_drawn_anew_until_the_norm_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rounding_bits_are_drawn_again_until_the_norm_is_kept(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Halves round up or down: a bound near the mean is passed by half of all roundings."""
         value_N = np.full(1000, 0.5 / NOISE.scale, np.float32)
         limit = 490
@@ -214,7 +220,7 @@ class TestConditionalRounding:
         assert len(drawn) == 1 + encoder.MAX_ROUNDINGS
 
     def test_rounding_has_no_bias(self) -> None:
-        """The mean of 20,000 dice is 0.25 +- 0.0031; false alarms below 2 * 10^-9 (six deviations)."""
+        """The mean of 20,000 roundings is 0.25 +- 0.0031; false alarms below 2 * 10^-9 (six deviations)."""
         value_N = np.full(20_000, 10.25 / NOISE.scale)
         terms = replace(FAINT, clip_l2=2.0)
         quantity = replace(quantity_of((20_000,), terms=terms), bound=2.0)
@@ -232,7 +238,7 @@ class TestConditionalRounding:
 
 class TestNoise:
     def test_the_noise_is_the_streams_of_its_key_and_place(self) -> None:
-        """As docs/protocol.md 4.10 has it, under a key that no die has."""
+        """As docs/protocol.md 4.10 has it, under a key that no rounding has."""
         drawn: list[bytes] = []
         source = keys(3)
 
@@ -241,41 +247,43 @@ class TestNoise:
             return drawn[-1]
 
         noised = Encoder(VALUES, layout=LAYOUT, random=random)
-        assert len(drawn) == len(set(drawn)) == 4  # dice, those of two clipped arrays, noise
-        for word in LAYOUT.words:
-            before = words_of(noised, word)
+        assert len(drawn) == len(set(drawn)) == 4  # rounding bits, those of two clipped arrays, noise
+        for ring_bits in LAYOUT.ring_sizes:
+            before = words_of(noised, ring_bits)
             for place, quantity in enumerate(LAYOUT.quantities):
-                if quantity.noise is None or quantity.word != word:
+                if quantity.noise is None or quantity.ring_bits != ring_bits:
                     continue
                 sample_N = np.empty(quantity.size, np.int32)
                 law = skellam_law(quantity.noise.variance)
                 SkellamStream(law, drawn[-1], quantity=place).sample_into(0, sample_N)
-                part = before[LAYOUT.slices(word)[quantity.name]]
+                part = before[LAYOUT.slices(ring_bits)[quantity.name]]
                 part -= sample_N.astype(part.dtype)
-            for name, place_of in LAYOUT.slices(word).items():
+            for name, place_of in LAYOUT.slices(ring_bits).items():
                 quantity = next(each for each in LAYOUT.quantities if each.name == name)
                 value_N: Any = np.asarray(VALUES[name], np.float64).reshape(-1)
                 if quantity.noise is not None and quantity.noise.clip_l2 is not None:
                     value_N = value_N * min(1.0, float(CLIP / np.linalg.norm(value_N)))
                 units_N = np.clip(value_N, -quantity.bound, quantity.bound) * quantity.scale(MEMBERS)
-                whole_N = before[place_of].view(ring.SIGNED_TYPES[word]).astype(np.float64)
+                whole_N = before[place_of].view(ring.SIGNED_TYPES[ring_bits]).astype(np.float64)
                 assert np.abs(whole_N - units_N).max() <= 1.001
 
     @settings(max_examples=40, deadline=None)
     @given(st.data())
     def test_any_piece_is_that_piece_of_the_whole_in_every_attempt(self, data: st.DataObject) -> None:
         """A later attempt that drew other noise would let the coordinator average it out."""
-        word = data.draw(st.sampled_from([16, 32, 64]))
-        start = data.draw(st.integers(0, LAYOUT.length(word)))
-        size = data.draw(st.integers(0, LAYOUT.length(word) - start))
-        assert np.array_equal(words_of(ONE, word, start, size), WHOLE.vectors[word][start : start + size])
+        ring_bits = data.draw(st.sampled_from([16, 32, 64]))
+        start = data.draw(st.integers(0, LAYOUT.length(ring_bits)))
+        size = data.draw(st.integers(0, LAYOUT.length(ring_bits) - start))
+        assert np.array_equal(
+            words_of(ONE, ring_bits, start, size), WHOLE.vectors[ring_bits][start : start + size]
+        )
 
     def test_two_inputs_share_no_noise(self) -> None:
         """Of the same values: the difference of their words would otherwise be free of noise."""
         one, other = (Encoder(VALUES, layout=LAYOUT) for _ in range(2))
         sizes = {16: 501, 32: 2 * BLOCK_VALUES + 13}
-        for word, size in sizes.items():
-            difference_N = (signed(one, word) - signed(other, word))[:size]
+        for ring_bits, size in sizes.items():
+            difference_N = (signed(one, ring_bits) - signed(other, ring_bits))[:size]
             # of twice the variance, and rounding; eight standard deviations of the estimate
             expected = 2 * NOISE.variance
             assert difference_N.var() == pytest.approx(expected, rel=8 * math.sqrt(2 / size) + 1e-3)
@@ -283,7 +291,7 @@ class TestNoise:
 
     def test_quantities_of_one_input_share_no_noise(self) -> None:
         quantities = tuple(
-            Quantity(name=name, shape=(400,), bound=1.0, word=32, noise=Noise(variance=1e4, scale=1.0))
+            Quantity(name=name, shape=(400,), bound=1.0, ring_bits=32, noise=Noise(variance=1e4, scale=1.0))
             for name in ("first", "second")
         )
         layout = Layout(quantities=quantities, members=MEMBERS)
@@ -300,22 +308,22 @@ class TestNoise:
     def test_a_noised_count_is_not_rounded(self, tested: int) -> None:
         """Its sensitivity is that of whole numbers, at scales of 1 and more."""
         quantity = Quantity(
-            name="tested", bound=100.0, word=64, noise=Noise(variance=2.0**-20, scale=2.0**12)
+            name="tested", bound=100.0, ring_bits=64, noise=Noise(variance=2.0**-20, scale=2.0**12)
         )
         layout = Layout(quantities=(quantity,), members=MEMBERS)
         for seed in range(20):
             encoded = Encoder({"tested": tested}, layout=layout, random=keys(seed))
             assert signed(encoded, 64).tolist() == [tested * 2**12]
 
-    @pytest.mark.parametrize("word", [16, 32])
+    @pytest.mark.parametrize("ring_bits", [16, 32])
     def test_numpy_and_the_compiled_loops_give_the_same_words(
-        self, word: int, monkeypatch: pytest.MonkeyPatch
+        self, ring_bits: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pytest.importorskip("numba")
         value_N = normal((encoder.COMPILED_BLOCK_VALUES + 77,), seed=8)
-        reference = words_of(single(value_N, word=word), word)
+        reference = words_of(single(value_N, ring_bits=ring_bits), ring_bits)
         monkeypatch.setattr(compiled, "WORTH_VALUES", 1)
-        assert np.array_equal(words_of(single(value_N, word=word), word), reference)
+        assert np.array_equal(words_of(single(value_N, ring_bits=ring_bits), ring_bits), reference)
 
     def test_a_noised_vector_is_read_block_by_block(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Beside the caller's array: neither a clipped copy, nor the words, nor the noise of all of it."""
@@ -336,7 +344,7 @@ class TestNoise:
 
     def test_keys_and_factors_show_in_no_repr(self) -> None:
         encoded = single(np.full(3, 7.7))
-        key = encoded._parts[32][0][1].dice_key
+        key = encoded._parts[32][0][1].rounding_key
         assert key is not None
         assert repr(key) not in repr(encoded._parts)
         assert "factor" not in repr(encoded._parts)
@@ -349,7 +357,7 @@ class TestSources:
         "name",
         ["fixed_point/encoder.py", "fixed_point/clipping.py", "noise/skellam_stream.py"],
     )
-    def test_no_other_generator_makes_noise_or_dice(self, name: str) -> None:
+    def test_no_other_generator_makes_noise_or_rounding_bits(self, name: str) -> None:
         tree = ast.parse((SOURCES / name).read_text())
         imported = {
             alias.name.split(".")[0]

@@ -12,11 +12,11 @@ from crypto.fixed_point.layout import CLIPPED, MAX_QUANTITIES, MAX_VALUES, Discl
 from crypto.fixed_point.projection import Projection
 from tests.support.projections import keeping
 
-DELTA = Quantity(name="delta", shape=(5,), bound=8.0, word=32)
+DELTA = Quantity(name="delta", shape=(5,), bound=8.0, ring_bits=32)
 WEIGHT = Quantity(name="weight", bound=1.0)
 CORRECT = Quantity(name="correct", bound=100, is_count=True)
 ROTATION = Projection.of(5, seed=bytes(32))  # 16 words
-HALF = Quantity(name="half", shape=(2, 3), bound=1.0, word=16, sensitivity_l2=0.5)
+HALF = Quantity(name="half", shape=(2, 3), bound=1.0, ring_bits=16, sensitivity_l2=0.5)
 
 
 def layout(*quantities: Quantity, members: int = 10) -> Layout:
@@ -29,10 +29,10 @@ def layout(*quantities: Quantity, members: int = 10) -> Layout:
     st.integers(1, 1000),
 )
 def test_scale_is_the_largest_power_of_two_that_cannot_overflow(
-    bound: float, word: int, members: int
+    bound: float, ring_bits: int, members: int
 ) -> None:
-    scale = Quantity(name="x", bound=bound, word=word).scale(members)
-    most = 2 ** (word - 1) - 1
+    scale = Quantity(name="x", bound=bound, ring_bits=ring_bits).scale(members)
+    most = 2 ** (ring_bits - 1) - 1
     mantissa, _ = math.frexp(scale)
     assert mantissa == 0.5
     assert members * math.ceil(scale * bound) <= most
@@ -41,21 +41,21 @@ def test_scale_is_the_largest_power_of_two_that_cannot_overflow(
 
 def test_scale_of_a_count_is_one() -> None:
     assert CORRECT.scale(10) == 1.0
-    assert Quantity(name="n", bound=3276, word=16, is_count=True).scale(10) == 1.0
+    assert Quantity(name="n", bound=3276, ring_bits=16, is_count=True).scale(10) == 1.0
 
 
 def test_scale_refuses_what_the_word_does_not_hold() -> None:
     with pytest.raises(ConfigError, match="quantity n: 16 bits do not hold the sum of 10 silos"):
-        Quantity(name="n", bound=3277, word=16, is_count=True).scale(10)
+        Quantity(name="n", bound=3277, ring_bits=16, is_count=True).scale(10)
     with pytest.raises(ConfigError, match="quantity x: 16 bits do not hold the sum of 32768 silos"):
-        Quantity(name="x", bound=1.0, word=16).scale(32768)
-    assert Quantity(name="x", bound=1.0, word=16).scale(32767) == 1.0
+        Quantity(name="x", bound=1.0, ring_bits=16).scale(32768)
+    assert Quantity(name="x", bound=1.0, ring_bits=16).scale(32767) == 1.0
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"word": 8}, "word is 16, 32 or 64, got 8"),
+        ({"ring_bits": 8}, "ring_bits is 16, 32 or 64, got 8"),
         ({"bound": 0.0}, "bound is 1e-30 to 1e"),
         ({"bound": -1.0}, "bound is 1e-30 to 1e"),
         ({"bound": math.inf}, "bound is 1e-30 to 1e"),
@@ -76,8 +76,8 @@ def test_a_quantity_is_checked(change: dict[str, object], message: str) -> None:
 
 def test_quantities_lie_in_declared_order_in_the_vector_of_their_word_size() -> None:
     mixed = layout(WEIGHT, HALF, CORRECT, DELTA)
-    assert mixed.words == (16, 32, 64)
-    assert [mixed.length(word) for word in (16, 32, 64)] == [6, 5, 2]
+    assert mixed.ring_sizes == (16, 32, 64)
+    assert [mixed.length(ring_bits) for ring_bits in (16, 32, 64)] == [6, 5, 2]
     assert mixed.total_bytes == 6 * 2 + 5 * 4 + 2 * 8
     assert mixed.slices(64) == {"weight": slice(0, 1), "correct": slice(1, 2)}
     assert mixed.slices(16) == {"half": slice(0, 6)}
@@ -118,7 +118,7 @@ def test_the_digest_binds_every_field_order_and_members() -> None:
         layout(replace(DELTA, name="delta2"), WEIGHT),
         layout(replace(DELTA, shape=(1, 5)), WEIGHT),
         layout(replace(DELTA, bound=8.000000000000002), WEIGHT),
-        layout(replace(DELTA, word=64), WEIGHT),
+        layout(replace(DELTA, ring_bits=64), WEIGHT),
         layout(replace(DELTA, is_count=True), WEIGHT),
         layout(replace(DELTA, sensitivity_l2=1.0), WEIGHT),
         layout(replace(DELTA, projection=ROTATION), WEIGHT),

@@ -22,9 +22,9 @@ COHORT = bytes(range(32))
 # 3 words of 16 bits put the later vectors at odd places; the 32-bit one spans several blocks
 LAYOUT = Layout(
     quantities=(
-        Quantity(name="half", shape=(3,), bound=1.0, word=16),
-        Quantity(name="delta", shape=(3 * prg.BLOCK_BYTES // 4 + 11,), bound=8.0, word=32),
-        Quantity(name="weight", shape=(5,), bound=1.0, word=64),
+        Quantity(name="half", shape=(3,), bound=1.0, ring_bits=16),
+        Quantity(name="delta", shape=(3 * prg.BLOCK_BYTES // 4 + 11,), bound=8.0, ring_bits=32),
+        Quantity(name="weight", shape=(5,), bound=1.0, ring_bits=64),
     ),
     members=4,
 )
@@ -35,8 +35,8 @@ def arbitrary_input() -> Encoded:
     rng = np.random.default_rng(7)
     words = {16: np.uint16, 32: np.uint32, 64: np.uint64}
     vectors = {
-        word: rng.integers(0, 2**word - 1, LAYOUT.length(word), dtype=kind, endpoint=True)
-        for word, kind in words.items()
+        ring_bits: rng.integers(0, 2**ring_bits - 1, LAYOUT.length(ring_bits), dtype=kind, endpoint=True)
+        for ring_bits, kind in words.items()
     }
     return Encoded(vectors=vectors, clipped_total=0)
 
@@ -51,23 +51,23 @@ def masker(seeds: tuple[SignedSeed, ...] = SEEDS, cohort_digest: bytes = COHORT)
 WHOLE = b"".join(masker().stream(ENCODED))
 
 
-def keystream(seed: bytes, word: int) -> np.ndarray:
-    out = np.empty(LAYOUT.length(word) * word // 8, np.uint8)
-    prg.Keystream(prg.mask_key(seed, cohort_digest=COHORT, word=word)).fill(out)
-    return out.view(f"<u{word // 8}")
+def keystream(seed: bytes, ring_bits: int) -> np.ndarray:
+    out = np.empty(LAYOUT.length(ring_bits) * ring_bits // 8, np.uint8)
+    prg.Keystream(prg.mask_key(seed, cohort_digest=COHORT, ring_bits=ring_bits)).fill(out)
+    return out.view(f"<u{ring_bits // 8}")
 
 
 def test_the_stream_is_input_plus_signed_keystreams_in_ascending_word_size() -> None:
     expected = b""
-    for word in (16, 32, 64):
-        masked = ENCODED.vectors[word].copy()
+    for ring_bits in (16, 32, 64):
+        masked = ENCODED.vectors[ring_bits].copy()
         for signed in SEEDS:
             masked = (
-                masked + keystream(signed.seed, word)
+                masked + keystream(signed.seed, ring_bits)
                 if signed.sign > 0
-                else masked - keystream(signed.seed, word)
+                else masked - keystream(signed.seed, ring_bits)
             )
-        expected += masked.astype(f"<u{word // 8}").tobytes()
+        expected += masked.astype(f"<u{ring_bits // 8}").tobytes()
     assert expected == WHOLE
 
 
@@ -102,9 +102,9 @@ def test_nothing_follows_the_end_of_the_stream() -> None:
 
 
 def test_the_input_is_left_alone() -> None:
-    before = {word: vector.copy() for word, vector in ENCODED.vectors.items()}
+    before = {ring_bits: vector.copy() for ring_bits, vector in ENCODED.vectors.items()}
     list(masker().stream(ENCODED))
-    assert all(np.array_equal(before[word], ENCODED.vectors[word]) for word in before)
+    assert all(np.array_equal(before[ring_bits], ENCODED.vectors[ring_bits]) for ring_bits in before)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ class Recording:
     def check_layout(self, layout: Layout) -> None:
         self._source.check_layout(layout)
 
-    def read(self, word: int, start: int, out: np.ndarray) -> None:
-        self.asked.append((word, start, out.size))
-        if word == 32 and start >= self._gate:
+    def read(self, ring_bits: int, start: int, out: np.ndarray) -> None:
+        self.asked.append((ring_bits, start, out.size))
+        if ring_bits == 32 and start >= self._gate:
             assert self.opened.wait(30)
-        self._source.read(word, start, out)
+        self._source.read(ring_bits, start, out)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -154,7 +154,7 @@ def test_the_first_chunk_leaves_before_the_last_is_masked(workers: int) -> None:
     assert source.asked == []
     chunk_bytes = 1 << 15
     assert next(stream) == WHOLE[:chunk_bytes]  # and would wait for ever if it needed the last
-    read_bytes = sum(word * size // 8 for word, _, size in source.asked)
+    read_bytes = sum(ring_bits * size // 8 for ring_bits, _, size in source.asked)
     assert read_bytes <= (workers + 2) * (chunk_bytes + 16)
     source.opened.set()
     assert b"".join(stream) == WHOLE[chunk_bytes:]
@@ -173,7 +173,7 @@ def test_a_stream_that_is_closed_early_reads_no_further() -> None:
 
 def test_an_error_of_the_source_ends_the_stream() -> None:
     class Broken(Recording):
-        def read(self, word: int, start: int, out: np.ndarray) -> None:
+        def read(self, ring_bits: int, start: int, out: np.ndarray) -> None:
             raise LocalProtocolError("broken source")
 
     with pytest.raises(LocalProtocolError, match="broken source"):
@@ -197,7 +197,7 @@ def test_masking_an_encoder_is_masking_what_it_encodes() -> None:
 def test_no_second_vector_is_made() -> None:
     """A few chunks and blocks beside the input, whether it is words or values."""
     size = 1 << 21
-    quantity = Quantity(name="delta", shape=(size,), bound=8.0, word=32)
+    quantity = Quantity(name="delta", shape=(size,), bound=8.0, ring_bits=32)
     layout = Layout(quantities=(quantity,), members=4)
     some = Masker(layout=layout, cohort_digest=COHORT, seeds=SEEDS)
     encoder = Encoder({"delta": np.zeros(size, np.float32)}, layout=layout)
@@ -217,27 +217,30 @@ def test_no_second_vector_is_made() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
-def test_any_number_of_workers_takes_the_masks_off(workers: int) -> None:
+def test_any_number_of_workers_unmasks(workers: int) -> None:
     size = 2 * CHUNK_BYTES // 4 + 5
-    quantities = tuple(Quantity(name=f"w{word}", shape=(size,), bound=8.0, word=word) for word in (16, 32))
+    quantities = tuple(
+        Quantity(name=f"w{ring_bits}", shape=(size,), bound=8.0, ring_bits=ring_bits)
+        for ring_bits in (16, 32)
+    )
     layout = Layout(quantities=quantities, members=4)
     plan = UnmaskPlan(layout=layout, cohort_digest=COHORT, seeds=SEEDS, survivors=("a",))
     sums = ring.zeros(layout)
     plan.unmask(sums, workers=workers)
     empty = Encoded(vectors=ring.zeros(layout), clipped_total=0)
     stream = b"".join(Masker(layout=layout, cohort_digest=COHORT, seeds=SEEDS).stream(empty))
-    for word, expected in vectors_from_stream(layout, stream).items():
-        assert np.array_equal(sums[word], expected)
+    for ring_bits, expected in vectors_from_stream(layout, stream).items():
+        assert np.array_equal(sums[ring_bits], expected)
 
 
-def test_a_plan_with_opposite_signs_takes_the_masks_off_in_place() -> None:
-    sums = {word: vector.copy() for word, vector in vectors_from_stream(LAYOUT, WHOLE).items()}
+def test_a_plan_with_opposite_signs_unmasks_in_place() -> None:
+    sums = {ring_bits: vector.copy() for ring_bits, vector in vectors_from_stream(LAYOUT, WHOLE).items()}
     same = dict(sums)
     opposite = tuple(SignedSeed(seed=signed.seed, sign=-signed.sign) for signed in SEEDS)
     plan = UnmaskPlan(layout=LAYOUT, cohort_digest=COHORT, seeds=opposite, survivors=("a",))
     plan.unmask(sums)
-    assert all(sums[word] is same[word] for word in sums)
-    assert all(np.array_equal(sums[word], ENCODED.vectors[word]) for word in sums)
+    assert all(sums[ring_bits] is same[ring_bits] for ring_bits in sums)
+    assert all(np.array_equal(sums[ring_bits], ENCODED.vectors[ring_bits]) for ring_bits in sums)
     with pytest.raises(LocalProtocolError, match="expected word sizes"):
         plan.unmask({32: sums[32]})
 
@@ -251,8 +254,8 @@ def test_pairwise_masks_cancel_in_the_sum() -> None:
         ring.add_into(total, vectors_from_stream(LAYOUT, stream))
     own = tuple(SignedSeed(seed=seed, sign=-1) for seed in (self_a, self_b))
     UnmaskPlan(layout=LAYOUT, cohort_digest=COHORT, seeds=own, survivors=("a", "b")).unmask(total)
-    for word, vector in ENCODED.vectors.items():
-        assert np.array_equal(total[word], vector + vector)
+    for ring_bits, vector in ENCODED.vectors.items():
+        assert np.array_equal(total[ring_bits], vector + vector)
 
 
 def test_one_seed_gives_unrelated_streams_under_two_word_sizes() -> None:
@@ -260,8 +263,8 @@ def test_one_seed_gives_unrelated_streams_under_two_word_sizes() -> None:
     with a standard deviation of 512; alarm at 6 of them, falsely once in 5e8 keys."""
     zeros = Layout(
         quantities=tuple(
-            Quantity(name=f"w{word}", shape=((1 << 20) // word,), bound=1.0, word=word)
-            for word in (16, 32, 64)
+            Quantity(name=f"w{ring_bits}", shape=((1 << 20) // ring_bits,), bound=1.0, ring_bits=ring_bits)
+            for ring_bits in (16, 32, 64)
         ),
         members=4,
     )
@@ -280,7 +283,7 @@ def test_another_cohort_gives_another_stream() -> None:
 
 def test_without_seeds_the_stream_is_the_input() -> None:
     vectors = vectors_from_stream(LAYOUT, b"".join(masker(()).stream(ENCODED)))
-    assert all(np.array_equal(vectors[word], ENCODED.vectors[word]) for word in vectors)
+    assert all(np.array_equal(vectors[ring_bits], ENCODED.vectors[ring_bits]) for ring_bits in vectors)
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])

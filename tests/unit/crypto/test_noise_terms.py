@@ -27,7 +27,7 @@ from crypto.noise.terms import (
 )
 
 NOISE = Noise(variance=100.0, scale=8.0, clip_l2=0.5)
-DELTA = Quantity(name="delta", shape=(4,), bound=0.5, word=32, noise=NOISE)
+DELTA = Quantity(name="delta", shape=(4,), bound=0.5, ring_bits=32, noise=NOISE)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_a_count_carries_no_noise() -> None:
 
 def test_a_layout_whose_noise_may_leave_its_word_is_refused() -> None:
     loud = Noise(variance=MAX_DEVIATION**2, scale=8.0)
-    narrow = Quantity(name="delta", shape=(4,), bound=0.5, word=16, noise=loud)
+    narrow = Quantity(name="delta", shape=(4,), bound=0.5, ring_bits=16, noise=loud)
     with pytest.raises(ConfigError, match="a probability of at most 2.-40, got .* for delta"):
         Layout(quantities=(narrow,), members=4)
-    assert Layout(quantities=(replace(narrow, word=32),), members=4).wrap_probability < 2.0**-100
+    assert Layout(quantities=(replace(narrow, ring_bits=32),), members=4).wrap_probability < 2.0**-100
 
 
 def test_the_l1_bound_is_the_lesser_of_two() -> None:

@@ -63,11 +63,11 @@ def test_a_key_belongs_to_seed_cohort_and_word_size() -> None:
     expected = HKDF(
         algorithm=hashes.SHA256(), length=32, salt=None, info=b"chorale/v1/prg\0" + COHORT + bytes([32])
     ).derive(seed)
-    assert prg.mask_key(seed, cohort_digest=COHORT, word=32) == expected
+    assert prg.mask_key(seed, cohort_digest=COHORT, ring_bits=32) == expected
     others = {
-        prg.mask_key(seed, cohort_digest=COHORT, word=16),
-        prg.mask_key(seed, cohort_digest=COHORT, word=64),
-        prg.mask_key(seed, cohort_digest=bytes(32), word=32),
-        prg.mask_key(bytes([1]) + bytes(31), cohort_digest=COHORT, word=32),
+        prg.mask_key(seed, cohort_digest=COHORT, ring_bits=16),
+        prg.mask_key(seed, cohort_digest=COHORT, ring_bits=64),
+        prg.mask_key(seed, cohort_digest=bytes(32), ring_bits=32),
+        prg.mask_key(bytes([1]) + bytes(31), cohort_digest=COHORT, ring_bits=32),
     }
     assert len(others | {expected}) == 5

@@ -175,20 +175,24 @@ def test_what_is_not_finite_stays_so_and_the_ring_refuses_it() -> None:
     value_N = normal(100)
     value_N[7] = np.nan
     assert not np.isfinite(projection.project(value_N)).all()
-    layout = Layout(quantities=(projected(projection, word=16),), members=3)
+    layout = Layout(quantities=(projected(projection, ring_bits=16),), members=3)
     with pytest.raises(QuantizationError, match="quantity delta: a value is not finite"):
         Encoder({"delta": value_N}, layout=layout).encode()
 
 
-def projected(projection: Projection, *, word: int, bound: float = 6.0) -> Quantity:
-    return Quantity(name="delta", shape=(projection.size,), bound=bound, word=word, projection=projection)
+def projected(projection: Projection, *, ring_bits: int, bound: float = 6.0) -> Quantity:
+    return Quantity(
+        name="delta", shape=(projection.size,), bound=bound, ring_bits=ring_bits, projection=projection
+    )
 
 
-@pytest.mark.parametrize(("word", "tolerance"), [(16, 1.5e-2), (32, 1e-5), (64, 1e-5)])
-def test_the_decoded_sum_is_that_of_the_values(word: int, tolerance: float) -> None:
+@pytest.mark.parametrize(("ring_bits", "tolerance"), [(16, 1.5e-2), (32, 1e-5), (64, 1e-5)])
+def test_the_decoded_sum_is_that_of_the_values(ring_bits: int, tolerance: float) -> None:
     """In 16 bits the step is 2^-9, an error's standard deviation 0.0025: six of them."""
     silos, size = 10, 9_610
-    layout = Layout(quantities=(projected(Projection.of(size, seed=seed(7)), word=word),), members=silos)
+    layout = Layout(
+        quantities=(projected(Projection.of(size, seed=seed(7)), ring_bits=ring_bits),), members=silos
+    )
     parts = [normal(size, number) for number in range(silos)]
     total = ring.zeros(layout)
     for part in parts:
@@ -201,9 +205,9 @@ def test_the_decoded_sum_is_that_of_the_values(word: int, tolerance: float) -> N
 
 
 def test_half_the_bytes_of_float32_for_a_million_values() -> None:
-    quantity = projected(Projection.of(1_000_000, seed=seed(0)), word=16)
+    quantity = projected(Projection.of(1_000_000, seed=seed(0)), ring_bits=16)
     assert Layout(quantities=(quantity,), members=10).total_bytes <= 0.504 * 4_000_000
-    quarter = projected(keeping(0.25, 1_000_000, seed=seed(0)), word=16)
+    quarter = projected(keeping(0.25, 1_000_000, seed=seed(0)), ring_bits=16)
     assert Layout(quantities=(quarter,), members=10).total_bytes <= 0.127 * 4_000_000
 
 

@@ -21,14 +21,16 @@ def layout_of(*quantities: Quantity, members: int = MEMBERS) -> Layout:
     return Layout(quantities=quantities, members=members)
 
 
-def real(shape: tuple[int, ...] = (), *, bound: float = 8.0, word: int = 32, name: str = "delta") -> Quantity:
-    return Quantity(name=name, shape=shape, bound=bound, word=word)
+def real(
+    shape: tuple[int, ...] = (), *, bound: float = 8.0, ring_bits: int = 32, name: str = "delta"
+) -> Quantity:
+    return Quantity(name=name, shape=shape, bound=bound, ring_bits=ring_bits)
 
 
 def count(
-    shape: tuple[int, ...] = (), *, bound: float = 100, word: int = 64, name: str = "correct"
+    shape: tuple[int, ...] = (), *, bound: float = 100, ring_bits: int = 64, name: str = "correct"
 ) -> Quantity:
-    return Quantity(name=name, shape=shape, bound=bound, word=word, is_count=True)
+    return Quantity(name=name, shape=shape, bound=bound, ring_bits=ring_bits, is_count=True)
 
 
 COUNTED = Quantity(name=CLIPPED, bound=1000, is_count=True)
@@ -42,9 +44,9 @@ COUNTED = Quantity(name=CLIPPED, bound=1000, is_count=True)
     st.lists(st.floats(-1, 1), min_size=1, max_size=20),
 )
 def test_a_value_comes_back_within_one_step(
-    word: int, bound: float, members: int, parts: list[float]
+    ring_bits: int, bound: float, members: int, parts: list[float]
 ) -> None:
-    layout = layout_of(real((len(parts),), bound=bound, word=word), members=members)
+    layout = layout_of(real((len(parts),), bound=bound, ring_bits=ring_bits), members=members)
     value_N = np.array(parts) * bound
     encoded = Encoder({"delta": value_N}, layout=layout).encode()
     step = 1 / layout.quantities[0].scale(members)
@@ -54,11 +56,11 @@ def test_a_value_comes_back_within_one_step(
     assert encoded.clipped_total == 0
 
 
-@pytest.mark.parametrize("word", [16, 32, 64])
+@pytest.mark.parametrize("ring_bits", [16, 32, 64])
 @pytest.mark.parametrize("bound", [0.3, 1.0, 8.0, 1000.0])
-def test_sums_at_the_bound_do_not_overflow(word: int, bound: float) -> None:
+def test_sums_at_the_bound_do_not_overflow(ring_bits: int, bound: float) -> None:
     members = 10
-    layout = layout_of(real((2,), bound=bound, word=word), members=members)
+    layout = layout_of(real((2,), bound=bound, ring_bits=ring_bits), members=members)
     total = ring.zeros(layout)
     for _ in range(members):
         ring.add_into(total, Encoder({"delta": [bound, -bound]}, layout=layout).encode().vectors)
@@ -67,29 +69,31 @@ def test_sums_at_the_bound_do_not_overflow(word: int, bound: float) -> None:
     assert np.all(np.abs(decoded - [members * bound, -members * bound]) <= members * step)
 
 
-@pytest.mark.parametrize("word", [16, 32, 64])
-def test_rounding_never_passes_the_whole_number_above_the_bound(word: int) -> None:
-    quantity = real((5 * BLOCK_VALUES,), bound=0.7, word=word)
+@pytest.mark.parametrize("ring_bits", [16, 32, 64])
+def test_rounding_never_passes_the_whole_number_above_the_bound(ring_bits: int) -> None:
+    quantity = real((5 * BLOCK_VALUES,), bound=0.7, ring_bits=ring_bits)
     layout = layout_of(quantity)
     most = math.ceil(0.7 * quantity.scale(MEMBERS))
     for sign in (1, -1):
-        words = Encoder({"delta": np.full(quantity.size, sign * 0.7)}, layout=layout).encode().vectors[word]
-        signed = words.view(f"i{word // 8}")
+        words = (
+            Encoder({"delta": np.full(quantity.size, sign * 0.7)}, layout=layout).encode().vectors[ring_bits]
+        )
+        signed = words.view(f"i{ring_bits // 8}")
         assert set(np.abs(signed).tolist()) <= {most - 1, most}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("fraction", [0.02, 0.25, 0.5, 0.9])
-@pytest.mark.parametrize("word", [16, 32])
-def test_rounding_is_unbiased(word: int, fraction: float, dtype: type) -> None:
+@pytest.mark.parametrize("ring_bits", [16, 32])
+def test_rounding_is_unbiased(ring_bits: int, fraction: float, dtype: type) -> None:
     """Rounding up is Bernoulli(fraction); alarm at 6 standard deviations, falsely once in 5e8 runs."""
     samples = 200_000
-    quantity = real((2 * samples,), bound=1.0, word=word)
+    quantity = real((2 * samples,), bound=1.0, ring_bits=ring_bits)
     step = 1 / quantity.scale(MEMBERS)
     value_N = np.repeat(np.array([(3 + fraction) * step, -(3 + fraction) * step], dtype), samples)
     key = os.urandom(32)
     encoded = Encoder({"delta": value_N}, layout=layout_of(quantity), random=lambda size: key[:size]).encode()
-    units = encoded.vectors[word].view(f"i{word // 8}").reshape(2, samples)
+    units = encoded.vectors[ring_bits].view(f"i{ring_bits // 8}").reshape(2, samples)
     exact = float(value_N[0]) / step
     deviation = math.sqrt(fraction * (1 - fraction) / samples)
     for mean, expected in zip(units.mean(axis=1), (exact, -exact), strict=True):
@@ -108,7 +112,7 @@ def test_rounding_of_neighbors_is_independent() -> None:
 
 
 def test_whole_units_are_encoded_exactly() -> None:
-    quantity = real((3,), bound=8.0, word=16)
+    quantity = real((3,), bound=8.0, ring_bits=16)
     step = 1 / quantity.scale(MEMBERS)
     encoded = Encoder({"delta": [5 * step, 0.0, -7 * step]}, layout=layout_of(quantity)).encode()
     assert encoded.vectors[16].tolist() == [5, 0, 2**16 - 7]
@@ -187,8 +191,8 @@ def test_a_count_is_whole_and_within_its_bound(value: object, message: str) -> N
     "value_N", [[100, -100, 0], [100.0, -100.0, 0.0], np.array([100, -100, 0], np.int8), [True, True, False]]
 )
 def test_counts_are_exact(value_N: object) -> None:
-    for word in (16, 32, 64):
-        layout = layout_of(count((3,), word=word))
+    for ring_bits in (16, 32, 64):
+        layout = layout_of(count((3,), ring_bits=ring_bits))
         decoded = ring.decode(Encoder({"correct": value_N}, layout=layout).encode().vectors, layout=layout)[
             "correct"
         ]
@@ -231,7 +235,7 @@ def test_odd_inputs_are_refused(values: dict[str, object], message: str) -> None
 
 
 def test_shapes_come_back_and_vectors_hold_the_declared_order() -> None:
-    layout = layout_of(real((2, 3), word=16), count((2,)), real(name="weight", word=64, bound=1.0))
+    layout = layout_of(real((2, 3), ring_bits=16), count((2,)), real(name="weight", ring_bits=64, bound=1.0))
     values = {"weight": 0.5, "correct": [3, 4], "delta": np.arange(6.0).reshape(3, 2).T}
     encoded = Encoder(values, layout=layout).encode()
     assert encoded.vectors[64][:2].tolist() == [3, 4]

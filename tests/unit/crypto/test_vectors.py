@@ -118,21 +118,23 @@ def test_the_package_masks_and_unmasks_the_recorded_session() -> None:
     vector = load("session")
     layout = _layout(vector)
     cohort_digest = bytes.fromhex(vector["cohort_digest"])
-    total = dict.fromkeys(layout.words, 0)
+    total = dict.fromkeys(layout.ring_sizes, 0)
     for name in vector["survivors"]:
         row = vector["silos"][name]
         masker = Masker(layout=layout, cohort_digest=cohort_digest, seeds=_seeds(vector, name))
         encoded = Encoded(vectors=_vectors(row["input"]), clipped_total=0)
         assert b"".join(masker.stream(encoded)).hex() == row["masked"]
         masked = vectors_from_stream(layout, bytes.fromhex(row["masked"]))
-        total = {word: total[word] + masked[word] for word in layout.words}
+        total = {ring_bits: total[ring_bits] + masked[ring_bits] for ring_bits in layout.ring_sizes}
     UnmaskPlan(
         layout=layout,
         cohort_digest=cohort_digest,
         seeds=_opposite_seeds(vector),
         survivors=tuple(vector["survivors"]),
     ).unmask(total)
-    assert {str(word): [str(each) for each in total[word].tolist()] for word in total} == vector["sum"]
+    assert {
+        str(ring_bits): [str(each) for each in total[ring_bits].tolist()] for ring_bits in total
+    } == vector["sum"]
 
 
 def test_a_session_digest_is_that_of_the_recorded_terms() -> None:
@@ -145,13 +147,16 @@ def test_a_session_digest_is_that_of_the_recorded_terms() -> None:
 
 
 def _layout(vector: Any) -> Layout:
-    rows = [row | {"shape": tuple(row["shape"])} for row in vector["quantities"]]
-    return Layout(quantities=tuple(Quantity(**row) for row in rows), members=vector["terms"]["members"])
+    rows = [dict(row, shape=tuple(row["shape"])) for row in vector["quantities"]]
+    return Layout(
+        quantities=tuple(Quantity(ring_bits=row.pop("word"), **row) for row in rows),
+        members=vector["terms"]["members"],
+    )
 
 
 def _vectors(words: dict[str, list[str]]) -> dict[int, Any]:
-    numbers = {int(word): [int(each) for each in row] for word, row in words.items()}
-    return {word: np.array(row, WORD_TYPES[word]) for word, row in numbers.items()}
+    numbers = {int(ring_bits): [int(each) for each in row] for ring_bits, row in words.items()}
+    return {ring_bits: np.array(row, WORD_TYPES[ring_bits]) for ring_bits, row in numbers.items()}
 
 
 def _seeds(vector: Any, name: str) -> tuple[SignedSeed, ...]:

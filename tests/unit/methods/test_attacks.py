@@ -38,7 +38,7 @@ def failed(rows: Sequence[Row]) -> list[str]:
 
 
 def without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks._Lane, "apply", lambda lane, words_B: None)
+    monkeypatch.setattr(masks._Masks, "apply", lambda masks, words_B, first: None)
 
 
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,7 +301,7 @@ def test_message_has_the_size_that_the_card_says(width: int, classes: int, numbe
 
 def test_bound_of_both_sums_is_the_number_of_samples_that_enrollment_counted() -> None:
     gram, moment = CalibratePhase().quantities(context(np.zeros((3, 5)), total=740))
-    assert [(one.name, one.shape, one.bound, one.word) for one in (gram, moment)] == [
+    assert [(one.name, one.shape, one.bound, one.ring_bits) for one in (gram, moment)] == [
         ("gram", (15,), 740.0, 64),
         ("moment", (5, 3), 740.0, 64),
     ]

@@ -185,7 +185,10 @@ def test_n13_the_rings_sum_is_the_plain_sum(is_weighted: bool) -> None:
     silos = [logit_prototypes(make_setting(*data, options=options)) for data in (SILO_A, SILO_B, SILO_C)]
     layout = Layout(quantities=PrototypesPhase().quantities(context(options=options)), members=3)
     encoded = [Encoder(silo, layout=layout).encode() for silo in silos]
-    total = {word: np.sum([one.vectors[word] for one in encoded], axis=0) for word in layout.words}
+    total = {
+        ring_bits: np.sum([one.vectors[ring_bits] for one in encoded], axis=0)
+        for ring_bits in layout.ring_sizes
+    }
     decoded = ring.decode(total, layout=layout)
     for quantity in layout.quantities:
         if quantity.name != CLIPPED:

@@ -20,8 +20,8 @@ SILOS = 3
 LAYOUT = Layout(
     members=SILOS,
     quantities=(
-        Quantity(name="sums", shape=(3, 3), bound=8000.0, word=32),
-        Quantity(name="counts", shape=(3,), bound=8000.0, word=32, is_count=True),
+        Quantity(name="sums", shape=(3, 3), bound=8000.0, ring_bits=32),
+        Quantity(name="counts", shape=(3,), bound=8000.0, ring_bits=32, is_count=True),
     ),
 )
 PLAIN = (

@@ -20,12 +20,16 @@ CORRECT = (31, 44, 52, 81)
 CONTEXT = PhaseContext(round=3, members=4, classes=10, state={}, trained=())
 
 
-@pytest.mark.parametrize(("word", "least", "most"), [(None, 10, 1_000_000), (64, 1, 1)])
-def test_sums_of_four_silos_leave_many_sets_of_accuracies(word: int | None, least: int, most: int) -> None:
+@pytest.mark.parametrize(("ring_bits", "least", "most"), [(None, 10, 1_000_000), (64, 1, 1)])
+def test_sums_of_four_silos_leave_many_sets_of_accuracies(
+    ring_bits: int | None, least: int, most: int
+) -> None:
     """In 64 bits the only fractions with such denominators and these sums are the silos' own."""
     quantities = FINE_TUNE_PHASE.quantities(CONTEXT)
-    if word is not None:
-        quantities = tuple(each if each.is_count else replace(each, word=word) for each in quantities)
+    if ring_bits is not None:
+        quantities = tuple(
+            each if each.is_count else replace(each, ring_bits=ring_bits) for each in quantities
+        )
     layout = Layout(quantities=quantities, members=len(TESTED))
     total = ring.zeros(layout)
     for correct, tested in zip(CORRECT, TESTED, strict=True):

@@ -156,7 +156,7 @@ def test_variates_take_the_bytes_of_the_update_again() -> None:
     job = make_job({"preset": "scaffold"}, **FIELDS)
     work = make_work(job, data_of(0))
     words = {
-        each.name: (each.shape, each.word) for each in job.method.phase("train").quantities(work.context)
+        each.name: (each.shape, each.ring_bits) for each in job.method.phase("train").quantities(work.context)
     }
     assert words[CONTROL_DELTA] == words["delta"] == ((43,), 32)
 

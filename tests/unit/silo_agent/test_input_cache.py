@@ -66,7 +66,7 @@ async def test_every_attempt_sends_the_words_of_the_first(hub: Hub, monkeypatch:
     read_by = Masker.stream
 
     def recorded(masker: Masker, source: Encoder, **options: Any) -> Any:
-        sent.append({word: vector.tolist() for word, vector in source.encode().vectors.items()})
+        sent.append({ring_bits: vector.tolist() for ring_bits, vector in source.encode().vectors.items()})
         return read_by(masker, source, **options)
 
     monkeypatch.setattr(Masker, "stream", recorded)

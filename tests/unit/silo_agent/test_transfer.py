@@ -29,7 +29,7 @@ MakeStub = Callable[..., Awaitable[Any]]
 STATE = bytes(range(256)) * 10_000  # 2.4 chunks
 DIGEST = hashlib.sha256(STATE).digest()
 KEY = PhaseKey(job_digest=b"j" * 32, round=1, phase="train", attempt=1)
-LAYOUT = Layout(members=3, quantities=(Quantity(name="delta", shape=(600_000,), bound=1.0, word=32),))
+LAYOUT = Layout(members=3, quantities=(Quantity(name="delta", shape=(600_000,), bound=1.0, ring_bits=32),))
 
 
 def masked_vector() -> tuple[Masker, ring.Encoded, bytes]:

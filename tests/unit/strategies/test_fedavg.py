@@ -112,7 +112,7 @@ def test_enrollment_of_silos_without_data_is_not_applied() -> None:
 
 def test_train_sums_delta_buffers_weight_evaluation_and_clipped() -> None:
     quantities = FEDAVG.phase("train").quantities(context(update_bound=2.0, update_bits=64))
-    assert [(one.name, one.shape, one.bound, one.word, one.is_count) for one in quantities] == [
+    assert [(one.name, one.shape, one.bound, one.ring_bits, one.is_count) for one in quantities] == [
         ("delta", (4,), 2.0, 64, False),
         ("buffers", (2,), 1e3, 64, False),
         ("weight", (), 1.0, 64, False),

@@ -86,7 +86,7 @@ def relative_error(found_P: Array, deltas: Sequence[Array]) -> float:
 def test_the_first_round_takes_32_bits_and_says_how_large_updates_are() -> None:
     start, deltas = context(), updates(0.02)
     delta = delta_of(start)
-    assert (delta.word, delta.bound, delta.projection) == (32, 8.0, None)
+    assert (delta.ring_bits, delta.bound, delta.projection) == (32, 8.0, None)
     result = run(start, deltas)
     expected = math.sqrt(sum(float(np.mean(np.float64(each_P) ** 2)) for each_P in deltas))
     assert result.figures["update_rms"] == pytest.approx(expected, rel=1e-6)
@@ -105,7 +105,7 @@ def test_later_rounds_take_16_bits_and_end_near_the_true_sum() -> None:
         assert relative_error(moved(of, result), deltas) < (1e-4 if number == 0 else 0.01)
         of = after(of, result)
         delta = delta_of(of)
-        assert delta.word == 16
+        assert delta.ring_bits == 16
         assert delta.bound == pytest.approx(HEADROOM * float(of.state[RMS]) / SILOS**0.25, rel=1e-12)
         assert delta.projection is not None
         assert delta.projection.seed == of.public_seed
@@ -156,7 +156,7 @@ def test_updates_of_zero_fall_back_to_32_bits() -> None:
     zeros = [np.zeros(SIZE, np.float32)] * SILOS
     of = after(context(), run(context(), zeros))
     assert float(of.state[RMS]) == 0.0
-    assert (delta_of(of).word, delta_of(of).bound) == (32, 8.0)
+    assert (delta_of(of).ring_bits, delta_of(of).bound) == (32, 8.0)
     assert relative_error(moved(of, run(of, updates(0.02))), updates(0.02)) < 1e-4
 
 
@@ -183,7 +183,7 @@ def test_a_lying_silo_cannot_bring_the_size_below_half_of_what_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rms", "word", "bound"),
+    ("rms", "ring_bits", "bound"),
     [
         (0.0, 32, 8.0),
         (5e-324, 32, 8.0),
@@ -195,10 +195,10 @@ def test_a_lying_silo_cannot_bring_the_size_below_half_of_what_it_was() -> None:
         (1.7e308, 16, 8.0),
     ],
 )
-def test_every_number_in_the_state_gives_a_layout(rms: float, word: int, bound: float) -> None:
+def test_every_number_in_the_state_gives_a_layout(rms: float, ring_bits: int, bound: float) -> None:
     quantities = strategy_for("fedavg", {}).phase("train").quantities(knowing(rms))
     delta = Layout(quantities=quantities, members=SILOS).quantities[0]
-    assert delta.word == word
+    assert delta.ring_bits == ring_bits
     assert delta.bound == pytest.approx(bound)
 
 
@@ -218,11 +218,11 @@ def test_an_odd_state_is_refused(rms: Any, message: str) -> None:
         delta_of(knowing(rms))
 
 
-@pytest.mark.parametrize("word", [32, 64])
-def test_other_words_neither_rotate_nor_sum_a_size(word: int) -> None:
-    of = context(update_bits=word)
+@pytest.mark.parametrize("ring_bits", [32, 64])
+def test_other_words_neither_rotate_nor_sum_a_size(ring_bits: int) -> None:
+    of = context(update_bits=ring_bits)
     quantities = strategy_for("fedavg", {}).phase("train").quantities(of)
-    assert (quantities[0].word, quantities[0].projection) == (word, None)
+    assert (quantities[0].ring_bits, quantities[0].projection) == (ring_bits, None)
     assert MEAN_SQUARE not in {quantity.name for quantity in quantities}
     result = run(of, updates(0.02))
     assert result.state is not None
@@ -239,8 +239,8 @@ def test_server_updates_take_the_same_step_in_16_bits(preset: str) -> None:
     ) - with_sums_of_their_own
     deltas = updates(0.02)
     steps = []
-    for word in (16, 64):
-        of = knowing(0.1, update_bits=word)
+    for ring_bits in (16, 64):
+        of = knowing(0.1, update_bits=ring_bits)
         phase = strategy_for(preset, {}).phase("train")
         layout = Layout(quantities=phase.quantities(of), members=of.members)
         total = ring.zeros(layout)
