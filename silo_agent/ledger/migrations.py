@@ -144,6 +144,7 @@ _OTHER_PHASE_NAMES: Migration = (
     UPDATE signed_sets SET kind = CASE kind
         WHEN 'roll-call' THEN 'enrollment'
         WHEN 'presence' THEN 'class-presence'
+        WHEN 'personal' THEN 'fine-tune'
         ELSE kind
     END
     """,
