@@ -53,7 +53,8 @@ if __name__ == "__main__":
         case ["raise"]:
             raise KeyError("raised")
         case ["thread"]:
-            threading.Thread(target=lambda: print("from a thread")).start()
+            last = lambda: (threading.main_thread().join(), print("from a thread"))
+            threading.Thread(target=last).start()
         case ["kill", number]:
             os.kill(os.getpid(), int(number))
         case ["pause"]:
