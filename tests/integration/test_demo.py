@@ -90,7 +90,7 @@ def _run_to_its_end(out: Path, *options: str, rounds: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_interrupted_demo_stops_everything(tmp_path: Path, number: signal.Signals) -> None:
-    with _demo(tmp_path / "out", "--rounds", "1000") as demo:
+    with _demo(tmp_path / "out", "--rounds", "1000", "--silos", "3") as demo:
         children = _running_children(demo, tmp_path / "out")
         demo.send_signal(number)
         _, stderr = demo.communicate(timeout=30)
@@ -101,7 +101,7 @@ def test_interrupted_demo_stops_everything(tmp_path: Path, number: signal.Signal
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 def test_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
-    with _demo(tmp_path / "out", "--rounds", "1000") as demo:
+    with _demo(tmp_path / "out", "--rounds", "1000", "--silos", "3") as demo:
         children = _running_children(demo, tmp_path / "out")
         demo.kill()
         _, alive = psutil.wait_procs(children, timeout=30)
@@ -109,14 +109,14 @@ def test_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
 
 
 def _running_children(demo: Demo, out: Path) -> list[psutil.Process]:
-    """Coordinator and four silos, once they train."""
+    """Coordinator and three silos, once they train."""
     log = out / "federation" / "logs" / "hub.log"
     wait_until(
         lambda: demo.poll() is not None or (log.exists() and b'"phase": "train"' in log.read_bytes()),
         "the first round",
     )
     children = [child for child in psutil.Process(demo.pid).children(recursive=True) if _is_service(child)]
-    assert len(children) == 5
+    assert len(children) == 4
     assert all(os.getsid(child.pid) == child.pid for child in children)
     return children
 

@@ -19,12 +19,12 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import session_pb2
 from crypto.errors import Refusal
 from crypto.fixed_point.layout import Layout
-from crypto.identity import certificates, issuing
-from crypto.identity.certificates import Identity, MemberId, Role, SignedBody
+from crypto.identity.certificates import Identity, Role, SignedBody
 from crypto.session import bodies
 from crypto.session.cohort import CohortRule
 from crypto.session.messages import Cohort, Envelopes, Survivors
 from tests.support.agents import Exchange, changed, other_attempt
+from tests.support.ceremony import stranger
 from tests.support.rogue import SPARE, Rogue
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -199,18 +199,7 @@ def _resigned(adverts: Signed, signer: Identity, **changes: str) -> SignedBody:
 
 
 def _of_another_authority(rogue: Rogue, adverts: Signed) -> SignedBody:
-    key, certificate = issuing.new_authority("test", now=rogue.now, valid_days=5)
-    own = certificates.new_key()
-    member = MemberId(federation="test", role=Role.SILO, name="silo-0")
-    issued = issuing.sign_csr(
-        issuing.new_csr(own, member),
-        authority_key=key,
-        authority_certificate=certificate,
-        role=Role.SILO,
-        now=rogue.now,
-        valid_days=3,
-    )
-    return _resigned(adverts, Identity(member=member, certificate=issued, key=own))
+    return _resigned(adverts, stranger(Role.SILO, "silo-0", now=rogue.now))
 
 
 def _of_another_member(rogue: Rogue, adverts: Signed) -> SignedBody:

@@ -22,13 +22,14 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import Refusal
-from crypto.identity import certificates, issuing
-from crypto.identity.certificates import Identity, MemberId, Role, SignedBody
+from crypto.identity import certificates
+from crypto.identity.certificates import Role, SignedBody
 from crypto.identity.roster import sign_roster
 from crypto.session.messages import Envelopes
 from silo_agent.ledger.ledger import Ledger
 from strategies.base import TOTAL
 from tests.support.agents import Exchange, changed
+from tests.support.ceremony import stranger
 from tests.support.rogue import SPARE, Line, Message, Rogue
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -194,20 +195,7 @@ def _signed_by_somebody_else(rogue: Rogue) -> SignedJob:
 
 def _signed_by_a_stranger(rogue: Rogue) -> SignedJob:
     """An operator of another authority, under the operator's own name."""
-    key, certificate = issuing.new_authority("test", now=rogue.now, valid_days=5)
-    own = certificates.new_key()
-    member = MemberId(federation="test", role=Role.OPERATOR, name="ops")
-    request = issuing.new_csr(own, member)
-    issued = issuing.sign_csr(
-        request,
-        authority_key=key,
-        authority_certificate=certificate,
-        role=Role.OPERATOR,
-        now=rogue.now,
-        valid_days=3,
-    )
-    stranger = Identity(member=member, certificate=issued, key=own)
-    return sign_job(rogue.job.signed.spec_bytes + b"\n", stranger)
+    return sign_job(rogue.job.signed.spec_bytes + b"\n", stranger(Role.OPERATOR, "ops", now=rogue.now))
 
 
 def _of_other_silos(rogue: Rogue) -> SignedJob:

@@ -12,13 +12,13 @@ import pytest
 
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Layout, Quantity
-from crypto.identity import certificates, issuing
-from crypto.identity.certificates import Identity, MemberId, Role, SignedBody
+from crypto.identity.certificates import Identity, Role, SignedBody
 from crypto.session import bodies
 from crypto.session.cohort import CohortRule
 from crypto.session.messages import Cohort, Survivors
 from crypto.session.silo_session import SiloState
 from tests.protocol.malice import VICTIM, adverts_of, assert_refused, envelopes_among, honest, tampered
+from tests.support.ceremony import stranger
 from tests.support.sessions import NOW, make_exchange, make_silo, make_terms, one_hot_layout
 
 # sizes
@@ -129,25 +129,10 @@ def resigned(signed: SignedBody, signer: Identity, **changes) -> SignedBody:
     return bodies.sign(signer, dataclasses.replace(advert, **changes))
 
 
-def foreign_identity(name: str) -> Identity:
-    key, certificate = issuing.new_authority("test", now=NOW, valid_days=30)
-    own = certificates.new_key()
-    member = MemberId(federation="test", role=Role.SILO, name=name)
-    issued = issuing.sign_csr(
-        issuing.new_csr(own, member),
-        authority_key=key,
-        authority_certificate=certificate,
-        role=Role.SILO,
-        now=NOW,
-        valid_days=7,
-    )
-    return Identity(member=member, certificate=issued, key=own)
-
-
 def test_silo_refuses_advert_forged_under_another_authority():
     exchange = honest()
     adverts = adverts_of(exchange)
-    forged = resigned(adverts["silo-000"], foreign_identity("silo-000"))
+    forged = resigned(adverts["silo-000"], stranger(Role.SILO, "silo-000", now=NOW))
     cohort = tampered(adverts, "silo-000", forged)
     match = "certificate: it was not issued by this federation's authority"
     assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.ROSTER)

@@ -26,7 +26,7 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
 from crypto.fixed_point import ring
-from crypto.identity import certificates, issuing
+from crypto.identity import issuing
 from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 from crypto.masking import masks
@@ -46,6 +46,7 @@ from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.task_checks import TaskChecks
 from strategies.base import Array, Arrays
+from tests.support.ceremony import issue
 from tests.support.sessions import NOW
 
 FEDERATION = "test"
@@ -92,17 +93,7 @@ def make_members(silos: int) -> Members:
 
 
 def _issue(key: PrivateKey, authority: x509.Certificate, role: Role, name: str) -> Identity:
-    own = certificates.new_key()
-    member = MemberId(federation=FEDERATION, role=role, name=name)
-    certificate = issuing.sign_csr(
-        issuing.new_csr(own, member),
-        authority_key=key,
-        authority_certificate=authority,
-        role=role,
-        now=NOW,
-        valid_days=30,
-    )
-    return Identity(member=member, certificate=certificate, key=own)
+    return issue(key, authority, MemberId(federation=FEDERATION, role=role, name=name), now=NOW)
 
 
 class OneHot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,19 +38,10 @@ class Ceremony:
 
     def enroll(self, role: Role, name: str, *, days: int = 5, now: datetime | None = None) -> Identity:
         """A member with files; it stands on the next roster."""
-        key = certificates.new_key()
         hosts = ["127.0.0.1", "localhost"] if role is Role.COORDINATOR else []
-        request = issuing.new_csr(key, MemberId(federation=self.federation, role=role, name=name), hosts)
-        certificate = issuing.sign_csr(
-            request,
-            authority_key=self.key,
-            authority_certificate=self.certificate,
-            role=role,
-            now=now or _now(),
-            valid_days=days,
-            hosts=hosts,
-        )
-        return self.adopt(key, certificate)
+        member = MemberId(federation=self.federation, role=role, name=name)
+        made = issue(self.key, self.certificate, member, now=now or _now(), days=days, hosts=hosts)
+        return self.adopt(made.key, made.certificate)
 
     def adopt(self, key: PrivateKey, certificate: x509.Certificate) -> Identity:
         """Write a member's files, whoever made its certificate."""
@@ -83,6 +75,34 @@ class Ceremony:
         temporary = self.roster_path.with_suffix(".new")
         temporary.write_bytes(roster.roster_to_file_bytes(signed))
         temporary.replace(self.roster_path)
+
+
+def issue(
+    authority_key: PrivateKey,
+    authority: x509.Certificate,
+    member: MemberId,
+    *,
+    now: datetime,
+    days: int = 30,
+    hosts: Sequence[str] = (),
+) -> Identity:
+    """A member with a key of its own and that authority's certificate."""
+    own = certificates.new_key()
+    certificate = issuing.sign_csr(
+        issuing.new_csr(own, member, hosts),
+        authority_key=authority_key,
+        authority_certificate=authority,
+        role=member.role,
+        now=now,
+        valid_days=days,
+    )
+    return Identity(member=member, certificate=certificate, key=own)
+
+
+def stranger(role: Role, name: str, *, now: datetime) -> Identity:
+    """A member of another authority, whose federation has the same name."""
+    key, authority = issuing.new_authority("test", now=now, valid_days=30)
+    return issue(key, authority, MemberId(federation="test", role=role, name=name), now=now, days=7)
 
 
 def _now() -> datetime:

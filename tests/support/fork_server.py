@@ -38,11 +38,15 @@ ROOT = Path(__file__).parents[2]
 MAX_REQUEST_BYTES = 1 << 17
 DESCRIPTORS = 4  # of a request: stdin, stdout, stderr and the socket that tells of the process
 # read while interpreter or libraries load
-READ_AT_LOAD = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "NUMBA_", "TORCH", "GRPC_", "OTEL_", "LC_")
+READ_AT_LOAD = (
+    *("PYTHON", "LD_", "LC_", "TZ", "GRPC_", "OTEL_"),
+    *("OMP_", "MKL_", "OPENBLAS_", "NUMBA_", "TORCH"),
+)
 BEGUN = b"begun"  # the first message of a process, with its id; the second one is its exit code
 IN_A_FORK_TOO = "PYTHONDONTWRITEBYTECODE"
 PRODUCT = ("chorale", "cli", "coordinator", "crypto", "silo_agent", "simulation", "strategies")
-BESIDE = ("sqlalchemy.dialects.sqlite", "tests.support.one_hot")  # what is imported as it runs
+# what it imports as it runs
+BESIDE = ("dp_accounting.pld", "dp_accounting.rdp", "sqlalchemy.dialects.sqlite", "tests.support.one_hot")
 # a fork runs one of them as its main module
 MAIN = ("cli.main", "tests.support.halting", "tests.support.keeping", "tests.support.forking_demo")
 # need seconds, for opacus and torchvision, and few tests use them

@@ -29,13 +29,12 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from crypto.errors import ChoraleError, Refusal
-from crypto.identity import certificates, issuing
 from crypto.identity.certificates import Identity, Role, load_certificate, member_of
 from silo_agent.agent import run_agent
 from silo_agent.policy.policy import Policy
 from silo_agent.settings import IdentityFiles, SiloSettings
 from tests.support.agents import PATIENCE_SECONDS, Exchange, Hub, Members
-from tests.support.ceremony import Ceremony
+from tests.support.ceremony import Ceremony, issue
 
 Message = pb.CoordinatorMessage | bytes  # bytes travel as they are
 SPARE = "spare"  # on the roster, in no job
@@ -307,16 +306,8 @@ class Rogue(Hub):
 
     def reissued(self, name: str) -> Identity:
         """A second certificate of a silo from the same authority, which the roster does not list."""
-        own, member = certificates.new_key(), self.members.silos[name].member
-        certificate = issuing.sign_csr(
-            issuing.new_csr(own, member),
-            authority_key=self.ceremony.key,
-            authority_certificate=self.ceremony.certificate,
-            role=Role.SILO,
-            now=self.now,
-            valid_days=3,
-        )
-        return Identity(member=member, certificate=certificate, key=own)
+        member = self.members.silos[name].member
+        return issue(self.ceremony.key, self.ceremony.certificate, member, now=self.now, days=3)
 
     # what must not have happened
 

@@ -19,7 +19,7 @@ from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
-from crypto.identity import certificates, issuing, roster
+from crypto.identity import issuing, roster
 from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster
 from crypto.masking import masks
@@ -29,6 +29,7 @@ from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import RecoverRequest, SessionTerms, UnmaskShares
 from crypto.session.reveal import PendingReveal
 from crypto.session.silo_session import SiloSession
+from tests.support.ceremony import issue
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 STAGES = ("advertise", "share", "masked", "consistency", "unmask")
@@ -50,7 +51,9 @@ class Federation:
 
     def issue(self, name: str, *, role: Role = Role.SILO, now: datetime = NOW, days: int = 30) -> Identity:
         """Another certificate of this authority."""
-        return _issue(self.authority_key, self.authority, name, role=role, now=now, days=days)
+        member = MemberId(federation="test", role=role, name=name)
+        hosts = ["localhost"] if role is Role.COORDINATOR else []
+        return issue(self.authority_key, self.authority, member, now=now, days=days, hosts=hosts)
 
     def with_roster(self, *, version: int, without: Collection[str] = ()) -> Federation:
         """The same silos under another roster, of which some are struck."""
@@ -66,11 +69,19 @@ def make_federation(silos: int) -> Federation:
     # a federation's own certificate is older than what it signs
     key, authority = issuing.new_authority("test", now=NOW - timedelta(days=1), valid_days=365)
     names = [f"silo-{index:03}" for index in range(silos)]
-    members = {name: _issue(key, authority, name) for name in names}
-    spare = _issue(key, authority, "spare")
-    listed = [_member(one) for one in (*members.values(), spare)]
+    *members, spare = (
+        issue(key, authority, MemberId(federation="test", role=Role.SILO, name=name), now=NOW)
+        for name in (*names, "spare")
+    )
+    listed = [_member(one) for one in (*members, spare)]
     document = _roster(key, authority, listed, version=7)
-    return Federation(authority_key=key, authority=authority, silos=members, spare=spare, roster=document)
+    return Federation(
+        authority_key=key,
+        authority=authority,
+        silos=dict(zip(names, members, strict=True)),
+        spare=spare,
+        roster=document,
+    )
 
 
 def one_hot_layout(members: int) -> Layout:
@@ -307,28 +318,6 @@ def one_hot(terms: SessionTerms, name: str) -> dict[str, Any]:
 
 def indicator(terms: SessionTerms, names: Collection[str]) -> np.ndarray[Any, Any]:
     return np.array([int(name in names) for name in terms.names], np.int64)
-
-
-def _issue(
-    key: PrivateKey,
-    authority: x509.Certificate,
-    name: str,
-    *,
-    role: Role = Role.SILO,
-    now: datetime = NOW,
-    days: int = 30,
-) -> Identity:
-    own = certificates.new_key()
-    member = MemberId(federation="test", role=role, name=name)
-    certificate = issuing.sign_csr(
-        issuing.new_csr(own, member, ["localhost"] if role is Role.COORDINATOR else []),
-        authority_key=key,
-        authority_certificate=authority,
-        role=role,
-        now=now,
-        valid_days=days,
-    )
-    return Identity(member=member, certificate=certificate, key=own)
 
 
 def _member(one: Identity) -> Member:

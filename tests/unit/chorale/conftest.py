@@ -13,10 +13,11 @@ from cryptography import x509
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import check_values
-from crypto.identity import certificates, issuing
+from crypto.identity import issuing
 from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 from strategies.base import Array
+from tests.support.ceremony import issue
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SILOS = tuple(f"clinic-{letter}" for letter in "abcd")
@@ -97,15 +98,5 @@ def job_fields() -> dict[str, Any]:
 
 
 def _issue(key: PrivateKey, authority: x509.Certificate, role: Role, name: str, *, now: datetime) -> Identity:
-    own_key = certificates.new_key()
-    member = MemberId(federation="test", role=role, name=name)
     hosts = ("localhost", "127.0.0.1") if role is Role.COORDINATOR else ()
-    certificate = issuing.sign_csr(
-        issuing.new_csr(own_key, member, hosts),
-        authority_key=key,
-        authority_certificate=authority,
-        role=role,
-        now=now,
-        valid_days=30,
-    )
-    return Identity(member=member, certificate=certificate, key=own_key)
+    return issue(key, authority, MemberId(federation="test", role=role, name=name), now=now, hosts=hosts)

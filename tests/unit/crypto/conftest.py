@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from crypto.identity import certificates, issuing
+from crypto.identity import issuing
 from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from tests.support.ceremony import issue
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 FEDERATION = "hospitals"
@@ -31,17 +32,8 @@ class Authority:
         now: datetime = NOW,
         valid_days: int = 30,
     ) -> Identity:
-        key = certificates.new_key()
         member = MemberId(federation=federation, role=role, name=name)
-        certificate = issuing.sign_csr(
-            issuing.new_csr(key, member, hosts),
-            authority_key=self.key,
-            authority_certificate=self.certificate,
-            role=role,
-            now=now,
-            valid_days=valid_days,
-        )
-        return Identity(member=member, certificate=certificate, key=key)
+        return issue(self.key, self.certificate, member, now=now, days=valid_days, hosts=hosts)
 
 
 def make_authority(federation: str = FEDERATION, *, now: datetime = NOW, valid_days: int = 365) -> Authority:
