@@ -42,9 +42,9 @@ from bench.stream_hosts import (
 )
 from chorale.spec.state import state_to_bytes
 from chorale.transport import tls
+from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from coordinator.settings import IdentityFiles
 from crypto.errors import LocalProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout, Quantity

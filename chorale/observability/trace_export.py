@@ -69,11 +69,13 @@ class Tracer:
     def span(self, name: Span, job_digest: bytes, round: int, key: PhaseKey | None) -> Iterator[None]:
         """A span of the round's trace: below the one that is open here, else below the round's root."""
         ids = trace_id(job_digest, round), root_span_id(job_digest, round)
+        # all that a span says beside its name and its times
+        said: dict[str, str | int] = {"chorale.job": job_digest.hex()[:JOB_ID_DIGITS], "chorale.round": round}
+        if key is not None:
+            said |= {"chorale.phase": key.phase, "chorale.attempt": key.attempt}
         wanted = _wanted.set(ids if name is Span.ROUND else None)
         try:
-            opened = self._tracer.start_span(
-                name.value, context=self._parent(name, *ids), attributes=_attributes(job_digest, round, key)
-            )
+            opened = self._tracer.start_span(name.value, context=_parent(name, *ids), attributes=said)
         finally:
             _wanted.reset(wanted)
         goes_on = False
@@ -92,17 +94,6 @@ class Tracer:
         """Deliver what waits, if the collector takes it."""
         self._delivery.is_closing = True
         self._provider.shutdown()
-
-    def _parent(self, name: Span, trace_id: int, root_id: int) -> Context:
-        if name is Span.ROUND:
-            return Context()
-        here = trace.get_current_span()
-        if here.get_span_context().trace_id == trace_id:
-            return trace.set_span_in_context(here)
-        root = trace.SpanContext(
-            trace_id, root_id, is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED)
-        )
-        return trace.set_span_in_context(trace.NonRecordingSpan(root), Context())
 
 
 class _Ids(IdGenerator):
@@ -155,9 +146,13 @@ class _Delivery(SpanExporter):
         return True
 
 
-def _attributes(job_digest: bytes, round: int, key: PhaseKey | None) -> dict[str, str | int]:
-    """All that a span says beside its name and its times."""
-    named: dict[str, str | int] = {"chorale.job": job_digest.hex()[:JOB_ID_DIGITS], "chorale.round": round}
-    if key is not None:
-        named |= {"chorale.phase": key.phase, "chorale.attempt": key.attempt}
-    return named
+def _parent(name: Span, trace_id: int, root_id: int) -> Context:
+    if name is Span.ROUND:
+        return Context()
+    here = trace.get_current_span()
+    if here.get_span_context().trace_id == trace_id:
+        return trace.set_span_in_context(here)
+    root = trace.SpanContext(
+        trace_id, root_id, is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    )
+    return trace.set_span_in_context(trace.NonRecordingSpan(root), Context())

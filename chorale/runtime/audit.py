@@ -80,7 +80,7 @@ class AuditLog:
             if len(line) >= MAX_LINE_BYTES:
                 raise LocalProtocolError(f"audit: an entry holds less than {MAX_LINE_BYTES} bytes")
             _append_synced(self._file, line)
-            self._head = Head(entry=number, line_hash=_hash(line))
+            self._head = Head(entry=number, line_hash=hashlib.sha256(line).hexdigest())
             return self._head
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
             lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
             for number, line in enumerate(lines, start=1):
                 yield _checked(line, number=number, previous=previous)
-                previous = _hash(line)
+                previous = hashlib.sha256(line).hexdigest()
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
 
@@ -156,7 +156,7 @@ def _read_head(file: IO[bytes], path: Path) -> Head:
     file.seek(max(0, size - MAX_LINE_BYTES))
     line = file.read().splitlines(keepends=True)[-1]
     try:
-        return Head(entry=int(json.loads(line)["entry"]), line_hash=_hash(line))
+        return Head(entry=int(json.loads(line)["entry"]), line_hash=hashlib.sha256(line).hexdigest())
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{path}: the last entry of the audit log is damaged") from None
 
@@ -184,7 +184,3 @@ def _plain(name: str, value: Plain | bytes) -> Plain:
     if len(value) > MAX_HASH_BYTES:
         raise LocalProtocolError(f"audit: {name}: expected at most {MAX_HASH_BYTES} bytes, got {len(value)}")
     return value.hex()
-
-
-def _hash(line: bytes) -> str:
-    return hashlib.sha256(line).hexdigest()

@@ -1,7 +1,7 @@
 """Blocking work beside the event loop: what a stream needs next and what it left behind, both bounded.
 
-`Ahead` makes items in a thread before they are asked for, `Behind` takes steps in a thread after they
-were handed in. Neither holds a thread while it has nothing to do, so any number of streams
+`Prefetcher` makes items in a thread before they are asked for, `BackgroundWriter` takes steps in a thread
+after they were handed in. Neither holds a thread while it has nothing to do, so any number of streams
 shares the loop's few threads; each keeps its own order.
 """
 
@@ -46,15 +46,15 @@ class Pieces:
 
 
 class Prefetcher(Generic[Item]):
-    """Items of a generator that blocks; at most `most` of them are made and not taken yet.
+    """Items of a generator that blocks; at most `max_ready` of them are made and not taken yet.
 
     What the generator raises is raised where its next item was awaited. Leaving the context ends it:
     no thread works on it and whatever it holds is let go.
     """
 
-    def __init__(self, items: Generator[Item, None, None], *, most: int) -> None:
+    def __init__(self, items: Generator[Item, None, None], *, max_ready: int) -> None:
         self._items = items
-        self._most = most
+        self._max_ready = max_ready
         self._ready: deque[Item] = deque()
         self._news = asyncio.Event()
         self._making: asyncio.Future[bool] | None = None
@@ -92,14 +92,14 @@ class Prefetcher(Generic[Item]):
 
     def _make_more(self) -> None:
         """Start a thread unless one is at work, all is made or half of what may lie ready does."""
-        if self._making is None and not self._is_over and 2 * len(self._ready) <= self._most:
+        if self._making is None and not self._is_over and 2 * len(self._ready) <= self._max_ready:
             loop = asyncio.get_running_loop()
             self._making = loop.run_in_executor(None, self._make, loop)
             self._making.add_done_callback(self._on_made)
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> bool:
         """In a thread, until enough is ready. Whether all is made."""
-        while len(self._ready) < self._most and not self._is_over:
+        while len(self._ready) < self._max_ready and not self._is_over:
             try:
                 self._ready.append(next(self._items))
             except StopIteration:
@@ -115,14 +115,14 @@ class Prefetcher(Generic[Item]):
 
 
 class BackgroundWriter:
-    """Steps that block, taken in a thread, in order, `most` at a time while as many more may wait.
+    """Steps that block, taken in a thread, in order, `max_waiting` at a time while as many more may wait.
 
     Handing over wakes a thread and then the loop, so it is not done for every step. What a step raises is
     raised at the next `room` or `drain`, once; steps that waited are dropped.
     """
 
-    def __init__(self, *, most: int) -> None:
-        self._most = most
+    def __init__(self, *, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
         self._waiting: list[Step] = []
         self._working: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
@@ -130,14 +130,14 @@ class BackgroundWriter:
 
     async def room(self) -> None:
         """Until one more step may be put."""
-        while self._working is not None and len(self._waiting) >= self._most:
+        while self._working is not None and len(self._waiting) >= self._max_waiting:
             await asyncio.wait({self._working})
         self._raise()
 
     def put(self, step: Step) -> None:
         """Hand in a step; await `room` before."""
         self._waiting.append(step)
-        if len(self._waiting) >= self._most:
+        if len(self._waiting) >= self._max_waiting:
             self._work_on()
 
     async def drain(self) -> None:
@@ -185,7 +185,7 @@ class BackgroundWriter:
         self._error = working.exception()
         if self._error is not None:
             self._waiting.clear()
-        if len(self._waiting) >= self._most:
+        if len(self._waiting) >= self._max_waiting:
             self._work_on()
 
     def _raise(self) -> None:

@@ -1,4 +1,4 @@
-"""YAML files that a person writes, checked against a pydantic model, with one clear line for each mistake."""
+"""YAML files that a person writes, checked against a pydantic model; all errors in one line."""
 
 from __future__ import annotations
 

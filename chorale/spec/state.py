@@ -116,13 +116,6 @@ _WRITTEN_ORDER = ("I64", "F64", "F32", "U8")  # safetensors writes the types tha
 
 
 def _parts(names: Sequence[str], arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    yield _header(names, arrays)
-    for name in names:
-        yield np.asarray(arrays[name], order="C").reshape(-1).view(np.uint8).data
-
-
-def _header(names: Sequence[str], arrays: Mapping[str, Array]) -> bytes:
-    """The length of the header and the header itself, filled up with spaces to a multiple of 8."""
     entries, end = {}, 0
     for name in names:
         begin, end = end, end + arrays[name].nbytes
@@ -132,8 +125,10 @@ def _header(names: Sequence[str], arrays: Mapping[str, Array]) -> bytes:
             "data_offsets": [begin, end],
         }
     header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header
+    header += b" " * (-len(header) % 8)  # arrays begin at a multiple of 8
+    yield len(header).to_bytes(8, "little") + header
+    for name in names:
+        yield np.asarray(arrays[name], order="C").reshape(-1).view(np.uint8).data
 
 
 def _mapped(mapped: mmap.mmap, data_start: int, entry: Mapping[str, Any]) -> Array:

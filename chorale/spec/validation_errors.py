@@ -1,4 +1,4 @@
-"""What is wrong in values that a person wrote, in one line: the field, what is allowed, what was given."""
+"""Validation errors in one line: the field, what is allowed, what was given."""
 
 from __future__ import annotations
 
@@ -66,7 +66,11 @@ def explain(
             unknown.setdefault(place[:-1], []).append(_field(place, overriding))
         else:
             told.append(_told(detail, _field(place, overriding)))
-    told += [_unknown(fields, _fields_at(model, place)) for place, fields in unknown.items()]
+    for place, fields in unknown.items():
+        more = f" and {len(fields) - MAX_NAMED} more" if len(fields) > MAX_NAMED else ""
+        what = "unknown field" if len(fields) == 1 else "unknown fields"
+        allowed = ", ".join(_fields_at(model, place))
+        told.append(f"{', '.join(fields[:MAX_NAMED])}{more}: {what}, expected one of {allowed}")
     is_all_environment = all(each.startswith(tuple(overriding.values())) for each in told)
     return "; ".join(told) if overriding and is_all_environment else f"{source}: {'; '.join(told)}"
 
@@ -101,14 +105,6 @@ def _told(detail: ErrorDetails, field: str) -> str:
         return f"{field}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {got(detail['input'])}"
     given = context["actual_length"] if detail["type"] in ("too_short", "too_long") else got(detail["input"])
     return f"{field}: expected {expected.format(**limits)}, got {given}"
-
-
-def _unknown(fields: Sequence[str], allowed: Sequence[str]) -> str:
-    named = ", ".join(fields[:MAX_NAMED])
-    if len(fields) > MAX_NAMED:
-        named += f" and {len(fields) - MAX_NAMED} more"
-    what = "unknown field" if len(fields) == 1 else "unknown fields"
-    return f"{named}: {what}, expected one of {', '.join(allowed)}"
 
 
 def _field(place: Sequence[int | str], overriding: Mapping[str, str]) -> str:

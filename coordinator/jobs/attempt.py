@@ -68,23 +68,16 @@ class _Inbound:
     """What a silo may send, in which state of the session, and who takes it in."""
 
     state: CoordinatorState
-    read: Callable[[Any], Any]
     take: Callable[[CoordinatorSession, str, Any], None]
 
 
 _INBOUND: dict[str, _Inbound] = {
-    "advert": _Inbound(CoordinatorState.ADVERTISE, wire.advert_from_wire, CoordinatorSession.on_advert),
-    "shares": _Inbound(CoordinatorState.SHARE, wire.shares_from_wire, CoordinatorSession.on_shares),
-    "complaint": _Inbound(CoordinatorState.MASKED, wire.complaint_from_wire, CoordinatorSession.on_complaint),
-    "consistency": _Inbound(
-        CoordinatorState.CONSISTENCY, wire.consistency_from_wire, CoordinatorSession.on_consistency
-    ),
-    "unmask_shares": _Inbound(
-        CoordinatorState.UNMASK, wire.unmask_shares_from_wire, CoordinatorSession.on_unmask
-    ),
-    "recovered_seeds": _Inbound(
-        CoordinatorState.RECOVER, wire.recovered_seeds_from_wire, CoordinatorSession.on_recovered
-    ),
+    "advert": _Inbound(CoordinatorState.ADVERTISE, CoordinatorSession.on_advert),
+    "shares": _Inbound(CoordinatorState.SHARE, CoordinatorSession.on_shares),
+    "complaint": _Inbound(CoordinatorState.MASKED, CoordinatorSession.on_complaint),
+    "consistency": _Inbound(CoordinatorState.CONSISTENCY, CoordinatorSession.on_consistency),
+    "unmask_shares": _Inbound(CoordinatorState.UNMASK, CoordinatorSession.on_unmask),
+    "recovered_seeds": _Inbound(CoordinatorState.RECOVER, CoordinatorSession.on_recovered),
 }
 SESSION_MESSAGES = frozenset(_INBOUND) | {"refused"}
 
@@ -158,7 +151,7 @@ class Attempt:
             if kind == "refused":
                 self._on_refused(silo, wire.refused_from_wire(message.refused))
             else:
-                self._on_session_message(silo, _INBOUND[kind], getattr(message, kind))
+                self._on_session_message(silo, _INBOUND[kind], message)
         except RemoteProtocolError as error:
             log.warning("message not accepted", silo=silo, kind=kind, reason=str(error), **self._scope)
             self._out[silo] = error.code.value
@@ -233,7 +226,7 @@ class Attempt:
         cohort = self._close(self.session.close_advertise, PhaseState.ADVERTISE, self._terms.names)
         self._lose(set(self._terms.names) - self._kept_out - set(self.session.cohort), PhaseState.WAITING)
         self._on_stage(PhaseEvent.COHORT_FIXED)
-        message = pb.CoordinatorMessage(cohort=wire.cohort_to_wire(cohort, self.key))
+        message = wire.to_silo(cohort, self.key)
         self._begin_stage(self._limits.stage, dict.fromkeys(self.session.cohort, message))
         await self._collect()
 
@@ -247,10 +240,7 @@ class Attempt:
         self._on_stage(PhaseEvent.SHARES_CLOSED)
         self._spool = spool
         self._sum = MaskedSum(self._terms.layout)
-        outbox = {
-            silo: pb.CoordinatorMessage(envelopes=wire.envelopes_to_wire(dealt, self.key))
-            for silo, dealt in envelopes.items()
-        }
+        outbox = {silo: wire.to_silo(dealt, self.key) for silo, dealt in envelopes.items()}
         self._begin_stage(self._limits.stage, outbox)
         await self._collect()
 
@@ -261,7 +251,7 @@ class Attempt:
         self._lose(set(self.session.sharers) - set(self.session.survivors), PhaseState.MASKED)
         await self._finish_sum()
         self._on_stage(PhaseEvent.UPLOADS_CLOSED)
-        message = pb.CoordinatorMessage(survivors=wire.survivors_to_wire(survivors, self.key))
+        message = wire.to_silo(survivors, self.key)
         self._begin_stage(self._limits.stage, dict.fromkeys(self.session.survivors, message))
         await self._collect(is_done=lambda: self.session.has_signatures)
         self._close(self.session.close_consistency, PhaseState.CONSISTENCY, self.session.survivors)
@@ -273,9 +263,7 @@ class Attempt:
         cap = self._limits.unmask_hard_cap
         # no share can be had elsewhere, so since when a silo is away does not matter
         limits = StageLimits(deadline=cap, hard_cap=cap, grace=math.inf)
-        message = pb.CoordinatorMessage(
-            signatures=wire.signatures_to_wire(self.session.unmask_request(), self.key)
-        )
+        message = wire.to_silo(self.session.unmask_request(), self.key)
         self._begin_stage(limits, dict.fromkeys(self.session.survivors, message))
         await self._collect(is_done=lambda: self.session.can_unmask)
         if not self.session.can_unmask and self._clock.monotonic() >= self._deadlines.hard_cap_at:
@@ -285,10 +273,7 @@ class Attempt:
 
     async def _recover(self, requests: Mapping[str, Any]) -> UnmaskPlan:
         """Ask survivors for the seeds that they share with a lost silo whose own secret is false."""
-        self._outbox = {
-            silo: pb.CoordinatorMessage(recover=wire.recover_request_to_wire(request, self.key))
-            for silo, request in requests.items()
-        }
+        self._outbox = {silo: wire.to_silo(request, self.key) for silo, request in requests.items()}
         self._out.clear()
         self._send_outbox()
         await self._collect()
@@ -383,13 +368,13 @@ class Attempt:
         if silo in self.session.awaited:
             self._out[silo] = code.value
 
-    def _on_session_message(self, silo: str, inbound: _Inbound, body: Any) -> None:
+    def _on_session_message(self, silo: str, inbound: _Inbound, message: pb.SiloMessage) -> None:
         if self.session.state is not inbound.state:
             log.info("message too late or too early", silo=silo, **self._scope)
             return
         if inbound.state is CoordinatorState.MASKED and silo in self._additions:
             raise RemoteProtocolError("complaint: the silo has masked already", code=Refusal.STAGE)
-        inbound.take(self.session, silo, inbound.read(body))
+        inbound.take(self.session, silo, wire.from_silo(message))
         if inbound.state is CoordinatorState.SHARE:
             log.info("shares received", silo=silo, **self._scope)
         self._out.pop(silo, None)

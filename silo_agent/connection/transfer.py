@@ -99,7 +99,7 @@ class Transfer:
 
     async def _fetch(self, request: pb.DownloadRequest, path: Path, size_bytes: int) -> None:
         part = await asyncio.to_thread(_Part, path, size_bytes)
-        writing = BackgroundWriter(most=CHUNKS_BEHIND)
+        writing = BackgroundWriter(max_waiting=CHUNKS_BEHIND)
         transferred = self._metrics.transferred.labels(direction=Direction.DOWN.value)
         request.offset = part.accepted_bytes
         call = self._stub.Download(request)
@@ -144,7 +144,7 @@ class Transfer:
         all of the masking is repeated for it."""
         hashed = hashlib.sha256() if start else None
         transferred = self._metrics.transferred.labels(direction=Direction.UP.value)
-        async with Prefetcher(_chunks(masker, source, hashed, start=start), most=CHUNKS_AHEAD) as chunks:
+        async with Prefetcher(_chunks(masker, source, hashed, start=start), max_ready=CHUNKS_AHEAD) as chunks:
             async for chunk in chunks:
                 await call.write(chunk)
                 transferred.inc(len(chunk.data))

@@ -14,7 +14,7 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, LocalProtocolError
 from crypto.masking.masks import Masker, Source
-from crypto.session.messages import RecoveredSeeds, Shares, SignedBody, UnmaskShares
+from crypto.session.messages import Cohort, Envelopes, RecoveredSeeds, Shares, SignedBody, UnmaskShares
 from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, Message, SiloSession
 from silo_agent.policy.policy import Policy
 
@@ -52,7 +52,7 @@ class Attempt:
         """The advert; repeated as it was when the coordinator asks for the phase again."""
         if self._advert is None:
             advert = self._session.advertise()
-            self._advert = pb.SiloMessage(advert=wire.advert_to_wire(advert, self.key))
+            self._advert = wire.to_coordinator("advert", advert, self.key)
         return self._advert
 
     def receive(self, message: pb.CoordinatorMessage) -> Reply:
@@ -68,8 +68,7 @@ class Attempt:
         try:
             reply = self._answer(self._session.receive(self._read(message)))
         except EnvelopeComplaint as error:
-            complaint = wire.complaint_to_wire(error.complaint, self.key)
-            self._remember(digest, pb.SiloMessage(complaint=complaint))
+            self._remember(digest, wire.to_coordinator("complaint", error.complaint, self.key))
             raise
         except ChoraleError:
             self._session.end()
@@ -83,23 +82,12 @@ class Attempt:
         self._source = None
 
     def _read(self, message: pb.CoordinatorMessage) -> Message:
-        match message.WhichOneof("kind"):
-            case "cohort":
-                cohort = wire.cohort_from_wire(message.cohort)
-                self._policy.check_cohort(cohort.adverts)
-                return cohort
-            case "envelopes":
-                envelopes = wire.envelopes_from_wire(message.envelopes)
-                self._policy.check_cohort(envelopes.sharers)
-                return envelopes
-            case "survivors":
-                return wire.survivors_from_wire(message.survivors)
-            case "signatures":
-                return wire.signatures_from_wire(message.signatures)
-            case "recover":
-                return wire.recover_request_from_wire(message.recover)
-            case other:
-                raise LocalProtocolError(f"session: {other} is no message of a session")
+        received = wire.from_coordinator(message)
+        if isinstance(received, Cohort):
+            self._policy.check_cohort(received.adverts)
+        elif isinstance(received, Envelopes):
+            self._policy.check_cohort(received.sharers)
+        return received
 
     def _answer(self, answer: Answer) -> pb.SiloMessage | Upload:
         match answer:
@@ -108,13 +96,13 @@ class Attempt:
                     raise LocalProtocolError("session: a session from the ledger masks nothing")
                 return Upload(masker=answer, source=self._source)
             case Shares():
-                return pb.SiloMessage(shares=wire.shares_to_wire(answer, self.key))
+                return wire.to_coordinator("shares", answer, self.key)
             case SignedBody():
-                return pb.SiloMessage(consistency=wire.consistency_to_wire(answer, self.key))
+                return wire.to_coordinator("consistency", answer, self.key)
             case UnmaskShares():
-                return pb.SiloMessage(unmask_shares=wire.unmask_shares_to_wire(answer, self.key))
+                return wire.to_coordinator("unmask_shares", answer, self.key)
             case RecoveredSeeds():
-                return pb.SiloMessage(recovered_seeds=wire.recovered_seeds_to_wire(answer, self.key))
+                return wire.to_coordinator("recovered_seeds", answer, self.key)
 
     def _remember(self, digest: bytes, reply: pb.SiloMessage | None) -> None:
         while len(self._replies) >= MAX_REPLAYS:
