@@ -177,7 +177,7 @@ class Job:
         return self.strategy.phase(phase_kind(name))
 
     def names_everyone(self, phase: str) -> bool:
-        """Phases outside rounds name all silos, whatever `fraction` is."""
+        """Phases outside rounds name all silos, under any `fraction`."""
         return phase_kind(phase) not in self.strategy.round_phases
 
     def named(self, roster: Roster, round: int, everyone: bool) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 ROOT = "chorale"
-MAX_HASH_BYTES = 32  # digests are shown, whatever is longer is payload
+MAX_HASH_BYTES = 32  # digests are shown, longer bytes are payload
 LEVELS = ("debug", "info", "warning", "error")
 
 

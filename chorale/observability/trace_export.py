@@ -97,7 +97,7 @@ class Tracer:
 
 
 class _Ids(IdGenerator):
-    """Those of a round where its own span begins, else drawn; never from the generator that training uses."""
+    """A round's ids for its own span, else random ones; never from the generator that training uses."""
 
     def generate_trace_id(self) -> int:
         wanted = _wanted.get()
@@ -109,7 +109,7 @@ class _Ids(IdGenerator):
 
 
 class _Session(requests.Session):
-    """Reads of an answer its status and headers alone: whatever comes after would be held in memory."""
+    """Reads an answer's status and headers alone: a body would be held in memory."""
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         response = super().send(request, **{**options, "stream": True})

@@ -49,7 +49,7 @@ class Prefetcher(Generic[Item]):
     """Items of a generator that blocks; at most `max_ready` of them are made and not taken yet.
 
     What the generator raises is raised where its next item was awaited. Leaving the context ends it:
-    no thread works on it and whatever it holds is let go.
+    no thread works on it, and what it holds is released.
     """
 
     def __init__(self, items: Generator[Item, None, None], *, max_ready: int) -> None:
@@ -149,8 +149,8 @@ class BackgroundWriter:
         self._raise()
 
     async def end(self) -> None:
-        """Until every step that was put is done or dropped, whatever they raise: a transfer that broke off
-        keeps what came before. No thread is at work then, however often the caller was cancelled."""
+        """Until every step that was put is done or dropped, also if one raises: a transfer that broke off
+        keeps what came before. No thread is at work then, even if the caller was cancelled meanwhile."""
         try:
             with suppress(Exception):
                 await self.drain()
@@ -160,7 +160,7 @@ class BackgroundWriter:
                 await _finished(self._working)
 
     def stop(self, then: Callable[[], None]) -> None:
-        """Take up nothing more; `then` runs as soon as no thread is at work."""
+        """Begin no further step; `then` runs as soon as no thread is at work."""
         self._is_stopped = True
         self._waiting.clear()
         if self._working is None:

@@ -159,7 +159,7 @@ class ColumnSpec(_Part):
     name: str = Field(min_length=1, max_length=200, description="the column's heading")
     mean: Finite = Field(default=0.0, description="subtracted from every value")
     scale: Positive = Field(default=1.0, description="what is left is divided by it")
-    fill: Finite = Field(default=0.0, description="stands in for a missing value, in the column's own units")
+    fill: Finite = Field(default=0.0, description="replaces a missing value, in the column's own units")
 
 
 class JobSpec(_Part):

@@ -96,7 +96,7 @@ def digest_of_file(path: Path) -> bytes:
 def trained_names(state: GlobalState) -> tuple[str, ...]:
     """Names, without prefix and sorted, of the float32 model arrays that are not buffers.
 
-    Integer arrays of a model are BatchNorm's batch counters: nobody sums them and they stay as they are.
+    Integer arrays of a model are BatchNorm's batch counters: no phase sums them, and they stay as they are.
     """
     return tuple(name for name in _model_floats(state) if not name.endswith(BUFFER_SUFFIXES))
 
@@ -135,7 +135,7 @@ def _mapped(mapped: mmap.mmap, data_start: int, entry: Mapping[str, Any]) -> Arr
     dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
     begin = data_start + entry["data_offsets"][0]
     array_N = np.frombuffer(mapped, dtype, count=math.prod(shape), offset=begin)
-    # a foreign writer may place arrays anywhere, and not everybody reads them there
+    # a foreign writer may place arrays anywhere, and not every CPU reads them there
     return (array_N if array_N.flags.aligned else array_N.copy()).reshape(shape)
 
 

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 MAX_SHOWN = 60  # characters of a wrong value that are shown again
 MAX_NAMED = 3  # unknown fields that are named; a file of another kind has them by the dozen
 
-EXPECTED = {  # by kind of error, in the words of somebody who writes YAML; {…} are limits
+EXPECTED = {  # by kind of error, in the words of a person who writes YAML; {…} are limits
     "string_type": "text",
     "int_type": "a whole number",
     "int_parsing": "a whole number",

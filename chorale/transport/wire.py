@@ -1,6 +1,6 @@
 """Protobuf messages to the session's own values and back.
 
-Whatever comes from a peer is checked here for size and form before anybody else sees it.
+All that a peer sent is checked here for size and form before any other code sees it.
 Source: docs/protocol.md 8.
 """
 
@@ -111,7 +111,7 @@ def refused_to_wire(code: Refusal, key: PhaseKey) -> session_pb2.Refused:
 
 
 def refused_from_wire(wire: session_pb2.Refused) -> Refusal:
-    """A code of the closed list; free text of a silo goes nowhere."""
+    """A code of the closed list; free text of a silo is refused."""
     try:
         return Refusal(wire.code)
     except ValueError:
