@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partialmethod
 from pathlib import Path
 from typing import IO
 
@@ -19,43 +20,26 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class Logger:
-    """A named logger with fields of its own: `log.info("round applied", job=job.id, round=3)`."""
+    """A named logger whose lines have fields: `log.info("round applied", job=job.id, round=3)`."""
 
-    def __init__(self, inner: logging.Logger, fields: Mapping[str, object]) -> None:
+    def __init__(self, inner: logging.Logger) -> None:
         self._inner = inner
-        self._fields = dict(fields)
 
-    def bind(self, **fields: object) -> Logger:
-        """The same logger with more fields in each of its lines."""
-        return Logger(self._inner, self._fields | fields)
-
-    def debug(self, message: str, **fields: object) -> None:
-        self._log(logging.DEBUG, message, fields)
-
-    def info(self, message: str, **fields: object) -> None:
-        self._log(logging.INFO, message, fields)
-
-    def warning(self, message: str, **fields: object) -> None:
-        self._log(logging.WARNING, message, fields)
-
-    def error(self, message: str, **fields: object) -> None:
-        self._log(logging.ERROR, message, fields)
-
-    def exception(self, message: str, **fields: object) -> None:
-        """An error with the traceback of the exception being handled: a bug of ours."""
-        self._log(logging.ERROR, message, fields, has_traceback=True)
-
-    def _log(
-        self, level: int, message: str, fields: Mapping[str, object], *, has_traceback: bool = False
-    ) -> None:
+    def _log(self, level: int, message: str, /, *, has_traceback: bool = False, **fields: object) -> None:
         if self._inner.isEnabledFor(level):
-            extra = {"fields": self._fields | dict(fields)}
-            self._inner.log(level, message, extra=extra, exc_info=has_traceback)
+            self._inner.log(level, message, extra={"fields": fields}, exc_info=has_traceback)
+
+    debug = partialmethod(_log, logging.DEBUG)
+    info = partialmethod(_log, logging.INFO)
+    warning = partialmethod(_log, logging.WARNING)
+    error = partialmethod(_log, logging.ERROR)
+    # an error with the traceback of the exception being handled: a bug of ours
+    exception = partialmethod(_log, logging.ERROR, has_traceback=True)
 
 
-def get_logger(name: str, **fields: object) -> Logger:
+def get_logger(name: str) -> Logger:
     """The logger of a module. Nothing is written before `configure`, except warnings to stderr."""
-    return Logger(logging.getLogger(f"{ROOT}.{name}"), fields)
+    return Logger(logging.getLogger(f"{ROOT}.{name}"))
 
 
 def configure(

@@ -73,7 +73,14 @@ class AuditLog:
         """
         with self._lock:
             number = self._head.entry + 1
-            values = {name: _plain(name, value) for name, value in fields.items()}
+            values: dict[str, Plain] = {}
+            for name, value in fields.items():
+                if name in RESERVED:
+                    raise LocalProtocolError(f"audit: the log itself writes {name}")
+                if isinstance(value, bytes) and len(value) > MAX_HASH_BYTES:
+                    expected = f"expected at most {MAX_HASH_BYTES} bytes, got {len(value)}"
+                    raise LocalProtocolError(f"audit: {name}: {expected}")
+                values[name] = value.hex() if isinstance(value, bytes) else value
             stamps = {"entry": number, "time": self._clock().isoformat(), "event": event}
             entry = stamps | values | {"previous": self._head.line_hash}
             line = json.dumps(entry, separators=(",", ":"), allow_nan=True).encode() + b"\n"
@@ -174,13 +181,3 @@ def _checked(line: bytes, *, number: int, previous: str) -> dict[str, Any]:
     if said != previous:
         raise ConfigError(f"entry {number}: the entry before it was changed, or is missing")
     return dict(entry)
-
-
-def _plain(name: str, value: Plain | bytes) -> Plain:
-    if name in RESERVED:
-        raise LocalProtocolError(f"audit: the log itself writes {name}")
-    if not isinstance(value, bytes):
-        return value
-    if len(value) > MAX_HASH_BYTES:
-        raise LocalProtocolError(f"audit: {name}: expected at most {MAX_HASH_BYTES} bytes, got {len(value)}")
-    return value.hex()

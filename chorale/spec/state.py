@@ -87,12 +87,6 @@ def state_digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def digest_of_file(path: Path) -> bytes:
-    """SHA-256 of a state file, read piece by piece."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
 def trained_names(state: GlobalState) -> tuple[str, ...]:
     """Names, without prefix and sorted, of the float32 model arrays that are not buffers.
 
