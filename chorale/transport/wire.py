@@ -126,7 +126,8 @@ def to_coordinator(kind: str, value: FromSilo, key: PhaseKey) -> pb.SiloMessage:
             advert = session_pb2.Advert(key=wire_key, advert=signed_body_to_wire(value))
             return pb.SiloMessage(advert=advert)
         case "shares", Shares():
-            envelopes, own_share = _bodies_to_wire(value.envelopes), signed_body_to_wire(value.own_share)
+            envelopes = [signed_body_to_wire(envelope) for envelope in value.envelopes]
+            own_share = signed_body_to_wire(value.own_share)
             shares = session_pb2.Shares(key=wire_key, envelopes=envelopes, own_share=own_share)
             return pb.SiloMessage(shares=shares)
         case "complaint", SignedBody():
@@ -177,17 +178,18 @@ def to_silo(value: FromCoordinator, key: PhaseKey) -> pb.CoordinatorMessage:
     wire_key = key_to_wire(key)
     match value:
         case Cohort():
-            cohort = session_pb2.Cohort(key=wire_key, adverts=_bodies_to_wire(value.adverts))
-            return pb.CoordinatorMessage(cohort=cohort)
+            adverts = [signed_body_to_wire(advert) for advert in value.adverts]
+            return pb.CoordinatorMessage(cohort=session_pb2.Cohort(key=wire_key, adverts=adverts))
         case Envelopes():
-            bodies = _bodies_to_wire(value.envelopes)
+            bodies = [signed_body_to_wire(body) for body in value.envelopes]
             envelopes = session_pb2.Envelopes(key=wire_key, sharers=value.sharers, envelopes=bodies)
             return pb.CoordinatorMessage(envelopes=envelopes)
         case Survivors():
             survivors = session_pb2.Survivors(key=wire_key, survivors=value.survivors)
             return pb.CoordinatorMessage(survivors=survivors)
         case Signatures():
-            signatures = session_pb2.Signatures(key=wire_key, signatures=_bodies_to_wire(value.signatures))
+            bodies = [signed_body_to_wire(signature) for signature in value.signatures]
+            signatures = session_pb2.Signatures(key=wire_key, signatures=bodies)
             return pb.CoordinatorMessage(signatures=signatures)
         case RecoverRequest():
             return pb.CoordinatorMessage(recover=session_pb2.RecoverRequest(key=wire_key, names=value.names))
@@ -235,10 +237,6 @@ def _names_from_wire(wire: Iterable[str]) -> tuple[str, ...]:
 def _check_name(name: str) -> None:
     if not NAME_PATTERN.fullmatch(name):
         raise RemoteProtocolError("names: expected 1 to 63 lower-case letters, digits and inner hyphens")
-
-
-def _bodies_to_wire(bodies: Iterable[SignedBody]) -> list[session_pb2.SignedBody]:
-    return [signed_body_to_wire(body) for body in bodies]
 
 
 def _bodies_from_wire(
