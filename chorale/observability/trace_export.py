@@ -70,17 +70,18 @@ class Tracer:
         """A span of the round's trace: below the one that is open here, else below the round's root."""
         ids = trace_id(job_digest, round), root_span_id(job_digest, round)
         # all that a span says beside its name and its times
-        said: dict[str, str | int] = {"chorale.job": job_digest.hex()[:JOB_ID_DIGITS], "chorale.round": round}
+        job_id = job_digest.hex()[:JOB_ID_DIGITS]
+        attributes: dict[str, str | int] = {"chorale.job": job_id, "chorale.round": round}
         if key is not None:
-            said |= {"chorale.phase": key.phase, "chorale.attempt": key.attempt}
+            attributes |= {"chorale.phase": key.phase, "chorale.attempt": key.attempt}
         wanted = _wanted.set(ids if name is Span.ROUND else None)
         try:
-            opened = self._tracer.start_span(name.value, context=_parent(name, *ids), attributes=said)
+            opened = self._tracer.start_span(name.value, context=_parent(name, *ids), attributes=attributes)
         finally:
             _wanted.reset(wanted)
         goes_on = False
         try:
-            # no exception is recorded: its message may tell of the data
+            # no exception is recorded: its message may reveal data
             with trace.use_span(opened, record_exception=False, set_status_on_exception=False):
                 yield
         except asyncio.CancelledError:
@@ -135,8 +136,10 @@ class _Delivery(SpanExporter):
         is_failing = result is not SpanExportResult.SUCCESS
         if is_failing != self._is_failing:
             self._is_failing = is_failing
-            tell, said = (log.warning, "not delivered") if is_failing else (log.info, "delivered again")
-            tell(f"traces {said}", endpoint=self._endpoint)
+            if is_failing:
+                log.warning("traces not delivered", endpoint=self._endpoint)
+            else:
+                log.info("traces delivered again", endpoint=self._endpoint)
         return result
 
     def shutdown(self) -> None:

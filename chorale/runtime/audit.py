@@ -173,11 +173,11 @@ def _checked(line: bytes, *, number: int, previous: str) -> dict[str, Any]:
         raise ConfigError(f"entry {number}: cut short")
     try:
         entry = json.loads(line)
-        found, said = entry["entry"], entry["previous"]
+        found, previous_hash = entry["entry"], entry["previous"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"entry {number}: not an entry of an audit log") from None
     if found != number:
         raise ConfigError(f"entry {number}: expected this number, got {found}")
-    if said != previous:
+    if previous_hash != previous:
         raise ConfigError(f"entry {number}: the entry before it was changed, or is missing")
     return dict(entry)

@@ -60,7 +60,7 @@ def state_from_bytes(data: bytes) -> dict[str, Array]:
     try:
         return dict(sorted(safetensors.numpy.load(data).items()))
     except (safetensors.SafetensorError, ValueError) as error:  # numpy has limits of its own
-        raise _odd(str(error)) from None
+        raise _invalid(str(error)) from None
 
 
 def state_from_file(path: Path) -> dict[str, Array]:
@@ -80,7 +80,7 @@ def state_from_file(path: Path) -> dict[str, Array]:
             header = json.loads(start[8 : 8 + header_bytes])
             return {name: _mapped(mapped, 8 + header_bytes, header[name]) for name in sorted(header)}
         except (safetensors.SafetensorError, ValueError, TypeError) as error:
-            raise _odd(str(error)) from None
+            raise _invalid(str(error)) from None
 
 
 def state_digest(data: bytes) -> bytes:
@@ -142,14 +142,14 @@ def _check_header(start: bytes, *, total_bytes: int) -> None:
     """Look at names, types and shapes before anything is allocated for them."""
     header_bytes = int.from_bytes(start[:8], "little")
     if not 8 <= total_bytes <= MAX_STATE_BYTES:
-        raise _odd(f"expected 8 to {MAX_STATE_BYTES} bytes, got {total_bytes}")
+        raise _invalid(f"expected 8 to {MAX_STATE_BYTES} bytes, got {total_bytes}")
     if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, total_bytes - 8):
-        raise _odd(f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}")
+        raise _invalid(f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}")
     try:
         header = json.loads(start[8 : 8 + header_bytes])
         entries = {name: (entry["dtype"], entry["shape"]) for name, entry in header.items()}
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        raise _odd("the header is not that of a safetensors file without metadata") from None
+        raise _invalid("the header is not that of a safetensors file without metadata") from None
     _check_count(len(entries))
     for name, (dtype, shape) in entries.items():
         _check_array(name, dtype, shape)
@@ -157,21 +157,21 @@ def _check_header(start: bytes, *, total_bytes: int) -> None:
 
 def _check_count(count: int) -> None:
     if not 1 <= count <= MAX_ARRAYS:
-        raise _odd(f"expected 1 to {MAX_ARRAYS} arrays, got {count}")
+        raise _invalid(f"expected 1 to {MAX_ARRAYS} arrays, got {count}")
 
 
 def _check_array(name: str, dtype: object, shape: object) -> None:
     if not ARRAY_NAME.fullmatch(name):
-        raise _odd("an array's name is 1 to 200 letters, digits and ._/-")
+        raise _invalid("an array's name is 1 to 200 letters, digits and ._/-")
     if dtype not in tuple(DTYPES):
-        raise _odd(f"{name}: expected one of {', '.join(DTYPES)}, got {str(dtype)[:20]}")
+        raise _invalid(f"{name}: expected one of {', '.join(DTYPES)}, got {str(dtype)[:20]}")
     if not isinstance(shape, list) or len(shape) > MAX_RANK:
-        raise _odd(f"{name}: expected at most {MAX_RANK} dimensions")
+        raise _invalid(f"{name}: expected at most {MAX_RANK} dimensions")
     if not all(type(length) is int and length >= 0 for length in shape):
-        raise _odd(f"{name}: a dimension is a whole number")
+        raise _invalid(f"{name}: a dimension is a whole number")
     if math.prod(shape) > MAX_STATE_BYTES:
-        raise _odd(f"{name}: larger than any state")
+        raise _invalid(f"{name}: larger than any state")
 
 
-def _odd(message: str) -> RemoteProtocolError:
+def _invalid(message: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"state: {message}")

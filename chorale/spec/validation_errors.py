@@ -59,20 +59,20 @@ def explain(
     overriding = {
         name.removeprefix(env_prefix).lower(): name for name in variables if name.startswith(env_prefix)
     }
-    told, unknown = [], dict[tuple[int | str, ...], list[str]]()
+    messages, unknown = [], dict[tuple[int | str, ...], list[str]]()
     for detail in error.errors(include_url=False):
         place = detail["loc"]
         if detail["type"] == "extra_forbidden":
             unknown.setdefault(place[:-1], []).append(_field(place, overriding))
         else:
-            told.append(_told(detail, _field(place, overriding)))
+            messages.append(_message(detail, _field(place, overriding)))
     for place, fields in unknown.items():
         more = f" and {len(fields) - MAX_NAMED} more" if len(fields) > MAX_NAMED else ""
         what = "unknown field" if len(fields) == 1 else "unknown fields"
         allowed = ", ".join(_fields_at(model, place))
-        told.append(f"{', '.join(fields[:MAX_NAMED])}{more}: {what}, expected one of {allowed}")
-    is_all_environment = all(each.startswith(tuple(overriding.values())) for each in told)
-    return "; ".join(told) if overriding and is_all_environment else f"{source}: {'; '.join(told)}"
+        messages.append(f"{', '.join(fields[:MAX_NAMED])}{more}: {what}, expected one of {allowed}")
+    is_all_environment = all(each.startswith(tuple(overriding.values())) for each in messages)
+    return "; ".join(messages) if overriding and is_all_environment else f"{source}: {'; '.join(messages)}"
 
 
 def got(value: object) -> str:
@@ -89,7 +89,7 @@ def kind_of(value: object) -> str:
     return names.get(type(value).__name__, type(value).__name__)
 
 
-def _told(detail: ErrorDetails, field: str) -> str:
+def _message(detail: ErrorDetails, field: str) -> str:
     if detail["type"] == "missing":
         return f"{field}: a value is required"
     context = detail.get("ctx", {})
