@@ -18,9 +18,9 @@ from tools.reference.sources import CHARTS, alerts
 EVERY_SILO, EVERY_JOB = "every silo of the roster", "every job"
 
 INTRODUCTION = """\
-Both programs serve `/metrics` for Prometheus at the address of their setting `metrics_listen`, in plain
-HTTP. The coordinator's metrics hold no loss, accuracy or update of a single silo. `/livez` and `/readyz` on the
-same port answer 200 or 503.
+Both programs serve `/metrics` for Prometheus at the address of their setting `metrics_listen`, in
+plain HTTP. The coordinator's metrics hold no loss, accuracy or update of a single silo. `/livez` and
+`/readyz` on the same port answer 200 or 503.
 
 Every series exists from the start, so that its first increase is seen. Label values come from the lists
 below, never from a peer. A series of a job or a silo starts when the coordinator learns of it."""
