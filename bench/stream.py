@@ -43,9 +43,9 @@ from bench.rows import Row, table
 from chorale.runtime.background_io import keep_chunks
 from chorale.spec.state import state_to_bytes
 from chorale.transport import tls
+from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from coordinator.settings import IdentityFiles
 from crypto.errors import LocalProtocolError
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 PURPOSE = "job"
-LEAST_WEIGHT = 0.01  # of what the silos of a sum bring on average: room for federations of very uneven silos
+MIN_WEIGHT = 0.01  # of what the silos of a sum bring on average: room for federations of very uneven silos
 FIRST_REPEAT = 0
 MAX_CERTIFICATE_BYTES = 8 << 10  # ours take about 700
 HELD_SPECS = 64  # as many jobs as a silo opens at once
@@ -111,11 +111,17 @@ def sign_job(spec_bytes: bytes, operator: Identity) -> SignedJob:
 
 
 def open_job(signed: SignedJob, *, roster: Roster, authority: x509.Certificate, now: datetime) -> Job:
-    """The job, if an operator who is on the roster now signed it and it is sound and still valid.
+    """The job, if an operator on the current roster signed it and it is well-formed and still valid.
 
-    Called anew for every session, because rosters change. Raises RemoteProtocolError.
+    Called again for every session, because rosters change. Raises RemoteProtocolError.
     """
-    operator = _check_operator(signed, roster=roster, authority=authority, now=now)
+    certificate = certificate_from_der(signed.operator_certificate)
+    check_certificate(
+        certificate, authority=authority, role=Role.OPERATOR, federation=roster.federation, now=now
+    )
+    operator = roster.check_member(certificate)
+    body = SignedBody(body=encoding.encode(PURPOSE, signed.digest), signature=signed.signature)
+    verify(body, purpose=PURPOSE, certificate=certificate, code=Refusal.JOB_INVALID)
     try:
         spec = _spec_of(signed.spec_bytes)
         spec.check_submittable(now=now)
@@ -124,7 +130,7 @@ def open_job(signed: SignedJob, *, roster: Roster, authority: x509.Certificate, 
     if spec.federation != roster.federation:
         message = f"job {signed.id}: expected federation {roster.federation}, got {spec.federation}"
         raise RemoteProtocolError(message, code=Refusal.JOB_INVALID)
-    return Job(spec=spec, signed=signed, operator=operator)
+    return Job(spec=spec, signed=signed, operator=operator.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +160,7 @@ class Job:
     @property
     def opening(self) -> str:
         """The first phase, in round 0."""
-        return _first(self.strategy.opening[0])
+        return f"{self.strategy.opening[0]}.{FIRST_REPEAT}"
 
     def next_after(self, round: int, phase: str) -> tuple[int, str] | None:
         """Round and phase that follow, or None after the last.
@@ -162,21 +168,23 @@ class Job:
         An enrollment that is repeated between rounds leads on to the next round. Source: docs/protocol.md 7.
         """
         kind, strategy = self.phase(phase).kind, self.strategy
-        if kind in strategy.opening:
-            after = _following(strategy.opening, kind) if round == 0 else None
-            return (0, _first(after)) if after is not None else self._round_after(round)
-        if kind in strategy.round_phases:
-            after = _following(strategy.round_phases, kind)
-            return (round, after) if after is not None else self._round_after(round)
-        after = _following(strategy.closing, kind)
-        return (round, _first(after)) if after is not None else None
+        parts = (strategy.opening, strategy.round_phases, strategy.closing)
+        kinds = next(kinds for kinds in parts if kind in kinds)
+        later = kinds[kinds.index(kind) + 1 :]
+        if later and (round == 0 or kind not in strategy.opening):
+            return round, later[0] if kind in strategy.round_phases else f"{later[0]}.{FIRST_REPEAT}"
+        if kind not in (*strategy.opening, *strategy.round_phases):
+            return None
+        if round < self.spec.rounds:
+            return round + 1, strategy.round_phases[0]
+        return round, f"{strategy.closing[0]}.{FIRST_REPEAT}"
 
     def phase(self, name: str) -> Phase:
         """Raises ConfigError for a phase that the job's method does not have."""
         return self.strategy.phase(phase_kind(name))
 
     def names_everyone(self, phase: str) -> bool:
-        """Phases outside rounds name all silos, whatever `fraction` is."""
+        """Phases outside rounds name all silos, under any `fraction`."""
         return phase_kind(phase) not in self.strategy.round_phases
 
     def named(self, roster: Roster, round: int, everyone: bool) -> tuple[str, ...]:
@@ -196,32 +204,32 @@ class Job:
     def context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
         """All that a phase's quantities and server step may depend on, the noise of its sums included."""
         noise = noise_deviations(self.layout(key, state, members).quantities, members)
-        return replace(self._context(key.round, key.phase, state, members), noise=noise)
+        return replace(self._context(key, state, members), noise=noise)
 
     def apply(
         self, phase: str, context: PhaseContext, sums: Mapping[str, Array], *, survivors: int
     ) -> PhaseResult:
         """What the revealed sums over so many silos do to the global state. The sums are handed over.
 
-        Security: a silo that lies about its p brings the sum of p, which divides the update, as near to zero
-        as it likes. A sum of p below a hundredth of its usual size is not applied.
+        Security: the update is divided by the sum of p, and a silo that lies about its p can bring that sum
+        close to zero. A sum of p below a hundredth of its usual size is not applied.
         Source: docs/protocol.md 7.4.
         """
         privacy = self.spec.privacy
         usual = 1.0 / len(self.spec.silos) if privacy is None else privacy.declared_weight(context.members)
-        least = LEAST_WEIGHT * survivors * usual
-        guarded = replace(context, min_weight=max(context.min_weight, least))
+        guarded = replace(context, min_weight=max(context.min_weight, MIN_WEIGHT * survivors * usual))
         return self.phase(phase).apply(guarded, sums)
 
     def layout(self, key: PhaseKey, state: GlobalState, members: int) -> Layout:
         """Noise included. Raises ConfigError if a quantity does not fit its word, or if a private job cannot
         protect it."""
-        return self._layout(key.round, key.phase, state, members)
+        quantities = self.phase(key.phase).quantities(self._context(key, state, members))
+        return Layout(quantities=noised(quantities, self.spec, members), members=members)
 
     def check_phase(self, round: int, phase: str) -> None:
         """A phase's round and repeat counter are among those that the job can come to.
 
-        Without a last repeat a coordinator could ask for sums over states of its own for ever.
+        Without a last repeat a coordinator could ask for sums over states of its own without end.
         Raises ConfigError. Source: docs/protocol.md 7.
         """
         self.phase(phase)  # one that the method has
@@ -257,12 +265,13 @@ class Job:
         state: GlobalState,
         state_digest: bytes,
     ) -> SessionTerms:
-        """What a session is about. Both sides call this, and only this; nobody is told the result.
+        """What a session is about. Coordinator and silo each compute it here; no message carries it.
 
         Raises ConfigError if the roster leaves too few silos or the job has no such phase or round.
         """
         self.check_phase(round, phase)
         names = self.named(roster, round, self.names_everyone(phase))
+        key = PhaseKey(job_digest=self.digest, round=round, phase=phase, attempt=attempt)
         return SessionTerms(
             federation=self.spec.federation,
             job_digest=self.digest,
@@ -273,47 +282,17 @@ class Job:
             attempt=attempt,
             names=names,
             rule=self.rule(len(names)),
-            layout=self._layout(round, phase, state, len(names)),
+            layout=self.layout(key, state, len(names)),
             state_digest=state_digest,
         )
 
-    def _context(self, round: int, phase: str, state: GlobalState, members: int) -> PhaseContext:
-        # no attempt in it: later ones sum the same input
-        seed = encoding.digest("projection", self.digest, round, phase)
-        return phase_context(self.spec, round, state, members, public_seed=seed)
-
-    def _layout(self, round: int, phase: str, state: GlobalState, members: int) -> Layout:
-        context = self._context(round, phase, state, members)
-        quantities = self.phase(phase).quantities(context)
-        return Layout(quantities=noised(quantities, self.spec, members), members=members)
-
-    def _round_after(self, round: int) -> tuple[int, str]:
-        if round < self.spec.rounds:
-            return round + 1, self.strategy.round_phases[0]
-        return round, _first(self.strategy.closing[0])
+    def _context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
+        # no attempt in the seed: later ones sum the same input
+        seed = encoding.digest("projection", self.digest, key.round, key.phase)
+        return phase_context(self.spec, key.round, state, members, public_seed=seed)
 
 
 @lru_cache(maxsize=HELD_SPECS)
 def _spec_of(spec_bytes: bytes) -> JobSpec:
     """What the bytes say, read once: they are the same at every phase, and reading takes 15 ms."""
     return JobSpec.from_yaml(spec_bytes, source=f"job {hashlib.sha256(spec_bytes).hexdigest()[:12]}")
-
-
-def _first(kind: str) -> str:
-    return f"{kind}.{FIRST_REPEAT}"
-
-
-def _following(kinds: tuple[str, ...], kind: str) -> str | None:
-    place = kinds.index(kind) + 1
-    return kinds[place] if place < len(kinds) else None
-
-
-def _check_operator(signed: SignedJob, *, roster: Roster, authority: x509.Certificate, now: datetime) -> str:
-    certificate = certificate_from_der(signed.operator_certificate)
-    check_certificate(
-        certificate, authority=authority, role=Role.OPERATOR, federation=roster.federation, now=now
-    )
-    operator = roster.check_member(certificate)
-    body = SignedBody(body=encoding.encode(PURPOSE, signed.digest), signature=signed.signature)
-    verify(body, purpose=PURPOSE, certificate=certificate, code=Refusal.JOB_INVALID)
-    return operator.name

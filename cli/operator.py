@@ -10,20 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.spec.fields import Address, Name
 from chorale.spec.settings_file import check_values, load_mapping
+from chorale.transport.tls import IdentityFiles
 from cli.errors import with_hint
 from cli.keys import csr_command
 from crypto.errors import ConfigError
 
 ENV_PREFIX = "CHORALE_OPERATOR_"
-
-
-class IdentityFiles(BaseModel):
-    """Certificate and key of this operator, PEM."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    certificate: Path = Field(description="signed by the federation's authority")
-    key: Path = Field(description="made on this machine, never copied")
 
 
 class OperatorSettings(BaseModel):

@@ -10,18 +10,10 @@ from chorale.observability.tracing import Endpoint
 from chorale.spec.fields import Address, Name
 from chorale.spec.settings_file import load_settings
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, HeartbeatSeconds, KeepaliveSeconds
+from chorale.transport.tls import IdentityFiles
 
 ENV_PREFIX = "CHORALE_COORDINATOR_"
 GIB = 1 << 30
-
-
-class IdentityFiles(BaseModel):
-    """Certificate and key of this coordinator, PEM."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    certificate: Path = Field(description="signed by the federation's authority, with this host's names")
-    key: Path = Field(description="made on this machine, never copied")
 
 
 class CoordinatorSettings(BaseModel):

@@ -11,6 +11,7 @@ from chorale.observability.tracing import Endpoint
 from chorale.spec.fields import Address, EntryPoint, Name
 from chorale.spec.settings_file import load_settings
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, KeepaliveSeconds
+from chorale.transport.tls import IdentityFiles
 from silo_agent.data.settings import DataSettings
 
 ENV_PREFIX = "CHORALE_SILO_"
@@ -20,15 +21,6 @@ class Device(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
-
-
-class IdentityFiles(BaseModel):
-    """Certificate and key of this silo, PEM."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    certificate: Path = Field(description="signed by the federation's authority")
-    key: Path = Field(description="made on this machine, never copied")
 
 
 class SiloSettings(BaseModel):

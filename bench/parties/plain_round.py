@@ -116,7 +116,8 @@ class Server:
             ),
         }
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
-        credentials = tls.server_credentials(party, read_limited(party.authority, tls.MAX_PEM_BYTES))
+        files = tls.IdentityFiles(certificate=party.certificate, key=party.key)
+        credentials = tls.server_credentials(files, read_limited(party.authority, tls.MAX_PEM_BYTES))
         port = server.add_secure_port(f"{HOST}:0", credentials)
         await server.start()
         endpoint.write_text(json.dumps({"grpc": f"{HOST}:{port}"}))
@@ -128,7 +129,8 @@ async def take_part(party: Party, address: str, *, rounds: int, exchanges: int, 
     """A silo: round by round the model comes, messages go to and fro, and a vector of its size goes."""
     framing = BY_HAND if exchanges else PROTOBUF
     sent_P = np.zeros(0, np.float32)
-    credentials = tls.channel_credentials(party, read_limited(party.authority, tls.MAX_PEM_BYTES))
+    files = tls.IdentityFiles(certificate=party.certificate, key=party.key)
+    credentials = tls.channel_credentials(files, read_limited(party.authority, tls.MAX_PEM_BYTES))
     async with grpc.aio.secure_channel(address, credentials, options=list(OPTIONS)) as channel:
         download: Any = channel.unary_stream(f"/{SERVICE}/Download", response_deserializer=framing.read)
         upload: Any = channel.stream_unary(f"/{SERVICE}/Upload", request_serializer=framing.write)

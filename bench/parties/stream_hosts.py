@@ -18,10 +18,11 @@ from chorale.observability import logs
 from chorale.runtime.files import write_atomic
 from chorale.spec.state import state_from_file
 from chorale.transport import tls
+from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2 as pb
 from coordinator.process import return_large_blocks
-from coordinator.settings import CoordinatorSettings, IdentityFiles
+from coordinator.settings import CoordinatorSettings
 from coordinator.storage.spool import SessionSpool, Spool
 
 COORDINATOR, BARE = "coordinator", "bare"

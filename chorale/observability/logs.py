@@ -10,52 +10,36 @@ import logging
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partialmethod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 ROOT = "chorale"
-MAX_HASH_BYTES = 32  # digests are shown, whatever is longer is payload
+MAX_HASH_BYTES = 32  # digests are shown, longer bytes are payload
 LEVELS = ("debug", "info", "warning", "error")
 
 
 class Logger:
-    """A named logger with fields of its own: `log.info("round applied", job=job.id, round=3)`."""
+    """A named logger whose lines have fields: `log.info("round applied", job=job.id, round=3)`."""
 
-    def __init__(self, inner: logging.Logger, fields: Mapping[str, object]) -> None:
+    def __init__(self, inner: logging.Logger) -> None:
         self._inner = inner
-        self._fields = dict(fields)
 
-    def bind(self, **fields: object) -> Logger:
-        """The same logger with more fields in each of its lines."""
-        return Logger(self._inner, self._fields | fields)
-
-    def debug(self, message: str, **fields: object) -> None:
-        self._log(logging.DEBUG, message, fields)
-
-    def info(self, message: str, **fields: object) -> None:
-        self._log(logging.INFO, message, fields)
-
-    def warning(self, message: str, **fields: object) -> None:
-        self._log(logging.WARNING, message, fields)
-
-    def error(self, message: str, **fields: object) -> None:
-        self._log(logging.ERROR, message, fields)
-
-    def exception(self, message: str, **fields: object) -> None:
-        """An error with the traceback of the exception being handled: a bug of ours."""
-        self._log(logging.ERROR, message, fields, has_traceback=True)
-
-    def _log(
-        self, level: int, message: str, fields: Mapping[str, object], *, has_traceback: bool = False
-    ) -> None:
+    def _log(self, level: int, message: str, /, *, has_traceback: bool = False, **fields: object) -> None:
         if self._inner.isEnabledFor(level):
-            extra = {"fields": self._fields | dict(fields)}
-            self._inner.log(level, message, extra=extra, exc_info=has_traceback)
+            self._inner.log(level, message, extra={"fields": fields}, exc_info=has_traceback)
+
+    debug = partialmethod(_log, logging.DEBUG)
+    info = partialmethod(_log, logging.INFO)
+    warning = partialmethod(_log, logging.WARNING)
+    error = partialmethod(_log, logging.ERROR)
+    # an error with the traceback of the exception being handled: a bug of ours
+    exception = partialmethod(_log, logging.ERROR, has_traceback=True)
 
 
-def get_logger(name: str, **fields: object) -> Logger:
+def get_logger(name: str) -> Logger:
     """The logger of a module. Nothing is written before `configure`, except warnings to stderr."""
-    return Logger(logging.getLogger(f"{ROOT}.{name}"), fields)
+    return Logger(logging.getLogger(f"{ROOT}.{name}"))
 
 
 def configure(
@@ -71,7 +55,7 @@ def configure(
     static: fields of every line, such as the silo's name.
     """
     handler = logging.StreamHandler(stream or sys.stderr) if path is None else logging.FileHandler(path)
-    handler.setFormatter(_JsonFormatter(static) if json else _TextFormatter(static))
+    handler.setFormatter(_Formatter(static, is_json=json))
     root = logging.getLogger(ROOT)
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -79,42 +63,28 @@ def configure(
     root.addHandler(handler)
     root.setLevel(level.upper())
     root.propagate = False
-    # it writes a traceback for bytes of a peer that do not parse; whoever reads them says so in a line
+    # it writes a traceback for bytes of a peer that do not parse; their reader logs one line instead
     logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, static: Mapping[str, object]) -> None:
+    def __init__(self, static: Mapping[str, object], *, is_json: bool) -> None:
         super().__init__()
         self._static = dict(static)
+        self._is_json = is_json
 
-    def fields(self, record: logging.LogRecord) -> dict[str, object]:
+    def format(self, record: logging.LogRecord) -> str:
         own = getattr(record, "fields", {})
         fields = {name: _shown(value) for name, value in (self._static | own).items()}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        return fields
-
-
-class _JsonFormatter(_Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "event": record.getMessage(),
-        }
-        return json.dumps(line | {k: v for k, v in self.fields(record).items() if k not in line})
-
-
-class _TextFormatter(_Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{name}={_word(value)}" for name, value in self.fields(record).items())
-        return f"{_time(record)} {record.levelname.lower()} {record.getMessage()} {fields}".rstrip()
-
-
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        level, event = record.levelname.lower(), record.getMessage()
+        if self._is_json:
+            line: dict[str, object] = {"time": time, "level": level, "logger": record.name, "event": event}
+            return json.dumps(line | {k: v for k, v in fields.items() if k not in line})
+        words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
+        return f"{time} {level} {event} {words}".rstrip()
 
 
 def _shown(value: object) -> object:

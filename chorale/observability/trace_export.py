@@ -69,16 +69,19 @@ class Tracer:
     def span(self, name: Span, job_digest: bytes, round: int, key: PhaseKey | None) -> Iterator[None]:
         """A span of the round's trace: below the one that is open here, else below the round's root."""
         ids = trace_id(job_digest, round), root_span_id(job_digest, round)
+        # all that a span says beside its name and its times
+        job_id = job_digest.hex()[:JOB_ID_DIGITS]
+        attributes: dict[str, str | int] = {"chorale.job": job_id, "chorale.round": round}
+        if key is not None:
+            attributes |= {"chorale.phase": key.phase, "chorale.attempt": key.attempt}
         wanted = _wanted.set(ids if name is Span.ROUND else None)
         try:
-            opened = self._tracer.start_span(
-                name.value, context=self._parent(name, *ids), attributes=_attributes(job_digest, round, key)
-            )
+            opened = self._tracer.start_span(name.value, context=_parent(name, *ids), attributes=attributes)
         finally:
             _wanted.reset(wanted)
         goes_on = False
         try:
-            # no exception is recorded: its message may tell of the data
+            # no exception is recorded: its message may reveal data
             with trace.use_span(opened, record_exception=False, set_status_on_exception=False):
                 yield
         except asyncio.CancelledError:
@@ -93,20 +96,9 @@ class Tracer:
         self._delivery.is_closing = True
         self._provider.shutdown()
 
-    def _parent(self, name: Span, trace_id: int, root_id: int) -> Context:
-        if name is Span.ROUND:
-            return Context()
-        here = trace.get_current_span()
-        if here.get_span_context().trace_id == trace_id:
-            return trace.set_span_in_context(here)
-        root = trace.SpanContext(
-            trace_id, root_id, is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED)
-        )
-        return trace.set_span_in_context(trace.NonRecordingSpan(root), Context())
-
 
 class _Ids(IdGenerator):
-    """Those of a round where its own span begins, else drawn; never from the generator that training uses."""
+    """A round's ids for its own span, else random ones; never from the generator that training uses."""
 
     def generate_trace_id(self) -> int:
         wanted = _wanted.get()
@@ -118,7 +110,7 @@ class _Ids(IdGenerator):
 
 
 class _Session(requests.Session):
-    """Reads of an answer its status and headers alone: whatever comes after would be held in memory."""
+    """Reads an answer's status and headers alone: a body would be held in memory."""
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         response = super().send(request, **{**options, "stream": True})
@@ -144,8 +136,10 @@ class _Delivery(SpanExporter):
         is_failing = result is not SpanExportResult.SUCCESS
         if is_failing != self._is_failing:
             self._is_failing = is_failing
-            tell, said = (log.warning, "not delivered") if is_failing else (log.info, "delivered again")
-            tell(f"traces {said}", endpoint=self._endpoint)
+            if is_failing:
+                log.warning("traces not delivered", endpoint=self._endpoint)
+            else:
+                log.info("traces delivered again", endpoint=self._endpoint)
         return result
 
     def shutdown(self) -> None:
@@ -155,9 +149,13 @@ class _Delivery(SpanExporter):
         return True
 
 
-def _attributes(job_digest: bytes, round: int, key: PhaseKey | None) -> dict[str, str | int]:
-    """All that a span says beside its name and its times."""
-    named: dict[str, str | int] = {"chorale.job": job_digest.hex()[:JOB_ID_DIGITS], "chorale.round": round}
-    if key is not None:
-        named |= {"chorale.phase": key.phase, "chorale.attempt": key.attempt}
-    return named
+def _parent(name: Span, trace_id: int, root_id: int) -> Context:
+    if name is Span.ROUND:
+        return Context()
+    here = trace.get_current_span()
+    if here.get_span_context().trace_id == trace_id:
+        return trace.set_span_in_context(here)
+    root = trace.SpanContext(
+        trace_id, root_id, is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    )
+    return trace.set_span_in_context(trace.NonRecordingSpan(root), Context())

@@ -1,7 +1,7 @@
-"""Traces of rounds, off unless the settings name a collector. What is here imports no tracing package.
+"""Traces of rounds, off unless the settings name a collector. This module imports no tracing package.
 
-No byte of a peer enters a trace, nothing of a trace is sent to a peer, and no attribute depends on data; how
-long a span lasted may. Source: docs/tracing.md.
+No byte of a peer enters a trace, no trace is sent to a peer, and no attribute depends on data; a span's
+duration may. Source: docs/tracing.md.
 """
 
 from __future__ import annotations

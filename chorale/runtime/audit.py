@@ -73,14 +73,21 @@ class AuditLog:
         """
         with self._lock:
             number = self._head.entry + 1
-            values = {name: _plain(name, value) for name, value in fields.items()}
+            values: dict[str, Plain] = {}
+            for name, value in fields.items():
+                if name in RESERVED:
+                    raise LocalProtocolError(f"audit: the log itself writes {name}")
+                if isinstance(value, bytes) and len(value) > MAX_HASH_BYTES:
+                    expected = f"expected at most {MAX_HASH_BYTES} bytes, got {len(value)}"
+                    raise LocalProtocolError(f"audit: {name}: {expected}")
+                values[name] = value.hex() if isinstance(value, bytes) else value
             stamps = {"entry": number, "time": self._clock().isoformat(), "event": event}
             entry = stamps | values | {"previous": self._head.line_hash}
             line = json.dumps(entry, separators=(",", ":"), allow_nan=True).encode() + b"\n"
             if len(line) >= MAX_LINE_BYTES:
                 raise LocalProtocolError(f"audit: an entry holds less than {MAX_LINE_BYTES} bytes")
             _append_synced(self._file, line)
-            self._head = Head(entry=number, line_hash=_hash(line))
+            self._head = Head(entry=number, line_hash=hashlib.sha256(line).hexdigest())
             return self._head
 
     def close(self) -> None:
@@ -100,7 +107,7 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
             lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
             for number, line in enumerate(lines, start=1):
                 yield _checked(line, number=number, previous=previous)
-                previous = _hash(line)
+                previous = hashlib.sha256(line).hexdigest()
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
 
@@ -156,7 +163,7 @@ def _read_head(file: IO[bytes], path: Path) -> Head:
     file.seek(max(0, size - MAX_LINE_BYTES))
     line = file.read().splitlines(keepends=True)[-1]
     try:
-        return Head(entry=int(json.loads(line)["entry"]), line_hash=_hash(line))
+        return Head(entry=int(json.loads(line)["entry"]), line_hash=hashlib.sha256(line).hexdigest())
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{path}: the last entry of the audit log is damaged") from None
 
@@ -166,25 +173,11 @@ def _checked(line: bytes, *, number: int, previous: str) -> dict[str, Any]:
         raise ConfigError(f"entry {number}: cut short")
     try:
         entry = json.loads(line)
-        found, said = entry["entry"], entry["previous"]
+        found, previous_hash = entry["entry"], entry["previous"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"entry {number}: not an entry of an audit log") from None
     if found != number:
         raise ConfigError(f"entry {number}: expected this number, got {found}")
-    if said != previous:
+    if previous_hash != previous:
         raise ConfigError(f"entry {number}: the entry before it was changed, or is missing")
     return dict(entry)
-
-
-def _plain(name: str, value: Plain | bytes) -> Plain:
-    if name in RESERVED:
-        raise LocalProtocolError(f"audit: the log itself writes {name}")
-    if not isinstance(value, bytes):
-        return value
-    if len(value) > MAX_HASH_BYTES:
-        raise LocalProtocolError(f"audit: {name}: expected at most {MAX_HASH_BYTES} bytes, got {len(value)}")
-    return value.hex()
-
-
-def _hash(line: bytes) -> str:
-    return hashlib.sha256(line).hexdigest()

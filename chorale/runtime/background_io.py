@@ -52,15 +52,15 @@ class Pieces:
 
 
 class Prefetcher(Generic[Item]):
-    """Items of a generator that blocks; at most `most` of them are made and not taken yet.
+    """Items of a generator that blocks; at most `max_ready` of them are made and not taken yet.
 
     What the generator raises is raised where its next item was awaited. Leaving the context ends it:
-    no thread works on it and whatever it holds is let go.
+    no thread works on it, and what it holds is released.
     """
 
-    def __init__(self, items: Generator[Item, None, None], *, most: int) -> None:
+    def __init__(self, items: Generator[Item, None, None], *, max_ready: int) -> None:
         self._items = items
-        self._most = most
+        self._max_ready = max_ready
         self._ready: deque[Item] = deque()
         self._news = asyncio.Event()
         self._making: asyncio.Future[bool] | None = None
@@ -98,14 +98,14 @@ class Prefetcher(Generic[Item]):
 
     def _make_more(self) -> None:
         """Start a thread unless one is at work, all is made or half of what may lie ready does."""
-        if self._making is None and not self._is_over and 2 * len(self._ready) <= self._most:
+        if self._making is None and not self._is_over and 2 * len(self._ready) <= self._max_ready:
             loop = asyncio.get_running_loop()
             self._making = loop.run_in_executor(None, self._make, loop)
             self._making.add_done_callback(self._on_made)
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> bool:
         """In a thread, until enough is ready. Whether all is made."""
-        while len(self._ready) < self._most and not self._is_over:
+        while len(self._ready) < self._max_ready and not self._is_over:
             try:
                 self._ready.append(next(self._items))
             except StopIteration:
@@ -121,14 +121,14 @@ class Prefetcher(Generic[Item]):
 
 
 class BackgroundWriter:
-    """Steps that block, taken in a thread, in order, `most` at a time while as many more may wait.
+    """Steps that block, taken in a thread, in order, `max_waiting` at a time while as many more may wait.
 
     Handing over wakes a thread and then the loop, so it is not done for every step. What a step raises is
     raised at the next `room` or `drain`, once; steps that waited are dropped.
     """
 
-    def __init__(self, *, most: int) -> None:
-        self._most = most
+    def __init__(self, *, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
         self._waiting: list[Step] = []
         self._working: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
@@ -136,14 +136,14 @@ class BackgroundWriter:
 
     async def room(self) -> None:
         """Until one more step may be put."""
-        while self._working is not None and len(self._waiting) >= self._most:
+        while self._working is not None and len(self._waiting) >= self._max_waiting:
             await asyncio.wait({self._working})
         self._raise()
 
     def put(self, step: Step) -> None:
         """Hand in a step; await `room` before."""
         self._waiting.append(step)
-        if len(self._waiting) >= self._most:
+        if len(self._waiting) >= self._max_waiting:
             self._work_on()
 
     async def drain(self) -> None:
@@ -155,8 +155,8 @@ class BackgroundWriter:
         self._raise()
 
     async def end(self) -> None:
-        """Until every step that was put is done or dropped, whatever they raise: a transfer that broke off
-        keeps what came before. No thread is at work then, however often the caller was cancelled."""
+        """Until every step that was put is done or dropped, also if one raises: a transfer that broke off
+        keeps what came before. No thread is at work then, even if the caller was cancelled meanwhile."""
         try:
             with suppress(Exception):
                 await self.drain()
@@ -166,7 +166,7 @@ class BackgroundWriter:
                 await _finished(self._working)
 
     def stop(self, then: Callable[[], None]) -> None:
-        """Take up nothing more; `then` runs as soon as no thread is at work."""
+        """Begin no further step; `then` runs as soon as no thread is at work."""
         self._is_stopped = True
         self._waiting.clear()
         if self._working is None:
@@ -191,7 +191,7 @@ class BackgroundWriter:
         self._error = working.exception()
         if self._error is not None:
             self._waiting.clear()
-        if len(self._waiting) >= self._most:
+        if len(self._waiting) >= self._max_waiting:
             self._work_on()
 
     def _raise(self) -> None:

@@ -1,1 +1,1 @@
-"""What people write down and everybody computes from: jobs, privacy, settings, the global state."""
+"""What people write and every party computes from: jobs, privacy, settings, the global state."""

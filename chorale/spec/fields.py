@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, WithJsonSchema
@@ -29,15 +30,9 @@ def _checked_address(value: object) -> str:
     return found.string
 
 
-def _checked_name(value: object) -> str:
-    if not isinstance(value, str) or not NAME_PATTERN.fullmatch(value):
-        raise ValueError(f"expected {NAME_FORM}, got {got(value)}")
-    return value
-
-
-def _checked_entry_point(value: object) -> str:
-    if not isinstance(value, str) or not _ENTRY_POINT.fullmatch(value):
-        raise ValueError(f"expected {ENTRY_POINT_FORM}, got {got(value)}")
+def _checked(pattern: re.Pattern[str], form: str, value: object) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"expected {form}, got {got(value)}")
     return value
 
 
@@ -55,12 +50,20 @@ def _in_utc(moment: datetime) -> datetime:
         raise ValueError(f"expected a time of the years 1 to 9999 in UTC, got {moment.isoformat()}") from None
 
 
-def _text(allowed: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "format": allowed})
-
-
 Number = Annotated[float, BeforeValidator(_no_truth_value)]  # a float that a person wrote as a number
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
-Address = Annotated[str, BeforeValidator(_checked_address), _text(ADDRESS_FORM)]
-Name = Annotated[str, BeforeValidator(_checked_name), _text(NAME_FORM)]  # of a federation, a member or a job
-EntryPoint = Annotated[str, BeforeValidator(_checked_entry_point), _text(ENTRY_POINT_FORM)]
+Address = Annotated[
+    str,
+    BeforeValidator(_checked_address),
+    WithJsonSchema({"type": "string", "format": ADDRESS_FORM}),
+]
+Name = Annotated[  # of a federation, a member or a job
+    str,
+    BeforeValidator(partial(_checked, NAME_PATTERN, NAME_FORM)),
+    WithJsonSchema({"type": "string", "format": NAME_FORM}),
+]
+EntryPoint = Annotated[
+    str,
+    BeforeValidator(partial(_checked, _ENTRY_POINT, ENTRY_POINT_FORM)),
+    WithJsonSchema({"type": "string", "format": ENTRY_POINT_FORM}),
+]

@@ -37,7 +37,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
-DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without a normalization
+DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without normalization
 MAX_INPUT_VALUES = 1 << 24  # of one sample
 
 
@@ -168,7 +168,7 @@ class TrainingSpec(_Part):
     local_epochs: int = Field(default=1, ge=1, le=1_000, description="passes over the silo's data")
     batch_size: int = Field(default=32, ge=1, le=65_536, description="samples of one step")
     optimizer: Literal["sgd", "adam"] = Field(
-        default="sgd", description="starts anew in each round; adam has betas 0.9 and 0.999 and no momentum"
+        default="sgd", description="starts afresh in each round; adam has betas 0.9 and 0.999 and no momentum"
     )
     learning_rate: float = Field(gt=0, le=100, allow_inf_nan=False, description="in the first round")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd; starts from zero in each round")
@@ -182,7 +182,7 @@ class ColumnSpec(_Part):
     name: str = Field(min_length=1, max_length=200, description="the column's heading")
     mean: Finite = Field(default=0.0, description="subtracted from every value")
     scale: Positive = Field(default=1.0, description="what is left is divided by it")
-    fill: Finite = Field(default=0.0, description="stands in for a missing value, in the column's own units")
+    fill: Finite = Field(default=0.0, description="replaces a missing value, in the column's own units")
 
 
 class JobSpec(_Part):
@@ -358,44 +358,35 @@ class JobSpec(_Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
-        self._check_cohorts()
-        self._check_data()
-        if self.train_hard_cap_seconds < self.train_deadline_seconds:
-            raise ValueError("train_hard_cap_seconds: it should be at least train_deadline_seconds")
-        try:
-            method = strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
-            check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
-            self._check_privacy(method)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return self
-
-    def _check_privacy(self, method: Strategy) -> None:
-        if self.privacy is None:
-            return
-        if self.model.norm == "batch":
-            raise ConfigError(
-                "model.norm: batch mixes the records of a batch and sends means that no noise covers: "
-                "a private job needs norm: group (or none)"
-            )
-        check_private(
-            method.recipe,
-            method.options,
-            has_records=self.privacy.records is not None,
-            has_sums=self.privacy.sums is not None,
-        )
-
-    def _check_cohorts(self) -> None:
-        """The smallest named set decides: there the defaults are lowest and the room is least."""
         if self.named_per_round < SMALLEST_FEDERATION:
             raise ValueError(
                 f"fraction: a round would name {self.named_per_round} of {len(self.silos)} silos, "
                 f"expected at least {SMALLEST_FEDERATION}"
             )
+        self._check_data()
+        if self.train_hard_cap_seconds < self.train_deadline_seconds:
+            raise ValueError("train_hard_cap_seconds: it should be at least train_deadline_seconds")
         try:
+            # the smallest named set decides: there the defaults are lowest and the room is least
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
+            method = strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
+            check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
+            if self.privacy is None:
+                return self
+            if self.model.norm == "batch":
+                raise ConfigError(
+                    "model.norm: batch mixes the records of a batch and sends means that no noise covers: "
+                    "a private job needs norm: group (or none)"
+                )
+            check_private(
+                method.recipe,
+                method.options,
+                has_records=self.privacy.records is not None,
+                has_sums=self.privacy.sums is not None,
+            )
         except ConfigError as error:
             raise ValueError(str(error)) from None
+        return self
 
     def _check_data(self) -> None:
         if math.prod(self.input_shape) > MAX_INPUT_VALUES:

@@ -25,7 +25,7 @@ class _Part(BaseModel):
 
 
 class RecordsSpec(_Part):
-    """DP-SGD at every silo (Abadi et al. 2016): one record more or less is what nobody can tell."""
+    """DP-SGD at every silo (Abadi et al. 2016): hides whether one record is among the data."""
 
     clip_norm: ClipNorm = Field(description="L2 norm to which each sample's gradient is clipped")
     noise_multiplier: Multiplier | None = Field(
@@ -42,7 +42,7 @@ class RecordsSpec(_Part):
 
 
 class SumsSpec(_Part):
-    """Skellam noise on the summed updates: a silo's whole update is what nobody can tell."""
+    """Skellam noise on the summed updates: hides a silo's whole update."""
 
     clip_norm: ClipNorm = Field(
         description="L2 norm to which a silo's update is clipped, in parameter units, before its weight"

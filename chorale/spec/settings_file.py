@@ -1,4 +1,4 @@
-"""YAML files that a person writes, checked against a pydantic model, with one clear line for each mistake."""
+"""YAML files that a person writes, checked against a pydantic model; all errors in one line."""
 
 from __future__ import annotations
 
@@ -97,27 +97,27 @@ class _StrictLoader(yaml.SafeLoader):
         self._depth += 1
         self._values += 1
         if self.check_event(yaml.AliasEvent):
-            raise _odd("aliases are not allowed", self.get_mark())
+            raise _invalid("aliases are not allowed", self.get_mark())
         event = self.current_event  # what the next node begins with: check_event has read it
         if event.tag is not None:
-            raise _odd("tags are not allowed", event.start_mark)
+            raise _invalid("tags are not allowed", event.start_mark)
         if self._depth > MAX_DEPTH:
-            raise _odd(f"expected at most {MAX_DEPTH} levels", event.start_mark)
+            raise _invalid(f"expected at most {MAX_DEPTH} levels", event.start_mark)
         if self._values > MAX_VALUES:
-            raise _odd(f"expected at most {MAX_VALUES} values", event.start_mark)
+            raise _invalid(f"expected at most {MAX_VALUES} values", event.start_mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         if node is not None and node.tag == INTEGER and len(node.value) > MAX_DIGITS:
-            raise _odd(f"a number has at most {MAX_DIGITS} digits", node.start_mark)
+            raise _invalid(f"a number has at most {MAX_DIGITS} digits", node.start_mark)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key_node, _ in node.value:
             if key_node.tag != "tag:yaml.org,2002:str":
-                raise _odd("field names are text", key_node.start_mark)
+                raise _invalid("field names are text", key_node.start_mark)
             if key_node.value in seen:
-                raise _odd(f"{key_node.value} is given twice", key_node.start_mark)
+                raise _invalid(f"{key_node.value} is given twice", key_node.start_mark)
             seen.add(key_node.value)
         return super().construct_mapping(node, deep=deep)
 
@@ -139,5 +139,5 @@ def _override(values: dict[str, Any], prefix: str, environment: Mapping[str, str
             inner[last] = None if text == "null" else text
 
 
-def _odd(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+def _invalid(problem: str, mark: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)

@@ -60,7 +60,7 @@ def state_from_bytes(data: bytes) -> dict[str, Array]:
     try:
         return dict(sorted(safetensors.numpy.load(data).items()))
     except (safetensors.SafetensorError, ValueError) as error:  # numpy has limits of its own
-        raise _odd(str(error)) from None
+        raise _invalid(str(error)) from None
 
 
 def state_from_file(path: Path) -> dict[str, Array]:
@@ -80,23 +80,17 @@ def state_from_file(path: Path) -> dict[str, Array]:
             header = json.loads(start[8 : 8 + header_bytes])
             return {name: _mapped(mapped, 8 + header_bytes, header[name]) for name in sorted(header)}
         except (safetensors.SafetensorError, ValueError, TypeError) as error:
-            raise _odd(str(error)) from None
+            raise _invalid(str(error)) from None
 
 
 def state_digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def digest_of_file(path: Path) -> bytes:
-    """SHA-256 of a state file, read piece by piece."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
 def trained_names(state: GlobalState) -> tuple[str, ...]:
     """Names, without prefix and sorted, of the float32 model arrays that are not buffers.
 
-    Integer arrays of a model are BatchNorm's batch counters: nobody sums them and they stay as they are.
+    Integer arrays of a model are BatchNorm's batch counters: no phase sums them, and they stay as they are.
     """
     return tuple(name for name in _model_floats(state) if not name.endswith(BUFFER_SUFFIXES))
 
@@ -116,13 +110,6 @@ _WRITTEN_ORDER = ("I64", "F64", "F32", "U8")  # safetensors writes the types tha
 
 
 def _parts(names: Sequence[str], arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    yield _header(names, arrays)
-    for name in names:
-        yield np.asarray(arrays[name], order="C").reshape(-1).view(np.uint8).data
-
-
-def _header(names: Sequence[str], arrays: Mapping[str, Array]) -> bytes:
-    """The length of the header and the header itself, filled up with spaces to a multiple of 8."""
     entries, end = {}, 0
     for name in names:
         begin, end = end, end + arrays[name].nbytes
@@ -132,15 +119,17 @@ def _header(names: Sequence[str], arrays: Mapping[str, Array]) -> bytes:
             "data_offsets": [begin, end],
         }
     header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header
+    header += b" " * (-len(header) % 8)  # arrays begin at a multiple of 8
+    yield len(header).to_bytes(8, "little") + header
+    for name in names:
+        yield np.asarray(arrays[name], order="C").reshape(-1).view(np.uint8).data
 
 
 def _mapped(mapped: mmap.mmap, data_start: int, entry: Mapping[str, Any]) -> Array:
     dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
     begin = data_start + entry["data_offsets"][0]
     array_N = np.frombuffer(mapped, dtype, count=math.prod(shape), offset=begin)
-    # a foreign writer may place arrays anywhere, and not everybody reads them there
+    # a foreign writer may place arrays anywhere, and not every CPU reads them there
     return (array_N if array_N.flags.aligned else array_N.copy()).reshape(shape)
 
 
@@ -153,14 +142,14 @@ def _check_header(start: bytes, *, total_bytes: int) -> None:
     """Look at names, types and shapes before anything is allocated for them."""
     header_bytes = int.from_bytes(start[:8], "little")
     if not 8 <= total_bytes <= MAX_STATE_BYTES:
-        raise _odd(f"expected 8 to {MAX_STATE_BYTES} bytes, got {total_bytes}")
+        raise _invalid(f"expected 8 to {MAX_STATE_BYTES} bytes, got {total_bytes}")
     if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, total_bytes - 8):
-        raise _odd(f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}")
+        raise _invalid(f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}")
     try:
         header = json.loads(start[8 : 8 + header_bytes])
         entries = {name: (entry["dtype"], entry["shape"]) for name, entry in header.items()}
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        raise _odd("the header is not that of a safetensors file without metadata") from None
+        raise _invalid("the header is not that of a safetensors file without metadata") from None
     _check_count(len(entries))
     for name, (dtype, shape) in entries.items():
         _check_array(name, dtype, shape)
@@ -168,21 +157,21 @@ def _check_header(start: bytes, *, total_bytes: int) -> None:
 
 def _check_count(count: int) -> None:
     if not 1 <= count <= MAX_ARRAYS:
-        raise _odd(f"expected 1 to {MAX_ARRAYS} arrays, got {count}")
+        raise _invalid(f"expected 1 to {MAX_ARRAYS} arrays, got {count}")
 
 
 def _check_array(name: str, dtype: object, shape: object) -> None:
     if not ARRAY_NAME.fullmatch(name):
-        raise _odd("an array's name is 1 to 200 letters, digits and ._/-")
+        raise _invalid("an array's name is 1 to 200 letters, digits and ._/-")
     if dtype not in tuple(DTYPES):
-        raise _odd(f"{name}: expected one of {', '.join(DTYPES)}, got {str(dtype)[:20]}")
+        raise _invalid(f"{name}: expected one of {', '.join(DTYPES)}, got {str(dtype)[:20]}")
     if not isinstance(shape, list) or len(shape) > MAX_RANK:
-        raise _odd(f"{name}: expected at most {MAX_RANK} dimensions")
+        raise _invalid(f"{name}: expected at most {MAX_RANK} dimensions")
     if not all(type(length) is int and length >= 0 for length in shape):
-        raise _odd(f"{name}: a dimension is a whole number")
+        raise _invalid(f"{name}: a dimension is a whole number")
     if math.prod(shape) > MAX_STATE_BYTES:
-        raise _odd(f"{name}: larger than any state")
+        raise _invalid(f"{name}: larger than any state")
 
 
-def _odd(message: str) -> RemoteProtocolError:
+def _invalid(message: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"state: {message}")

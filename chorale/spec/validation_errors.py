@@ -1,4 +1,4 @@
-"""What is wrong in values that a person wrote, in one line: the field, what is allowed, what was given."""
+"""Validation errors in one line: the field, what is allowed, what was given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 MAX_SHOWN = 60  # characters of a wrong value that are shown again
 MAX_NAMED = 3  # unknown fields that are named; a file of another kind has them by the dozen
 
-EXPECTED = {  # by kind of error, in the words of somebody who writes YAML; {…} are limits
+EXPECTED = {  # by kind of error, in the words of a person who writes YAML; {…} are limits
     "string_type": "text",
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -59,16 +59,20 @@ def explain(
     overriding = {
         name.removeprefix(env_prefix).lower(): name for name in variables if name.startswith(env_prefix)
     }
-    told, unknown = [], dict[tuple[int | str, ...], list[str]]()
+    messages, unknown = [], dict[tuple[int | str, ...], list[str]]()
     for detail in error.errors(include_url=False):
         place = detail["loc"]
         if detail["type"] == "extra_forbidden":
             unknown.setdefault(place[:-1], []).append(_field(place, overriding))
         else:
-            told.append(_told(detail, _field(place, overriding)))
-    told += [_unknown(fields, _fields_at(model, place)) for place, fields in unknown.items()]
-    is_all_environment = all(each.startswith(tuple(overriding.values())) for each in told)
-    return "; ".join(told) if overriding and is_all_environment else f"{source}: {'; '.join(told)}"
+            messages.append(_message(detail, _field(place, overriding)))
+    for place, fields in unknown.items():
+        more = f" and {len(fields) - MAX_NAMED} more" if len(fields) > MAX_NAMED else ""
+        what = "unknown field" if len(fields) == 1 else "unknown fields"
+        allowed = ", ".join(_fields_at(model, place))
+        messages.append(f"{', '.join(fields[:MAX_NAMED])}{more}: {what}, expected one of {allowed}")
+    is_all_environment = all(each.startswith(tuple(overriding.values())) for each in messages)
+    return "; ".join(messages) if overriding and is_all_environment else f"{source}: {'; '.join(messages)}"
 
 
 def got(value: object) -> str:
@@ -85,7 +89,7 @@ def kind_of(value: object) -> str:
     return names.get(type(value).__name__, type(value).__name__)
 
 
-def _told(detail: ErrorDetails, field: str) -> str:
+def _message(detail: ErrorDetails, field: str) -> str:
     if detail["type"] == "missing":
         return f"{field}: a value is required"
     context = detail.get("ctx", {})
@@ -101,14 +105,6 @@ def _told(detail: ErrorDetails, field: str) -> str:
         return f"{field}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {got(detail['input'])}"
     given = context["actual_length"] if detail["type"] in ("too_short", "too_long") else got(detail["input"])
     return f"{field}: expected {expected.format(**limits)}, got {given}"
-
-
-def _unknown(fields: Sequence[str], allowed: Sequence[str]) -> str:
-    named = ", ".join(fields[:MAX_NAMED])
-    if len(fields) > MAX_NAMED:
-        named += f" and {len(fields) - MAX_NAMED} more"
-    what = "unknown field" if len(fields) == 1 else "unknown fields"
-    return f"{named}: {what}, expected one of {', '.join(allowed)}"
 
 
 def _field(place: Sequence[int | str], overriding: Mapping[str, str]) -> str:

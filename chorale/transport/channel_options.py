@@ -1,6 +1,6 @@
-"""The line to the coordinator: pings while nothing moves on it, and the proxy that it goes through.
+"""The connection to the coordinator: pings while it is idle, and the proxy that it goes through.
 
-What lies between two institutions cuts idle lines and may let out nothing but HTTP; TLS stays end to
+Networks between two institutions cut idle connections and may let out nothing but HTTP. TLS stays end to
 end, because the proxy is asked for a tunnel (CONNECT). Source: docs/protocol.md 8.
 """
 
@@ -14,7 +14,7 @@ from pydantic import Field
 
 MIN_KEEPALIVE_SECONDS, MAX_KEEPALIVE_SECONDS = 1.0, 3600.0
 KEEPALIVE_SECONDS = 30.0  # below the 60 s after which the tightest NATs forget
-CLIENT_ANSWER_SECONDS, SERVER_ANSWER_SECONDS = 10.0, 20.0  # no answer for so long, and the line is dead
+CLIENT_ANSWER_SECONDS, SERVER_ANSWER_SECONDS = 10.0, 20.0  # no answer for so long: the connection is dead
 
 MIN_HEARTBEAT_SECONDS, MAX_HEARTBEAT_SECONDS = 0.1, 300.0  # between two messages of either side
 
@@ -32,24 +32,23 @@ def client_keepalive(every_seconds: float) -> Options:
 
 
 def server_keepalive(every_seconds: float) -> Options:
-    """gRPC's options for who is dialed. Whatever its own rhythm, it puts up with every client's."""
+    """gRPC's options for who is dialed: it accepts the shortest interval that a client may have set."""
     # half the shortest: a ping that was held up comes close before the next, and the third such one
     # would end the connection
-    least = _milliseconds(MIN_KEEPALIVE_SECONDS / 2)
-    tolerated = ("grpc.http2.min_ping_interval_without_data_ms", least)
-    return (*_keepalive(every_seconds, SERVER_ANSWER_SECONDS), tolerated)
+    min_interval = ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * MIN_KEEPALIVE_SECONDS / 2))
+    return (*_keepalive(every_seconds, SERVER_ANSWER_SECONDS), min_interval)
 
 
 def through_proxy(proxy: str | None) -> Options:
-    """Where the line goes is for the settings to say, not for http_proxy and its like around us."""
+    """The settings alone decide which proxy is used; http_proxy and its like in the environment do not."""
     if proxy is None:
         return (("grpc.enable_http_proxy", 0),)
-    os.environ[_PAST_PROXY] = ""  # else gRPC looks into no_proxy, whoever set it, and dials past the proxy
+    os.environ[_PAST_PROXY] = ""  # else gRPC reads no_proxy from the environment and dials past the proxy
     return (("grpc.http_proxy", f"http://{proxy}"),)
 
 
 def explain_proxy(details: str, *, proxy: str | None, target: str) -> str:
-    """What gRPC's details of an unavailable peer tell of the proxy, in one sentence; else nothing."""
+    """One sentence on what gRPC's details of an unavailable peer say of the proxy; empty without a proxy."""
     if proxy is None:
         return ""
     status = _PROXY_STATUS.search(details)
@@ -64,12 +63,8 @@ def explain_proxy(details: str, *, proxy: str | None, target: str) -> str:
 
 def _keepalive(every_seconds: float, answer_seconds: float) -> Options:
     return (
-        ("grpc.keepalive_time_ms", _milliseconds(every_seconds)),
-        ("grpc.keepalive_timeout_ms", _milliseconds(answer_seconds)),
+        ("grpc.keepalive_time_ms", round(1000 * every_seconds)),
+        ("grpc.keepalive_timeout_ms", round(1000 * answer_seconds)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),  # else two, and then silence
     )
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)

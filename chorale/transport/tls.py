@@ -1,4 +1,4 @@
-"""Mutual TLS 1.3 for gRPC, and the check of one's own certificate before anybody else refuses it.
+"""Mutual TLS 1.3 for gRPC, and the check of one's own certificate before a peer refuses it.
 
 gRPC has no setting for the lowest version; it is set by leaving no cipher suite that TLS 1.2 could use
 with ECDSA keys. Source: docs/protocol.md 1 and 8.
@@ -10,9 +10,10 @@ import os
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cryptography import x509
+from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.runtime.files import read_limited
 from crypto.errors import ConfigError, LocalProtocolError, RemoteProtocolError
@@ -40,14 +41,15 @@ UNTRUSTED_WORDS = (
 )
 
 
-class IdentityFiles(Protocol):
+class IdentityFiles(BaseModel):
     """Where a member's certificate and key lie, PEM."""
 
-    @property
-    def certificate(self) -> Path: ...
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    @property
-    def key(self) -> Path: ...
+    certificate: Path = Field(
+        description="signed by the federation's authority; the coordinator's carries its host's names"
+    )
+    key: Path = Field(description="made on this machine, never copied")
 
 
 def restrict_to_tls13() -> None:
@@ -84,7 +86,7 @@ def server_credentials(files: IdentityFiles, authority_pem: bytes) -> grpc.Serve
     import grpc
 
     return grpc.ssl_server_credentials(
-        [(_read(files.key), _read(files.certificate))],
+        [(read_limited(files.key, MAX_PEM_BYTES), read_limited(files.certificate, MAX_PEM_BYTES))],
         root_certificates=authority_pem,
         require_client_auth=True,
     )
@@ -96,8 +98,8 @@ def channel_credentials(files: IdentityFiles, authority_pem: bytes) -> grpc.Chan
 
     return grpc.ssl_channel_credentials(
         root_certificates=authority_pem,
-        private_key=_read(files.key),
-        certificate_chain=_read(files.certificate),
+        private_key=read_limited(files.key, MAX_PEM_BYTES),
+        certificate_chain=read_limited(files.certificate, MAX_PEM_BYTES),
     )
 
 
@@ -129,7 +131,7 @@ def check_own_certificate(
 
 
 def explain_handshake(details: str, *, target: str) -> str:
-    """What gRPC's details of an unavailable peer tell of certificates, in one sentence; else nothing."""
+    """One sentence on what gRPC's details of an unavailable peer say of certificates; else empty."""
     if any(word in details for word in UNTRUSTED_WORDS):
         return (
             f"the certificate of {target} is not the coordinator's: "
@@ -138,7 +140,3 @@ def explain_handshake(details: str, *, target: str) -> str:
     if any(word in details for word in CLOSED_WORDS):
         return "coordinator refused this certificate or is restarting"
     return ""
-
-
-def _read(path: Path) -> bytes:
-    return read_limited(path, MAX_PEM_BYTES)

@@ -1,6 +1,6 @@
 """Protobuf messages to the session's own values and back.
 
-Whatever comes from a peer is checked here for size and form before anybody else sees it.
+All that a peer sent is checked here for size and form before any other code sees it.
 Source: docs/protocol.md 8.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from crypto.errors import Refusal, RemoteProtocolError
+from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.identity.certificates import NAME_PATTERN, SignedBody
 from crypto.session.messages import (
     Cohort,
@@ -39,6 +41,10 @@ MAX_ROUND = 1 << 20
 PHASE_PATTERN = re.compile(
     r"[a-z-]{1,32}(\.(0|[1-9][0-9]{0,5}))?"
 )  # one name for one phase: no enrollment.00
+
+
+FromSilo: TypeAlias = SignedBody | Shares | UnmaskShares | RecoveredSeeds
+FromCoordinator: TypeAlias = Cohort | Envelopes | Survivors | Signatures | RecoverRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -99,135 +105,115 @@ def roster_from_wire(wire: session_pb2.SignedBody) -> SignedBody:
     return signed_body_from_wire(wire, max_bytes=1 << 20)
 
 
-# silo -> coordinator
-
-
-def advert_to_wire(advert: SignedBody, key: PhaseKey) -> session_pb2.Advert:
-    return session_pb2.Advert(key=key_to_wire(key), advert=signed_body_to_wire(advert))
-
-
-def advert_from_wire(wire: session_pb2.Advert) -> SignedBody:
-    return signed_body_from_wire(wire.advert)
-
-
-def shares_to_wire(shares: Shares, key: PhaseKey) -> session_pb2.Shares:
-    return session_pb2.Shares(
-        key=key_to_wire(key),
-        envelopes=_bodies_to_wire(shares.envelopes),
-        own_share=signed_body_to_wire(shares.own_share),
-    )
-
-
-def shares_from_wire(wire: session_pb2.Shares) -> Shares:
-    return Shares(
-        envelopes=_bodies_from_wire(wire.envelopes, what="envelopes"),
-        own_share=signed_body_from_wire(wire.own_share),
-    )
-
-
-def complaint_to_wire(complaint: SignedBody, key: PhaseKey) -> session_pb2.Complaint:
-    return session_pb2.Complaint(key=key_to_wire(key), complaint=signed_body_to_wire(complaint))
-
-
-def complaint_from_wire(wire: session_pb2.Complaint) -> SignedBody:
-    return signed_body_from_wire(wire.complaint)
-
-
-def consistency_to_wire(consistency: SignedBody, key: PhaseKey) -> session_pb2.Consistency:
-    return session_pb2.Consistency(key=key_to_wire(key), consistency=signed_body_to_wire(consistency))
-
-
-def consistency_from_wire(wire: session_pb2.Consistency) -> SignedBody:
-    return signed_body_from_wire(wire.consistency, max_bytes=MAX_SETS_BYTES)
-
-
-def unmask_shares_to_wire(shares: UnmaskShares, key: PhaseKey) -> session_pb2.UnmaskShares:
-    return session_pb2.UnmaskShares(
-        key=key_to_wire(key),
-        self_mask_shares=_secrets_to_wire(shares.self_mask_shares),
-        recovery_shares=_secrets_to_wire(shares.recovery_shares),
-    )
-
-
-def unmask_shares_from_wire(wire: session_pb2.UnmaskShares) -> UnmaskShares:
-    return UnmaskShares(
-        self_mask_shares=_secrets_from_wire(wire.self_mask_shares, size=SHARE_BYTES),
-        recovery_shares=_secrets_from_wire(wire.recovery_shares, size=SHARE_BYTES),
-    )
-
-
-def recovered_seeds_to_wire(seeds: RecoveredSeeds, key: PhaseKey) -> session_pb2.RecoveredSeeds:
-    return session_pb2.RecoveredSeeds(key=key_to_wire(key), pair_seeds=_secrets_to_wire(seeds.pair_seeds))
-
-
-def recovered_seeds_from_wire(wire: session_pb2.RecoveredSeeds) -> RecoveredSeeds:
-    return RecoveredSeeds(pair_seeds=_secrets_from_wire(wire.pair_seeds, size=SECRET_BYTES))
-
-
 def refused_to_wire(code: Refusal, key: PhaseKey) -> session_pb2.Refused:
     return session_pb2.Refused(key=key_to_wire(key), code=code.value)
 
 
 def refused_from_wire(wire: session_pb2.Refused) -> Refusal:
-    """A code of the closed list; free text of a silo goes nowhere."""
+    """A code of the closed list; free text of a silo is refused."""
     try:
         return Refusal(wire.code)
     except ValueError:
         raise RemoteProtocolError("refusal: the code is not on the closed list") from None
 
 
-# coordinator -> silo
+def to_coordinator(kind: str, value: FromSilo, key: PhaseKey) -> pb.SiloMessage:
+    """A silo's message of a session. kind: its name in SiloMessage, because three are signed bodies."""
+    wire_key = key_to_wire(key)
+    match kind, value:
+        case "advert", SignedBody():
+            advert = session_pb2.Advert(key=wire_key, advert=signed_body_to_wire(value))
+            return pb.SiloMessage(advert=advert)
+        case "shares", Shares():
+            envelopes = [signed_body_to_wire(envelope) for envelope in value.envelopes]
+            own_share = signed_body_to_wire(value.own_share)
+            shares = session_pb2.Shares(key=wire_key, envelopes=envelopes, own_share=own_share)
+            return pb.SiloMessage(shares=shares)
+        case "complaint", SignedBody():
+            complaint = session_pb2.Complaint(key=wire_key, complaint=signed_body_to_wire(value))
+            return pb.SiloMessage(complaint=complaint)
+        case "consistency", SignedBody():
+            consistency = session_pb2.Consistency(key=wire_key, consistency=signed_body_to_wire(value))
+            return pb.SiloMessage(consistency=consistency)
+        case "unmask_shares", UnmaskShares():
+            own, recovery = _secrets_to_wire(value.self_mask_shares), _secrets_to_wire(value.recovery_shares)
+            unmask = session_pb2.UnmaskShares(key=wire_key, self_mask_shares=own, recovery_shares=recovery)
+            return pb.SiloMessage(unmask_shares=unmask)
+        case "recovered_seeds", RecoveredSeeds():
+            seeds = session_pb2.RecoveredSeeds(key=wire_key, pair_seeds=_secrets_to_wire(value.pair_seeds))
+            return pb.SiloMessage(recovered_seeds=seeds)
+    raise LocalProtocolError(f"session: {type(value).__name__} is no {kind} of a silo")
 
 
-def cohort_to_wire(cohort: Cohort, key: PhaseKey) -> session_pb2.Cohort:
-    return session_pb2.Cohort(key=key_to_wire(key), adverts=_bodies_to_wire(cohort.adverts))
+def from_silo(message: pb.SiloMessage) -> FromSilo:
+    """What a silo's message of a session holds. Raises RemoteProtocolError for wrong sizes and forms."""
+    match message.WhichOneof("kind"):
+        case "advert":
+            return signed_body_from_wire(message.advert.advert)
+        case "shares":
+            return Shares(
+                envelopes=_bodies_from_wire(message.shares.envelopes, what="envelopes"),
+                own_share=signed_body_from_wire(message.shares.own_share),
+            )
+        case "complaint":
+            return signed_body_from_wire(message.complaint.complaint)
+        case "consistency":
+            return signed_body_from_wire(message.consistency.consistency, max_bytes=MAX_SETS_BYTES)
+        case "unmask_shares":
+            wire = message.unmask_shares
+            return UnmaskShares(
+                self_mask_shares=_secrets_from_wire(wire.self_mask_shares, size=SHARE_BYTES),
+                recovery_shares=_secrets_from_wire(wire.recovery_shares, size=SHARE_BYTES),
+            )
+        case "recovered_seeds":
+            seeds = message.recovered_seeds.pair_seeds
+            return RecoveredSeeds(pair_seeds=_secrets_from_wire(seeds, size=SECRET_BYTES))
+        case other:
+            raise LocalProtocolError(f"session: {other} is no message of a session")
 
 
-def cohort_from_wire(wire: session_pb2.Cohort) -> Cohort:
-    return Cohort(adverts=_bodies_from_wire(wire.adverts, what="adverts"))
+def to_silo(value: FromCoordinator, key: PhaseKey) -> pb.CoordinatorMessage:
+    """The coordinator's message of a session."""
+    wire_key = key_to_wire(key)
+    match value:
+        case Cohort():
+            adverts = [signed_body_to_wire(advert) for advert in value.adverts]
+            return pb.CoordinatorMessage(cohort=session_pb2.Cohort(key=wire_key, adverts=adverts))
+        case Envelopes():
+            bodies = [signed_body_to_wire(body) for body in value.envelopes]
+            envelopes = session_pb2.Envelopes(key=wire_key, sharers=value.sharers, envelopes=bodies)
+            return pb.CoordinatorMessage(envelopes=envelopes)
+        case Survivors():
+            survivors = session_pb2.Survivors(key=wire_key, survivors=value.survivors)
+            return pb.CoordinatorMessage(survivors=survivors)
+        case Signatures():
+            bodies = [signed_body_to_wire(signature) for signature in value.signatures]
+            signatures = session_pb2.Signatures(key=wire_key, signatures=bodies)
+            return pb.CoordinatorMessage(signatures=signatures)
+        case RecoverRequest():
+            return pb.CoordinatorMessage(recover=session_pb2.RecoverRequest(key=wire_key, names=value.names))
 
 
-def envelopes_to_wire(envelopes: Envelopes, key: PhaseKey) -> session_pb2.Envelopes:
-    return session_pb2.Envelopes(
-        key=key_to_wire(key),
-        sharers=envelopes.sharers,
-        envelopes=_bodies_to_wire(envelopes.envelopes),
-    )
-
-
-def envelopes_from_wire(wire: session_pb2.Envelopes) -> Envelopes:
-    return Envelopes(
-        sharers=names_from_wire(wire.sharers),
-        envelopes=_bodies_from_wire(wire.envelopes, what="envelopes"),
-    )
-
-
-def survivors_to_wire(survivors: Survivors, key: PhaseKey) -> session_pb2.Survivors:
-    return session_pb2.Survivors(key=key_to_wire(key), survivors=survivors.survivors)
-
-
-def survivors_from_wire(wire: session_pb2.Survivors) -> Survivors:
-    return Survivors(survivors=names_from_wire(wire.survivors))
-
-
-def signatures_to_wire(signatures: Signatures, key: PhaseKey) -> session_pb2.Signatures:
-    return session_pb2.Signatures(key=key_to_wire(key), signatures=_bodies_to_wire(signatures.signatures))
-
-
-def signatures_from_wire(wire: session_pb2.Signatures) -> Signatures:
-    bodies = _bodies_from_wire(wire.signatures, what="signatures", max_bytes=MAX_SETS_BYTES)
-    return Signatures(signatures=bodies)
-
-
-def recover_request_to_wire(request: RecoverRequest, key: PhaseKey) -> session_pb2.RecoverRequest:
-    return session_pb2.RecoverRequest(key=key_to_wire(key), names=request.names)
-
-
-def recover_request_from_wire(wire: session_pb2.RecoverRequest) -> RecoverRequest:
-    return RecoverRequest(names=names_from_wire(wire.names))
-
-
-# digests
+def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
+    """What the coordinator's message of a session says. Raises RemoteProtocolError as `from_silo`."""
+    match message.WhichOneof("kind"):
+        case "cohort":
+            return Cohort(adverts=_bodies_from_wire(message.cohort.adverts, what="adverts"))
+        case "envelopes":
+            return Envelopes(
+                sharers=_names_from_wire(message.envelopes.sharers),
+                envelopes=_bodies_from_wire(message.envelopes.envelopes, what="envelopes"),
+            )
+        case "survivors":
+            return Survivors(survivors=_names_from_wire(message.survivors.survivors))
+        case "signatures":
+            wire = message.signatures.signatures
+            bodies = _bodies_from_wire(wire, what="signatures", max_bytes=MAX_SETS_BYTES)
+            return Signatures(signatures=bodies)
+        case "recover":
+            return RecoverRequest(names=_names_from_wire(message.recover.names))
+        case other:
+            raise LocalProtocolError(f"session: {other} is no message of a session")
 
 
 def checked_digest(data: bytes, *, what: str) -> bytes:
@@ -237,7 +223,7 @@ def checked_digest(data: bytes, *, what: str) -> bytes:
     return data
 
 
-def names_from_wire(wire: Iterable[str]) -> tuple[str, ...]:
+def _names_from_wire(wire: Iterable[str]) -> tuple[str, ...]:
     """Silo names in the order given. Raises RemoteProtocolError."""
     names = tuple(wire)
     if len(names) > MAX_SILOS:
@@ -250,10 +236,6 @@ def names_from_wire(wire: Iterable[str]) -> tuple[str, ...]:
 def _check_name(name: str) -> None:
     if not NAME_PATTERN.fullmatch(name):
         raise RemoteProtocolError("names: expected 1 to 63 lower-case letters, digits and inner hyphens")
-
-
-def _bodies_to_wire(bodies: Iterable[SignedBody]) -> list[session_pb2.SignedBody]:
-    return [signed_body_to_wire(body) for body in bodies]
 
 
 def _bodies_from_wire(

@@ -58,23 +58,16 @@ class _Inbound:
     """What a silo may send, in which state of the session, and who takes it in."""
 
     state: CoordinatorState
-    read: Callable[[Any], Any]
     take: Callable[[CoordinatorSession, str, Any], None]
 
 
 _INBOUND: dict[str, _Inbound] = {
-    "advert": _Inbound(CoordinatorState.ADVERTISE, wire.advert_from_wire, CoordinatorSession.on_advert),
-    "shares": _Inbound(CoordinatorState.SHARE, wire.shares_from_wire, CoordinatorSession.on_shares),
-    "complaint": _Inbound(CoordinatorState.MASKED, wire.complaint_from_wire, CoordinatorSession.on_complaint),
-    "consistency": _Inbound(
-        CoordinatorState.CONSISTENCY, wire.consistency_from_wire, CoordinatorSession.on_consistency
-    ),
-    "unmask_shares": _Inbound(
-        CoordinatorState.UNMASK, wire.unmask_shares_from_wire, CoordinatorSession.on_unmask
-    ),
-    "recovered_seeds": _Inbound(
-        CoordinatorState.RECOVER, wire.recovered_seeds_from_wire, CoordinatorSession.on_recovered
-    ),
+    "advert": _Inbound(CoordinatorState.ADVERTISE, CoordinatorSession.on_advert),
+    "shares": _Inbound(CoordinatorState.SHARE, CoordinatorSession.on_shares),
+    "complaint": _Inbound(CoordinatorState.MASKED, CoordinatorSession.on_complaint),
+    "consistency": _Inbound(CoordinatorState.CONSISTENCY, CoordinatorSession.on_consistency),
+    "unmask_shares": _Inbound(CoordinatorState.UNMASK, CoordinatorSession.on_unmask),
+    "recovered_seeds": _Inbound(CoordinatorState.RECOVER, CoordinatorSession.on_recovered),
 }
 SESSION_MESSAGES = frozenset(_INBOUND) | {"refused"}
 
@@ -168,7 +161,7 @@ class AttemptRunner:
             elif kind == "complaint" and silo in self._additions:
                 raise RemoteProtocolError("complaint: the silo has masked already", code=Refusal.STAGE)
             else:
-                inbound.take(self.session, silo, inbound.read(getattr(message, kind)))
+                inbound.take(self.session, silo, wire.from_silo(message))
                 self._out.pop(silo, None)
                 if kind == "complaint":
                     self._out[silo] = Absent.COMPLAINED.value
@@ -254,7 +247,7 @@ class AttemptRunner:
         cohort = self._close(self.session.close_advertise, PhaseState.ADVERTISE, self._terms.names)
         self._lose(set(self._terms.names) - self._kept_out - set(self.session.cohort), PhaseState.WAITING)
         self._on_stage(PhaseEvent.COHORT_FIXED)
-        message = pb.CoordinatorMessage(cohort=wire.cohort_to_wire(cohort, self.key))
+        message = wire.to_silo(cohort, self.key)
         self._begin_stage(dict.fromkeys(self.session.cohort, message), self._stage_limits)
         await self._collect()
 
@@ -268,10 +261,7 @@ class AttemptRunner:
         self._on_stage(PhaseEvent.SHARES_CLOSED)
         self._spool = spool
         self._sum = MaskedSum(self._terms.layout)
-        outbox = {
-            silo: pb.CoordinatorMessage(envelopes=wire.envelopes_to_wire(dealt, self.key))
-            for silo, dealt in envelopes.items()
-        }
+        outbox = {silo: wire.to_silo(dealt, self.key) for silo, dealt in envelopes.items()}
         self._begin_stage(outbox, self._stage_limits)
         await self._collect()
 
@@ -284,7 +274,7 @@ class AttemptRunner:
         if set(self._additions) != set(self.session.survivors):
             raise LocalProtocolError("attempt: the added vectors are not those of U3")
         self._on_stage(PhaseEvent.UPLOADS_CLOSED)
-        message = pb.CoordinatorMessage(survivors=wire.survivors_to_wire(survivors, self.key))
+        message = wire.to_silo(survivors, self.key)
         self._begin_stage(dict.fromkeys(self.session.survivors, message), self._stage_limits)
         await self._collect(is_done=lambda: self.session.has_signatures)
         self._close(self.session.close_consistency, PhaseState.CONSISTENCY, self.session.survivors)
@@ -297,9 +287,7 @@ class AttemptRunner:
         cap = self._settings.unmask_hard_cap_seconds
         # no share can be had elsewhere, so since when a silo is away does not matter
         limits = replace(self._stage_limits, deadline=cap, hard_cap=cap, grace=math.inf)
-        message = pb.CoordinatorMessage(
-            signatures=wire.signatures_to_wire(self.session.unmask_request(), self.key)
-        )
+        message = wire.to_silo(self.session.unmask_request(), self.key)
         self._begin_stage(dict.fromkeys(self.session.survivors, message), limits)
         await self._collect(is_done=lambda: self.session.can_unmask)
         if not self.session.can_unmask and self._clock.monotonic() >= self._deadlines.hard_cap_at:
@@ -310,10 +298,7 @@ class AttemptRunner:
         # survivors are asked, under the same hard cap, for the seeds that they share with a lost silo whose
         # own secret is false
         self._out.clear()
-        self._outbox = {
-            silo: pb.CoordinatorMessage(recover=wire.recover_request_to_wire(request, self.key))
-            for silo, request in answer.items()
-        }
+        self._outbox = {silo: wire.to_silo(request, self.key) for silo, request in answer.items()}
         for silo, request in self._outbox.items():
             self._send(silo, request)
         await self._collect()

@@ -37,7 +37,7 @@ class Spool:
         self._digest = b""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = path.open("w+b", buffering=0)
-        self._writing = BackgroundWriter(most=CHUNKS_BEHIND)
+        self._writing = BackgroundWriter(max_waiting=CHUNKS_BEHIND)
         self._is_closed = False
 
     def begin_stream(self) -> None:

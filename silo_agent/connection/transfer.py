@@ -98,7 +98,7 @@ class Transfer:
 
     async def _fetch(self, request: pb.DownloadRequest, path: Path, size_bytes: int) -> None:
         part = await asyncio.to_thread(_Part, path, size_bytes)
-        writing = BackgroundWriter(most=CHUNKS_BEHIND)
+        writing = BackgroundWriter(max_waiting=CHUNKS_BEHIND)
         transferred = self._metrics.transferred.labels(direction=Direction.DOWN.value)
         request.offset = part.accepted_bytes
         call = self._stub.Download(request)
@@ -132,7 +132,7 @@ class Transfer:
                 # a digest of the whole stream where the upload resumes; all of the masking is repeated for it
                 hashed = hashlib.sha256() if start else None
                 made = _chunks(masker, source, hashed, start=start)
-                async with Prefetcher(made, most=CHUNKS_AHEAD) as chunks:
+                async with Prefetcher(made, max_ready=CHUNKS_AHEAD) as chunks:
                     async for chunk in chunks:
                         await call.write(chunk)
                         transferred.inc(len(chunk.data))

@@ -11,10 +11,10 @@ import hashlib
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from crypto.errors import ChoraleError, LocalProtocolError
+from crypto.errors import ChoraleError
 from crypto.identity.certificates import SignedBody
 from crypto.masking.masks import Masker
-from crypto.session.messages import RecoveredSeeds, Shares, UnmaskShares
+from crypto.session.messages import Cohort, Envelopes, RecoveredSeeds, Shares, UnmaskShares
 from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, Message, SiloSession
 from silo_agent.policy.policy import Policy
 
@@ -40,7 +40,7 @@ class SessionHandler:
         """The advert; repeated as it was when the coordinator asks for the phase again."""
         if self._advert is None:
             advert = self._session.advertise()
-            self._advert = pb.SiloMessage(advert=wire.advert_to_wire(advert, self.key))
+            self._advert = wire.to_coordinator("advert", advert, self.key)
         return self._advert
 
     def receive(self, message: pb.CoordinatorMessage) -> pb.SiloMessage | Masker | None:
@@ -57,8 +57,7 @@ class SessionHandler:
         try:
             reply = self._answer(self._session.receive(self._read(message)))
         except EnvelopeComplaint as error:
-            complaint = wire.complaint_to_wire(error.complaint, self.key)
-            self._remember(digest, pb.SiloMessage(complaint=complaint))
+            self._remember(digest, wire.to_coordinator("complaint", error.complaint, self.key))
             raise
         except ChoraleError:
             self._session.end()
@@ -71,36 +70,25 @@ class SessionHandler:
         self._session.end()
 
     def _read(self, message: pb.CoordinatorMessage) -> Message:
-        match message.WhichOneof("kind"):
-            case "cohort":
-                cohort = wire.cohort_from_wire(message.cohort)
-                self._policy.check_cohort(cohort.adverts)
-                return cohort
-            case "envelopes":
-                envelopes = wire.envelopes_from_wire(message.envelopes)
-                self._policy.check_cohort(envelopes.sharers)
-                return envelopes
-            case "survivors":
-                return wire.survivors_from_wire(message.survivors)
-            case "signatures":
-                return wire.signatures_from_wire(message.signatures)
-            case "recover":
-                return wire.recover_request_from_wire(message.recover)
-            case other:
-                raise LocalProtocolError(f"session: {other} is no message of a session")
+        received = wire.from_coordinator(message)
+        if isinstance(received, Cohort):
+            self._policy.check_cohort(received.adverts)
+        elif isinstance(received, Envelopes):
+            self._policy.check_cohort(received.sharers)
+        return received
 
     def _answer(self, answer: Answer) -> pb.SiloMessage | Masker:
         match answer:
             case Masker():
                 return answer
             case Shares():
-                return pb.SiloMessage(shares=wire.shares_to_wire(answer, self.key))
+                return wire.to_coordinator("shares", answer, self.key)
             case SignedBody():
-                return pb.SiloMessage(consistency=wire.consistency_to_wire(answer, self.key))
+                return wire.to_coordinator("consistency", answer, self.key)
             case UnmaskShares():
-                return pb.SiloMessage(unmask_shares=wire.unmask_shares_to_wire(answer, self.key))
+                return wire.to_coordinator("unmask_shares", answer, self.key)
             case RecoveredSeeds():
-                return pb.SiloMessage(recovered_seeds=wire.recovered_seeds_to_wire(answer, self.key))
+                return wire.to_coordinator("recovered_seeds", answer, self.key)
 
     def _remember(self, digest: bytes, reply: pb.SiloMessage | None) -> None:
         while len(self._replies) >= MAX_REPLAYS:

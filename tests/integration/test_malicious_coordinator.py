@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
+from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from crypto.errors import Refusal
 from crypto.fixed_point.layout import Layout
@@ -65,19 +66,19 @@ async def adverts_of(rogue: Rogue, exchange: Exchange) -> Signed:
 
 def tell_cohort(rogue: Rogue, exchange: Exchange, name: str, adverts: Signed) -> None:
     cohort = Cohort(adverts=tuple(adverts.values()))
-    rogue.agents[name].tell(cohort=wire.cohort_to_wire(cohort, exchange.key))
+    rogue.agents[name].tell(cohort=wire.to_silo(cohort, exchange.key).cohort)
 
 
 def tell_survivors(rogue: Rogue, key: PhaseKey, name: str, survivors: list[str]) -> None:
     message = Survivors(survivors=tuple(survivors))
-    rogue.agents[name].tell(survivors=wire.survivors_to_wire(message, key))
+    rogue.agents[name].tell(survivors=wire.to_silo(message, key).survivors)
 
 
 def among(exchange: Exchange, receiver: str, group: list[str]) -> session_pb2.Envelopes:
     """What a group dealt to one of them, as if the others had sent nothing."""
     dealings = exchange.session._record.dealings
     relayed = tuple(dealings[peer].relayed[receiver] for peer in group if peer != receiver)
-    return wire.envelopes_to_wire(Envelopes(sharers=tuple(group), envelopes=relayed), exchange.key)
+    return wire.to_silo(Envelopes(sharers=tuple(group), envelopes=relayed), exchange.key).envelopes
 
 
 # sizes
@@ -271,7 +272,7 @@ async def test_silo_refuses_its_own_advert_of_before_a_restart(four: Rogue) -> N
     line = four.agents[VICTIM]
     await line.restart()
     line.tell(task=exchange.task)
-    advert = wire.advert_from_wire(await line.answer("advert"))
+    advert = wire.from_silo(pb.SiloMessage(advert=await line.answer("advert")))
     assert advert != earlier[VICTIM]
     tell_cohort(four, exchange, VICTIM, earlier)
     await line.refuses(Refusal.ADVERT, "this silo's own advert is not the one it sent")
@@ -289,12 +290,12 @@ async def test_envelopes_do_not_verify_among_silos_told_different_cohorts(four: 
     dealt: dict[str, dict[str, SignedBody]] = {}
     for name, group in told.items():
         tell_cohort(four, exchange, name, {peer: adverts[peer] for peer in group})
-        shares = wire.shares_from_wire(await four.agents[name].answer("shares"))
+        shares = wire.from_silo(pb.SiloMessage(shares=await four.agents[name].answer("shares")))
         dealt[name] = dict(zip([peer for peer in group if peer != name], shares.envelopes, strict=True))
     for name in three:
         relayed = tuple(dealt[peer][name] for peer in three if peer != name)
         message = Envelopes(sharers=tuple(three), envelopes=relayed)
-        four.agents[name].tell(envelopes=wire.envelopes_to_wire(message, exchange.key))
+        four.agents[name].tell(envelopes=wire.to_silo(message, exchange.key).envelopes)
         reason = "signed for another cohort, sender or receiver"
         await four.agents[name].refuses(Refusal.ENVELOPE, reason)
     four.check_nothing_left(exchange)
@@ -310,7 +311,9 @@ async def told_survivors(
     signed = {}
     for name, survivors in told.items():
         tell_survivors(rogue, exchange.key, name, survivors)
-        signed[name] = wire.consistency_from_wire(await rogue.agents[name].answer("consistency"))
+        signed[name] = wire.from_silo(
+            pb.SiloMessage(consistency=await rogue.agents[name].answer("consistency"))
+        )
     return signed
 
 

@@ -155,14 +155,14 @@ async def test_silo_refuses_the_advert_of_a_silo_that_was_struck(tmp_path) -> No
         await rogue.control()
         before = rogue.begin_next()
         rogue.agents["silo-4"].tell(task=before.task)
-        struck = wire.advert_from_wire(await rogue.agents["silo-4"].answer("advert"))
+        struck = wire.from_silo(pb.SiloMessage(advert=await rogue.agents["silo-4"].answer("advert")))
         rogue.roster = rogue.members.roster(version=8, without=["silo-4"], issued=rogue.now)
         update = pb.RosterUpdate(roster=wire.signed_body_to_wire(rogue.roster.signed))
         for name in rogue.names:
             rogue.agents[name].tell(roster=update)
         exchange = rogue.begin(rogue.round, "train", attempt=2)
         await rogue.advertise(exchange, without=["silo-4"])
-        cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+        cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
         cohort.adverts[0].CopyFrom(wire.signed_body_to_wire(struck))
         rogue.agents[VICTIM].tell(cohort=cohort)
         await rogue.agents[VICTIM].refuses(Refusal.NOT_NAMED, "advert: the silo is not in the named set")
@@ -383,7 +383,7 @@ async def test_oversized_message_ends_the_stream_and_nothing_else(four: Rogue) -
     await four.advertise(exchange)
     line = four.agents[VICTIM]
     hellos = len(line.hellos)
-    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
     padded = pb.CoordinatorMessage(cohort=cohort).SerializeToString() + _unknown_field(bytes(5 << 20))
     await line.broken_by(padded)
     assert "resource_exhausted" in line.last_logged("not connected")["reason"]
@@ -398,7 +398,7 @@ async def test_bytes_that_are_no_message_end_the_stream_and_nothing_else(four: R
     exchange = await honest(four)
     await four.advertise(exchange)
     line = four.agents[VICTIM]
-    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
     await line.broken_by(data)
     assert line.last_logged("not connected")["reason"] == "coordinator sent bytes that are no message"
     await line.is_quiet()
@@ -410,7 +410,7 @@ async def test_bytes_that_are_no_message_end_the_stream_and_nothing_else(four: R
 async def test_message_of_no_known_kind_is_left_alone(four: Rogue, data: bytes | None) -> None:
     exchange = await honest(four)
     await four.advertise(exchange)
-    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
     four.agents[VICTIM].tell_bytes(_unknown_field(b"what is this") if data is None else data)
     await four.agents[VICTIM].is_quiet()
     await _finish(four, exchange, cohort)
@@ -421,9 +421,9 @@ async def test_repeated_messages_get_the_same_answer_and_count_once(four: Rogue)
     line = four.agents[VICTIM]
     await four.advertise(exchange)
     line.tell(task=exchange.task)
-    again = wire.advert_from_wire(await line.answer("advert"))
+    again = wire.from_silo(pb.SiloMessage(advert=await line.answer("advert")))
     exchange.session.on_advert(VICTIM, again)  # which accepts nothing but the same bytes
-    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
     line.tell(cohort=cohort)
     first = await line.answer("shares")
     line.tell(cohort=cohort)
@@ -464,7 +464,7 @@ async def test_silo_refuses_envelopes(
     await four.advertise(exchange)
     await four.share(exchange)
     bent = bend(exchange.session.close_share())
-    four.agents[VICTIM].tell(envelopes=wire.envelopes_to_wire(bent, exchange.key))
+    four.agents[VICTIM].tell(envelopes=wire.to_silo(bent, exchange.key).envelopes)
     await four.agents[VICTIM].refuses(Refusal.ENVELOPE, reason)
     four.check_nothing_left(exchange)
 
@@ -481,7 +481,9 @@ async def _finish(rogue: Rogue, exchange: Exchange, cohort: Message) -> None:
     """The rest of an honest round whose cohort is fixed: every silo counts once."""
     for name in rogue.names:
         rogue.agents[name].tell(cohort=cohort)
-        exchange.session.on_shares(name, wire.shares_from_wire(await rogue.agents[name].answer("shares")))
+        exchange.session.on_shares(
+            name, wire.from_silo(pb.SiloMessage(shares=await rogue.agents[name].answer("shares")))
+        )
     await rogue.mask(exchange)
     await rogue.consistency(exchange)
     sums = await rogue.unmask(exchange)

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chorale.transport.tls import IdentityFiles
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role
 from crypto.session.reveal import PendingReveal
 from silo_agent.connection.control_stream import ConnectionFailed
-from silo_agent.settings import IdentityFiles
 from tests.support.ceremony import Ceremony
 from tests.support.certificates import CLIENT, SERVER, odd_certificate
 from tests.support.federation import LocalFederation

@@ -19,10 +19,10 @@ import grpc
 import pytest
 
 from chorale.transport import tls, wire
+from chorale.transport.tls import IdentityFiles
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc, operations_pb2
 from crypto.identity.certificates import Role
-from silo_agent.settings import IdentityFiles
 from tests.support.ceremony import Ceremony
 from tests.support.certificates import odd_certificate
 from tests.support.federation import COORDINATOR, OPERATOR, LocalFederation

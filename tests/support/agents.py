@@ -372,43 +372,43 @@ class Hub:
             self.agents[name].tell(task=exchange.task)
         for name in self._here(self.names, without):
             advert = await self.agents[name].answer("advert")
-            exchange.session.on_advert(name, wire.advert_from_wire(advert))
+            exchange.session.on_advert(name, wire.from_silo(pb.SiloMessage(advert=advert)))
 
     async def share(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
-        cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+        cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
         for name in self._here(exchange.session.cohort, without):
             self.agents[name].tell(cohort=cohort)
             shares = await self.agents[name].answer("shares")
-            exchange.session.on_shares(name, wire.shares_from_wire(shares))
+            exchange.session.on_shares(name, wire.from_silo(pb.SiloMessage(shares=shares)))
 
     async def mask(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
         for name, envelopes in exchange.session.close_share().items():
             if name in without:
                 continue
-            self.agents[name].tell(envelopes=wire.envelopes_to_wire(envelopes, exchange.key))
+            self.agents[name].tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
             key, exchange.vectors[name] = await self.agents[name].uploaded()
             assert key == exchange.key
             exchange.session.on_masked(name)
 
     async def consistency(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
-        survivors = wire.survivors_to_wire(exchange.session.close_masked(), exchange.key)
+        survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
         for name in self._here(exchange.session.survivors, without):
             self.agents[name].tell(survivors=survivors)
             signed = await self.agents[name].answer("consistency")
-            exchange.session.on_consistency(name, wire.consistency_from_wire(signed))
+            exchange.session.on_consistency(name, wire.from_silo(pb.SiloMessage(consistency=signed)))
 
     async def unmask(self, exchange: Exchange) -> dict[str, np.ndarray[Any, Any]]:
         """The decoded sums."""
         exchange.session.close_consistency()
         for name in exchange.session.survivors:
             shares = await self.ask_shares(exchange, name)
-            exchange.session.on_unmask(name, wire.unmask_shares_from_wire(shares))
+            exchange.session.on_unmask(name, wire.from_silo(pb.SiloMessage(unmask_shares=shares)))
         plan = exchange.session.close_unmask()
         assert isinstance(plan, UnmaskPlan)
         return self.reveal(exchange, plan)
 
     async def ask_shares(self, exchange: Exchange, name: str) -> Any:
-        request = wire.signatures_to_wire(exchange.session.unmask_request(), exchange.key)
+        request = wire.to_silo(exchange.session.unmask_request(), exchange.key).signatures
         self.agents[name].tell(signatures=request)
         return await self.agents[name].answer("unmask_shares")
 

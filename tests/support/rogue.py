@@ -25,6 +25,7 @@ import yaml
 from chorale.observability import logs
 from chorale.runtime import audit
 from chorale.transport import tls, wire
+from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
@@ -32,7 +33,7 @@ from crypto.errors import ChoraleError, Refusal
 from crypto.identity.certificates import Identity, Role, load_certificate, member_of
 from silo_agent.agent import run_agent
 from silo_agent.policy.policy import Policy
-from silo_agent.settings import IdentityFiles, SiloSettings
+from silo_agent.settings import SiloSettings
 from tests.support.agents import PATIENCE_SECONDS, Exchange, Hub, Members
 from tests.support.ceremony import Ceremony, issue
 

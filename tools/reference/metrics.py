@@ -18,16 +18,15 @@ from tools.reference.sources import CHARTS, alerts
 EVERY_SILO, EVERY_JOB = "every silo of the roster", "every job"
 
 INTRODUCTION = """\
-Both programs serve `/metrics` for Prometheus on the address of their setting `metrics_listen`, in plain HTTP
-and without any figure of a single silo at the coordinator. `/livez` and `/readyz` on the same port answer 200
-or 503.
+Both programs serve `/metrics` for Prometheus at the address of their setting `metrics_listen`, in
+plain HTTP. The coordinator's metrics hold no loss, accuracy or update of a single silo. `/livez` and
+`/readyz` on the same port answer 200 or 503.
 
-Every series is there from the start, so that an increase is seen the first time it happens; labels come from
-the lists below and from nothing that a peer sends. A series of a job or a silo starts when the coordinator
-learns of it."""
+Every series exists from the start, so that its first increase is seen. Label values come from the lists
+below, never from a peer. A series of a job or a silo starts when the coordinator learns of it."""
 ON_ALERTS = """\
 The rules are `files/alerts.yaml` of each chart, for any Prometheus; the charts install them by
-`metrics.prometheusRule`. Each name leads to what to do."""
+`metrics.prometheusRule`. Each name links to its runbook."""
 
 
 def metrics_page() -> str:

@@ -20,10 +20,10 @@ def _as_it_was() -> Iterator[None]:
     root.handlers[:], root.level, root.propagate = before[0], before[1], before[2]
 
 
-def test_a_line_holds_its_fields_the_loggers_and_the_process_own() -> None:
+def test_a_line_holds_its_fields_and_those_of_the_process() -> None:
     stream = io.StringIO()
     logs.configure(stream=stream, silo="clinic-a")
-    logs.get_logger("rounds", job="abc").bind(round=3).info("round applied", cohort=("a", "b"), share=0.5)
+    logs.get_logger("rounds").info("round applied", round=3, cohort=("a", "b"), share=0.5)
     line = json.loads(stream.getvalue())
     assert line.pop("time").endswith("+00:00")
     assert line == {
@@ -31,7 +31,6 @@ def test_a_line_holds_its_fields_the_loggers_and_the_process_own() -> None:
         "logger": "chorale.rounds",
         "event": "round applied",
         "silo": "clinic-a",
-        "job": "abc",
         "round": 3,
         "cohort": ["a", "b"],
         "share": 0.5,

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
+from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from crypto.errors import Refusal, RemoteProtocolError
+from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.identity.certificates import SignedBody
 from crypto.session.messages import (
     Cohort,
@@ -25,7 +25,7 @@ KEY = PhaseKey(job_digest=b"\x01" * 32, round=3, phase="train", attempt=2)
 SIGNED = SignedBody(body=b"body", signature=b"signature")
 OTHER = SignedBody(body=b"other", signature=b"signature")
 
-MESSAGES: list[tuple[str, Any]] = [
+FROM_SILO: list[tuple[str, Any]] = [
     ("advert", SIGNED),
     ("shares", Shares(envelopes=(SIGNED, OTHER), own_share=OTHER)),
     ("complaint", SIGNED),
@@ -37,23 +37,47 @@ MESSAGES: list[tuple[str, Any]] = [
         ),
     ),
     ("recovered_seeds", RecoveredSeeds(pair_seeds={"a": b"\x01" * 32})),
-    ("refused", Refusal.OVERLAPPING_COHORT),
+]
+FROM_COORDINATOR: list[tuple[str, Any]] = [
     ("cohort", Cohort(adverts=(SIGNED, OTHER))),
     ("envelopes", Envelopes(sharers=("a", "b"), envelopes=(SIGNED,))),
     ("survivors", Survivors(survivors=("a", "b"))),
     ("signatures", Signatures(signatures=(SIGNED, OTHER))),
-    ("recover_request", RecoverRequest(names=("a",))),
+    ("recover", RecoverRequest(names=("a",))),
 ]
 
 
-@pytest.mark.parametrize(("kind", "message"), MESSAGES, ids=[kind for kind, _ in MESSAGES])
-def test_every_message_survives_the_wire_with_its_key(kind: str, message: Any) -> None:
-    to_wire: Callable[..., Any] = getattr(wire, f"{kind}_to_wire")
-    from_wire: Callable[..., Any] = getattr(wire, f"{kind}_from_wire")
-    sent = to_wire(message, KEY)
-    received = type(sent).FromString(sent.SerializeToString())
-    assert from_wire(received) == message
+@pytest.mark.parametrize(("kind", "message"), FROM_SILO, ids=[kind for kind, _ in FROM_SILO])
+def test_every_message_of_a_silo_survives_the_wire_with_its_key(kind: str, message: Any) -> None:
+    sent = wire.to_coordinator(kind, message, KEY)
+    received = pb.SiloMessage.FromString(sent.SerializeToString())
+    assert received.WhichOneof("kind") == kind
+    assert wire.from_silo(received) == message
+    assert wire.key_from_wire(getattr(received, kind).key) == KEY
+
+
+@pytest.mark.parametrize(("kind", "message"), FROM_COORDINATOR, ids=[kind for kind, _ in FROM_COORDINATOR])
+def test_every_message_of_the_coordinator_survives_the_wire_with_its_key(kind: str, message: Any) -> None:
+    received = pb.CoordinatorMessage.FromString(wire.to_silo(message, KEY).SerializeToString())
+    assert received.WhichOneof("kind") == kind
+    assert wire.from_coordinator(received) == message
+    assert wire.key_from_wire(getattr(received, kind).key) == KEY
+
+
+def test_a_refusal_survives_the_wire_with_its_key() -> None:
+    sent = wire.refused_to_wire(Refusal.OVERLAPPING_COHORT, KEY)
+    received = session_pb2.Refused.FromString(sent.SerializeToString())
+    assert wire.refused_from_wire(received) is Refusal.OVERLAPPING_COHORT
     assert wire.key_from_wire(received.key) == KEY
+
+
+def test_messages_of_no_session_and_of_another_kind_are_our_own_error() -> None:
+    with pytest.raises(LocalProtocolError, match="session: hello is no message of a session"):
+        wire.from_silo(pb.SiloMessage(hello=pb.Hello()))
+    with pytest.raises(LocalProtocolError, match="session: task is no message of a session"):
+        wire.from_coordinator(pb.CoordinatorMessage(task=pb.PhaseTask()))
+    with pytest.raises(LocalProtocolError, match="session: SignedBody is no shares of a silo"):
+        wire.to_coordinator("shares", SIGNED, KEY)
 
 
 @pytest.mark.parametrize("phase", ["train", "enrollment.0", "enrollment.999999", "a" * 32])
@@ -100,13 +124,13 @@ def test_a_signed_body_out_of_size_is_refused(body: bytes, signature: bytes, mes
     with pytest.raises(RemoteProtocolError, match=message):
         wire.signed_body_from_wire(sent)
     with pytest.raises(RemoteProtocolError, match=message):
-        wire.cohort_from_wire(session_pb2.Cohort(adverts=[sent]))
+        wire.from_coordinator(pb.CoordinatorMessage(cohort=session_pb2.Cohort(adverts=[sent])))
 
 
 def test_sets_and_rosters_may_be_larger_than_adverts() -> None:
     large = session_pb2.SignedBody(body=b"b" * wire.MAX_SETS_BYTES, signature=b"s")
-    wire.consistency_from_wire(session_pb2.Consistency(consistency=large))
-    wire.signatures_from_wire(session_pb2.Signatures(signatures=[large]))
+    wire.from_silo(pb.SiloMessage(consistency=session_pb2.Consistency(consistency=large)))
+    wire.from_coordinator(pb.CoordinatorMessage(signatures=session_pb2.Signatures(signatures=[large])))
     wire.roster_from_wire(session_pb2.SignedBody(body=b"b" * (1 << 20), signature=b"s"))
     with pytest.raises(RemoteProtocolError, match="expected 1 to 1048576 bytes"):
         wire.roster_from_wire(session_pb2.SignedBody(body=b"b" * ((1 << 20) + 1), signature=b"s"))
@@ -115,18 +139,21 @@ def test_sets_and_rosters_may_be_larger_than_adverts() -> None:
 @pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "a" * 64, "a\n", "clinic-ä"])
 def test_a_name_out_of_form_is_refused(name: str) -> None:
     with pytest.raises(RemoteProtocolError, match="names: expected 1 to 63"):
-        wire.survivors_from_wire(session_pb2.Survivors(survivors=["a", name]))
+        wire.from_coordinator(pb.CoordinatorMessage(survivors=session_pb2.Survivors(survivors=["a", name])))
+    seeds = session_pb2.RecoveredSeeds(pair_seeds=[secret(name, 32)])
     with pytest.raises(RemoteProtocolError, match="names: expected 1 to 63"):
-        wire.recovered_seeds_from_wire(session_pb2.RecoveredSeeds(pair_seeds=[secret(name, 32)]))
+        wire.from_silo(pb.SiloMessage(recovered_seeds=seeds))
 
 
 def test_more_silos_than_a_job_has_are_refused() -> None:
     names = [f"a{number}" for number in range(wire.MAX_SILOS + 1)]
-    secrets = [secret(name, 33) for name in names]
+    survivors = session_pb2.Survivors(survivors=names)
+    cohort = session_pb2.Cohort(adverts=[signed()] * len(names))
+    unmask_shares = session_pb2.UnmaskShares(self_mask_shares=[secret(name, 33) for name in names])
     for read, sent, what in [
-        (wire.survivors_from_wire, session_pb2.Survivors(survivors=names), "names"),
-        (wire.cohort_from_wire, session_pb2.Cohort(adverts=[signed()] * len(names)), "adverts"),
-        (wire.unmask_shares_from_wire, session_pb2.UnmaskShares(self_mask_shares=secrets), "secrets"),
+        (wire.from_coordinator, pb.CoordinatorMessage(survivors=survivors), "names"),
+        (wire.from_coordinator, pb.CoordinatorMessage(cohort=cohort), "adverts"),
+        (wire.from_silo, pb.SiloMessage(unmask_shares=unmask_shares), "secrets"),
     ]:
         with pytest.raises(RemoteProtocolError, match=f"{what}: expected at most 200, got 201"):
             read(sent)
@@ -144,7 +171,7 @@ def test_more_silos_than_a_job_has_are_refused() -> None:
 def test_shares_out_of_form_are_refused(field: str, secrets: list[tuple[str, int]], message: str) -> None:
     sent = session_pb2.UnmaskShares(**{field: [secret(name, size) for name, size in secrets]})  # type: ignore[arg-type]
     with pytest.raises(RemoteProtocolError, match=message):
-        wire.unmask_shares_from_wire(sent)
+        wire.from_silo(pb.SiloMessage(unmask_shares=sent))
 
 
 def test_a_refusal_is_on_the_closed_list_or_nothing() -> None:

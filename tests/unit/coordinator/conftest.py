@@ -16,12 +16,13 @@ import pytest
 from chorale.job import JobSpec, SignedJob, sign_job
 from chorale.spec.state import state_digest, state_to_bytes
 from chorale.transport import tls
+from chorale.transport.tls import IdentityFiles
 from chorale.v1 import federation_pb2 as fpb
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1 import operations_pb2_grpc, records_pb2
 from coordinator.process import Clock
 from coordinator.service.hosting import Host
-from coordinator.settings import CoordinatorSettings, IdentityFiles
+from coordinator.settings import CoordinatorSettings
 from crypto.identity.certificates import Identity, Role, certificate_to_pem
 from tests.support.ceremony import Ceremony
 from tests.unit.coordinator.fake_silo import FakeSilo

@@ -19,10 +19,10 @@ import numpy as np
 from chorale.job import SignedJob, open_job
 from chorale.spec.state import state_from_bytes
 from chorale.transport import tls, wire
+from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
-from coordinator.settings import IdentityFiles
 from crypto.errors import Refusal
 from crypto.fixed_point.encoder import Encoder
 from crypto.identity.certificates import Identity, Role, certificate_to_pem
@@ -173,7 +173,7 @@ class FakeSilo:
         )
         self.sessions[task.key.SerializeToString()] = session
         self._terms[task.key.SerializeToString()] = terms
-        self.say(pb.SiloMessage(advert=wire.advert_to_wire(session.advertise(), key)))
+        self.say(wire.to_coordinator("advert", session.advertise(), key))
 
     def _compute_terms(self, key: PhaseKey, task: pb.PhaseTask, data: bytes) -> SessionTerms:
         job = open_job(
@@ -203,19 +203,19 @@ class FakeSilo:
         session = self.sessions[raw]
         if kind == "cohort":
             self._adverts = list(body.adverts)
-            shares = session.receive(wire.cohort_from_wire(body))
-            self.say(pb.SiloMessage(shares=wire.shares_to_wire(shares, key)))
+            shares = session.receive(wire.from_coordinator(pb.CoordinatorMessage(cohort=body)))
+            self.say(wire.to_coordinator("shares", shares, key))
         elif kind == "envelopes" and self.accuse is not None and key.round == self.accuse[0]:
             self._complain(key, self._terms[raw], self.accuse[1])
         elif kind == "envelopes":
-            masker = session.receive(wire.envelopes_from_wire(body))
+            masker = session.receive(wire.from_coordinator(pb.CoordinatorMessage(envelopes=body)))
             self._uploads.append(asyncio.create_task(self._upload(body.key, self._terms[raw], masker)))
         elif kind == "survivors":
-            signed = session.receive(wire.survivors_from_wire(body))
-            self.say(pb.SiloMessage(consistency=wire.consistency_to_wire(signed, key)))
+            signed = session.receive(wire.from_coordinator(pb.CoordinatorMessage(survivors=body)))
+            self.say(wire.to_coordinator("consistency", signed, key))
         elif kind == "signatures":
-            answer = session.receive(wire.signatures_from_wire(body))
-            self.say(pb.SiloMessage(unmask_shares=wire.unmask_shares_to_wire(answer, key)))
+            answer = session.receive(wire.from_coordinator(pb.CoordinatorMessage(signatures=body)))
+            self.say(wire.to_coordinator("unmask_shares", answer, key))
 
     def _complain(self, key: PhaseKey, terms: SessionTerms, accused: str) -> None:
         verified = [bodies.read_advert(wire.signed_body_from_wire(one)) for one in self._adverts]
@@ -223,7 +223,7 @@ class FakeSilo:
             cohort_digest=bodies.cohort_digest(terms.digest(), verified), sender=self.name, accused=accused
         )
         signed = bodies.sign(self.identity, complaint)
-        self.say(pb.SiloMessage(complaint=wire.complaint_to_wire(signed, key)))
+        self.say(wire.to_coordinator("complaint", signed, key))
 
     async def _upload(self, key: Any, terms: SessionTerms, masker: Masker) -> None:
         encoded = Encoder(self.inputs[key.round, key.phase], layout=terms.layout).encode()

@@ -144,7 +144,7 @@ async def test_personal_sums_of_nearly_the_same_silos_are_refused(hub: Hub) -> N
     await hub.advertise(exchange)
     await hub.share(exchange)
     await hub.mask(exchange, without=["silo-2"])
-    survivors = wire.survivors_to_wire(exchange.session.close_masked(), exchange.key)
+    survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
     for name in ("silo-0", "silo-1", "silo-3"):
         hub.agents[name].tell(survivors=survivors)
         assert await hub.agents[name].refusal() == Refusal.OVERLAPPING_COHORT.value

@@ -245,7 +245,7 @@ async def test_nothing_leaves_where_the_spend_cannot_be_written(make_hub: MakeHu
         agent.budget.spend = full  # type: ignore[method-assign]
     await hub.share(exchange)
     envelopes = exchange.session.close_share()[ME]
-    agent.tell(envelopes=wire.envelopes_to_wire(envelopes, exchange.key))
+    agent.tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
     upload = agent.handler._tasks[(hub.job.digest, 0, "enrollment.0")].upload
     assert upload is not None
     await upload

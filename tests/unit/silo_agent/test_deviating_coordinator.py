@@ -157,7 +157,7 @@ async def test_shares_asked_without_signatures_of_the_survivors_do_not_leave(mak
     hub = await enrolled(make_hub)
     exchange = hub.begin(1, "train")
     await hub.until_signed(exchange)
-    request = wire.signatures_to_wire(exchange.session.close_consistency(), exchange.key)
+    request = wire.to_silo(exchange.session.close_consistency(), exchange.key).signatures
     del request.signatures[2:]
     hub.agents["silo-0"].tell(signatures=request)
     assert await hub.agents["silo-0"].refusal() == "signatures"

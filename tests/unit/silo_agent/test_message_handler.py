@@ -66,8 +66,10 @@ async def test_what_the_coordinator_repeats_is_answered_with_the_same_bytes(make
     await hub.advertise(exchange)
     agent.tell(task=exchange.task)
     again = await agent.answer("advert")
-    exchange.session.on_advert("silo-0", wire.advert_from_wire(again))  # refuses any other advert
-    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    exchange.session.on_advert(
+        "silo-0", wire.from_silo(pb.SiloMessage(advert=again))
+    )  # refuses any other advert
+    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
     agent.tell(cohort=cohort)
     agent.tell(cohort=cohort)
     assert await agent.answer("shares") == await agent.answer("shares")
@@ -108,10 +110,10 @@ async def test_a_session_that_signed_answers_after_a_restart_and_repeats_its_ans
     first = await hub.ask_shares(exchange, "silo-0")
     await hub.agents["silo-0"].restart()
     assert await hub.ask_shares(exchange, "silo-0") == first
-    exchange.session.on_unmask("silo-0", wire.unmask_shares_from_wire(first))
+    exchange.session.on_unmask("silo-0", wire.from_silo(pb.SiloMessage(unmask_shares=first)))
     for name in ("silo-1", "silo-2", "silo-3"):
         shares = await hub.ask_shares(exchange, name)
-        exchange.session.on_unmask(name, wire.unmask_shares_from_wire(shares))
+        exchange.session.on_unmask(name, wire.from_silo(pb.SiloMessage(unmask_shares=shares)))
     sums = hub.reveal(exchange, exchange.session.close_unmask())
     np.testing.assert_allclose(sums["delta"], np.full(4, 0.25), atol=1e-6)
 
@@ -123,7 +125,7 @@ async def test_a_restart_before_the_signature_ends_the_session_and_the_next_atte
     exchange = hub.begin(1, "train")
     await hub.advertise(exchange)
     await hub.agents["silo-0"].restart()
-    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
     hub.agents["silo-0"].tell(cohort=cohort)
     assert await hub.agents["silo-0"].refusal() == "stage"
     sums = await hub.run(1, "train", attempt=2)
@@ -196,7 +198,7 @@ async def test_no_envelope_leaves_for_a_cohort_below_the_policys_least(make_hub:
         hub.add(name, **({"min_silos": 5} if name == "silo-0" else {}))
     exchange = hub.begin(0, "enrollment.0")
     await hub.advertise(exchange, without=["silo-4"])
-    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
     hub.agents["silo-1"].tell(cohort=cohort)
     await hub.agents["silo-1"].answer("shares")
     hub.agents["silo-0"].tell(cohort=cohort)
@@ -213,7 +215,7 @@ async def test_near_cohorts_are_refused_when_the_policy_allows_no_change(make_hu
     await hub.advertise(exchange)
     await hub.share(exchange)
     await hub.mask(exchange, without=["silo-3"])
-    survivors = wire.survivors_to_wire(exchange.session.close_masked(), exchange.key)
+    survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
     hub.agents["silo-0"].tell(survivors=survivors)
     assert await hub.agents["silo-0"].refusal() == "overlapping-cohort"
 
@@ -287,7 +289,7 @@ async def test_an_ended_session_answers_nothing_more(make_hub: MakeHub) -> None:
     hub.add_all()
     exchange = hub.begin(0, "enrollment.0")
     await hub.advertise(exchange)
-    cohort = wire.cohort_to_wire(exchange.session.close_advertise(), exchange.key)
+    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
     agent = hub.agents["silo-0"]
     agent.tell(session_ended=session_pb2.SessionEnded(key=exchange.wire_key, reason="restarted"))
     agent.tell(cohort=cohort)

@@ -34,7 +34,7 @@ async def test_a_job_rejected_after_the_vector_left_is_not_signed(hub: Hub) -> N
     exchange = await masked(hub)
     agent = hub.agents["silo-0"]
     agent.ledger.reject(hub.job.id)
-    survivors = wire.survivors_to_wire(exchange.session.close_masked(), exchange.key)
+    survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
     agent.tell(survivors=survivors)
     assert await agent.refusal() == "job-not-approved"
     hub.agents["silo-1"].tell(survivors=survivors)
@@ -47,7 +47,7 @@ async def test_a_job_rejected_after_the_signature_gets_no_share(hub: Hub) -> Non
     exchange.session.close_consistency()
     agent = hub.agents["silo-0"]
     agent.ledger.reject(hub.job.id)
-    agent.tell(signatures=wire.signatures_to_wire(exchange.session.unmask_request(), exchange.key))
+    agent.tell(signatures=wire.to_silo(exchange.session.unmask_request(), exchange.key).signatures)
     assert await agent.refusal() == "job-not-approved"
     await hub.ask_shares(exchange, "silo-1")
 

@@ -62,7 +62,7 @@ async def settled() -> None:
 
 async def test_items_come_in_order_and_from_another_thread() -> None:
     source = Source()
-    async with Prefetcher(source.items(), most=MOST) as items:
+    async with Prefetcher(source.items(), max_ready=MOST) as items:
         assert [item async for item in items] == list(range(source.count))
     assert source.threads
     assert LOOP not in source.threads
@@ -70,7 +70,7 @@ async def test_items_come_in_order_and_from_another_thread() -> None:
 
 async def test_no_more_is_made_ahead_than_may_lie_ready() -> None:
     source = Source()
-    async with Prefetcher(source.items(), most=MOST) as items:
+    async with Prefetcher(source.items(), max_ready=MOST) as items:
         for taken in range(10):
             await source.has_made(taken + 1)
             await settled()
@@ -86,7 +86,7 @@ async def test_the_first_item_is_here_before_the_last_is_made() -> None:
         assert is_taken.wait(20), "the second is made before the first was taken"
         yield 2
 
-    async with Prefetcher(two(), most=MOST) as items:
+    async with Prefetcher(two(), max_ready=MOST) as items:
         assert await anext(items) == 1
         is_taken.set()
         assert [item async for item in items] == [2]
@@ -98,7 +98,7 @@ async def test_an_error_comes_after_what_was_made_before_it() -> None:
         yield 2
         raise ValueError("no third")
 
-    async with Prefetcher(broken(), most=MOST) as items:
+    async with Prefetcher(broken(), max_ready=MOST) as items:
         assert [await anext(items), await anext(items)] == [1, 2]
         with pytest.raises(ValueError, match="no third"):
             await anext(items)
@@ -106,7 +106,7 @@ async def test_an_error_comes_after_what_was_made_before_it() -> None:
 
 async def test_leaving_early_ends_the_generator_in_its_thread() -> None:
     source = Source()
-    async with Prefetcher(source.items(), most=MOST) as items:
+    async with Prefetcher(source.items(), max_ready=MOST) as items:
         assert await anext(items) == 0
     assert source.is_ended
     assert LOOP not in source.threads
@@ -127,7 +127,7 @@ async def test_cancelling_waits_for_the_item_that_is_being_made() -> None:
             is_ended.set()
 
     async def read() -> None:
-        async with Prefetcher(slow(), most=MOST) as items:
+        async with Prefetcher(slow(), max_ready=MOST) as items:
             await anext(items)
 
     reading = asyncio.create_task(read())
@@ -215,7 +215,7 @@ async def handed_in(behind: BackgroundWriter, sink: Sink, numbers: Iterable[int]
 async def test_steps_are_taken_in_order_and_in_another_thread() -> None:
     sink = Sink()
     sink.gate.set()
-    behind = BackgroundWriter(most=MOST)
+    behind = BackgroundWriter(max_waiting=MOST)
     await handed_in(behind, sink, range(50))
     await behind.drain()
     assert sink.taken == list(range(50))
@@ -224,7 +224,7 @@ async def test_steps_are_taken_in_order_and_in_another_thread() -> None:
 
 async def test_no_more_is_handed_in_than_may_wait() -> None:
     sink = Sink()
-    behind = BackgroundWriter(most=MOST)
+    behind = BackgroundWriter(max_waiting=MOST)
     put: list[int] = []
 
     async def hand_in() -> None:
@@ -244,7 +244,7 @@ async def test_no_more_is_handed_in_than_may_wait() -> None:
 
 async def test_what_a_step_raises_is_told_once_and_what_waited_is_dropped() -> None:
     sink = Sink()
-    behind = BackgroundWriter(most=MOST)
+    behind = BackgroundWriter(max_waiting=MOST)
     await handed_in(behind, sink, (1, -1, 2))
     sink.gate.set()
     with pytest.raises(OSError, match="no space left"):
@@ -256,7 +256,7 @@ async def test_what_a_step_raises_is_told_once_and_what_waited_is_dropped() -> N
 
 async def test_stopping_drops_what_waits_and_lets_go_when_no_thread_is_at_work() -> None:
     sink = Sink()
-    behind = BackgroundWriter(most=MOST)
+    behind = BackgroundWriter(max_waiting=MOST)
     await handed_in(behind, sink, range(MOST))
     let_go: list[list[int]] = []
     behind.stop(lambda: let_go.append(list(sink.taken)))
@@ -273,11 +273,11 @@ async def test_stopping_drops_what_waits_and_lets_go_when_no_thread_is_at_work()
 async def test_the_end_takes_what_was_put_and_tells_no_error() -> None:
     sink = Sink()
     sink.gate.set()
-    behind = BackgroundWriter(most=MOST)
+    behind = BackgroundWriter(max_waiting=MOST)
     await handed_in(behind, sink, (1, 2))
     await behind.end()
     assert sink.taken == [1, 2]
-    broken = BackgroundWriter(most=MOST)
+    broken = BackgroundWriter(max_waiting=MOST)
     await handed_in(broken, sink, (3, -1, 4))
     await broken.end()
     assert sink.taken == [1, 2, 3]
@@ -285,7 +285,7 @@ async def test_the_end_takes_what_was_put_and_tells_no_error() -> None:
 
 async def test_an_end_that_is_cancelled_again_and_again_leaves_no_thread_at_work() -> None:
     sink = Sink()
-    behind = BackgroundWriter(most=MOST)
+    behind = BackgroundWriter(max_waiting=MOST)
     await handed_in(behind, sink, range(2 * MOST))
     ending = asyncio.create_task(behind.end())
     for _ in range(3):
