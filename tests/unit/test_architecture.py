@@ -39,18 +39,23 @@ ARROWS = {
     },
     "tools": {"chorale", "coordinator", "silo_agent", "cli", "tools"},
 }
-# the rooms of a package in the order of their arrows: each may import those to its left. Modules beside the
-# rooms stand under their own name; what is not listed is on top and may import all of them.
+# the rooms of a package, and the modules beside them, in the order of their arrows: each may import those to
+# its left
 ROOMS = {
     "crypto": "errors < encoding < prg < identity < noise < fixed_point < masking < session",
-    "strategies": "recipe < base < parts",
-    "chorale": "v1 < runtime < transport < spec < observability < privacy",
-    "coordinator": "clock < settings < reasons < phase_machine < complaints < storage < metrics < members "
-    "< jobs < service",
-    "silo_agent": "seeding < torchvision_compat < metrics < policy < ledger < local_storage < data "
-    "< settings < objective < connection < rounds < training",
-    "silo_agent.training": "models < batches < parts < dp_sgd",
-    "cli": "errors < parent < keys < output < operator < operations < job < demo < simulate",
+    "strategies": "base < recipe < phases < parts < checks < presets < registry < methods",
+    "chorale": "v1 < runtime < transport < spec < observability < cohort_changes < privacy < job",
+    "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
+    "< resources < jobs < service < server",
+    "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
+    "< data < settings < objective < rounds < connection < training < agent",
+    "silo_agent.training": "models < initial_state < base < dp_sgd < loop < parts < local_loss "
+    "< torch_objective",
+    "silo_agent.training.parts": "losses < regularizers < statistics < server_updates < closing "
+    "< personalization < registry",
+    "simulation": "silos < members < results < local_session < pool < sums < engine < folder",
+    "cli": "errors < parent < packages < schema < keys < audit < output < authority < coordinator < silo "
+    "< operator < operations < job < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = ("crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli")
@@ -195,9 +200,7 @@ def test_rooms_import_one_way(package: str) -> None:
             continue
         for module in of_ours(one):
             there = room(module)
-            if there is None and module.startswith(f"{package}."):
-                wrong.append(f"{one.path}:{one.line}: {here} imports {module}, which is on top of the rooms")
-            elif there is not None and place[there] > place[here]:
+            if there is not None and place[there] > place[here]:
                 wrong.append(f"{one.path}:{one.line}: {here} imports {module}")
     assert wrong == []
 
@@ -207,8 +210,8 @@ def test_every_room_is_in_the_table() -> None:
         rooms = rooms_of(package)
         folder = ROOT / package.replace(".", "/")
         there = {path.parent.name for path in folder.glob("*/__init__.py")}
-        assert there <= set(rooms), package
-        assert all((folder / room).is_dir() or (folder / f"{room}.py").is_file() for room in rooms), package
+        there |= {path.stem for path in folder.glob("*.py")} - {"__init__"}
+        assert there == set(rooms), package
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
