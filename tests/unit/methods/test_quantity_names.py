@@ -10,7 +10,7 @@ import pytest
 from chorale.job import Job, SignedJob
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
-from crypto.fixed_point.layout import CLIPPED, WORD_BITS, Disclosure
+from crypto.fixed_point.layout import CLIPPED, RING_BITS, Disclosure
 from silo_agent.training.initial_state import initial_state
 from strategies.base import TOTAL, Array
 from strategies.methods import strategy_for
@@ -71,7 +71,7 @@ def test_every_quantity_says_what_it_discloses() -> None:
     ]
     found: dict[Disclosure, set[str]] = {}
     for method in methods:
-        for bits in WORD_BITS:
+        for bits in RING_BITS:
             for quantity in method.quantities(has_buffers=True, update_bits=bits):
                 found.setdefault(quantity.discloses, set()).add(quantity.name)
     assert found == DISCLOSED
