@@ -189,7 +189,7 @@ def test_build_gets_what_is_installed_and_nothing_else() -> None:
     found = {str(each.relative_to(helm.ROOT)) for each in context()}
     kept = subprocess.run(["git", "ls-files"], cwd=helm.ROOT, capture_output=True, text=True, check=True)
     packages = tomllib.loads((helm.ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {each.removesuffix("*") for each in packages["find"]["include"]}
+    folders = {each.split(".")[0] for each in packages["find"]["include"]}
     plain = {"LICENSE", "README.md", "constraints.txt", "pyproject.toml"}
     wanted = {path for path in kept.stdout.splitlines() if path.split("/")[0] in folders} | plain
     assert wanted <= found
