@@ -19,6 +19,8 @@ from coordinator.storage.store import JobRow, JobStatus
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.session.cohort import SMALLEST_FEDERATION
 
+OF_EARLIER_VERSION = "(job file of an earlier version)"
+
 log = get_logger("coordinator.jobs.job_manager")
 
 
@@ -183,25 +185,38 @@ class JobManager:
         return row
 
     def summary(self, row: JobRow) -> records_pb2.JobSummary:
-        """What an operator is told of the job, as things stand."""
-        job = self._stored_job(row)
+        """What an operator is told of the job, as things stand.
+
+        A file that an earlier version took may have fields that this one does not know. Such a job has ended
+        (storage/migrations.py), and all that is told of it is what the store itself says.
+        """
+        told = records_pb2.JobSummary(
+            job_digest=row.digest,
+            status=row.status.value,
+            reason=row.reason,
+            submitted_unix_seconds=row.submitted_unix_seconds,
+        )
+        try:
+            job = self._stored_job(row)
+        except LocalProtocolError:
+            told.name = OF_EARLIER_VERSION
+            return told
         runner = self._runners.get(row.digest)
         if row.digest not in self._float32_bytes:  # the same for every state of a job, so read from one
             state = state_from_file(self._resources.checkpoints.path(row.digest, row.state_digest))
             self._float32_bytes[row.digest] = float32_bytes(state)
-        return records_pb2.JobSummary(
-            job_digest=row.digest,
-            name=job.spec.name,
-            status=row.status.value,
-            strategy=job.spec.strategy.name,
-            rounds=job.spec.rounds,
-            rounds_completed=completed_rounds(self._resources.store, job),
-            reason=row.reason,
-            submitted_unix_seconds=row.submitted_unix_seconds,
-            float32_bytes=self._float32_bytes[row.digest],
-            silos=job.spec.silos,
-            progress="" if runner is None else runner.progress,
+        told.MergeFrom(
+            records_pb2.JobSummary(
+                name=job.spec.name,
+                strategy=job.spec.strategy.name,
+                rounds=job.spec.rounds,
+                rounds_completed=completed_rounds(self._resources.store, job),
+                float32_bytes=self._float32_bytes[row.digest],
+                silos=job.spec.silos,
+                progress="" if runner is None else runner.progress,
+            )
         )
+        return told
 
     async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
         """The summary, all records so far, and then each new one of both. Raises UnknownJob."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from contextlib import closing
 
 import grpc
 import pytest
 
+from chorale.job import SignedJob
 from chorale.v1 import operations_pb2 as pb
 from coordinator.service.operations_service import MAX_SUBMISSIONS
+from coordinator.storage.store import JobStatus, Store
 from crypto.errors import Refusal
 from tests.unit.coordinator.conftest import submission
 
@@ -180,3 +183,20 @@ async def test_nothing_is_kept_of_a_job_that_nobody_knows(make_hub):
     with pytest.raises(grpc.aio.AioRpcError, match="not known here"):
         await anext(aiter(hub.operations().WatchJob(pb.WatchRequest(job_digest=b"j" * (1 << 20)))))
     assert not hub.host.job_manager._changes
+
+
+async def test_a_job_whose_file_has_fields_of_an_earlier_version_is_listed(make_hub):
+    """Listing all jobs failed where one of them did not read any more."""
+    hub = make_hub(silos=3)
+    await hub.start()
+    await hub.stop()
+    with closing(Store(hub.settings.directory / "coordinator.sqlite")) as store:
+        old = SignedJob(spec_bytes=b"roll_call_every: 10\n", signature=b"s", operator_certificate=b"c")
+        assert store.add_job(old, state_digest=b"d" * 32, unix_seconds=1.0)
+        store.set_job_status(old.digest, JobStatus.FAILED, reason="the coordinator was upgraded")
+    await hub.start()
+    digest = await hub.submit()
+    (first, second) = (await hub.operations().ListJobs(pb.ListJobsRequest())).jobs
+    assert (first.job_digest, first.name) == (old.digest, "(job file of an earlier version)")
+    assert (first.status, first.reason) == ("failed", "the coordinator was upgraded")
+    assert (second.job_digest, second.name) == (digest, "one-hot")
