@@ -1,1 +1,2 @@
-"""Measurements that print one JSON object each: python -m bench.<name> --json."""
+"""Performance, one JSON object a program: python -m bench.<name> --json. Rooms: masking, parties, peers,
+report."""

@@ -36,7 +36,7 @@ from silo_agent.objective import Work
 from silo_agent.training.initial_state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, TOTAL, Array, Arrays
-from strategies.phases.update_scale import RMS, delta_quantity, with_mean_square
+from strategies.update_scale import RMS, delta_quantity, with_mean_square
 
 SILOS = 10
 PARAMETERS = 1_000_000

@@ -39,7 +39,7 @@ from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import RING_BITS
 from crypto.masking.masks import Masker, UnmaskPlan, vectors_from_stream
-from crypto.noise.terms import MAX_DEVIATION, Noise
+from crypto.noise.sensitivity import MAX_DEVIATION, Noise
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule
 
 TURNS = 7  # of every timed step at every silo

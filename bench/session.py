@@ -14,7 +14,7 @@ from bench.clock import Clock
 from bench.federation import NAME, Federation
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.identity.certificates import SignedBody
-from crypto.noise.terms import Noise
+from crypto.noise.sensitivity import Noise
 from crypto.session.cohort import CohortRule
 from crypto.session.messages import SessionTerms, Shares, UnmaskShares
 from simulation.local_session import Answer, LocalSession

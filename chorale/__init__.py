@@ -1,1 +1,2 @@
-"""What coordinator, silo and CLI share: jobs, global state, the wire, TLS, files, audit, logs."""
+"""What coordinator, silo and CLI share: jobs, privacy, global state, the wire, TLS, files, audit, logs,
+probes, traces."""

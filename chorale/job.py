@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 
 from cryptography import x509
 
-from chorale.privacy.protection import noise_deviations, noised
+from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.job_spec import ColumnSpec, JobSpec, ModelSpec, ScheduleSpec, StrategySpec, TrainingSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.settings_file import MAX_BYTES

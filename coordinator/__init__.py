@@ -1,1 +1,1 @@
-"""The coordinator: it drives rounds, relays what silos sign and sees sums alone. It runs no model code."""
+"""The coordinator: members, jobs, storage, gRPC services. It sees sums alone and runs no model code."""

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from coordinator.phase_machine import STAGES, PhaseState
 from coordinator.reasons import FailureReason
 from coordinator.storage.store import JobStatus
-from strategies.registry import PHASE_KINDS
+from strategies.declared_parts import PHASE_KINDS
 
 PREFIX = "chorale_coordinator"
 STAGE_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 21_600, math.inf)

@@ -1,1 +1,2 @@
-"""Identity, signed documents and the additive-mask secure sum, without sockets, clocks or event loops."""
+"""Identity, fixed point, noise, masks and the session of the secure sum, without sockets, clocks or event
+loops."""

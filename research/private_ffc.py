@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from bench.options import Parser, whole
 from bench.rows import Row, table
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.protection import noise_deviations, releases_of
+from chorale.privacy.quantity_noise import noise_deviations, releases_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.fixed_point import ring

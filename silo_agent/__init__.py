@@ -1,4 +1,4 @@
-"""The silo's side: its data, its policy and its ledger decide what leaves."""
+"""The silo's side: policy, ledger, data, rounds, connection, training. Its policy decides what leaves."""
 
 import os
 

@@ -12,7 +12,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from crypto.errors import Refusal
-from strategies.registry import PHASE_KINDS
+from strategies.declared_parts import PHASE_KINDS
 
 PREFIX = "chorale_silo"
 

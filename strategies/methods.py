@@ -17,9 +17,9 @@ from strategies.parts.regularizers import NO_REGULARIZER
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
 from strategies.phases.evaluation import EvaluatePhase, Evaluation
 from strategies.phases.training import TrainPhase
-from strategies.phases.update_scale import UpdateScale
 from strategies.presets import recipe_of
 from strategies.recipe import Options, Part, Recipe
+from strategies.update_scale import UpdateScale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

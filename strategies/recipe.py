@@ -2,7 +2,7 @@
 
 A part is declared once, in strategies/parts/: its word in a job file, its options, what it needs beside it,
 how it stands in a private job, and what the coordinator does for it. silo_agent/training/parts/ computes it.
-strategies/registry.py lists every declaration.
+strategies/declared_parts.py lists every declaration.
 """
 
 from __future__ import annotations

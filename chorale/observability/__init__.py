@@ -1,1 +1,1 @@
-"""Logs, probes, traces."""
+"""Logs, traces, probes, and the health check of a container."""

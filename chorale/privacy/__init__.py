@@ -1,1 +1,1 @@
-"""What a private job promises and costs."""
+"""The noise of each quantity, what releases cost, and the plan of a whole job."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from chorale.privacy.accountant import Release, Skellam, epsilon
-from chorale.privacy.protection import privacy_of, releases_by_quantity
+from chorale.privacy.quantity_noise import privacy_of, releases_by_quantity
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import MAX_MULTIPLIER, MIN_MULTIPLIER
 from chorale.spec.state import GlobalState

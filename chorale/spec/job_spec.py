@@ -28,10 +28,10 @@ from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from strategies.checks import check_private, check_training
+from strategies.declared_parts import PARTS, part_named, recipe_from
 from strategies.methods import Strategy, strategy_of
 from strategies.presets import recipe_of
 from strategies.recipe import Recipe
-from strategies.registry import PARTS, part_named, recipe_from
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chorale.privacy.plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
-from chorale.privacy.protection import noise_deviations, noised, privacy_of
+from chorale.privacy.quantity_noise import noise_deviations, noised, privacy_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.state import GlobalState

@@ -24,9 +24,9 @@ from crypto.fixed_point.compiled import Rounding
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 from crypto.fixed_point.ring import Encoded, Words
 from crypto.noise import skellam_stream
+from crypto.noise.sensitivity import clipped_sensitivity
 from crypto.noise.skellam import skellam_law
 from crypto.noise.skellam_stream import SkellamStream
-from crypto.noise.terms import clipped_sensitivity
 from crypto.prg import Keystream
 
 BLOCK_VALUES: Final = 1 << 15  # numpy's arrays of a block stay in the L2 cache, docs/performance.md

@@ -14,8 +14,8 @@ from functools import cached_property
 from crypto import encoding
 from crypto.errors import ConfigError
 from crypto.fixed_point.projection import Projection
+from crypto.noise.sensitivity import MAX_WRAP_PROBABILITY, Noise
 from crypto.noise.skellam import wrap_probability
-from crypto.noise.terms import MAX_WRAP_PROBABILITY, Noise
 
 RING_BITS = (16, 32, 64)
 CLIPPED = "clipped"  # reserved: the encoder itself fills in how many values it clipped

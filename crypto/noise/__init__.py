@@ -1,1 +1,1 @@
-"""Noise in whole numbers: its laws, its streams, and how much of it a quantity carries."""
+"""Noise in whole numbers: its laws, its streams, and how far one input moves a sum."""

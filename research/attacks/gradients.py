@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bench.rows import Row
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.plan import solve
-from chorale.privacy.protection import releases_by_quantity
+from chorale.privacy.quantity_noise import releases_by_quantity
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import trained_names
 from crypto.fixed_point import ring

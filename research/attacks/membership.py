@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 from bench.rows import Row
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.plan import solve
-from chorale.privacy.protection import releases_by_quantity
+from chorale.privacy.quantity_noise import releases_by_quantity
 from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point.layout import Disclosure
 from research.attacks.digits import Digits, Places, digits, job
 from research.attacks.mlp import logits
 from research.attacks.rounds import trained_rounds
 from silo_agent.data.base import Samples
-from silo_agent.data.digits import CLASSES
+from silo_agent.data.formats.digits import CLASSES
 from silo_agent.training.initial_state import initial_state
 from strategies.base import TOTAL, Arrays
 

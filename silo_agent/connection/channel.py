@@ -1,8 +1,7 @@
-"""The channel to the coordinator: how it is dialed, the calls on it, how long to wait for the next try."""
+"""The channel to the coordinator: how it is dialed, and the calls on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -14,8 +13,6 @@ from silo_agent.settings import SiloSettings
 
 # TCP, TLS and HTTP/2 take three round trips, and a proxy's tunnel one more: lines of 800 ms connect in 3 s
 CONNECT_SECONDS = 10.0
-FIRST_WAIT_SECONDS = 0.5
-MAX_WAIT_SECONDS = 30.0  # a coordinator that restarts finds its silos back within half a minute
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
@@ -63,28 +60,3 @@ class FederationStub:
             request_serializer=chunks.upload_to_wire,
             response_deserializer=pb.UploadReceipt.FromString,
         )
-
-
-class Backoff:
-    """Exponential with full jitter, so that silos do not all return at once. random: uniform in [0, 1)."""
-
-    def __init__(
-        self,
-        *,
-        random: Callable[[], float],
-        first_seconds: float = FIRST_WAIT_SECONDS,
-        max_seconds: float = MAX_WAIT_SECONDS,
-    ) -> None:
-        self._random = random
-        self._first_seconds = first_seconds
-        self._max_seconds = max_seconds
-        self._failures = 0
-
-    def reset(self) -> None:
-        self._failures = 0
-
-    def next_seconds(self) -> float:
-        """How long to wait now; at least a tenth of the step, so that no loop spins."""
-        step = min(self._max_seconds, self._first_seconds * 2.0 ** min(self._failures, 16))
-        self._failures += 1
-        return step * (0.1 + 0.9 * self._random())

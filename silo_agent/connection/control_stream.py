@@ -19,7 +19,8 @@ from chorale.transport import channel_options, tls
 from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, PolicyRefusal, RemoteProtocolError
-from silo_agent.connection.channel import Backoff, FederationStub
+from silo_agent.connection.backoff import Backoff
+from silo_agent.connection.channel import FederationStub
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.rosters import Rosters
 

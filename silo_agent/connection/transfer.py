@@ -23,7 +23,8 @@ from chorale.transport.wire import PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.masking.masks import Masker, Source
-from silo_agent.connection.channel import Backoff, FederationStub
+from silo_agent.connection.backoff import Backoff
+from silo_agent.connection.channel import FederationStub
 from silo_agent.metrics import Direction, SiloMetrics
 
 if TYPE_CHECKING:

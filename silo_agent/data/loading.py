@@ -13,8 +13,9 @@ import numpy as np
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data import cifar, csv, digits, idx, image_folder, npz, private
+from silo_agent.data import private
 from silo_agent.data.base import Features, Loader, RawData, Samples, SiloData, whole_labels
+from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz
 from silo_agent.data.partition import (
     Partition,
     cut_dirichlet,

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from chorale.job import Job
 from chorale.privacy.accountant import Release, epsilon, releases_from_json, releases_to_json
 from chorale.privacy.plan import planned_releases
-from chorale.privacy.protection import releases_of
+from chorale.privacy.quantity_noise import releases_of
 from chorale.runtime.database import Database
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey

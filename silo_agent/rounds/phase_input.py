@@ -28,7 +28,7 @@ from silo_agent.objective import Objective, Work
 from silo_agent.policy.policy import Policy
 from strategies.base import PRESENCE, TOTAL, Array, PhaseContext
 from strategies.phases.enrollment import ENROLLMENT
-from strategies.phases.update_scale import with_mean_square
+from strategies.update_scale import with_mean_square
 
 WEIGHT = "weight"  # the quantity that carries p
 

@@ -1,1 +1,1 @@
-"""Training with torch: the only place of the agent that imports it."""
+"""Training with torch: models, the loop, DP-SGD, and what computes each part of a method."""

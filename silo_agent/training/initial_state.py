@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chorale.spec.job_spec import JobSpec
 from silo_agent.seeding import derive_seed, seeded
-from silo_agent.training.models import build_model
+from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import model_arrays
 from strategies.base import Array
 from strategies.parts.heads import HEAD, frozen_head

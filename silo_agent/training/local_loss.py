@@ -6,7 +6,7 @@ from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss, SampleLoss, WeightPenalty
 from silo_agent.training.base.passes import frozen_copy
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.parts.registry import LOSSES, REGULARIZERS, computed
+from silo_agent.training.parts.computed_parts import LOSSES, REGULARIZERS, computed
 from silo_agent.training.parts.regularizers.distillation import FeatureDistillation, log_feature_scale
 
 

@@ -24,11 +24,11 @@ from silo_agent.training.base.evaluation import evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
-from silo_agent.training.models import build_model
 from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import flat_arrays, flat_values, load_arrays, model_arrays
 from silo_agent.training.parts.closing.fine_tuning import fine_tune
-from silo_agent.training.parts.registry import (
+from silo_agent.training.parts.computed_parts import (
     PERSONALIZATIONS,
     PHASES,
     REGULARIZERS,

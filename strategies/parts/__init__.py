@@ -1,1 +1,1 @@
-"""What a recipe chooses from: each part is declared here once; strategies/registry.py lists them."""
+"""What a recipe chooses from: each part is declared here once; strategies/declared_parts.py lists them."""

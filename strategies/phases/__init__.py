@@ -1,1 +1,1 @@
-"""The phases that every method has, whatever its parts are."""
+"""The phases that methods share: enrollment, class presence, training, evaluation."""

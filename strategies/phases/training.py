@@ -28,7 +28,7 @@ from strategies.base import (
     ServerStep,
     SummedBeside,
 )
-from strategies.phases.update_scale import UpdateScale, delta_quantity
+from strategies.update_scale import UpdateScale, delta_quantity
 
 TRAIN = "train"
 BLOCK_VALUES = 1 << 16  # of one addition: 512 KiB, which stay in a core's cache

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.protection import releases_of
+from chorale.privacy.quantity_noise import releases_of
 from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.federation import LocalFederation

@@ -11,7 +11,7 @@ import pytest
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.identity.certificates import SignedBody
-from crypto.noise.terms import Noise
+from crypto.noise.sensitivity import Noise
 from crypto.session import bodies
 from crypto.session.coordinator_session import TRANSITIONS, CoordinatorSession, CoordinatorState, Event
 from crypto.session.messages import Cohort, RecoveredSeeds, Shares, UnmaskShares

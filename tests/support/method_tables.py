@@ -12,11 +12,11 @@ import numpy as np
 
 from chorale.spec.job_spec import PartsSpec
 from strategies.base import TOTAL, PhaseContext
+from strategies.declared_parts import PARTS
 from strategies.methods import Strategy, parts_with_options, strategy_for
 from strategies.parts.heads import HEAD
 from strategies.presets import FEDAVG, PRESETS
 from strategies.recipe import Recipe
-from strategies.registry import PARTS
 
 # what every method sums: the update and its weight, evaluation, enrollment
 COMMON = {"silos", "samples", "delta", "buffers", "weight", "correct", "tested", "loss_sum", "clipped"}

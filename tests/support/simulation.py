@@ -24,7 +24,7 @@ from silo_agent.objective import Work
 from silo_agent.training.initial_state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext
-from strategies.phases.update_scale import with_mean_square
+from strategies.update_scale import with_mean_square
 
 Chooses = Callable[[int], Sequence[int]]  # round -> places of the silos that take part
 

@@ -43,7 +43,8 @@ ARROWS = {
 # its left
 ROOMS = {
     "crypto": "errors < encoding < prg < identity < noise < fixed_point < masking < session",
-    "strategies": "base < recipe < phases < parts < checks < presets < registry < methods",
+    "strategies": "base < update_scale < recipe < phases < parts < checks < presets < declared_parts "
+    "< methods",
     "chorale": "v1 < runtime < transport < spec < observability < cohort_changes < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
@@ -52,7 +53,7 @@ ROOMS = {
     "silo_agent.training": "models < initial_state < base < dp_sgd < loop < parts < local_loss "
     "< torch_objective",
     "silo_agent.training.parts": "losses < regularizers < statistics < server_updates < closing "
-    "< personalization < registry",
+    "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder",
     "cli": "errors < parent < packages < schema < keys < audit < output < authority < coordinator < silo "
     "< operator < operations < job < demo < simulate < main",

@@ -1,1 +1,1 @@
-"""What a silo does to keep a job's promise of privacy."""
+"""DP-SGD: clipped gradients of single records, and noise on their sum."""

@@ -1,1 +1,1 @@
-"""The steps of local training: batches, the optimizer, DP-SGD where a job asks for it."""
+"""The steps of local training: batches and the optimizer."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from chorale.privacy.protection import dp_sgd_steps, privacy_of
+from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.objective import Cancelled

@@ -20,18 +20,18 @@ from chorale.privacy.plan import (
     planned_updates_epsilon,
     solve,
 )
-from chorale.privacy.protection import dp_sgd_steps, noised, privacy_of, releases_by_quantity, releases_of
+from chorale.privacy.quantity_noise import dp_sgd_steps, noised, privacy_of, releases_by_quantity, releases_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Layout, Quantity
-from crypto.noise.terms import MAX_DEVIATION, MAX_WRAP_PROBABILITY, rotated_bound
+from crypto.noise.sensitivity import MAX_DEVIATION, MAX_WRAP_PROBABILITY, rotated_bound
 from crypto.session.cohort import CohortRule
 from strategies.base import TOTAL, Array
 from strategies.checks import check_private
+from strategies.declared_parts import PARTS
 from strategies.presets import PRESETS
 from strategies.recipe import Recipe, Regularizer
-from strategies.registry import PARTS
 from tests.unit.chorale.conftest import NOW
 
 MakeSpec = Callable[..., JobSpec]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.privacy.protection import noise_deviations, releases_of
+from chorale.privacy.quantity_noise import noise_deviations, releases_of
 from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder

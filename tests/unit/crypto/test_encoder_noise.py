@@ -25,9 +25,9 @@ from crypto.fixed_point.clipping import shrunk, squared_norm
 from crypto.fixed_point.encoder import BLOCK_VALUES, Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import Projection
+from crypto.noise.sensitivity import Noise, clipped_sensitivity
 from crypto.noise.skellam import skellam_law
 from crypto.noise.skellam_stream import SkellamStream
-from crypto.noise.terms import Noise, clipped_sensitivity
 from tests.support.projections import keeping
 from tests.unit.crypto.test_encoder import normal, words_of
 

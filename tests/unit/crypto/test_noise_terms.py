@@ -11,7 +11,7 @@ import pytest
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import Projection
-from crypto.noise.terms import (
+from crypto.noise.sensitivity import (
     CLIP_REDRAW,
     CLIP_SPREAD,
     MAX_DEVIATION,

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
 from crypto.errors import ConfigError
-from silo_agent.data import digits
 from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.formats import digits
 from silo_agent.data.settings import DataSettings
 from tests.unit.data.loading import load, make_job
 
@@ -32,7 +32,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
 def test_digits_say_where_they_come_from_when_scikit_learn_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("silo_agent.data.digits.PathFinder.find_spec", lambda name: None)
+    monkeypatch.setattr("silo_agent.data.formats.digits.PathFinder.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="the digits come with scikit-learn"):
         digits.read_all()
 

@@ -121,7 +121,7 @@ def test_a_loss_is_three_files_of_the_product_and_a_preset_one_more() -> None:
     assert {path for path in changed if not path.startswith("tests/")} == {
         "strategies/parts/losses.py",
         "silo_agent/training/parts/losses/restricted_softmax.py",
-        "silo_agent/training/parts/registry.py",
+        "silo_agent/training/parts/computed_parts.py",
         "strategies/presets.py",
     }
 

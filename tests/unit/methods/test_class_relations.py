@@ -15,8 +15,8 @@ from silo_agent.data.base import SiloData
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.parts.computed_parts import REGULARIZERS
 from silo_agent.training.parts.losses.softmax import CrossEntropy
-from silo_agent.training.parts.registry import REGULARIZERS
 from silo_agent.training.parts.statistics.soft_labels import (
     ClassRelations,
     class_relations,

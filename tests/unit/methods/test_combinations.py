@@ -9,10 +9,10 @@ import pytest
 from chorale.spec.job_spec import PartsSpec
 from crypto.errors import ConfigError
 from strategies.checks import check_recipe
+from strategies.declared_parts import PARTS, recipe_from
 from strategies.methods import strategy_for, strategy_of
 from strategies.presets import PRESETS
 from strategies.recipe import Recipe
-from strategies.registry import PARTS, recipe_from
 from tests.support.objectives import make_job
 
 ETF = {"head": "frozen-etf", "features": "unit"}

@@ -12,8 +12,8 @@ import pytest
 from silo_agent.data.base import SiloData
 from silo_agent.training.initial_state import initial_state
 from strategies.base import Array
-from strategies.phases.update_scale import RMS
 from strategies.presets import PRESETS
+from strategies.update_scale import RMS
 from tests.support.agents import Hub
 from tests.support.objectives import make_data, make_job
 from tests.support.simulation import Simulated, phases, simulate

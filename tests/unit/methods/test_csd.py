@@ -17,8 +17,8 @@ from torch import Tensor
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.parts.computed_parts import REGULARIZERS
 from silo_agent.training.parts.losses.softmax import CrossEntropy
-from silo_agent.training.parts.registry import REGULARIZERS
 from silo_agent.training.parts.regularizers.csd import ClassSimilarityDistillation, mask_of, similarities
 from strategies.methods import strategy_for, strategy_of
 from strategies.parts.csd import CSD, CsdOptions, Mask

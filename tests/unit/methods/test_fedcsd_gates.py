@@ -25,7 +25,7 @@ from torch.nn.functional import kl_div, log_softmax
 from chorale.spec.job_spec import JobSpec
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.partition import cut_dirichlet, split_holdout
-from silo_agent.training.models import build_model
+from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.regularizers.csd import mask_of
 from strategies.base import MODEL, TOTAL, Array, Arrays

@@ -22,7 +22,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import trained_names
 from silo_agent.data.base import Samples
 from silo_agent.data.partition import cut_shards
-from silo_agent.training.models import build_model
+from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import load_arrays
 from strategies.base import MODEL, Array, Arrays
 from strategies.phases.training import unflatten

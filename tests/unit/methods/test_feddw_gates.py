@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from chorale.spec.job_spec import JobSpec
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.partition import cut_dirichlet, split_holdout
-from silo_agent.training.models import build_model
+from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.statistics.soft_labels import relations_of
 from strategies.base import Arrays

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from bench.rows import Row
-from chorale.privacy.protection import noise_deviations
+from chorale.privacy.quantity_noise import noise_deviations
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from crypto.errors import ConfigError
-from silo_agent.training.parts import registry
-from silo_agent.training.parts.registry import computed
+from silo_agent.training.parts import computed_parts as registry
+from silo_agent.training.parts.computed_parts import computed
+from strategies.declared_parts import PARTS, PHASE_KINDS
 from strategies.parts.losses import CROSS_ENTROPY
 from strategies.presets import PRESETS
 from strategies.recipe import Loss, Part
-from strategies.registry import PARTS, PHASE_KINDS
 from tests.support.objectives import make_job
 
 COMPUTED: Mapping[str, Mapping[Any, Any]] = {

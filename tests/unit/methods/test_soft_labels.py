@@ -18,7 +18,7 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.models import build_model
+from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.statistics.soft_labels import probability_sums, soft_labels
 from silo_agent.training.torch_objective import TorchObjective

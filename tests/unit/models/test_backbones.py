@@ -9,8 +9,8 @@ import torch
 from chorale.spec.job_spec import ModelSpec
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.seeding import seeded
-from silo_agent.training.models import build_model
 from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.residual import InvertedResidual
 from silo_agent.training.models.state import flat_values, load_arrays, model_arrays
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chorale.job import Job
-from chorale.privacy.protection import releases_of
+from chorale.privacy.quantity_noise import releases_of
 from chorale.runtime.audit import AuditLog
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from chorale.job import Job
 from chorale.privacy.accountant import Release
-from chorale.privacy.protection import releases_of
+from chorale.privacy.quantity_noise import releases_of
 from crypto.errors import PolicyRefusal
 from silo_agent.ledger.budget import Charge
 from silo_agent.ledger.ledger import Ledger

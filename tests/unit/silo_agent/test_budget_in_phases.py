@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chorale.privacy.accountant import Release, epsilon
-from chorale.privacy.protection import releases_of
+from chorale.privacy.quantity_noise import releases_of
 from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey, phase_kind

@@ -5,11 +5,11 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 
 from crypto.errors import Refusal
-from silo_agent.connection.channel import Backoff
+from silo_agent.connection.backoff import Backoff
 from silo_agent.metrics import SiloMetrics, phase_label
+from strategies.declared_parts import PHASE_KINDS
 from strategies.methods import strategy_for
 from strategies.presets import PRESETS
-from strategies.registry import PHASE_KINDS
 
 
 def test_every_series_is_there_from_the_start_at_zero() -> None:

@@ -12,7 +12,7 @@ import pytest
 from chorale.job import JobSpec, StrategySpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
-from crypto.noise.terms import Noise
+from crypto.noise.sensitivity import Noise
 from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.policy.privacy_policy import PrivacyPolicy
 from tests.support.agents import Hub

@@ -18,12 +18,12 @@ from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from strategies.base import Array, PhaseContext, PhaseResult
+from strategies.declared_parts import PARTS
 from strategies.methods import strategy_for
 from strategies.parts.server_updates.mean import FEDNOVA
 from strategies.parts.server_updates.scaffold import SCAFFOLD
-from strategies.phases.update_scale import HEADROOM, MEAN_SQUARE, RMS, with_mean_square
 from strategies.presets import PRESETS
-from strategies.registry import PARTS
+from strategies.update_scale import HEADROOM, MEAN_SQUARE, RMS, with_mean_square
 
 SIZE, SILOS = 20_000, 10
 BESIDE: dict[str, Array] = {"correct": np.array(3), "tested": np.array(4), "loss_sum": np.array(1.0)}

@@ -27,13 +27,13 @@ from silo_agent.training.base.setting import Setting
 from silo_agent.training.dp_sgd.records import Draws
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.local_loss import local_loss
-from silo_agent.training.models import IMAGE_BACKBONES
 from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.models.registry import IMAGE_BACKBONES
 from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.torch_objective import TorchObjective
+from strategies.declared_parts import PARTS
 from strategies.parts.heads import FROZEN_ETF, PROJECTED_UNIT
 from strategies.presets import FEDAVG, PRESETS
-from strategies.registry import PARTS
 from tests.support.soak import cases
 from tests.unit.training.dp_sgd import (
     RARE,

@@ -32,9 +32,9 @@ from silo_agent.training.dp_sgd.checks import (
 )
 from silo_agent.training.dp_sgd.records import NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
-from silo_agent.training.models import build_model
 from silo_agent.training.models.base import Backbone, CutModel
 from silo_agent.training.models.plain import mlp
+from silo_agent.training.models.registry import build_model
 from silo_agent.training.parts.closing.ffc import calibrate
 from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.parts.statistics.soft_labels import probability_sums, soft_labels

@@ -1,4 +1,4 @@
-"""What a private job promises and costs: which quantity carries how much noise, and what that releases.
+"""Which quantity of a private job carries how much noise, and what its sum then releases.
 
 Both sides compute it from job, state and m; no message carries it. Every quantity of a private job is the
 same whatever the data are, or post-processing of DP-SGD, or it carries noise; every other one is refused.
@@ -18,7 +18,7 @@ from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import MAX_QUANTITIES, Disclosure, Quantity
-from crypto.noise.terms import (
+from crypto.noise.sensitivity import (
     MAX_DEVIATION,
     MAX_WRAP_PROBABILITY,
     Noise,

@@ -1,7 +1,7 @@
 """Every part that a job may name, by field of the recipe and word: the only list of them on this side.
 
 The words that a job file may use, the checks, the presets and the tables of docs/methods.md go by it.
-silo_agent/training/parts/registry.py says how a silo computes each.
+silo_agent/training/parts/computed_parts.py says how a silo computes each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much noise a quantity carries, and how far one input can move the sum of whole numbers.
+"""How far one input can move a sum of whole numbers, and the noise that a quantity declares for it.
 
 The noise is Skellam's, in ring units: whole numbers, added by every silo before masking
 (crypto/noise/skellam_stream.py).

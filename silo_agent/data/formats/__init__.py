@@ -1,0 +1,1 @@
+"""What each data format reads: one file a format."""
