@@ -1,2 +1,1 @@
-"""Performance, one JSON object a program: python -m bench.<name> --json. Rooms: masking, parties, peers,
-report."""
+"""Performance: one JSON object a program, python -m bench.<name> --json."""

@@ -1,2 +1,1 @@
-"""What coordinator, silo and CLI share: jobs, privacy, global state, the wire, TLS, files, audit, logs,
-probes, traces."""
+"""What coordinator, silo and CLI share: jobs, privacy, the wire, files, audit, logs, probes, traces."""

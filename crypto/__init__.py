@@ -1,2 +1,1 @@
-"""Identity, fixed point, noise, masks and the session of the secure sum, without sockets, clocks or event
-loops."""
+"""Identity, fixed point, noise, masks and the session of the secure sum; no sockets, no clock."""
