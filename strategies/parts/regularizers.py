@@ -1,7 +1,7 @@
 """What is added to the loss: the regularizers, and how loss and regularizer join.
 
 silo_agent/training/parts/regularizers/ computes them and names their papers. Two are declared elsewhere: csd
-beside its teacher, in csd.py, and soft-labels beside its statistic, in statistics/soft_labels.py.
+with its teacher, in csd.py, and soft-labels with its statistic, in statistics/soft_labels.py.
 """
 
 from __future__ import annotations
