@@ -1,6 +1,6 @@
 """One phase of one job: attempts until a sum is revealed, then its effect, once.
 
-Every step is stored before what follows from it is sent. A process that dies is continued from
+Every step is stored before what follows from it is sent. A process that crashes is continued from
 the stored state: in UNMASK with the same session, afterwards by applying the stored sum, before
 it by a new attempt with fresh keys. Source: docs/protocol.md 7.
 """
@@ -245,7 +245,7 @@ class PhaseRunner:
     def _end(
         self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]
     ) -> records_pb2.PhaseRecord:
-        """Store how the phase ended, then remove its sums and tell of it: a process that dies in between
+        """Store how the phase ended, then remove its sums and report it: a process that crashes in between
         leaves sums that the next start removes."""
         is_applied = result.state is not None
         self._machine.advance(PhaseEvent.SUM_APPLIED if is_applied else PhaseEvent.GIVEN_UP)

@@ -227,7 +227,7 @@ class MessageHandler:
         try:
             await self._join(running)
         except DataRefusal as error:
-            self._jobs.suspend(key.job_digest)  # durable before the coordinator hears of it
+            self._jobs.suspend(key.job_digest)  # durable before the coordinator is told
             self._refuse(key, error)
         except (PolicyRefusal, RemoteProtocolError) as error:
             if error.code is Refusal.JOB_NOT_APPROVED:
