@@ -97,7 +97,7 @@ TARGETS: Mapping[str, tuple[dict[int, float], bool]] = {
 
 
 def measure(*, attacked: int = 20, seed: int = 1, counts: Sequence[int] = (1, FEW)) -> GradientAttack:
-    """Silos with few samples each, one after the other beside four others that hold as many."""
+    """Silos with few samples each, one after the other with four others that hold as many."""
     arms = []
     for samples in counts:
         trials = [_Trial(samples, seed=seed + number) for number in range(attacked)]

@@ -450,7 +450,7 @@ class TestMethods:
 
     def test_a_part_that_stands_nowhere_is_refused(self) -> None:
         unsaid = replace(PRESETS["fedprox"], regularizer=Regularizer(word="new"))
-        with pytest.raises(ConfigError, match="strategy.regularizer: nobody has said what new costs"):
+        with pytest.raises(ConfigError, match="strategy.regularizer: it is not declared what new costs"):
             check_private(unsaid, {}, has_records=True, has_sums=False)
 
     @pytest.mark.parametrize(
