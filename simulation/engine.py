@@ -108,7 +108,7 @@ class Simulation:
 
     @property
     def state(self) -> GlobalState:
-        """The global state of this moment."""
+        """The present global state."""
         return self.progress.state
 
     @property

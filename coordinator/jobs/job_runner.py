@@ -38,7 +38,7 @@ log = get_logger("coordinator.jobs.job_runner")
 
 
 class JobRunner:
-    """Runs one job, phase by phase, and passes on what its silos send to the attempt of this moment."""
+    """Runs one job, phase by phase, and passes on what its silos send to the current attempt."""
 
     def __init__(self, resources: Resources, job: Job, *, on_change: Callable[[], None]) -> None:
         self.job = job
@@ -111,7 +111,7 @@ class JobRunner:
 
     @property
     def attempt(self) -> AttemptRunner | None:
-        """The session of this moment, if there is one."""
+        """The current session, if there is one."""
         return None if self._phase is None else self._phase.attempt
 
     def attempt_for(self, silo: str, key: wire.PhaseKey) -> AttemptRunner:

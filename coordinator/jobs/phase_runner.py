@@ -43,7 +43,7 @@ log = get_logger("coordinator.jobs.phase_runner")
 class PhaseRunner:
     """Runs one phase to its end.
 
-    `attempt` is the session of this moment, if there is one; `ends_job` whether silos refused the whole job.
+    `attempt` is the current session, if there is one; `ends_job` whether silos refused the whole job.
     away_since: the connectivity of the job's silos, kept up to date by its runner. complaints_before: those
     of the phase before.
     """
@@ -98,7 +98,7 @@ class PhaseRunner:
 
     async def _run_attempts(self, roster: Roster, state: GlobalState) -> None:
         """Retry until one reveals its sum. Raises AttemptFailed of the last one."""
-        if self._row.attempt > 0:  # it died with an earlier process
+        if self._row.attempt > 0:  # it ended with an earlier process
             self._fail_attempt(FailureReason.RESTARTED, is_told=False)
             self._machine.advance(PhaseEvent.ATTEMPT_FAILED)
         while True:

@@ -72,7 +72,7 @@ class Caller:
 
 
 class AccessGuard:
-    """Decides from the TLS session and the roster of this moment."""
+    """Decides from the TLS session and the current roster."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources

@@ -204,7 +204,7 @@ class FederationService:
             connection.end()
 
     async def _beat(self, connection: Connection, caller: Caller) -> None:
-        """Heartbeats, each after a look at certificate and roster of this moment."""
+        """Heartbeats, each after a check of certificate and current roster."""
         while not connection.ended.is_set():
             await asyncio.sleep(self._resources.settings.heartbeat_seconds)
             try:

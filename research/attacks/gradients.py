@@ -185,7 +185,7 @@ class _Trial:
 
 @cache
 def _solved(protection: str, samples: int) -> dict[str, Any]:
-    """The privacy of a job of one round whose update meets the target; by whom it is asked is no matter."""
+    """The privacy of a job of one round whose update meets the target; who asks for it does not matter."""
     asked = {"delta": DELTA_DP, "epsilon": TARGET_EPSILON, "statistics_noise_multiplier": OTHER_NOISE}
     trial = _Trial(samples, seed=0)
     solved = solve(trial.spec(asked | PROMISES[protection]), dict(trial.state)).privacy

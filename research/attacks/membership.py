@@ -213,7 +213,7 @@ def _arm(target: float | None, spec: JobSpec, runs: Sequence[_Run]) -> Arm:
 
 
 def _spent(spec: JobSpec) -> float:
-    """By the updates of all rounds; the statistics are another matter."""
+    """By the updates of all rounds; the statistics are not counted."""
     state = {**initial_state(spec), TOTAL: np.array(1)}
     released = releases_by_quantity(spec, "train", state, SILOS)
     updates = [release for quantity, release in released if quantity.discloses is Disclosure.UPDATE]

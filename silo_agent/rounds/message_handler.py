@@ -1,6 +1,6 @@
 """Where each message of the coordinator is answered: check, compute, join, answer.
 
-The coordinator hears a code of the closed list; sentences stay in the log and the audit trail of
+The coordinator is told a code of the closed list; sentences stay in the log and the audit trail of
 this silo. Source: docs/protocol.md 5, 7, 8, 9.
 """
 
