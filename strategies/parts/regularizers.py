@@ -51,7 +51,7 @@ MOON = Regularizer(
     options=MoonOptions,
     standing=Standing(
         why="compares each sample with the received model and with the one that the silo sent last, "
-        "which came out of DP-SGD; under sums the whole update is clipped",
+        "which came out of DP-SGD; in a silo-level job the whole update is clipped",
     ),
     keeps_local_state=True,
 )

@@ -74,7 +74,7 @@ FEDEXP = ServerUpdate(
     options=FedExPOptions,
     rule=FedExP(),
     standing=Standing(
-        why="under records the update's length is post-processing of DP-SGD",
+        why="in a record-level job the update's length is post-processing of DP-SGD",
         sums="sums the length of the silo's update with the update, which the clip of the update does "
         "not bound and no noise covers",
     ),

@@ -65,7 +65,7 @@ FEDNOVA = ServerUpdate(
     rule=FedNova(),
     counts_steps=True,
     standing=Standing(
-        why="under records the number of steps is the job's own and tells nothing",
+        why="in a record-level job the number of steps is the job's own and tells nothing",
         sums="sums the silo's number of steps, which tells how many samples it holds",
     ),
 )

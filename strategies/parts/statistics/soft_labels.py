@@ -176,8 +176,8 @@ SOFT_LABEL_SUMS = Statistic(
         ),
     ),
     standing=Standing(
-        why="under records the trained model is post-processing of DP-SGD, and one record moves the sums "
-        "of its answers by 1",
+        why="in a record-level job the trained model is post-processing of DP-SGD, and one record moves the "
+        "sums of its answers by 1",
         sums="sums what the silo's own trained model answers, and no clip bounds what one record, or one "
         "silo, changes of that",
     ),

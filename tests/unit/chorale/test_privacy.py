@@ -48,7 +48,7 @@ STATE: dict[str, Array] = {
 
 
 def private(make_spec: MakeSpec, *, privacy: dict[str, Any] | None = None, **fields: Any) -> JobSpec:
-    """A job of ten silos under records, unless the test says otherwise."""
+    """A job of ten silos at record level, unless the test says otherwise."""
     promised = {"statistics_noise_multiplier": 5.0, **({"records": RECORDS} if privacy is None else privacy)}
     return make_spec(**({"silos": NAMES, "privacy": promised} | fields))
 
