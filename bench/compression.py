@@ -203,12 +203,12 @@ def _sums(
             is_cancelled=lambda: False,
         )
         values = with_mean_square(context, objective.compute(work))
-        dice = _dice(job, key, place)
-        ring.add_into(total, Encoder(values, layout=layout, random=dice).encode().vectors)
+        random = _rounding_bytes(job, key, place)
+        ring.add_into(total, Encoder(values, layout=layout, random=random).encode().vectors)
     return ring.decode(total, layout=layout)
 
 
-def _dice(job: Job, key: PhaseKey, place: int) -> Callable[[int], bytes]:
+def _rounding_bytes(job: Job, key: PhaseKey, place: int) -> Callable[[int], bytes]:
     """What a silo takes from its operating system; here so that the figures can be had again."""
     start = hashlib.sha256(f"{job.spec.seed} {key.round} {key.phase} {place}".encode()).digest()
     return lambda size: start[:size]

@@ -1,4 +1,4 @@
-"""What a whole secure round costs, without training: real processes, beside a bare program of the same bytes.
+"""What a whole secure round costs, without training: real processes, and a bare program of the same bytes.
 
     python -m bench.round --silos 10 --length 1000000 --json
 
@@ -9,7 +9,7 @@ small messages of the stages, and the secure sum of `bench.masking.sum_alone` in
 
 Memory is the most RssAnon of a process, looked at every 5 ms in jobs over two longer vectors: all that it
 holds, but for pages of files, which the system may take back. How far it grows from the one job to the
-other is what it takes for each byte of the vector; what is left over idle of before any job, code that was
+other is what it takes for each byte of the vector; what is left over idle from before any job, code that was
 loaded since and buffers of the transport, is printed as `*_fixed_bytes`. At a silo the model's own array is
 taken off, the delta that its objective made.
 """
@@ -35,7 +35,7 @@ from bench.parties.processes import Peaks, Process, Processes, Record, environme
 from bench.rows import Row, table
 
 WORD_BYTES = 4  # of float32 and of a word of 32 bits
-MEMORY_LENGTH = 8_000_000  # and twice as many: vectors beside which blocks and chunks are small
+MEMORY_LENGTH = 8_000_000  # and twice as many: vectors much larger than blocks and chunks
 MEMORY_ROUNDS = 2
 EXCHANGES = 4  # adverts, envelopes, signatures, shares: of each silo one message, and one for it
 STAGES = ("waiting", "advertise", "share", "masked", "consistency", "unmask", "revealed")
@@ -51,7 +51,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Memory at most: vectors times the vector's bytes, and fixed_bytes beside."""
+    """Memory at most: vectors times the vector's bytes, plus fixed_bytes."""
 
     vectors: float
     fixed_bytes: float

@@ -1,4 +1,4 @@
-"""A figure and the target it is held to: what every benchmark prints and `make bench` judges.
+"""A figure and its target: what every benchmark prints and `make bench` judges.
 
 With --json a benchmark prints one object that holds "rows": a list of `Row.to_json()`, and exits 0
 whether its targets hold or not. One that cannot run here prints {"skipped": "<why>"} instead.

@@ -1,6 +1,6 @@
-"""What a silo spends on one session beside its vectors: keys, sharing, envelopes, checks, signatures.
+"""What a silo spends on one session apart from its vectors: keys, sharing, envelopes, checks, signatures.
 
-A whole session of n silos runs in this process, nobody is lost, and the CPU seconds of every silo are
+A whole session of n silos runs in this process, no silo is lost, and the CPU seconds of every silo are
 taken apart. All that the protocol asks of a silo is there; only the ledger's disk is not.
 """
 
@@ -38,7 +38,7 @@ class Report:
     by_stage: dict[str, float]
 
     def rows(self) -> list[Row]:
-        """The target holds for a hundred silos; another number is held to its share of it."""
+        """The target holds for a hundred silos; for another number it is proportional."""
         target = TARGET_SECONDS * self.silos / TARGET_SILOS
         name = f"set-up CPU per silo, n = {self.silos}"
         return [Row(name=name, target=target, value=self.setup_cpu_seconds, unit="s")]

@@ -1,4 +1,4 @@
-"""What Chorale adds to one stream under mutual TLS: its uploads and downloads beside a bare gRPC stream.
+"""What Chorale adds to one stream under mutual TLS: its uploads and downloads, and a bare gRPC stream's.
 
 Servers and client are processes of their own on loopback. The bare stream moves the same bytes in the same
 messages and throws them away; Chorale's upload masks, hashes, checks and spools them, its download reads a

@@ -1,4 +1,4 @@
-"""Every benchmark in a process of its own, held to its targets and to the last committed ratios.
+"""Every benchmark in a process of its own, compared with its targets and the last committed ratios.
 
 Leaves one JSON per benchmark, a table and plots in build/bench/. Exit code 1 says that a target was
 missed, a ratio got worse by more than 30 % or a benchmark failed; one that cannot run here is shown

@@ -52,7 +52,7 @@ DIRECTORY = click.option(
 OUT_ROSTER = click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help=f"Also write it here, beside {ROSTER} in the folder.",
+    help=f"Also write it here, in addition to {ROSTER} in the folder.",
 )
 ROSTER_DAYS = click.option(
     "--valid-days", default=90, show_default=True, type=click.IntRange(1, 3650), help="Days until it expires."
@@ -88,7 +88,7 @@ def init(federation: str, directory: Path, valid_days: int) -> None:
 @click.argument("requests", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="CSR...")
 @DIRECTORY
 @click.option("--host", "hosts", multiple=True, help="Further host or address of a coordinator.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder; default: beside each CSR.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder; default: that of each CSR.")
 @click.option(
     "--valid-days",
     default=365,

@@ -73,7 +73,7 @@ CODES: dict[type[ChoraleError], ExitCode] = {  # of every other one: FAILED
 
 
 class CommandFailed(ChoraleError):
-    """A command could not do what was asked, through nobody's wrong input."""
+    """A command could not do what was asked, though no input was wrong."""
 
 
 def with_hint(error: ChoraleError, hint: str) -> ChoraleError:

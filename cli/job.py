@@ -117,7 +117,7 @@ def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
 
 
 def tell_absent(spec: JobSpec, connected: Mapping[str, bool]) -> None:
-    """A job may wait for members to come; it would wait forever for a misspelled one."""
+    """A job may wait for members to come; a misspelled one never comes."""
     unknown = [name for name in spec.silos if name not in connected]
     away = [name for name in spec.silos if not connected.get(name, True)]
     if unknown:
@@ -161,7 +161,7 @@ def _control_command(action: str, text: str) -> None:
 
 
 _control_command("pause", "Start no further phase until the job is resumed.")
-_control_command("resume", "Go on with a paused job.")
+_control_command("resume", "Resume a paused job.")
 _control_command("cancel", "End a job for good; the rounds that are done stay.")
 
 

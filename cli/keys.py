@@ -15,7 +15,7 @@ from crypto.errors import ConfigError
 from crypto.identity.certificates import MemberId, Role, key_to_pem, new_key
 from crypto.identity.issuing import new_csr
 
-PRIVATE = 0o600  # of a key: nobody else reads it
+PRIVATE = 0o600  # of a key: only its owner reads it
 
 
 def csr_command(role_name: str) -> click.Command:
@@ -28,7 +28,10 @@ def csr_command(role_name: str) -> click.Command:
     @click.option("--name", required=True, help="Name: lower-case letters, digits, hyphens.")
     @click.option("--federation", required=True, help="Name of the federation.")
     @click.option(
-        "--host", "hosts", multiple=True, help=host_help if is_dialed else "Not used: nobody dials this role."
+        "--host",
+        "hosts",
+        multiple=True,
+        help=host_help if is_dialed else "Not used: this role is not dialed.",
     )
     @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the two files.")
     def csr(name: str, federation: str, hosts: tuple[str, ...], out: Path) -> None:

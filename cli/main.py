@@ -16,7 +16,7 @@ import click
 from cli.packages import foreign_package
 from cli.parent import die_with_parent
 
-USAGE = 2  # cli.errors.ExitCode.USAGE, of a module that may be somebody else's
+USAGE = 2  # cli.errors.ExitCode.USAGE, of a module that may belong to another package
 
 COMMANDS = {
     "demo": ("cli.demo.command:demo", "Train on real data with every party on this machine."),

@@ -28,7 +28,7 @@ def schema(file: str) -> None:
     """Print the JSON schema of a file: job, policy, silo, coordinator or operator.
 
     An editor with a YAML language server reads it by the first line of each file in docs/examples, which
-    expects it beside the file: `chorale schema job > job.schema.json`.
+    expects it next to the file: `chorale schema job > job.schema.json`.
     """
     click.echo(json.dumps(schema_of(file), indent=2))
 

@@ -103,7 +103,7 @@ def show_personal(config: Path, job: str | None, out: Path | None) -> None:
     from silo_agent.local_storage.personal_models import PersonalModels
 
     if out is not None and job is None:
-        raise ConfigError("--out: expected JOB beside it; without --out all jobs are listed")
+        raise ConfigError("--out: expected JOB with it; without --out all jobs are listed")
     settings = load_silo_settings(config)
     with closing(_ledger(settings)) as ledger:
         reveals = ledger.reveals(policy=load_policy(settings.policy), data_set=settings.data.name)
@@ -151,7 +151,7 @@ def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
         if count:
             click.echo(
                 f"{settings.audit_path}: lacks {count} {what} of the ledger: a crash kept them out (the"
-                " agent adds them when it starts), or somebody cut the log short"
+                " agent adds them when it starts), or the log was cut short"
             )
 
 

@@ -26,7 +26,7 @@ def sitting_out(
     """Silos kept out of this attempt.
 
     here: complaints of this phase so far. before: those of the phase before it, whose last
-    attempt left nobody to sit out but this phase.
+    attempt left no silo to sit out but this phase.
     """
     last_attempt = max((complaint.attempt for complaint in before), default=0)
     owed = [complaint for complaint in before if complaint.attempt == last_attempt]

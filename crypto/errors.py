@@ -51,7 +51,7 @@ class BudgetExhausted(ChoraleError):
 
 
 class PolicyRefusal(ChoraleError):
-    """The silo's policy or ledger says no."""
+    """The silo's policy or ledger refuses."""
 
     def __init__(self, message: str, *, code: Refusal = Refusal.POLICY) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class PolicyRefusal(ChoraleError):
 
 
 class ProtocolError(ChoraleError):
-    """The exchange cannot go on."""
+    """The exchange cannot continue."""
 
 
 class LocalProtocolError(ProtocolError):

@@ -36,7 +36,7 @@ class Keystream:
         self.seek(offset_bytes)
 
     def seek(self, offset_bytes: int) -> None:
-        """Go on from that byte of the stream. Far cheaper than another Keystream of the same key."""
+        """Continue from that byte of the stream. Far cheaper than another Keystream of the same key."""
         counter, skipped_bytes = divmod(offset_bytes, _CIPHER_BLOCK_BYTES)
         self._encryptor.reset_nonce(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big"))
         self._encryptor.update(bytes(skipped_bytes))

@@ -40,7 +40,7 @@ class SiloMetrics:
         gauge = partial(Gauge, namespace=PREFIX, registry=self.registry)
         self.rounds = counter("rounds", "Phases that ended, by phase and result.", ["phase", "result"])
         self.sessions = counter("sessions", "Sessions this silo adverted for, by phase.", ["phase"])
-        self.refusals = counter("refusals", "Times this silo said no, by reason.", ["reason"])
+        self.refusals = counter("refusals", "Refusals by this silo, by reason.", ["reason"])
         self.transferred = counter("transferred_bytes", "Models down, vectors up.", ["direction"])
         self.training_seconds = counter("training_seconds", "Time spent computing inputs.")
         self.mask_seconds = counter("mask_seconds", "Time spent encoding, masking and sending vectors.")
@@ -68,7 +68,7 @@ class SiloMetrics:
             self.transferred.labels(direction=direction.value)
 
     def watch_budget(self, budget: float, spent: Callable[[], tuple[float, int]]) -> None:
-        """spent: epsilon and unnoised inputs, read from the ledger whenever somebody looks."""
+        """spent: epsilon and unnoised inputs, read from the ledger at every scrape."""
         self.epsilon_budget.set(budget)
         self.epsilon_spent.set_function(lambda: spent()[0])
         self.unnoised_inputs.set_function(lambda: float(spent()[1]))

@@ -33,7 +33,7 @@ class Cancelled(ChoraleError):
 class Work:
     """One phase's work. weight: p = n / total; is_cancelled: asked between batches.
 
-    class_rows: by class, whether enough silos hold it for its row to be sent; None before presence.
+    class_rows: by class, whether enough silos hold it for its row to be sent; None before class-presence.
     keep_personal: takes what a closing phase fine-tuned; it stays with the institution.
     local: what this silo keeps of the job between rounds; a method reads it and proposes the next.
     """

@@ -1,6 +1,6 @@
 """The one place that imports torchvision.
 
-Its compiled extension needs CUDA libraries. Beside a CPU build of torch it does not load, and
+Its compiled extension needs CUDA libraries. With a CPU build of torch it does not load, and
 `import torchvision` then fails because it registers fake kernels for operators that nothing has
 defined. Their schemas are all it misses: models, transforms and datasets need no compiled code.
 Where the extension loads, this module does nothing but import.

@@ -38,7 +38,7 @@ from simulation.silos import Answer, SilosHere, built_in
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, Arrays, PhaseResult
 
-NO_NONCE = "0" * 32  # of a job that nobody submits
+NO_NONCE = "0" * 32  # of a job that is not submitted
 Step = tuple[int, str]  # round and phase
 
 
@@ -108,7 +108,7 @@ class Simulation:
 
     @property
     def state(self) -> GlobalState:
-        """The global state of this moment."""
+        """The present global state."""
         return self.progress.state
 
     @property

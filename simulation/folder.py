@@ -97,7 +97,7 @@ class SimulationFolder:
         sync_directory(states)
 
     def finish(self, progress: Progress) -> None:
-        """The simulation has ended: its model, beside all else."""
+        """The simulation has ended: its model, next to the other files."""
         write_atomic(self.model_path, state_parts(progress.state))
         self.keep(progress)
 

@@ -1,4 +1,4 @@
-"""What a simulation tells of its rounds."""
+"""What a simulation reports of its rounds."""
 
 from __future__ import annotations
 

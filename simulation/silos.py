@@ -69,7 +69,7 @@ class SilosHere:
                 objective=self._objective,
                 is_cancelled=lambda: False,
                 local=local,
-                random=dice(request.key, silo),
+                random=rounding_bytes(request.key, silo),
             )
         except PolicyRefusal as refusal:
             return Answer(silo=silo, refused=refusal.code.value, told=str(refusal))
@@ -89,7 +89,7 @@ def built_in(device: str) -> Objective:
     return TorchObjective(device=device)
 
 
-def dice(key: PhaseKey, silo: str) -> Callable[[int], bytes]:
+def rounding_bytes(key: PhaseKey, silo: str) -> Callable[[int], bytes]:
     """Bytes for rounding and noise that follow from the job, so that a simulation can be repeated.
 
     Security: no agent does this; who knows the job could take this noise off again.

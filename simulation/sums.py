@@ -46,7 +46,7 @@ def word_sums(layout: Layout, encoded: Iterable[Encoded]) -> dict[str, Array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureSum:
-    """Sums under masks: sessions of one simulation's members, in this process. Nobody drops inside a session.
+    """Sums under masks: sessions of a simulation's members, in this process. No silo drops inside a session.
 
     now: when their certificates are looked at.
     """

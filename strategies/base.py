@@ -23,7 +23,7 @@ FloatArray = NDArray[np.float64]
 
 MODEL = "model/"  # prefix of a model's parameters and buffers in the global state
 METHOD = "method/"  # prefix of what a method keeps between rounds
-PRESENCE = "method/presence"  # (C,) int64: how many silos hold each class, written by presence
+PRESENCE = "method/presence"  # (C,) int64: how many silos hold each class, written by class-presence
 TOTAL = "method/total"  # sum of the rounded sample counts, written by enrollment
 
 
@@ -56,7 +56,7 @@ class PhaseContext:
     public_seed: 32 bytes of job, round and phase.
     update_clip: L2 norm to which every silo's update is clipped, where noise protects silos; else None.
     noise: of each noised quantity, the standard deviation of the noise of all m silos in a number of the
-    sum, in the quantity's units; known to everybody, and of no use to what a silo computes.
+    sum, in the quantity's units; public, and of no use to what a silo computes.
     """
 
     round: int
@@ -103,7 +103,7 @@ class Phase(Protocol):
 
 
 class SummedBeside(Protocol):
-    """What is summed in a phase beside its main sum: quantities, and what their sums say."""
+    """What is summed in a phase in addition to its main sum: quantities, and what their sums say."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """What every silo sums for it, in declared order."""
@@ -136,10 +136,10 @@ class ServerStep:
 
 
 class ServerRule(Protocol):
-    """What the mean delta, and what is summed for it beside, do to the model."""
+    """What the mean delta, and the update's further sums, do to the model."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        """What it needs summed beside p * delta and p."""
+        """What it needs summed besides p * delta and p."""
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
         """The step from the revealed sums; the sum of p is above 0.

@@ -47,7 +47,7 @@ def check_private(recipe: Recipe, options: Options, *, has_records: bool, has_su
     for field, part in recipe.parts.items():
         standing = part.standing
         if standing is None:
-            raise ConfigError(f"strategy.{field}: nobody has said what {part} costs in a private job")
+            raise ConfigError(f"strategy.{field}: it is not declared what {part} costs in a private job")
         if has_records and standing.records:
             raise ConfigError(f"strategy.{field}: {part} {standing.records} (privacy.records)")
         if has_sums and standing.sums:

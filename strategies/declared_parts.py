@@ -1,6 +1,6 @@
 """Every part that a job may name, by field of the recipe and word: the only list of them on this side.
 
-The words that a job file may use, the checks, the presets and the tables of docs/methods.md go by it.
+The words that a job file may use, the checks, the presets and the tables of docs/methods.md follow it.
 silo_agent/training/parts/computed_parts.py says how a silo computes each.
 """
 

@@ -48,7 +48,7 @@ class Strategy:
         return not (has_no_sum and parameter.startswith("head."))
 
     def under_noise(self) -> Strategy:
-        """The method in a private job: without the phase of presence (strategies/phases/enrollment.py)."""
+        """The method in a private job: without the class-presence phase (strategies/phases/enrollment.py)."""
         opening = tuple(kind for kind in self.opening if kind != CLASS_PRESENCE)
         phases = {kind: phase for kind, phase in self.phases.items() if kind != CLASS_PRESENCE}
         return replace(self, opening=opening, phases=MappingProxyType(phases))

@@ -1,6 +1,6 @@
 """What a part of a method is, and a recipe: the parts that a method is made of.
 
-A part is declared once, in strategies/parts/: its word in a job file, its options, what it needs beside it,
+A part is declared once, in strategies/parts/: its word in a job file, its options, the parts that it needs,
 how it stands in a private job, and what the coordinator does for it. silo_agent/training/parts/ computes it.
 strategies/declared_parts.py lists every declaration.
 """
@@ -56,7 +56,7 @@ ADDS_NOTHING = Standing(why="adds nothing")
 class Part:
     """The declaration of a part. There is one object for each, compared by identity.
 
-    word: names it in a job file. standing: None where nobody has said it; private jobs then refuse the part.
+    word: names it in a job file. standing: None where it is not declared; private jobs then refuse the part.
     check_options: raises ConfigError for options with which the part makes no sense in this recipe.
     check_private: the same for options with which a private job cannot bound what one record moves.
     keeps_local_state: whether silos keep arrays of their own for it between rounds (docs/protocol.md 7.8).
@@ -130,7 +130,7 @@ class ServerUpdate(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Statistic(Part):
-    """What a method sums by class in every round: beside the deltas, or in a phase before the training."""
+    """What a method sums by class in every round: with the deltas, or in a phase before the training."""
 
     beside_training: tuple[SummedBeside, ...] = ()
     before_training: tuple[Phase, ...] = ()

@@ -10,7 +10,7 @@ updates grew faster than that, is followed by one that does not.
 Where there is no such number yet, or no usable one, `delta` is summed in 32 bits.
 Source: docs/protocol.md 4.7; why these numbers: docs/decisions/0006-compression.md.
 
-Leaks, beside what the method leaks, the sum of the squared lengths of p * delta: one number a round.
+Leaks, in addition to what the method leaks, the sum of the squared lengths of p * delta: one number a round.
 
 P = trained parameters.
 """

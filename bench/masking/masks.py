@@ -1,4 +1,4 @@
-"""Masks without a session: a vector, its masks and what removes them, under seeds that nobody dealt."""
+"""Masks without a session: a vector, its masks and what removes them, under made-up seeds."""
 
 # L = words of one vector
 
@@ -41,7 +41,7 @@ def unmask_plan(vector: Layout, *, survivors: int, lost: int) -> UnmaskPlan:
 
 
 def exhaust(sender: Masker, source: Source, *, workers: int | None = None) -> None:
-    """Every chunk is let go when the next one is asked for, as on its way to the wire."""
+    """Every chunk is released when the next one is asked for, as on its way to the wire."""
     deque(sender.stream(source, workers=workers), maxlen=0)
 
 

@@ -39,7 +39,7 @@ def peak_of_step() -> Iterator[Peak]:
 
 
 def silo_peak_to_vector(length: int, *, word: int, silos: int) -> float:
-    """Beside its values, while a silo checks, encodes and masks them."""
+    """In addition to its values, while a silo checks, encodes and masks them."""
     vector = masks.layout(max(length, MIN_VALUES), word=word, silos=silos)
     values_L = masks.values(max(length, MIN_VALUES), seed=0)
     masker = masks.masker(vector, silos=silos)

@@ -1,9 +1,9 @@
 """The secure sum of a round and nothing else: what silos and coordinator compute and keep, in one process.
 
 Keys, envelopes, signatures and their checks; encoding, masking, adding, unmasking and decoding of every
-vector; and what the protocol wants on the disk: the model at every silo, held to its digest, the rows of a
+vector; and what the protocol wants on the disk: the model at every silo, checked by its digest, the rows of a
 silo's ledger that stand before something leaves it, the masked sum and the next model. No wire, no
-job, no other row: beside the floor of `bench.parties.plain_round` what a secure round cannot do without.
+job, no other row: with the floor of `bench.parties.plain_round` what a secure round cannot do without.
 """
 
 # L = words of one vector
@@ -41,14 +41,14 @@ LARGEST_ERROR = 1e-4  # of a sum of a hundred silos; a mask left on is larger in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumAlone:
-    """Of one round: CPU of all silos and the coordinator; what a silo sends beside its vector, in bytes."""
+    """Of one round: CPU of all silos and the coordinator; what a silo sends besides its vector, in bytes."""
 
     cpu_seconds: float
     message_bytes: int
 
 
 def measure(*, silos: int, length: int) -> SumAlone:
-    """The median of sessions in which nobody is lost. Raises LocalProtocolError if a sum is wrong."""
+    """The median of sessions in which no silo is lost. Raises LocalProtocolError if a sum is wrong."""
     keep_chunks()  # as an agent's process does
     federation = make_federation(silos, now=NOW)
     layout = update_layout(federation, length=length, word=WORD)

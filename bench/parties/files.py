@@ -38,7 +38,7 @@ class FederationFiles:
         self.endpoint = folder / COORDINATOR / "endpoint.json"
         self._authority = folder / "authority.crt"
         self._now = datetime.now(UTC)
-        self._enrol()
+        self._enroll()
 
     def party(self, name: str) -> Party:
         return Party(
@@ -90,7 +90,7 @@ class FederationFiles:
         path.write_bytes(state_to_bytes({"model/weight": np.zeros(length, np.float32)}))
         return path
 
-    def _enrol(self) -> None:
+    def _enroll(self) -> None:
         key, authority = issuing.new_authority(FEDERATION, now=self._now, valid_days=10)
         self._authority.write_bytes(certificates.certificate_to_pem(authority))
         members = []

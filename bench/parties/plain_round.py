@@ -58,7 +58,7 @@ BY_HAND: Final = Framing(make=Chunk, write=chunk_to_wire, read=chunk_from_wire)
 
 
 class Server:
-    """Round by round: everybody downloads, everybody uploads, the mean is added to the model.
+    """Round by round: every party downloads, every party uploads, the mean is added to the model.
 
     is_floor: vectors are moved and left at that.
     """

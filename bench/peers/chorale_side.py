@@ -50,7 +50,7 @@ class _Run:
         masker = self._session.masker(name)
         with self._clock.step("mask"):
             encoder = Encoder({"delta": values_L}, layout=self._layout)
-            # every chunk is let go when the next one is asked for, as on its way to the wire
+            # every chunk is released when the next one is asked for, as on its way to the wire
             deque(masker.stream(encoder, workers=1), maxlen=0)
         with self._clock.step("join"):  # what a network would have kept
             stream = b"".join(masker.stream(encoder, workers=1))

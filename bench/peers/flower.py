@@ -1,7 +1,7 @@
-"""Chorale's secure sum beside Flower's SecAgg+ functions: same values, same silos, same losses, one run.
+"""Chorale's secure sum and Flower's SecAgg+ functions, compared: equal values, silos and losses, one run.
 
 Flower is installed from PyPI into an environment of its own, build/peers/flower, and runs there. Both
-sides must give the right sum. README.md beside this file says what is compared and what is not.
+sides must give the right sum. README.md in this folder says what is compared and what is not.
 Exit code 3, or {"skipped": ...} with --json, says that the peer cannot be installed here.
 """
 
@@ -178,7 +178,7 @@ def _flower(
     }
     (folder / "request.json").write_text(json.dumps(request))
     done = subprocess.run(
-        # -P: what stands beside the script is not for its imports
+        # -P: files next to the script are not for its imports
         [python, "-P", SIDE, folder / "request.json"],
         stdout=subprocess.PIPE,
         text=True,

@@ -16,7 +16,7 @@ class Measured:
     silo_setup: keys, shares, envelopes, answers. silo_mask: float32 values to masked bytes.
     coordinator_unmask: from shares to a sum without masks, as words. coordinator_decode: from words to
     float64. coordinator_other: everything before.
-    sent_bytes: keys, shares, envelopes and signatures beside the vector.
+    sent_bytes: keys, shares, envelopes and signatures, without the vector.
     max_abs_error: of the sum, in units of the values.
     """
 

@@ -1,6 +1,6 @@
-"""The committed figures: ratios of the last measurement somebody stood by, and their place on the page.
+"""The committed figures: ratios of the last accepted measurement, and their place on the page.
 
-Only ratios are compared between machines; beside them stand machine, versions, command and date.
+Only ratios are compared between machines; next to them stand machine, versions, command and date.
 """
 
 from __future__ import annotations

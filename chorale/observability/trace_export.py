@@ -69,7 +69,7 @@ class Tracer:
     def span(self, name: Span, job_digest: bytes, round: int, key: PhaseKey | None) -> Iterator[None]:
         """A span of the round's trace: below the one that is open here, else below the round's root."""
         ids = trace_id(job_digest, round), root_span_id(job_digest, round)
-        # all that a span says beside its name and its times
+        # all that a span says besides its name and its times
         job_id = job_digest.hex()[:JOB_ID_DIGITS]
         attributes: dict[str, str | int] = {"chorale.job": job_id, "chorale.round": round}
         if key is not None:

@@ -1,6 +1,6 @@
 """What releases cost: Renyi differential privacy, composed, and turned into epsilon.
 
-A release is everything that one noised input, or one run of DP-SGD, tells of a silo's data. Releases
+A release is everything that one noised input, or one run of DP-SGD, reveals about a silo's data. Releases
 over the same data add up order by order (Mironov 2017, arXiv 1702.07476, Proposition 1), whichever
 jobs they belong to. Epsilon by the conversion of Canonne, Kamath and Steinke (2020, arXiv 2004.00010,
 Proposition 12) as dp-accounting computes it. Source: docs/privacy.md, "Accounting".

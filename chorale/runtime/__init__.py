@@ -1,1 +1,1 @@
-"""What long-lived processes stand on: files, database, audit log, work beside the event loop."""
+"""What long-lived processes stand on: files, database, audit log, work outside the event loop."""

@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop: what a stream needs next and what it left behind, both bounded.
+"""Blocking work outside the event loop: what a stream needs next and what it left behind, both bounded.
 
 `Prefetcher` makes items in a thread before they are asked for, `BackgroundWriter` takes steps in a thread
 after they were handed in. Neither holds a thread while it has nothing to do, so any number of streams shares

@@ -43,7 +43,7 @@ def _no_truth_value(value: object) -> object:
 
 
 def _in_utc(moment: datetime) -> datetime:
-    # nor is pydantic's own zone kept: let go as a process ends, it reads what datetime has freed
+    # nor is pydantic's own zone kept: released as a process ends, it reads what datetime has freed
     try:
         return moment.astimezone(UTC)
     except OverflowError:

@@ -66,7 +66,7 @@ class PartsSpec(_Part):
         default="weighted-mean", description="what the mean delta does to the model"
     )
     statistic: Annotated[str, _words("statistic")] | None = Field(
-        default=None, description="summed beside the deltas; null: none"
+        default=None, description="summed with the deltas; null: none"
     )
     personalization: Annotated[str, _words("personalization")] = Field(
         default="none", description="what of the model is each silo's own in every round"
@@ -168,7 +168,7 @@ class TrainingSpec(_Part):
     local_epochs: int = Field(default=1, ge=1, le=1_000, description="passes over the silo's data")
     batch_size: int = Field(default=32, ge=1, le=65_536, description="samples of one step")
     optimizer: Literal["sgd", "adam"] = Field(
-        default="sgd", description="starts afresh in each round; adam has betas 0.9 and 0.999 and no momentum"
+        default="sgd", description="new in each round; adam has betas 0.9 and 0.999 and no momentum"
     )
     learning_rate: float = Field(gt=0, le=100, allow_inf_nan=False, description="in the first round")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd; starts from zero in each round")

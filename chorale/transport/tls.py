@@ -30,7 +30,7 @@ ENVIRONMENT = {
     "GRPC_VERBOSITY": "NONE",
 }
 
-# How gRPC words a handshake that the peer broke off, which is all it tells of a refused certificate.
+# How gRPC words a handshake that the peer broke off, which is all it says about a refused certificate.
 CLOSED_WORDS = ("Socket closed", "recvmsg", "Connection reset", "Broken pipe")
 UNTRUSTED_WORDS = (
     "CERTIFICATE_VERIFY_FAILED",

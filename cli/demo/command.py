@@ -168,7 +168,7 @@ def _promise(plan: DemoPlan, operations: Operations, digest: bytes) -> Promise:
 
 
 def _spent(plan: DemoPlan) -> dict[str, float]:
-    """Epsilon of each silo's data set, from its own ledger; no silo shows it to anybody else."""
+    """Epsilon of each silo's data set, from its own ledger; no silo shows it to another party."""
     from silo_agent.ledger.ledger import Ledger
 
     spent: dict[str, float] = {}
@@ -258,8 +258,8 @@ def _own_command() -> str:
     """How this shell would call the command again."""
     if shutil.which("chorale"):
         return "chorale"
-    beside = Path(sys.executable).parent / "chorale"
-    return os.path.relpath(beside) if beside.exists() else f"{os.path.relpath(sys.executable)} -m cli.main"
+    program = Path(sys.executable).parent / "chorale"
+    return os.path.relpath(program) if program.exists() else f"{os.path.relpath(sys.executable)} -m cli.main"
 
 
 def _say(text: str) -> None:

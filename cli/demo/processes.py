@@ -96,7 +96,7 @@ class Processes(AbstractContextManager["Processes"]):
             click.echo(f"stopping {len(self.children)} processes; interrupt again to kill them", err=True)
         try:
             self.stop()
-        except KeyboardInterrupt:  # a second Ctrl-C: no more patience
+        except KeyboardInterrupt:  # a second Ctrl-C: stop without waiting
             for child in self.children:
                 child.process.kill()
             raise

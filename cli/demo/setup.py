@@ -94,7 +94,7 @@ class DemoPlan:
     def _check_privacy(self) -> None:
         if self.dp is None:
             if self.epsilon is not None:
-                raise ConfigError("--epsilon: expected --dp records or --dp sums beside it, got neither")
+                raise ConfigError("--epsilon: expected --dp records or --dp sums with it, got neither")
             return
         if self.dp not in EPSILONS:
             raise ConfigError(f"--dp: expected {' or '.join(EPSILONS)}, got {self.dp}")

@@ -82,7 +82,7 @@ def page(report: Document) -> str:
         personal = (
             f"<p>Each silo's own model, on its own hold-out: accuracy {report['personal_accuracy']:.4f}, "
             f"standard deviation {report['personal_accuracy_deviation']:.4f} over {report['personal_silos']} "
-            "silos. Nobody but the silo has its model or its accuracy.</p>"
+            "silos. Only the silo has its model and its accuracy.</p>"
         )
     return "\n".join(
         [
@@ -97,7 +97,7 @@ def page(report: Document) -> str:
             "<h2>Rounds</h2>",
             _rounds_table(report["phases"]),
             "<h2>Who was left out</h2>",
-            _table(("round", "silo", "stage", "reason"), dropped) if dropped else "<p>Nobody.</p>",
+            _table(("round", "silo", "stage", "reason"), dropped) if dropped else "<p>None.</p>",
             "<h2>What was summed</h2>",
             f"<p>{html.escape(', '.join(report['quantities'])) or 'nothing'}. Only sums over the "
             f"silos of a round were revealed, {exactness}.</p>",

@@ -99,7 +99,9 @@ MAX_WORKERS = 256
     help="Where silos train; auto: on a GPU if there is one.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder for lines and model; goes on from there."
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for lines and model; a stopped run continues from there.",
 )
 def simulate(
     file: Path,
@@ -153,7 +155,7 @@ def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
     click.echo(f"{spec.strategy.name}, {spec.rounds} rounds of {drawn}", err=True)
     following = simulation.progress.following
     if following is not None and following[0] > 1:
-        click.echo(f"going on after round {following[0] - 1}", err=True)
+        click.echo(f"continuing after round {following[0] - 1}", err=True)
     for result in simulation.run():
         if folder is None:
             click.echo(json.dumps(result.to_json()))

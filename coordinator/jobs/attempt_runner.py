@@ -211,7 +211,7 @@ class AttemptRunner:
     async def collect_adverts(self, task: pb.PhaseTask) -> None:
         """Until every awaited silo adverted or refused, or the deadline passed with enough of them.
 
-        While fewer than needed are there it goes on waiting up to the hard cap: no attempt is used.
+        While fewer than needed are there it keeps waiting up to the hard cap: no attempt is used.
         """
         candidates = frozenset(self._terms.names) - self._kept_out
         waiting, sits_out = PhaseState.WAITING.value, Absent.SITS_OUT.value
@@ -279,7 +279,7 @@ class AttemptRunner:
         await self._collect(is_done=lambda: self.session.has_signatures)
         self._close(self.session.close_consistency, PhaseState.CONSISTENCY, self.session.survivors)
         assert self._sum is not None  # made when the masked stage began
-        total, self._sum = self._sum, None  # the caller stores it and lets go of it
+        total, self._sum = self._sum, None  # the caller stores it and drops it
         return total
 
     async def unmask(self) -> UnmaskPlan:

@@ -49,7 +49,7 @@ class JobManager:
         self._is_draining = False
 
     def resume_all(self) -> None:
-        """At start-up: every unfinished job goes on where it was."""
+        """At start-up: every unfinished job resumes where it was."""
         store, wanted = self._resources.store, set()
         unfinished = [row for row in store.jobs() if not row.status.is_ended]
         for row in unfinished:
@@ -65,7 +65,7 @@ class JobManager:
         self._count_jobs()
 
     async def stop(self) -> None:
-        """Leave every job as it is stored; the next start goes on from there."""
+        """Leave every job as it is stored; the next start resumes from there."""
         self._is_draining = True
         for digest in list(self._changes):
             self._note_change(digest)
@@ -107,7 +107,7 @@ class JobManager:
         those of a round can be laid out over it."""
         state, roster = state_from_file(received), self._resources.roster_book.current
         unknown = sorted(set(job.spec.silos) - roster.silo_names)
-        if len(job.spec.silos) - len(unknown) < SMALLEST_FEDERATION:  # a misspelt name is no member's
+        if len(job.spec.silos) - len(unknown) < SMALLEST_FEDERATION:  # a misspelled name is no member's
             raise RemoteProtocolError(
                 f"job {job.id}: silos: {', '.join(unknown)} not on the roster (version {roster.version}); "
                 f"expected at least {SMALLEST_FEDERATION} that are",

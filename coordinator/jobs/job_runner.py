@@ -1,6 +1,6 @@
 """One job: its phases one after the other, and what its silos send on the way.
 
-What a runner must remember is in the store, so one that starts again goes on where the last one was.
+What a runner must remember is in the store, so one that starts again continues where the last one was.
 Source: docs/protocol.md 7.
 """
 
@@ -38,7 +38,7 @@ log = get_logger("coordinator.jobs.job_runner")
 
 
 class JobRunner:
-    """Runs one job, phase by phase, and passes on what its silos send to the attempt of this moment."""
+    """Runs one job, phase by phase, and passes on what its silos send to the current attempt."""
 
     def __init__(self, resources: Resources, job: Job, *, on_change: Callable[[], None]) -> None:
         self.job = job
@@ -52,7 +52,7 @@ class JobRunner:
         self._resume_seconds = RESUME_SECONDS
         self._going = asyncio.Event()
         self._going.set()
-        # before connectivity is read: nobody connects in between unheard
+        # before connectivity is read: no silo connects in between unnoticed
         resources.attendance.listeners.append(self)
         # the silos' connectivity: since when each that is not connected has been away, over all connections;
         # one that was never seen counts as lost when the job started here
@@ -77,7 +77,7 @@ class JobRunner:
             self._resources.attendance.listeners.remove(self)
 
     async def _run_to_end(self) -> None:
-        """All phases that are left. What the job must remember is stored, so this goes on after any fault."""
+        """All phases that are left. What the job must remember is stored, so this resumes after any fault."""
         self._note_checkpoint()
         try:
             step = self._next_step()
@@ -111,7 +111,7 @@ class JobRunner:
 
     @property
     def attempt(self) -> AttemptRunner | None:
-        """The session of this moment, if there is one."""
+        """The current session, if there is one."""
         return None if self._phase is None else self._phase.attempt
 
     def attempt_for(self, silo: str, key: wire.PhaseKey) -> AttemptRunner:

@@ -1,6 +1,6 @@
 """One phase of one job: attempts until a sum is revealed, then its effect, once.
 
-Every step is stored before what follows from it is sent. A process that dies is continued from
+Every step is stored before what follows from it is sent. A process that crashes is continued from
 the stored state: in UNMASK with the same session, afterwards by applying the stored sum, before
 it by a new attempt with fresh keys. Source: docs/protocol.md 7.
 """
@@ -43,7 +43,7 @@ log = get_logger("coordinator.jobs.phase_runner")
 class PhaseRunner:
     """Runs one phase to its end.
 
-    `attempt` is the session of this moment, if there is one; `ends_job` whether silos refused the whole job.
+    `attempt` is the current session, if there is one; `ends_job` whether silos refused the whole job.
     away_since: the connectivity of the job's silos, kept up to date by its runner. complaints_before: those
     of the phase before.
     """
@@ -98,7 +98,7 @@ class PhaseRunner:
 
     async def _run_attempts(self, roster: Roster, state: GlobalState) -> None:
         """Retry until one reveals its sum. Raises AttemptFailed of the last one."""
-        if self._row.attempt > 0:  # it died with an earlier process
+        if self._row.attempt > 0:  # it ended with an earlier process
             self._fail_attempt(FailureReason.RESTARTED, is_told=False)
             self._machine.advance(PhaseEvent.ATTEMPT_FAILED)
         while True:
@@ -245,7 +245,7 @@ class PhaseRunner:
     def _end(
         self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]
     ) -> records_pb2.PhaseRecord:
-        """Store how the phase ended, then remove its sums and tell of it: a process that dies in between
+        """Store how the phase ended, then remove its sums and report it: a process that crashes in between
         leaves sums that the next start removes."""
         is_applied = result.state is not None
         self._machine.advance(PhaseEvent.SUM_APPLIED if is_applied else PhaseEvent.GIVEN_UP)

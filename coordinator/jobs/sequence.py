@@ -16,19 +16,19 @@ Step = tuple[int, str]  # round and phase
 
 
 class JobFailed(ChoraleError):
-    """The job cannot go on; the message is what its operator reads."""
+    """The job cannot continue; the message is what its operator reads."""
 
     status = JobStatus.FAILED
 
 
 class BudgetSpent(JobFailed):
-    """The silos' data may spend no more; what was trained before stays."""
+    """The silos' privacy budget is spent; what was trained before stays."""
 
     status = JobStatus.STOPPED
 
 
 def next_step(job: Job, rows: Sequence[PhaseRow], *, is_outdated: Callable[[PhaseRow], bool]) -> Step | None:
-    """None after the last phase. Raises JobFailed where there is nothing to go on with.
+    """None after the last phase. Raises JobFailed where there is nothing to continue with.
 
     rows: all phases so far. is_outdated: whether the silos of the job have changed since an enrollment,
     or one asks to join.
@@ -74,7 +74,7 @@ def completed_rounds(store: Store, job: Job) -> int:
 
 
 class PhaseHistory:
-    """The phases of one job so far. What has ended changes no more, so it is read from the store once."""
+    """The phases of one job so far. What has ended does not change, so it is read from the store once."""
 
     def __init__(self, store: Store, job_digest: bytes) -> None:
         self._store = store

@@ -40,7 +40,7 @@ class Farewell:
 
 
 class Listener(Protocol):
-    """A job runner, which hears of its silos' coming and going."""
+    """A job runner, which is told when its silos connect and disconnect."""
 
     def on_connected(self, silo: str) -> None: ...
 
@@ -50,7 +50,7 @@ class Listener(Protocol):
 
 
 class Connection:
-    """The way to one silo. `ended` is of this side: a silo may leave what it is sent unread for ever."""
+    """The way to one silo. `ended` is of this side: a silo may never read what it is sent."""
 
     def __init__(self, silo: str, *, certificate_expires: datetime) -> None:
         self.silo = silo

@@ -22,7 +22,7 @@ log = get_logger("coordinator.roster")
 
 
 class RosterBook:
-    """The newest roster, and those that running rounds began with. `listeners` hear of each new one."""
+    """The newest roster, and those that running rounds began with. `listeners` are told of each new one."""
 
     def __init__(
         self, path: Path, *, federation: str, authority: x509.Certificate, store: Store, clock: Clock

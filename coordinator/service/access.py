@@ -72,7 +72,7 @@ class Caller:
 
 
 class AccessGuard:
-    """Decides from the TLS session and the roster of this moment."""
+    """Decides from the TLS session and the current roster."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
@@ -83,7 +83,7 @@ class AccessGuard:
             self._check(caller_of(context), method)
 
     def check(self, caller: Caller, method: str) -> None:
-        """A call that goes on: whether it would still begin. Raises AccessDenied as `admit`."""
+        """A call in progress: whether it would still be admitted. Raises AccessDenied as `admit`."""
         with self._telling_refusals(method):
             self._check(caller, method)
 

@@ -127,7 +127,7 @@ class FederationService:
     async def Upload(
         self, request_iterator: AsyncIterator[pb.UploadMessage | Chunk], context: Context
     ) -> AsyncIterator[pb.UploadReceipt]:
-        """One masked vector: header, receipt with the offset to go on from, chunks, end, receipt."""
+        """One masked vector: header, receipt with the offset to resume from, chunks, end, receipt."""
         caller = caller_of(context)
         received = self._resources.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value)
         async with errors_as_codes(context):
@@ -204,7 +204,7 @@ class FederationService:
             connection.end()
 
     async def _beat(self, connection: Connection, caller: Caller) -> None:
-        """Heartbeats, each after a look at certificate and roster of this moment."""
+        """Heartbeats, each after a check of certificate and current roster."""
         while not connection.ended.is_set():
             await asyncio.sleep(self._resources.settings.heartbeat_seconds)
             try:
@@ -216,7 +216,7 @@ class FederationService:
             connection.send(pb.CoordinatorMessage(heartbeat=beat))
 
     async def _leave_at_end(self, connection: Connection) -> None:
-        """At once, however long the call goes on: gRPC ends it when the silo reads what it was sent."""
+        """At once, however long the call lasts: gRPC ends it when the silo reads what it was sent."""
         await connection.ended.wait()
         self._resources.attendance.leave(connection)
 

@@ -152,7 +152,7 @@ class Host:
         return probes
 
     async def _watch_roster(self) -> None:
-        """Take over a new roster within a heartbeat, whether or not anybody calls."""
+        """Take over a new roster within a heartbeat, whether or not a call comes."""
         while True:
             await asyncio.sleep(self._settings.heartbeat_seconds)
             self.resources.roster_book.refresh()

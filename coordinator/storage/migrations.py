@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from chorale.runtime.database import Migration
 
-# Files of before versions were counted hold these very tables.
+# Files from before versions were counted hold these very tables.
 _FIRST: Migration = (
     """
     CREATE TABLE IF NOT EXISTS rosters (
@@ -78,7 +78,7 @@ _FIRST: Migration = (
     """,
 )
 
-# Phases have other names since, and a signed job other words: no silo goes on with a job of before.
+# Phases have other names since, and a signed job other words: no silo continues an earlier job.
 # Its rows stay as they were; a job that had not ended ends here.
 _OTHER_PHASE_NAMES: Migration = (
     """

@@ -31,7 +31,7 @@ class Spool:
     def __init__(self, path: Path, *, total_bytes: int) -> None:
         self.path = path
         self.total_bytes = total_bytes
-        self.received_bytes = 0  # accepted: what an upload goes on after
+        self.received_bytes = 0  # accepted: what an upload resumes after
         self.is_complete = False
         self._is_resumed = False
         self._digest = b""
@@ -41,7 +41,7 @@ class Spool:
         self._is_closed = False
 
     def begin_stream(self) -> None:
-        """A stream goes on after what is here."""
+        """A stream resumes after what is here."""
         self._is_resumed = self.received_bytes > 0
 
     async def append(self, offset: int, data: Part) -> None:
@@ -49,7 +49,7 @@ class Spool:
         an earlier one could not be written."""
         with self._restarting():
             await self._writing.room()
-        # checked after the wait: another stream of the silo may have gone on meanwhile
+        # checked after the wait: another stream of the silo may have continued meanwhile
         if self.is_complete:
             raise RemoteProtocolError("upload: the vector is already complete")
         if self._is_closed:  # chunks that were on the way when the session ended

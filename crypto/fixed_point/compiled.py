@@ -1,7 +1,7 @@
 """The inner loops of a silo, compiled: rounding in one pass over the values where numpy needs nine, and the
 rotation in the L2 cache.
 
-numba comes with the extra `silo`. Without it, or where it finds no folder to keep what it compiled (beside
+numba comes with the extra `silo`. Without it, or where it finds no folder to keep what it compiled (next to
 this file, NUMBA_CACHE_DIR, the user's cache), the numpy loops of encoder.py and projection.py serve with
 the same words: compiling in every process would cost more than it saves.
 """

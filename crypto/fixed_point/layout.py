@@ -25,7 +25,7 @@ BOUND_RANGE = (1e-30, 1e30)  # within it scale and scaled values are ordinary fl
 
 
 class Disclosure(Enum):
-    """What the sum of a quantity tells of a silo's data.
+    """What the sum of a quantity reveals about a silo's data.
 
     A private job protects a quantity by it, and a silo's policy refuses by it. No message carries it and no
     digest covers it: coordinator and silo each read it from the method's code. Source: docs/privacy.md.
@@ -35,7 +35,7 @@ class Disclosure(Enum):
     UPDATE = auto()  # the trained update
     FROM_UPDATE = auto()  # what follows from the update, or from the declared number of steps
     STATISTIC = auto()  # of a silo's records, over all classes together
-    CLASS_STATISTIC = auto()  # of a silo's records, by class; and all that nobody has classified
+    CLASS_STATISTIC = auto()  # of a silo's records, by class; and everything that is not classified
     TRAINED_CLASS_STATISTIC = auto()  # by class, of answers of the model that the silo has just trained
     DIAGNOSTIC = auto()  # how well the encoding fits; no private job sums it
 

@@ -26,8 +26,8 @@ def workers_for(tasks: int, workers: int | None = None) -> int:
 def in_order(tasks: Iterable[Callable[[], Result]], *, workers: int) -> Iterator[Result]:
     """The result of each task, in the order of the tasks. A single worker is the caller's own thread.
 
-    No more than `workers` tasks run or wait beside the one whose result is asked for. What a task raises
-    is raised in its turn and ends the rest. Closing the iterator waits for those that run: no task
+    No more than `workers` tasks run or wait concurrently with the one whose result is asked for. What a task
+    raises is raised in its turn and ends the rest. Closing the iterator waits for those that run: no task
     outlives it. The threads do, and serve the next one.
     """
     if workers == 1:

@@ -5,7 +5,7 @@ of a fraction. Once in 2^15 draws at most these do not decide, and 64 bits of a 
 Source: docs/protocol.md 4, docs/privacy.md "The noise".
 
 The table is looked up by a compiled loop where numba, of the extra `silo`, is there and finds a folder for
-what it compiled (beside this file, NUMBA_CACHE_DIR, the user's cache), else in numpy, with the same
+what it compiled (next to this file, NUMBA_CACHE_DIR, the user's cache), else in numpy, with the same
 samples: compiling in every process would cost more than it saves.
 
 Security: not constant in time. A process that shares the machine's caches and measures them sees which
@@ -34,7 +34,7 @@ from crypto import prg
 from crypto.errors import LocalProtocolError
 from crypto.noise.skellam import MORE_BITS, Law
 
-BLOCK_SAMPLES: Final = 1 << 15  # words and samples stay in the cache beside the table
+BLOCK_SAMPLES: Final = 1 << 15  # words and samples stay in the cache with the table
 _WORD: Final = np.dtype("<u4")
 _CIPHER_BLOCK_BYTES: Final = 16
 

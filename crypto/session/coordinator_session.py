@@ -52,7 +52,7 @@ class CoordinatorState(StrEnum):
 
 
 class Event(StrEnum):
-    """A silo's message, or what the driver asks for when a stage is over."""
+    """A silo's message, or what its caller asks for when a stage is over."""
 
     ADVERT = "Advert"
     SHARES = "Shares"
@@ -108,7 +108,7 @@ class SessionAborted(ProtocolError):
 
 
 class CoordinatorSession:
-    """One session. on_*: a silo's message. close_*: the driver says that a stage is over.
+    """One session. on_*: a silo's message. close_*: the caller says that a stage is over.
 
     on_* raises RemoteProtocolError for bad input, and for any further message of that silo; a
     byte-identical repeat is ignored. close_* raises SessionAborted if too few silos are left.

@@ -146,7 +146,7 @@ def make_envelope(
 def open_dealt(made: Envelope, secrets: OwnSecrets) -> Received:
     """Contents of an envelope addressed to the holder of `secrets`.
 
-    Raises EnvelopeMismatch if a part does not open or does not match the hash beside it.
+    Raises EnvelopeMismatch if a part does not open or does not match the hash sent with it.
     """
     names = {"dealer": made.sender, "receiver": made.receiver}
     shares = _unseal(

@@ -1,4 +1,4 @@
-"""What a silo holds in each state of a session, the checks that it makes before it goes on, and the steps.
+"""What a silo holds in each state of a session, the checks that it makes before it continues, and the steps.
 
 Every state has a type of its own, so a secret that a later stage does not need is not there.
 Source: docs/protocol.md 3, 5.1 to 5.6.
@@ -26,7 +26,7 @@ from crypto.session.reveal import PendingReveal
 
 
 class LeftOut(RemoteProtocolError):
-    """The session goes on without this silo: it neither signs nor answers."""
+    """The session continues without this silo: it neither signs nor answers."""
 
     code = Refusal.LEFT_OUT
 

@@ -1,6 +1,6 @@
 """Accuracy of the methods and of their controls, paired by seed: `python -m research.accuracy --suite small`.
 
-A run that ends is a line in build/bench/accuracy/<suite>.jsonl; a killed suite goes on from there.
+A run that ends is a line in build/bench/accuracy/<suite>.jsonl; a killed suite continues from there.
 `--update` puts tables, sentences and plots on docs/evidence.md, and the figures behind them into
 research/evidence.json.
 """

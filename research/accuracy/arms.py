@@ -1,4 +1,4 @@
-"""What is compared: the methods, and beside those that call for one a control without the part in question.
+"""What is compared: the methods, and for those that call for one a control without the part in question.
 
 A control is a job like any other, of the product's own parts; nothing is implemented twice.
 """

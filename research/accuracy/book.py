@@ -1,4 +1,4 @@
-"""The runs that are finished, one JSON line each: a suite killed at any moment goes on where it stood."""
+"""The runs that are finished, one JSON line each: a suite killed at any moment continues where it stood."""
 
 from __future__ import annotations
 

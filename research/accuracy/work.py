@@ -57,7 +57,9 @@ class Workers:
         if self._left is not None:
             self._left -= len(chosen)
         if len(chosen) < len(missing):
-            raise OutOfRuns(f"{len(missing) - len(chosen)} runs are left; the same command goes on with them")
+            raise OutOfRuns(
+                f"{len(missing) - len(chosen)} runs are left; the same command continues with them"
+            )
 
     def _outcomes(self, trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
         if not trials:

@@ -1,7 +1,7 @@
 """The difference of two sums whose cohorts differ by one silo: that silo's statistic, unless there is noise.
 
 Silos refuse such a pair of calibrations in one job (docs/protocol.md 6); two jobs, or an operator who
-adds a silo between two rounds, bring it about all the same.
+adds a silo between two rounds, cause it all the same.
 """
 
 # D = feature width

@@ -97,7 +97,7 @@ TARGETS: Mapping[str, tuple[dict[int, float], bool]] = {
 
 
 def measure(*, attacked: int = 20, seed: int = 1, counts: Sequence[int] = (1, FEW)) -> GradientAttack:
-    """Silos with few samples each, one after the other beside four others that hold as many."""
+    """Silos with few samples each, one after the other with four others that hold as many."""
     arms = []
     for samples in counts:
         trials = [_Trial(samples, seed=seed + number) for number in range(attacked)]
@@ -185,7 +185,7 @@ class _Trial:
 
 @cache
 def _solved(protection: str, samples: int) -> dict[str, Any]:
-    """The privacy of a job of one round whose update meets the target; by whom it is asked is no matter."""
+    """The privacy of a job of one round whose update meets the target; who asks for it does not matter."""
     asked = {"delta": DELTA_DP, "epsilon": TARGET_EPSILON, "statistics_noise_multiplier": OTHER_NOISE}
     trial = _Trial(samples, seed=0)
     solved = solve(trial.spec(asked | PROMISES[protection]), dict(trial.state)).privacy

@@ -2,7 +2,7 @@
 
 A model that has learned its samples by heart has a lower loss on them than on others (Yeom et al. 2018,
 arXiv 1709.01604). The attack ranks samples by their loss; it knows nothing but the model and the sample.
-Those most in danger are records unlike all others, and a promise holds for them or for nobody: so one in ten
+Those most in danger are records unlike all others, and a promise must hold for them too: so one in ten
 of the members carries a wrong label, and these are told from other samples with wrong labels (Aerni, Zhang,
 Tramer 2024, arXiv 2404.17399, on why an average over easy samples says little).
 DP-SGD bounds every such attack on one record: for each threshold, the share of members found less the
@@ -39,7 +39,7 @@ from strategies.base import TOTAL, Arrays
 SILOS = 4
 PER_SILO = 250
 ODD_SHARE = 0.1  # of the members: their labels are wrong
-ODD_OTHERS = 200  # samples of nobody with wrong labels; the rest of the digits measure the model's accuracy
+ODD_OTHERS = 200  # samples of no silo with wrong labels; the rest of the digits measure the model's accuracy
 HIDDEN = 128
 ROUNDS = 10
 TRAINING = {"local_epochs": 3, "learning_rate": 0.1, "momentum": 0.9}
@@ -54,9 +54,9 @@ Says = Callable[[str], None]
 class Arm:
     """Means over seeds, some with their standard errors.
 
-    auc: chance that an odd member's loss is lower than that of an odd sample of nobody; 0.5 is guessing.
+    auc: chance that an odd member's loss is lower than that of an odd sample of no silo; 0.5 is guessing.
     advantage: share of odd members found less share of odd others suspected, at the threshold that is best
-    on one half of them, measured on the other half. accuracy: of the model, on samples of nobody with the
+    on one half of them, measured on the other half. accuracy: of the model, on samples of no silo with the
     right labels. epsilon: of all updates of one silo at DELTA_DP. max_advantage: what that epsilon leaves
     any attack.
     """
@@ -156,7 +156,7 @@ def _run(spec: JobSpec, seed: int) -> _Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cut:
-    """data: the digits, the odd ones with wrong labels. parts: the silos'. others: nobody's, not odd."""
+    """data: the digits, the odd ones with wrong labels. parts: the silos'. others: no silo's, not odd."""
 
     data: Digits
     parts: Sequence[Places]
@@ -213,7 +213,7 @@ def _arm(target: float | None, spec: JobSpec, runs: Sequence[_Run]) -> Arm:
 
 
 def _spent(spec: JobSpec) -> float:
-    """By the updates of all rounds; the statistics are another matter."""
+    """By the updates of all rounds; the statistics are not counted."""
     state = {**initial_state(spec), TOTAL: np.array(1)}
     released = releases_by_quantity(spec, "train", state, SILOS)
     updates = [release for quantity, release in released if quantity.discloses is Disclosure.UPDATE]

@@ -34,7 +34,7 @@ class View:
 
 
 def secure_sum(inputs: Mapping[str, Encoded], layout: Layout) -> View:
-    """All stages of docs/protocol.md 5 in this process; nobody is lost."""
+    """All stages of docs/protocol.md 5 in this process; no silo is lost."""
     session = Session(_federation(), layout=layout, names=tuple(sorted(inputs)))
     session.share()
     masked = {}

@@ -1,6 +1,6 @@
 """Methods on the records of four hospitals, against training alone and against pooled records.
 
-What ends is a line in build/bench/heart-disease.jsonl; a run that was killed goes on from there.
+What ends is a line in build/bench/heart-disease.jsonl; a run that was killed continues from there.
 """
 
 from __future__ import annotations

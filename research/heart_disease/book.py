@@ -1,4 +1,4 @@
-"""Outcomes that are finished, one JSON line each, so that a run that was killed goes on where it stood."""
+"""Outcomes that are finished, one JSON line each, so that a run that was killed continues where it stood."""
 
 from __future__ import annotations
 

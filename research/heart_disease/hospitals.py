@@ -22,14 +22,14 @@ from silo_agent.seeding import derive_seed
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "heart-disease"
-DATA = ROOT / ".." / "shared" / "data" / "heart_disease"  # beside the checkout; `--data` names another
+DATA = ROOT / ".." / "shared" / "data" / "heart_disease"  # next to the checkout; `--data` names another
 VALIDATION_SHARE = 0.25  # of the records that are not held out
 FAR_AWAY = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One hospital's records. tuning: train cut once more, with its validation records held out.
+    """One hospital's records. tuning: train cut again, with its validation records held out.
 
     test: the hold-out, whole; an agent would cut it to a multiple of its policy's count_granularity.
     """

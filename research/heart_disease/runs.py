@@ -54,7 +54,7 @@ def run(arm: Arm, seed: int, folder: Path, rates: Sequence[float] = RATES) -> Ou
 
 
 def most_frequent(arm: Arm, seed: int, folder: Path) -> Outcome:
-    """No model: each hospital gives everybody the answer that most of its own training records have."""
+    """No model: each hospital gives every patient the answer that most of its own training records have."""
     found = splits(job(arm, seed=seed, rate=RATES[0]), folder, seed=seed)
     usual = {name: np.bincount(split.final.train.labels).argmax() for name, split in found.items()}
     return tested(

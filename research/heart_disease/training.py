@@ -40,7 +40,7 @@ Models = Mapping[str, Arrays]  # by hospital
 
 
 def trained(arm: str, spec: JobSpec, data: Mapping[str, SiloData]) -> Models:
-    """Raises ChoraleError where the product refuses to go on, such as with numbers that diverged."""
+    """Raises ChoraleError where the product refuses to continue, such as with numbers that diverged."""
     if arm == ALONE:
         return {name: _by_itself(spec, name, own) for name, own in data.items()}
     if arm == POOLED:

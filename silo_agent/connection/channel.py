@@ -44,7 +44,7 @@ def dial(settings: SiloSettings, authority_pem: bytes) -> grpc.aio.Channel:
 
 class FederationStub:
     """A silo's end of chorale.v1.Federation: as generated, but that chunks are framed by
-    chorale.transport.chunks. Download gives chunks.Chunk; Upload takes them beside messages. Untyped, as
+    chorale.transport.chunks. Download gives chunks.Chunk; Upload takes them as well as messages. Untyped, as
     grpc.aio's calls are.
     """
 

@@ -163,13 +163,13 @@ class ControlStream:
             max(heartbeat_seconds, channel_options.MIN_HEARTBEAT_SECONDS),
             channel_options.MAX_HEARTBEAT_SECONDS,
         )
-        beside = [asyncio.ensure_future(self._write(call)), asyncio.ensure_future(self._beat(every))]
+        concurrent = [asyncio.ensure_future(self._write(call)), asyncio.ensure_future(self._beat(every))]
         try:
             reason = await self._read(call, silence_seconds=4 * every + SILENCE_SECONDS)
         finally:
-            for task in beside:
+            for task in concurrent:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*concurrent, return_exceptions=True)
         if reason is not None:
             return reason  # the call is still open, and the coordinator need never end it
         code, details = await call.code(), await call.details()
@@ -191,7 +191,7 @@ class ControlStream:
                     self._served.receive(message)
         except grpc.aio.AioRpcError:
             pass  # the status says it
-        except TimeoutError:  # the line may be well: its pings are answered beside whatever hangs
+        except TimeoutError:  # the line may be well: its pings are answered while something else hangs
             return f"coordinator said nothing for {silence_seconds:g} seconds"
         return None
 

@@ -196,7 +196,7 @@ class _Part:
         self.accepted_bytes = self.file.tell()
 
     def accept(self, chunk: Chunk) -> Part:
-        """The bytes, if they go on where the last ones ended. Raises RemoteProtocolError."""
+        """The bytes, if they continue where the last ones ended. Raises RemoteProtocolError."""
         size_bytes = len(chunk.data)
         if chunk.offset != self.accepted_bytes or chunk.offset + size_bytes > self._size_bytes:
             raise RemoteProtocolError("download: chunks do not fit the announced size", code=Refusal.STATE)

@@ -117,7 +117,7 @@ def _deal_shards(
 def _draw_shares(
     labels: Labels, *, classes: int, silos: int, alpha: float, balance: bool, rng: Generator
 ) -> FloatArray | None:
-    """Fractions (C, K); None if the draw leaves a class to nobody (tiny alpha)."""
+    """Fractions (C, K); None if the draw leaves a class to no silo (tiny alpha)."""
     counts_C = np.bincount(labels, minlength=classes)
     held_K = np.zeros(silos, dtype=np.int64)
     shares_CK = np.empty((classes, silos))

@@ -3,7 +3,7 @@
 A job chooses the columns' mean, scale and fill, the label column and the classes. If one record
 could have the job refused, or move other records between training and hold-out, the refusal or the
 sums would tell of it beyond what any noise covers. So nothing of one record is refused here: it is
-put right or left out by itself. Source: docs/privacy.md, "Which records are held out".
+corrected or left out by itself. Source: docs/privacy.md, "Which records are held out".
 
 N = records.
 """

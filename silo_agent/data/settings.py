@@ -68,7 +68,7 @@ class DataSettings(BaseModel):
     )
     missing: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
-        description="csv: further texts that mean 'missing' in a column, beside empty, ?, NA and nan; "
+        description="csv: further texts that mean 'missing' in a column, besides empty, ?, NA and nan; "
         "a number means it however the file writes it",
     )
     labels: dict[str, int] = Field(

@@ -3,7 +3,7 @@
 A *reservation* is written before an input's data are touched, and counts like spend. It becomes spend
 before the first byte of y(u) leaves, and is given back if nothing left. Every check and the write that
 it allows share one transaction. Nothing is ever subtracted: epsilon is composed again from all stored
-releases at the policy's delta of today. Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
+releases at the policy's present delta. Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReleaseStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spend:
-    """An input that is about to leave, as the audit log tells of it. cost_digest: None without noise."""
+    """An input that is about to leave, as the audit log shows it. cost_digest: None without noise."""
 
     input_id: bytes
     data_set: str
@@ -82,7 +82,7 @@ class BudgetBalance:
 class Budget:
     """One data set under one policy. Synchronous and durable; safe in any thread.
 
-    tell: hears of every spend when it is durable and before a byte leaves.
+    tell: called for every spend when it is durable and before a byte leaves.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Budget:
     def check_plan(self, job: Job, state: GlobalState) -> None:
         """Raises PolicyRefusal(code=BUDGET) for a private job that plans more than is left.
 
-        state: the initial one. A job that has touched the data before was let in, and goes on until the
+        state: the initial one. A job that has touched the data before was let in, and continues until the
         budget stops it.
         """
         if job.spec.privacy is None or self._policy.privacy.partial_jobs is PartialJobs.ALLOW:
@@ -310,7 +310,7 @@ class Charge:
 
 
 def spend_of(row: sqlite3.Row) -> Spend:
-    """A row of the ledger as the audit log tells of it."""
+    """A row of the ledger as the audit log shows it."""
     return Spend(
         input_id=row["input_id"],
         data_set=row["data_set"],

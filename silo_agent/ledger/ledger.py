@@ -1,6 +1,6 @@
 """The silo's memory, on disk: jobs and what was decided on them, the newest roster, the reveals.
 
-A ledger lives on a local disk beside one certificate; a ledger put back from a backup needs a new
+A ledger lives on a local disk with one certificate; a ledger put back from a backup needs a new
 one, because the old certificate may have signed what the backup does not hold.
 Source: docs/protocol.md 6, 10.
 """
@@ -63,7 +63,7 @@ class Ledger:
     ) -> Reveals:
         """The reveal rule under this policy, for one data set.
 
-        tell: hears of every reveal when it is durable and before a share leaves.
+        tell: called for every reveal when it is durable and before a share leaves.
         """
         return Reveals(self._database, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
 
@@ -72,7 +72,7 @@ class Ledger:
     ) -> Budget:
         """What one data set has released and may still release under this policy.
 
-        tell: hears of every spend when it is durable and before a byte leaves.
+        tell: called for every spend when it is durable and before a byte leaves.
         """
         return Budget(self._database, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
 
@@ -145,7 +145,7 @@ class Ledger:
         return self._decide(job_id, Decision.REJECTED)
 
     def suspend(self, job_digest: bytes) -> None:
-        """Serve an approved job no more until somebody approves it again; durable on return."""
+        """Stop serving an approved job until it is approved again; durable on return."""
         with self._database.transaction() as connection:
             connection.execute(
                 "UPDATE jobs SET decision = ? WHERE job_digest = ? AND decision = ?",
@@ -254,7 +254,7 @@ def spend_fields(spend: Spend) -> dict[str, Any]:
 
 
 def _create_private(path: Path) -> None:
-    """The file holds shares: nobody but its owner reads it, from the first byte on."""
+    """The file holds shares: only its owner may read it, from the first byte on."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from chorale.runtime.database import Migration
 
-# Files of before versions were counted hold these very tables.
+# Files from before versions were counted hold these very tables.
 _FIRST: Migration = (
     """
     CREATE TABLE IF NOT EXISTS jobs (
@@ -126,8 +126,8 @@ _EVERY_CHANGE_COUNTS: Migration = (
     SELECT rowid, job_digest, round, phase, attempt, kind, data_set, survivors, min_cohort, 0
     FROM unordered_sets
     """,
-    # A file of before does not tell in which phase a set counted, and that phase's set may be erased. So each
-    # change goes on counting as a row of its own: of a phase that never was, and of no data set, so that no
+    # An older file does not tell in which phase a set counted, and that phase's set may be erased. So each
+    # change still counts as a row of its own: of a phase that never was, and of no data set, so that no
     # cohort is compared with it.
     """
     INSERT INTO signed_sets
@@ -137,7 +137,7 @@ _EVERY_CHANGE_COUNTS: Migration = (
     "DROP TABLE cohort_changes",
 )
 
-# Cohorts are compared by kind over all jobs of a data set, those under its name of before included. `phase`
+# Cohorts are compared by kind over all jobs of a data set, those under its earlier name included. `phase`
 # stays in all tables as it was signed, and as the audit log tells it.
 _OTHER_PHASE_NAMES: Migration = (
     """

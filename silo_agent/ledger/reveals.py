@@ -207,7 +207,7 @@ class Reveals:
         survivors: tuple[str, ...],
         min_cohort: int,
     ) -> bool:
-        """Whether the reveal is near an earlier one and counts against the policy."""
+        """Whether the cohort is nearly an earlier one's and counts against the policy."""
         kind = kind_of(key.phase)
         of = {**_phase_of(key), "kind": kind, "data_set": self._data_set}
         if not _is_near(connection, of, survivors, min_cohort):

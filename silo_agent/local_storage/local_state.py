@@ -92,7 +92,7 @@ class LocalStates:
         return True
 
     def end(self, job_digest: bytes) -> None:
-        """Delete the job's state. The job is not served again: it would not go on from its own state."""
+        """Delete the job's state. The job is not served again: it would not continue from its own state."""
         path = self._file(job_digest)
         has_pending = any(self._directory.glob(f"{job_digest.hex()}.*{SUFFIX}"))
         if not (path.exists() or has_pending):

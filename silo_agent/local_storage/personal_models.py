@@ -4,8 +4,8 @@ A file is an output for the institution: no round reads it, and it stays when th
 it is computed, durable before anything of its phase leaves; a phase that comes again replaces it, until a sum
 with this silo in it was revealed. It is safetensors with arrays named as in the global state and with facts
 in its metadata: which job, from which global model, what was tuned, how it does on the silo's hold-out.
-It was made from the silo's data without noise and never leaves by itself: giving it away tells of the
-data. Source: docs/protocol.md 7.
+It was made from the silo's data without noise and never leaves by itself: giving it away reveals something
+about the data. Source: docs/protocol.md 7.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class PersonalModels:
 
 
 def forget(model: PersonalModel) -> None:
-    """What becomes of a personal model where nobody keeps it."""
+    """What becomes of a personal model where none is kept."""
 
 
 def _opened(path: Path) -> KeptModel:

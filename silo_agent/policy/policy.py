@@ -206,7 +206,7 @@ class Policy(BaseModel):
             f"global models above {self.max_state_megabytes} MB",
         ]
         if self.approval is Approval.MANUAL:
-            refused.append("every job that nobody approved here (chorale silo approve)")
+            refused.append("every job that is not approved here (chorale silo approve)")
         if self.class_statistics is ClassStatistics.REFUSE:
             refused.append("every statistic by class without noise")
         if self.local_state is KeptState.REFUSE:

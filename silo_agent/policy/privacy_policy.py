@@ -116,7 +116,7 @@ class PrivacyPolicy(BaseModel):
 
     def check_quantities(self, spec: JobSpec, quantities: Iterable[Quantity]) -> None:
         """Raises PolicyRefusal for a quantity of `always_noised` that would leave as it is: without noise of
-        its own, without that of DP-SGD, and with something to tell of the data."""
+        its own, without that of DP-SGD, and with something to reveal about the data."""
         free = {Disclosure.CONSTANT} if spec.privacy is not None else set()
         if spec.privacy is not None and spec.privacy.records is not None:
             free |= {Disclosure.UPDATE, Disclosure.FROM_UPDATE}

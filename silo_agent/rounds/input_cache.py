@@ -58,7 +58,7 @@ class _Entry:
 
 
 class InputCache:
-    """Computes one input at a time, in a thread of its own, while the event loop goes on."""
+    """Computes one input at a time, in a thread of its own, concurrently with the event loop."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class InputCache:
             computing = asyncio.get_running_loop().run_in_executor(
                 self._worker, self._compute, request, state_digest, cancelled.is_set
             )
-            # its attempt may be gone by then, and nobody else would look at the error
+            # its attempt may be gone by then, and nothing else would look at the error
             computing.add_done_callback(lambda done: done.cancelled() or done.exception())
             entry = self._entries[name] = _Entry(
                 state_digest=state_digest,
@@ -151,7 +151,7 @@ class InputCache:
                 self._drop(name)
 
     def _drop(self, name: PhaseName) -> None:
-        """Nobody will ask for it again; what it reserved and did not spend is given back."""
+        """It is not asked for again; what it reserved and did not spend is given back."""
         entry = self._entries.pop(name)
         entry.is_cancelled.set()
         if entry.prepared.done():
@@ -186,7 +186,7 @@ class InputCache:
             if is_cancelled():
                 raise Cancelled("the input is no longer wanted")
             self._local.hold(key, local)
-            if is_cancelled():  # while it was written: the job may have ended, and nobody would delete it
+            if is_cancelled():  # while it was written: the job may have ended, and nothing would delete it
                 self._local.give_up(key)
                 raise Cancelled("the input is no longer wanted")
             return Prepared(encoder=encoder, charge=charge)

@@ -1,6 +1,6 @@
 """Where each message of the coordinator is answered: check, compute, join, answer.
 
-The coordinator hears a code of the closed list; sentences stay in the log and the audit trail of
+The coordinator is told a code of the closed list; sentences stay in the log and the audit trail of
 this silo. Source: docs/protocol.md 5, 7, 8, 9.
 """
 
@@ -227,7 +227,7 @@ class MessageHandler:
         try:
             await self._join(running)
         except DataRefusal as error:
-            self._jobs.suspend(key.job_digest)  # durable before the coordinator hears of it
+            self._jobs.suspend(key.job_digest)  # durable before the coordinator is told
             self._refuse(key, error)
         except (PolicyRefusal, RemoteProtocolError) as error:
             if error.code is Refusal.JOB_NOT_APPROVED:

@@ -46,7 +46,7 @@ class OfferedJobs:
         Raises PolicyRefusal or RemoteProtocolError where it may not be served now.
         """
         if signed.digest not in self._signed and len(self._signed) >= MAX_JOBS:
-            # the oldest that could never be served goes: anybody can make up such jobs
+            # the oldest that could never be served goes: any operator can make up such jobs
             oldest = next((digest for digest in self._signed if digest not in self._served), None)
             if oldest is None:
                 raise PolicyRefusal(f"job {signed.id}: {MAX_JOBS} jobs are open already", code=Refusal.POLICY)
@@ -93,7 +93,7 @@ class OfferedJobs:
             raise PolicyRefusal(f"job {job.id}: was rejected here", code=Refusal.JOB_NOT_APPROVED)
         if decision is Decision.SUSPENDED:
             raise PolicyRefusal(
-                f"job {job.id}: suspended after an input was refused; to go on: "
+                f"job {job.id}: suspended after an input was refused; to resume: "
                 f"chorale silo approve --config <this silo's file> {job.id}",
                 code=Refusal.DATA,
             )

@@ -78,7 +78,7 @@ def phase_input(
     keep_personal: Callable[[PersonalModel], None] = forget,
     random: Callable[[int], bytes] = os.urandom,
 ) -> tuple[Mapping[str, Array], Encoder]:
-    """The silo's values, which nobody can change any more, and the words that they become when read.
+    """The silo's values, now immutable, and the words that they become when read.
 
     load_data: gives them with the hold-out cut (`cut_holdout`). local: what the silo kept of the job, and
     where the method proposes what comes next. random: of the encoding.
@@ -125,7 +125,7 @@ def cut_holdout(data: SiloData, *, job: Job, policy: Policy) -> SiloData:
 
 
 def taken_over(values: Mapping[str, Array]) -> dict[str, Array]:
-    """Arrays that nobody can change any more, though they become words only when they are sent.
+    """Immutable arrays, though they become words only when they are sent.
 
     One that owns its memory is locked, not copied: the objective gave it up. A view is copied.
     """
@@ -137,7 +137,7 @@ def taken_over(values: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _class_rows(request: PhaseRequest, policy: Policy) -> NDArray[np.bool_] | None:
-    """Classes that enough silos hold, by the sum of presence; rows of the others stay here."""
+    """Classes that enough silos hold, by the class-presence sum; rows of the others stay here."""
     holders_C = request.context.state.get(PRESENCE)
     if holders_C is None:
         return None

@@ -98,7 +98,7 @@ class TorchObjective:
         return model.to(self._device)
 
     def _train(self, setting: Setting) -> Mapping[str, Array]:
-        """Test the received model, train it, then compute what the method sums beside."""
+        """Test the received model, train it, then compute the method's further sums."""
         work, recipe = setting.work, setting.work.spec.method.recipe
         tested = evaluated(setting)
         samples = Tensors.of(work.data.train, self._device)
@@ -177,7 +177,7 @@ def contribution(model: CutModel, work: Work, *, steps: int) -> Mapping[str, Arr
     delta_P = flat_values(model, context.trained) - before_P
     privacy = work.spec.privacy
     if privacy is not None and privacy.sums is not None and not np.isfinite(delta_P).all():
-        # under noise on the sums a refusal would tell of the data what no noise covers
+        # under noise on the sums a refusal would reveal of the data what no noise covers
         delta_P = np.zeros_like(delta_P)
     values: dict[str, Array] = {
         "delta": weight * delta_P,

@@ -76,7 +76,8 @@ class CsdOptions(TemperatureOptions, TeacherOptions):
     mask: Mask = Field(default=Mask.ADAPTIVE, description="M: which samples the teacher teaches")
     form: Distance = Field(default=Distance.CE, description="ce or kl; same gradient unless through delta")
     similarity: bool = Field(
-        default=True, description="delta-hat: class similarity on the teacher's logits; false leaves them be"
+        default=True,
+        description="delta-hat: class similarity on the teacher's logits; false leaves them unchanged",
     )
     grad_through_delta: bool = Field(
         default=False, description="whether the student's gradient also flows through delta-hat"

@@ -10,7 +10,7 @@ from strategies.recipe import Loss, Need, Standing
 
 PER_SAMPLE = Standing(why="a mean of losses of single samples")
 BY_CLASS_COUNTS = Standing(
-    why="under sums the whole update is clipped",
+    why="in a silo-level job the whole update is clipped",
     records="weighs every sample by the silo's class counts, so one record changes the gradients of all the "
     "others and no clip of single gradients bounds it",
 )

@@ -2,11 +2,11 @@
 
 FedPer (Arivazhagan et al. 2019, arXiv 1912.00818): body together, head at home, trained together.
 FedRep (Collins et al., ICML 2021, arXiv 2102.07078): the head alone for some epochs, then the body alone.
-Ditto (Li et al., ICML 2021, arXiv 2012.04221): FedAvg, and beside it a model at each silo, held near it.
+Ditto (Li et al., ICML 2021, arXiv 2012.04221): FedAvg, and in addition a model at each silo, kept near it.
 Per-FedAvg (Fallah et al., NeurIPS 2020, arXiv 2002.07948): a model that is good after a step at the silo;
 here the first-order variant.
 Own parameters are no part of the layout: they are the silo's local state and leave it in no sum. What leaves
-beside FedAvg's sums is how good the own models are: of a silo whose own model has accuracy a on its hold-out
+besides FedAvg's sums is how good the own models are: of a silo whose own model has accuracy a on its hold-out
 a, a^2 and 1, before each round's training and at the end (closing/fine_tuning.py says what that tells).
 `accuracy` is the global model's as it was received; with an own head that is the initial one on the
 common body, and says little.

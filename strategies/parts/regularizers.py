@@ -1,7 +1,7 @@
 """What is added to the loss: the regularizers, and how loss and regularizer join.
 
 silo_agent/training/parts/regularizers/ computes them and names their papers. Two are declared elsewhere: csd
-beside its teacher, in csd.py, and soft-labels beside its statistic, in statistics/soft_labels.py.
+with its teacher, in csd.py, and soft-labels with its statistic, in statistics/soft_labels.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MOON = Regularizer(
     options=MoonOptions,
     standing=Standing(
         why="compares each sample with the received model and with the one that the silo sent last, "
-        "which came out of DP-SGD; under sums the whole update is clipped",
+        "which came out of DP-SGD; in a silo-level job the whole update is clipped",
     ),
     keeps_local_state=True,
 )

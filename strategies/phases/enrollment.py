@@ -1,11 +1,11 @@
-"""What is summed once before the first round: enrollment, and presence where a method sums by class.
+"""What is summed once before the first round: enrollment, and class presence where a method sums by class.
 
 Enrollment: how many silos there are and how many samples they hold together.
 Leaks the sum of the silos' rounded sample counts; sums over two cohorts show the count of a silo
 that missed one, which is why counts are rounded at the silo (docs/threat-model.md). Under noise they
 are not rounded, because rounding would let one record move a count by the whole granularity.
 
-Presence: how many silos hold each class. A row of a class statistic is sent only where enough silos hold the
+Class presence: how many silos hold each class. A row of a class statistic is sent only where enough hold the
 class, so that no sum of such rows is one silo's own (docs/protocol.md 4): those of FedDW and FedCSD.
 Leaks how many of the silos in the sum hold each class; two sums over nearly the same silos would show
 the classes of one, so silos refuse the second (docs/protocol.md 6.2).

@@ -1,4 +1,4 @@
-"""One round of training: the weighted mean of the silos' model deltas, and what is summed beside it.
+"""One round of training: the weighted mean of the silos' model deltas, and what is summed with it.
 
 FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
 2017, algorithm 1: w <- w + sum_k (n_k/n) delta_k, here over the silos of the revealed sum:
@@ -38,7 +38,7 @@ CLIPPED_SHARE_LIMIT = 1e-3  # above it the figure `clipped_too_often` is 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainPhase:
-    """One round of training: p * delta, p, what the server update and the statistics need beside."""
+    """One round of training: p * delta, p, what the server update and the statistics need besides."""
 
     kind: str = TRAIN
     update: ServerRule
@@ -78,8 +78,8 @@ class TrainPhase:
 
     def _values(self, context: PhaseContext) -> int:
         """Of one silo: deltas, buffers, and the server update's own vectors, such as SCAFFOLD's."""
-        beside = sum(math.prod(each.shape) for each in self.update.quantities(context) if each.shape)
-        return _size(context, context.trained) + _size(context, context.buffers) + beside
+        further = sum(math.prod(each.shape) for each in self.update.quantities(context) if each.shape)
+        return _size(context, context.trained) + _size(context, context.buffers) + further
 
 
 def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:

@@ -45,7 +45,7 @@ class Cluster:
             pod.mount("roster")
 
     def find(self, kind: str, name: str) -> Object:
-        """Raises AssertionError for an object that nobody applied."""
+        """Raises AssertionError for an object that was not applied."""
         found = self.objects.get((kind, name))
         assert found is not None, f"no {kind} {name} in {sorted(self.objects)}"
         return found

@@ -1,7 +1,7 @@
 """What an image holds, made without an engine: the builder's own steps with their paths mapped.
 
 The folders of the image lie below one of the test's. Commands then run with the image's environment
-alone, as its user where the test may change user, and with code that nobody may write to.
+alone, as its user where the test may change user, and with code that is read-only.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def declared(registry: CollectorRegistry) -> dict[str, dict[str, set[str]]]:
 
 
 def mistakes(expression: str, names: dict[str, dict[str, set[str]]]) -> Iterator[str]:
-    """What the expression asks for that nobody declares."""
+    """What the expression asks for that is not declared."""
     labels: set[str] = set()
     for name, matchers in _SELECTOR.findall(expression):
         if name not in names:

@@ -117,7 +117,7 @@ FLOWS = [
     (COORDINATOR, "gateway", IN, STRANGER, 9463, "TCP", False),
     (COORDINATOR, "gateway", IN, NEIGHBOR, 9463, "TCP", False),
     (COORDINATOR, "gateway", IN, ELSEWHERE, 9463, "TCP", False),
-    # it dials nobody
+    # it dials no one
     (COORDINATOR, "gateway", OUT, ELSEWHERE, 443, "TCP", False),
     (COORDINATOR, "gateway", OUT, COREDNS, 53, "UDP", False),
     (COORDINATOR, "gateway", OUT, NEIGHBOR, 80, "TCP", False),

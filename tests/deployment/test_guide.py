@@ -79,7 +79,7 @@ class Walk:
             cluster.close()
 
     def do(self, command: list[str]) -> None:
-        """Raises AssertionError for a command that fails, or that nobody here can do."""
+        """Raises AssertionError for a command that fails, or that cannot be run here."""
         command = [self.job_id if part == "ID" else part for part in command]
         if command[0] == "chorale":
             self._chorale(command)

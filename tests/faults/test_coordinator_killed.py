@@ -152,11 +152,11 @@ def test_round_is_used_up_when_coordinator_dies_in_its_last_attempt(make_federat
     history = check_finished(federation, job_id)
 
     assert (history.record(1).result, history.record(1).reason) == ("used-up", "restarted")
-    assert history.cohorts() == [federation.names], "round 2 went on without round 1"
+    assert history.cohorts() == [federation.names], "round 2 continued without round 1"
 
 
 def test_silos_that_were_killed_too_answer_from_their_ledgers(make_federation: MakeFederation) -> None:
-    """Every process dies when all shares are at the coordinator and none of them is stored."""
+    """Every process is killed when all shares are at the coordinator and none of them is stored."""
     federation = make_federation(silos=3, records_sent=True)  # t = 3: the sum needs the shares of all
     unmasking = {"event": "stage", "state": "unmask", **ROUND_ONE}
     halt = Halt(at=unmasking, call="coordinator.jobs.phase_runner:unmask_stored", when="before")

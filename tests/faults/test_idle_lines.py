@@ -70,7 +70,7 @@ def has_come_back(federation: LocalFederation, name: str) -> bool:
 def test_a_silo_that_pings_holds_an_idle_line_and_one_that_does_not_comes_back(
     make_federation: MakeFederation, idle_seconds: float, keepalive_seconds: float
 ) -> None:
-    """At 1 s, the lowest setting, the coordinator must put up with every ping, else it sends it away."""
+    """At 1 s, the lowest setting, the coordinator must accept every ping, else it closes the connection."""
     federation = make_federation(silos=2, coordinator={**FAR_APART, "keepalive_seconds": NEVER})
     with lines(federation, idle_seconds=idle_seconds) as line:
         connect(federation, HELD, line[HELD], keepalive=keepalive_seconds)

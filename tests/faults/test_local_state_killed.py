@@ -21,7 +21,7 @@ from tests.support.processes import wait_until
 VICTIM = "silo-1"
 INPUT_READY = {"event": "input ready", "round": 1, "phase": "train"}
 STORE, REVEALS = "silo_agent.local_storage.local_state:LocalStates", "silo_agent.ledger.reveals:Reveals"
-# where it dies, and how often it computes its first input
+# where it is killed, and how often it computes its first input
 POINTS: dict[str, tuple[str, Literal["before", "after"], int]] = {
     "input computed, next state not written": (f"{STORE}.hold", "before", 2),
     "next state written, input not sent": (f"{STORE}.hold", "after", 2),
@@ -47,7 +47,7 @@ def test_next_round_starts_from_the_state_that_the_applied_round_left(
     when: Literal["before", "after"],
     trainings: int,
 ) -> None:
-    """Of three silos all are needed, so no round goes on without the one that was killed."""
+    """Of three silos all are needed, so no round continues without the one that was killed."""
     federation = counting(make_federation, tmp_path)
     job_id = run_killed(federation, Halt(at=INPUT_READY, call=call, when=when))
 

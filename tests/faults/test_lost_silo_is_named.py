@@ -1,4 +1,4 @@
-"""Nobody is dropped in silence: who, where and why, and how much of the data the round held.
+"""No silo is dropped in silence: which, where and why, and how much of the data the round held.
 
 Source: docs/protocol.md 7.
 """

@@ -1,4 +1,4 @@
-"""SIGTERM: exit code 0, and the job goes on when the process comes back. Source: docs/protocol.md 8."""
+"""SIGTERM: exit code 0, and the job resumes when the process comes back. Source: docs/protocol.md 8."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_line_that_trickles_is_dropped_at_the_hard_cap(
     history = check_finished(federation, job_id)
 
     others = [name for name in federation.names if name != SLOW]
-    assert history.cohorts() == [others, federation.names], "round 2 is with a line that was mended"
+    assert history.cohorts() == [others, federation.names], "round 2 is with a line that was restored"
     assert [(left.silo, left.stage, left.reason) for left in history.record(1).left_out] == [
         (SLOW, "masked", "no-answer")
     ]

@@ -49,7 +49,7 @@ BESIDE: dict[str, set[str]] = {
     "ditto": PERSONAL,
     "per_fedavg": PERSONAL,
 }
-OWN_HEADS = ("fedper", "fedrep")  # the global model has a head that nobody trained
+OWN_HEADS = ("fedper", "fedrep")  # the global model has an untrained head
 ALWAYS = "fedcsd"
 RUNS = [ALWAYS, *(pytest.param(preset, marks=pytest.mark.soak) for preset in PRESETS if preset != ALWAYS)]
 

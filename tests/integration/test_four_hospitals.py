@@ -24,7 +24,7 @@ EXAMPLE = REPOSITORY / "docs" / "examples" / "heart-disease"
 SHOWN, *OTHERS = HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 ROUNDS = 12
 TESTED = 90 + 80 + 30 + 60  # hold-outs cut to a multiple of 10
-MAJORITY = (41 + 29 + 29 + 45) / TESTED  # are ill: what a model that calls everybody ill would have
+MAJORITY = (41 + 29 + 29 + 45) / TESTED  # are ill: what a model that calls every patient ill would have
 
 
 def test_four_hospitals_train_together_from_their_own_files(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Each test first runs a round without the tampering and sees it succeed. Then one message is bent:
 the silo refuses it by name, says why in its own log and audit trail, and nothing leaves it.
-Guarantee G1. What it relays beside sessions: test_malicious_documents.py.
+Guarantee G1. What else it relays: test_malicious_documents.py.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ async def test_silo_refuses_every_set_below_its_policys_least_silos(tmp_path) ->
 
 
 def _swapped(field: str) -> Callable[[Rogue, Signed], SignedBody]:
-    """Its signature beside another silo's key."""
+    """Its signature with another silo's key."""
 
     def forge(rogue: Rogue, adverts: Signed) -> SignedBody:
         own, other = (

@@ -188,7 +188,7 @@ def _signed_by_a_silo(rogue: Rogue) -> SignedJob:
 
 
 def _signed_by_somebody_else(rogue: Rogue) -> SignedJob:
-    """Beside the certificate of the operator whom the roster lists."""
+    """Next to the certificate of the operator whom the roster lists."""
     signed = sign_job(rogue.job.signed.spec_bytes + b"\n", rogue.members.silos["silo-0"])
     return dataclasses.replace(signed, operator_certificate=rogue.members.operator.certificate_der)
 
@@ -306,7 +306,7 @@ async def test_silo_refuses_a_download(
 
 
 async def test_silo_handed_another_model_completes_no_session(four: Rogue) -> None:
-    """Its task is consistent in itself; its advert fits nobody's session, nor theirs its own."""
+    """Its task is consistent in itself; its advert fits no other session, nor theirs its own."""
     exchange = await honest(four)
     marked = {**four.state, "model/votes": np.full(4, 7, np.float32)}
     planted = four.begin(four.round, "train", state=marked)
@@ -378,7 +378,7 @@ async def test_silo_refuses_a_first_model_that_the_operator_did_not_sign(tmp_pat
 
 
 async def test_oversized_message_ends_the_stream_and_nothing_else(four: Rogue) -> None:
-    """The session of before goes on over the next stream."""
+    """The earlier session continues over the next stream."""
     exchange = await honest(four)
     await four.advertise(exchange)
     line = four.agents[VICTIM]

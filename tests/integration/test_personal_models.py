@@ -125,7 +125,7 @@ def test_mistakes_are_told_in_a_sentence(finished: Any, personal: Any, tmp_path:
     federation, job_id, _ = finished
     for arguments, why in (
         (["0000"], f"expected one personal model of a job 0000, got 0; there are: {job_id}"),
-        (["--out", tmp_path / "x"], "--out: expected JOB beside it"),
+        (["--out", tmp_path / "x"], "--out: expected JOB with it"),
     ):
         code, out, err = personal(federation.folder, "silo-0", *arguments)
         assert (code, out) == (2, [])

@@ -129,7 +129,7 @@ def test_job_that_plans_more_than_the_budget_ends_its_submission_with_the_senten
         done = federation.cli("job", "submit", job, "--init", state, "--watch")
     assert done.returncode == 3, done.stderr
     assert "failed: budget: refused by silos: silo-" in done.stderr.splitlines()[-1]
-    assert "privacy: epsilon " in done.stdout  # told before anybody refused
+    assert "privacy: epsilon " in done.stdout  # told before any silo refused
 
 
 def _cost(federation: LocalFederation, inputs: dict[str, int]) -> float:

@@ -1,6 +1,6 @@
 """What a silo cannot sum: spoiled data, a diverged update, a job that its policy refuses.
 
-The coordinator and the operator learn one code; why, the silo says in its own log, and goes on.
+The coordinator and the operator learn one code; why, the silo says in its own log, and keeps running.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The silo's end of the line: whom it takes for the coordinator, and what it says when it cannot go on.
+"""The silo's end of the line: whom it takes for the coordinator, and what it says when it cannot continue.
 
 Real agents, in this process before a coordinator that a test made, or as processes.
 """
@@ -163,7 +163,7 @@ async def test_agent_comes_back_over_a_long_line_after_a_restart(tmp_path: Path)
             line.dial(coordinator=f"{HERE}:{far.port}")
             await line.connected()
             await rogue.hang_up()
-            await line.gives_up_for_now(times=2)  # the stream that ended, and a call in vain
+            await line.gives_up_for_now(times=2)  # the stream that ended, and a call that fails
             await rogue.listen()
             await line.connected()
             assert len(line.hellos) == 2

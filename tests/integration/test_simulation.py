@@ -1,4 +1,4 @@
-"""A simulation and a federation of processes lead to the same model; a killed simulation goes on."""
+"""A simulation and a federation of processes lead to the same model; a killed simulation resumes."""
 
 from __future__ import annotations
 

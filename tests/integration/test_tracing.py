@@ -23,7 +23,7 @@ SILO_SPANS = {"download", "share", "mask", "upload", "consistency", "unmask"}
 EVERY, WITHIN_PHASE = {"chorale.job", "chorale.round"}, {"chorale.phase", "chorale.attempt"}
 PROCESS = {"service.name", "service.namespace", "service.instance.id"}
 EXAMPLES = REPOSITORY / "docs" / "examples"
-# a package of this name that tells on whoever imports it
+# a package of this name that reports who imports it
 TELLTALE = (
     "import pathlib, sys; pathlib.Path({told!r}).touch(); raise ModuleNotFoundError(name='opentelemetry')"
 )

@@ -1,6 +1,6 @@
 """Who gets a connection, what may be called over it, and when an open one ends.
 
-A real coordinator process; clients that are wrong in one thing each, beside one that is right.
+A real coordinator process; clients that are wrong in one thing each, and one that is right.
 Source: docs/protocol.md 1 and 8.
 """
 
@@ -114,7 +114,7 @@ def _expired(hub: LocalFederation, folder: Path) -> IdentityFiles:
 
 
 def _of_the_coordinator(hub: LocalFederation, folder: Path) -> IdentityFiles:
-    """serverAuth alone: whoever stole it cannot attend as a silo."""
+    """serverAuth alone: a thief cannot attend as a silo."""
     return files(hub.ceremony, Role.COORDINATOR, COORDINATOR)
 
 
@@ -239,7 +239,7 @@ async def test_certificate_that_expires_ends_the_open_stream_within_a_heartbeat(
         assert beats, "the stream was open before"
         assert max(beats) <= expires.timestamp(), "no heartbeat without a look at the certificate"
         while (await lasting.until("heartbeat")).unix_seconds <= expires.timestamp():
-            pass  # those of another silo go on
+            pass  # those of another silo continue
 
 
 async def test_revoked_certificate_ends_the_open_stream_within_a_heartbeat(hub: LocalFederation) -> None:

@@ -264,7 +264,7 @@ def test_coordinator_resumes_in_unmask_and_gets_the_identical_sum():
     first = exchange.coordinator
     data = first.snapshot()
     answers = {name: silo.receive(first.unmask_request()) for name, silo in exchange.silos.items()}
-    first.on_unmask("silo-000", answers["silo-000"])  # then it dies
+    first.on_unmask("silo-000", answers["silo-000"])  # then it is killed
     second = exchange.coordinator = resume(exchange, data)
     assert second.state is CoordinatorState.UNMASK
     assert second.snapshot() == data

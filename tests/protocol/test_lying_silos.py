@@ -27,7 +27,7 @@ def flip(data: bytes) -> bytes:
 
 
 def lie_in_dealing(monkeypatch: pytest.MonkeyPatch, name: str, field: str, lie) -> None:
-    """One silo deals something else than it should: its own code is changed, nobody else's."""
+    """One silo deals something else than it should: only its own code is changed."""
     honest = dealing.make_envelope
 
     def make_envelope(receiver, *, dealer, **given):
@@ -237,7 +237,7 @@ def test_dealt_hash_that_does_not_match_is_complained_of_and_the_sum_goes_on(exc
 
 
 def test_dealt_seed_hash_that_does_not_match_is_complained_of_and_fails_closed(exchange, monkeypatch):
-    """The mask between the two can then be checked by nobody, so there is no sum."""
+    """The mask between the two can then not be checked, so there is no sum."""
     lie_in_hash(monkeypatch, "pair_seed_hash", receiver="silo-004")
     mask_with_complaints(exchange)
     assert exchange.coordinator.complaints == [("silo-004", LIAR)]

@@ -347,7 +347,7 @@ class Hub:
             await agent.close()
 
     def begin(self, round: int, phase: str, *, attempt: int = 1, state: Arrays | None = None) -> Exchange:
-        """Terms, session and task of an attempt; nobody is told yet."""
+        """Terms, session and task of an attempt; no silo is told yet."""
         chosen = self.state if state is None else state
         digest = self.put(chosen)
         terms = self.job.terms(
@@ -428,7 +428,7 @@ class Hub:
         await self.consistency(exchange)
 
     async def run(self, round: int, phase: str, *, attempt: int = 1) -> dict[str, np.ndarray[Any, Any]]:
-        """One whole phase; its sums are applied and everybody is told."""
+        """One whole phase; its sums are applied and every silo is told."""
         exchange = self.begin(round, phase, attempt=attempt)
         await self.until_signed(exchange)
         sums = await self.unmask(exchange)

@@ -44,7 +44,7 @@ class Ceremony:
         return self.adopt(made.key, made.certificate)
 
     def adopt(self, key: PrivateKey, certificate: x509.Certificate) -> Identity:
-        """Write a member's files, whoever made its certificate."""
+        """Write a member's files, whichever authority issued its certificate."""
         member = certificates.member_of(certificate)
         self.path_of(member.role, member.name, "crt").write_bytes(
             certificates.certificate_to_pem(certificate)

@@ -195,7 +195,7 @@ class LocalFederation:
             "roster": str(self.ceremony.roster_path),
             "directory": str(self.folder / COORDINATOR),
             "heartbeat_seconds": 0.5,
-            "reconnect_grace_seconds": 4.0,  # a silo may take so long to start beside others
+            "reconnect_grace_seconds": 4.0,  # a silo may take so long to start among others
             "stage_deadline_seconds": 8.0,
             **self.coordinator,
         }

@@ -203,7 +203,7 @@ class _Child:
         ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         is_exit = ended.si_code == os.CLD_EXITED
-        with suppress(OSError):  # nobody waits for it
+        with suppress(OSError):  # it is not waited for
             self.status.send(b"%d" % (ended.si_status if is_exit else -ended.si_status))
 
     def reap(self) -> None:
@@ -251,7 +251,7 @@ def serve(control: socket.socket, set_by_imports: Mapping[str, str] | None = Non
             elif key.fileobj == child.pidfd:
                 watched.unregister(child.pidfd)
                 child.tell_end()
-                # it stays a zombie, so that nobody else gets its process id, until the other end has closed
+                # it stays a zombie, so that no other gets its process id, until the other end has closed
                 watched.register(child.status, selectors.EVENT_READ, child)
             else:
                 watched.unregister(child.status)

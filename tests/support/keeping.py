@@ -26,7 +26,7 @@ WRITING = os.O_WRONLY | os.O_RDWR
 
 
 class Keeper:
-    """An audit hook (PEP 578): it hears of every removal, renaming and opening before it happens."""
+    """An audit hook (PEP 578): it is called for every removal, renaming and opening before it happens."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -3,7 +3,7 @@
 A silo's value is looked for in every form in which a mistake would show it: as float32 and float64, as the
 fixed-point words of its quantity before they are masked (rounded down and up, in 32 and 64 bits), and in
 decimal; the bytes at any offset, plain, in hexadecimal or in base64. So is the sum of all silos but it,
-which tells as much to whoever knows the sum.
+which tells as much to one who knows the sum.
 
 Bytes are compared window by window: 8 bytes for a number that fills them, 16 or 32 for several smaller ones.
 A window of several numbers must hold MIN_BITS bits of them, a single number MIN_BITS_ALONE. What chance

@@ -27,7 +27,7 @@ Row = tuple[str, ...]
 
 
 def method_rows() -> Iterator[Row]:
-    """Preset, parts that are not FedAvg's, phases, what is summed beside, options with their defaults."""
+    """Preset, parts that are not FedAvg's, phases, what is also summed, options with their defaults."""
     for name, recipe in PRESETS.items():
         method = strategy_for(name, {})
         yield (

@@ -12,7 +12,7 @@ RANGE = range(20_000, 32_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on now."""
+    """Different ports that are free now."""
     with ExitStack() as stack:
         found: list[int] = []
         for port in random.sample(RANGE, len(RANGE)):

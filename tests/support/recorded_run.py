@@ -1,6 +1,6 @@
 """A federation of real processes that trains by one method, with all that passed and was stored kept.
 
-Silos compute with the built-in training on handwritten digits, cut unevenly. Beside the inputs that they
+Silos compute with the built-in training on handwritten digits, cut unevenly. Besides the inputs that they
 write down, three folders stay: `wire` holds what each member's TLS carried, `kept` what the coordinator
 removed, replaced or told SQLite, `left` its directory while it ran and after its end, its log and metrics.
 """
@@ -160,7 +160,7 @@ def record(folder: Path, *, seed: int, **fields: Any) -> RecordedRun:
     federation = LocalFederation(
         folder=folder,
         silos=SILOS,
-        coordinator={"stage_deadline_seconds": 60.0},  # a loaded machine loses nobody
+        coordinator={"stage_deadline_seconds": 60.0},  # a loaded machine loses no silo
         policy={"class_statistics": "allow", "min_class_holders": 2},
         silo={"objective": "tests.support.recording:objective"},
         env={

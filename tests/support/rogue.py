@@ -294,7 +294,7 @@ class Rogue(Hub):
         np.testing.assert_allclose(sums["delta"], votes, atol=VOTE_ERROR)
 
     def begin_next(self) -> Exchange:
-        """The round after the last one, of which nobody is told yet."""
+        """The round after the last one, of which no silo is told yet."""
         self.round += 1
         return self.begin(self.round, "train")
 

@@ -157,7 +157,7 @@ class MemoryLedger:
 
 @dataclass
 class Exchange:
-    """One session, one method a stage; whoever is dropped sends nothing from that stage on.
+    """One session, one method a stage; a dropped silo sends nothing from that stage on.
 
     What left each silo is in `sent` (shares) and `masked` (vectors); the last message to it in `told`.
     """
@@ -262,7 +262,7 @@ class Exchange:
         return sums
 
     def expected(self) -> np.ndarray[Any, Any]:
-        """1 for every survivor, 0 for everybody else."""
+        """1 for every survivor, 0 for every other silo."""
         return indicator(self.terms, self.coordinator.survivors)
 
     def nothing_left(self) -> bool:

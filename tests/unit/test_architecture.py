@@ -39,7 +39,7 @@ ARROWS = {
     },
     "tools": {"chorale", "coordinator", "silo_agent", "cli", "tools"},
 }
-# the rooms of a package, and the modules beside them, in the order of their arrows: each may import those to
+# the rooms of a package, and the modules next to them, in the order of their arrows: each may import those to
 # its left
 ROOMS = {
     "crypto": "errors < encoding < prg < identity < noise < fixed_point < masking < session",
@@ -250,7 +250,7 @@ def test_torch_stays_where_it_belongs() -> None:
 
 
 def test_torchvision_is_imported_through_one_module() -> None:
-    """Beside a CPU torch its compiled part needs schemas that silo_agent/torchvision_compat.py defines."""
+    """With a CPU torch its compiled part needs schemas that silo_agent/torchvision_compat.py defines."""
     through = [one for one in imports() if one.top == "torchvision"]
     assert {one.path for one in through} <= {"silo_agent/torchvision_compat.py"}
 

@@ -98,7 +98,7 @@ def test_rate_is_chosen_on_validation_records_by_each_hospital_or_by_all(
 def test_usual_answer_is_that_of_a_hospitals_own_training_records() -> None:
     outcome = most_frequent(FEDAVG, 1, shared_folder("heart_disease"))
     assert outcome.own["switzerland"] == pytest.approx(34 / 36)
-    assert outcome.everyone == 0.5  # two hospitals call everybody ill, two nobody
+    assert outcome.everyone == 0.5  # two hospitals call every patient ill, two none
 
 
 def test_finished_runs_are_found_again_and_only_under_their_own_job(

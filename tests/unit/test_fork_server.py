@@ -17,7 +17,7 @@ from tests.support import fork_server
 from tests.support.fork_server import Forked, Process, start
 from tests.support.processes import PATIENCE_SECONDS, environment
 
-# a module beside the test, run by its name as `python -m` does
+# a module next to the test, run by its name as `python -m` does
 TELLING = """
 import json, os, random, signal, sys, threading
 import numpy as np
@@ -132,7 +132,7 @@ def test_end_of_a_process_is_told(folder: Path, arguments: list[str], code: int,
         assert (out + errors).endswith(output)
 
 
-def test_running_process_is_waited_for_and_signalled(folder: Path) -> None:
+def test_running_process_is_waited_for_and_signaled(folder: Path) -> None:
     process = begin(folder, "pause")
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Writes the vectors of encoding, Shamir, PRG and ring beside this file from the package itself.
+"""Writes the vectors of encoding, Shamir, PRG and ring next to this file from the package itself.
 
 Run it only when docs/protocol.md changes what they hold: python -m tests.vectors.make_vectors
 `check_vectors.py` then re-checks them without the package.

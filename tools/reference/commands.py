@@ -18,7 +18,7 @@ Results go to stdout, all else to stderr. A command that does not end well says 
 `chorale --version` prints the version. Settings files and their variables: [settings.md](settings.md)."""
 ON_BUGS = """\
 A traceback is a bug: it is kept in a file that the last line names, or shown at once where `CHORALE_DEBUG` is
-`1`. An agent that refuses a job logs and counts it (`chorale_silo_refusals_total`) and goes on."""
+`1`. An agent that refuses a job logs and counts it (`chorale_silo_refusals_total`) and keeps running."""
 
 
 def cli_page() -> str:

@@ -1,4 +1,4 @@
-"""Where the pages are made from, beside the code itself: the charts and their alert rules."""
+"""Where the pages are made from, besides the code itself: the charts and their alert rules."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@
 {{- fail "data.partition.index: parts are counted from 0, so it must be less than silos" -}}
 {{- end -}}
 {{- if and $data.volume.hostPath (not .Values.nodeSelector) -}}
-{{- fail "data.volume.hostPath: name the node by nodeSelector, on any other the path is empty or somebody else's" -}}
+{{- fail "data.volume.hostPath: name the node by nodeSelector, on any other the path is empty or another party's" -}}
 {{- end -}}
 {{- end -}}
 

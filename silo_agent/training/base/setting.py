@@ -79,8 +79,8 @@ class Setting:
 
     @property
     def sent_rows_C(self) -> NDArray[np.bool_]:
-        """Classes whose rows this silo sends. Before the sum of presence nobody knows who else holds a
-        class, so no row is sent. In a private job all are: noise protects them, whoever else holds them."""
+        """Classes whose rows this silo sends. Before the class-presence sum it is unknown who else
+        holds a class, so no row is sent. In a private job all are: noise protects them in any case."""
         if self.is_private:
             return np.ones(self.work.spec.classes, dtype=np.bool_)
         rows_C = self.work.class_rows

@@ -37,7 +37,7 @@ class Draws:
     """Everything random that DP-SGD relies on: who is in each step, and its noise.
 
     From AES-256-CTR under keys drawn for one round's training alone. Neither the job's seed nor the round is
-    in it: whoever knew them could draw the same and subtract it. random: the system's CSPRNG, asked for two
+    in it: one who knew them could draw the same and subtract it. random: the system's CSPRNG, asked for two
     keys.
     """
 
@@ -113,7 +113,7 @@ class NoisedGradients:
     def _clipped(self, places_N: Tensor) -> Tensor:
         if self._is_cancelled():
             raise Cancelled("training: no longer wanted")
-        # of one shape that nobody chooses, or a sample's gradient would tell how many others were drawn
+        # of one fixed shape, or a sample's gradient would tell how many others were drawn
         inputs, labels_N = (padded(rows, PRIVATE_BATCH) for rows in self._samples.take(places_N))
         gradients = self._gradients.of(self._loss, inputs, labels_N, padded(places_N, PRIVATE_BATCH))
         clipped = clipped_sum(

@@ -68,7 +68,7 @@ class SampleGradients:
         return self._scale.detach().expand(samples, 1).clone().requires_grad_()
 
     def _taken(self, parameter: nn.Parameter, scale_N1: Tensor | None) -> Tensor:
-        """And forgotten: what autograd left beside it is a sum that nothing clipped."""
+        """And forgotten: what autograd left with it is a sum that nothing clipped."""
         if parameter is self._scale:
             assert scale_N1 is not None
             assert scale_N1.grad is not None

@@ -1,4 +1,4 @@
-"""Local training of one round: batches, an optimizer that starts anew, the loss that a recipe names.
+"""Local training of one round: batches, a new optimizer, the loss that a recipe names.
 
 Source: FedAvg, McMahan et al. 2017 (arXiv 1602.05629), algorithm 1, ClientUpdate.
 """

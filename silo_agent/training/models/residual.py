@@ -30,7 +30,7 @@ MOBILENET_STAGES = (
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions parallel to a shortcut."""
 
     def __init__(self, before: int, channels: int, *, stride: int, norm: str) -> None:
         super().__init__()

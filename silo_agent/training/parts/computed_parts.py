@@ -91,7 +91,7 @@ class ComputedServerUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedPersonalization:
-    """train: the received model, in place, and what is kept beside; how many steps the sums are of.
+    """train: the received model, in place, and what else is kept; how many steps the sums are of.
     model: the silo's own, from the received one before it is trained and the local state."""
 
     train: Callable[[Setting, Tensors, torch.Generator, LocalLoss], int]
@@ -143,7 +143,7 @@ SERVER_UPDATES: Mapping[ServerUpdate, ComputedServerUpdate] = MappingProxyType(
         SCAFFOLD: ComputedServerUpdate(summed=control_change, correction=drift_correction),
     }
 )
-# beside training; called after it, when setting.received is the trained model
+# with training; called after it, when setting.received is the trained model
 STATISTICS: Mapping[Statistic, Callable[[Setting, Tensors], Values] | None] = MappingProxyType(
     {SOFT_LABEL_SUMS: soft_labels, LOGIT_PROTOTYPES: None}
 )

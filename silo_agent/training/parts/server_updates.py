@@ -1,4 +1,4 @@
-"""What a server update needs of a silo: what is summed beside p * delta, or in its place.
+"""What a server update needs of a silo: what is summed with p * delta, or in its place.
 
 strategies/parts/server_updates/ says for each what the sums do and what they leak.
 

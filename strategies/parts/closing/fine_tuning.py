@@ -1,4 +1,4 @@
-"""Fine-tuning: after the last round every silo makes the final model its own and keeps what comes of it.
+"""Fine-tuning: after the last round every silo tunes the final model on its own data and keeps the result.
 
 FedBABU (Oh, Kim, Yun 2022, arXiv 2106.06042), section 4: full, body or head. SphereFed (Dong, Zhang, Li,
 Kung 2022), appendix B: the backbone stays, the silo's own head is learned by SGD or solved for by Eq. 9 over

@@ -6,7 +6,7 @@ w <- w + eta_g mean, eta_g = max(1, sum_k p_k ||delta_k||^2 / (2 (||mean||^2 + e
 Where all silos agree eta_g is 1: that is FedAvg. The paper also averages the last two models for its
 figures; the global model here is the last one.
 
-Leaks, beside what FedAvg leaks, the weighted mean of the deltas' squared lengths: one number a round.
+Leaks, in addition to what FedAvg leaks, the weighted mean of the deltas' squared lengths: one number a round.
 
 P = trained parameters.
 """
@@ -36,7 +36,7 @@ class FedExPOptions(PartOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedExP:
-    """Needs p ||delta||^2 summed beside."""
+    """Needs p ||delta||^2 summed too."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """update_bound holds p |delta| of every parameter, and p <= 1: P update_bound^2 is reached only by
@@ -74,8 +74,8 @@ FEDEXP = ServerUpdate(
     options=FedExPOptions,
     rule=FedExP(),
     standing=Standing(
-        why="under records the update's length is post-processing of DP-SGD",
-        sums="sums the length of the silo's update beside the update, which the clip of the update does "
+        why="in a record-level job the update's length is post-processing of DP-SGD",
+        sums="sums the length of the silo's update with the update, which the clip of the update does "
         "not bound and no noise covers",
     ),
 )

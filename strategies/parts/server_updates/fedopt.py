@@ -67,7 +67,7 @@ class FedOptOptions(PartOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedOpt:
-    """Needs nothing summed beside; keeps its moments in the global state."""
+    """Needs no further sum; keeps its moments in the global state."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         return ()

@@ -11,7 +11,7 @@ gradients enter its delta (silo_agent/training/parts/server_updates.py) and d_k 
 w <- w + (sum_k p_k a_k / sum_k p_k) (sum_k p_k d_k / sum_k p_k).
 Where all silos take the same steps it is FedAvg.
 
-Leaks the weighted mean of the silos' a_k beside what FedAvg leaks: with epochs and batch size known, how
+Leaks the weighted mean of the silos' a_k besides what FedAvg leaks: with epochs and batch size known, how
 evenly the samples are spread over the silos.
 The quantity `delta` holds p d_k, smaller than p delta_k by a_k: in a job with thousands of local steps
 `update_bound` may be lower by as much, or `update_bits` 64, because the step multiplies the ring's
@@ -34,7 +34,7 @@ POST_PROCESSING = Standing(why="post-processing of the summed delta")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedMean:
-    """FedAvg's step: the mean delta itself. Needs nothing summed beside."""
+    """FedAvg's step: the mean delta itself. Needs no further sum."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         return ()
@@ -45,7 +45,7 @@ class WeightedMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedNova:
-    """Needs p a_k summed beside, and p d_k in place of p delta_k."""
+    """Needs p a_k summed too, and p d_k in place of p delta_k."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         return (Quantity(name=NORMALIZER, bound=MAX_NORMALIZER, discloses=Disclosure.FROM_UPDATE),)
@@ -65,7 +65,7 @@ FEDNOVA = ServerUpdate(
     rule=FedNova(),
     counts_steps=True,
     standing=Standing(
-        why="under records the number of steps is the job's own and tells nothing",
+        why="in a record-level job the number of steps is the job's own and tells nothing",
         sums="sums the silo's number of steps, which tells how many samples it holds",
     ),
 )

@@ -1,4 +1,4 @@
-"""SCAFFOLD: local steps corrected by how a silo's gradients differ from everybody's.
+"""SCAFFOLD: local steps corrected by how a silo's gradients differ from the mean.
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020
 (arXiv 1910.06378), algorithm 1 with option II. A silo steps along g(y) - c_i + c; after K steps of rate lr
@@ -10,7 +10,7 @@ sum while all silos apply what they took part in and the enrollment's total stay
 With momentum K is FedNova's a_k, the sum of the gradients' coefficients
 (silo_agent/training/parts/server_updates.py).
 
-Leaks sum_i p_i (c_i+ - c_i) beside what FedAvg leaks: the change of the mean gradient along the silos' paths.
+Leaks sum_i p_i (c_i+ - c_i) besides FedAvg's sums: the change of the mean gradient along the silos' paths.
 The deltas tell much the same, because each c_i follows from the silo's own. Costs one more vector of the
 model's length up and, in the global state, one down, and one on the silo's disk.
 

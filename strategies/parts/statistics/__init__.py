@@ -1,1 +1,1 @@
-"""What a method sums by class beside the deltas, one file a statistic."""
+"""What a method sums by class with the deltas, one file a statistic."""

@@ -4,7 +4,7 @@ regularizer that pulls towards it.
 Liu, Wang, Wang, Yang, Tao, "FedDW: Distilling Weights through Consistency Optimization in Heterogeneous
 Federated Learning", Eqs. 4 to 7. Silo k sends A_k[i, :], the sum of its trained model's softmax outputs
 over its samples of class i, and their number c_k[i]; Omega[i, :] = sum_k A_k[i, :] / sum_k c_k[i]. The
-sums run over the revealed cohort. A class of which nobody sent a sample keeps the row of the round
+sums run over the revealed cohort. A class of which no silo sent a sample keeps the row of the round
 before; where there never was one it is not known and drops out of the loss.
 
 Leaks by class how many samples took part and what the models of the round answer to them on average.
@@ -176,8 +176,8 @@ SOFT_LABEL_SUMS = Statistic(
         ),
     ),
     standing=Standing(
-        why="under records the trained model is post-processing of DP-SGD, and one record moves the sums "
-        "of its answers by 1",
+        why="in a record-level job the trained model is post-processing of DP-SGD, and one record moves the "
+        "sums of its answers by 1",
         sums="sums what the silo's own trained model answers, and no clip bounds what one record, or one "
         "silo, changes of that",
     ),

@@ -1,4 +1,4 @@
-"""What releases cost, held to published figures, to opacus, to hand and to other accountants."""
+"""What releases cost, compared with published figures, opacus, results by hand and other accountants."""
 
 from __future__ import annotations
 

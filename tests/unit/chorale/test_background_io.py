@@ -1,4 +1,4 @@
-"""Work beside the event loop: in a thread, in order, bounded, and over when its owner is."""
+"""Work outside the event loop: in a thread, in order, bounded, and over when its owner is."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def reserve(database: Database, has_read: threading.Barrier) -> bool:
 def test_of_two_concurrent_reservations_of_the_last_unit_one_succeeds(
     database: Database, path: Path, connections: int
 ) -> None:
-    """Two threads of one process share a connection; a command beside the agent has its own."""
+    """Two threads of one process share a connection; a command that runs next to the agent has its own."""
     with closing(Database(path, [FIRST])) as other:
         has_read = threading.Barrier(2)
         results: list[bool] = []

@@ -48,7 +48,7 @@ STATE: dict[str, Array] = {
 
 
 def private(make_spec: MakeSpec, *, privacy: dict[str, Any] | None = None, **fields: Any) -> JobSpec:
-    """A job of ten silos under records, unless the test says otherwise."""
+    """A job of ten silos at record level, unless the test says otherwise."""
     promised = {"statistics_noise_multiplier": 5.0, **({"records": RECORDS} if privacy is None else privacy)}
     return make_spec(**({"silos": NAMES, "privacy": promised} | fields))
 
@@ -450,7 +450,7 @@ class TestMethods:
 
     def test_a_part_that_stands_nowhere_is_refused(self) -> None:
         unsaid = replace(PRESETS["fedprox"], regularizer=Regularizer(word="new"))
-        with pytest.raises(ConfigError, match="strategy.regularizer: nobody has said what new costs"):
+        with pytest.raises(ConfigError, match="strategy.regularizer: it is not declared what new costs"):
             check_private(unsaid, {}, has_records=True, has_sums=False)
 
     @pytest.mark.parametrize(

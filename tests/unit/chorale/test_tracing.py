@@ -21,7 +21,7 @@ from tests.support.collector import Collector, collecting
 JOB = bytes(range(32))
 KEY = PhaseKey(job_digest=JOB, round=7, phase="train", attempt=2)
 ENDLESS = 1 << 29  # far beyond what two sockets hold
-NOBODY = "http://127.0.0.1:9/v1/traces"
+NO_COLLECTOR = "http://127.0.0.1:9/v1/traces"
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_collector_that_is_not_there_costs_one_line_of_the_log(
 ) -> None:
     monkeypatch.setattr(trace_export, "PATIENCE_SECONDS", 0.1)
     logs.configure()
-    with exporting(NOBODY):
+    with exporting(NO_COLLECTOR):
         for _ in range(trace_export.BATCH_SPANS + 1):  # two deliveries
             with tracing.span(Span.TRAIN, JOB, 7, KEY):
                 pass

@@ -83,7 +83,7 @@ def test_epsilon_that_no_policy_gives_is_refused(epsilon: float, tmp_path: Path)
 
 
 def test_epsilon_without_privacy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="^--epsilon: expected --dp records or --dp sums beside it"):
+    with pytest.raises(ConfigError, match="^--epsilon: expected --dp records or --dp sums with it"):
         _plan(tmp_path, epsilon=4.0)
 
 

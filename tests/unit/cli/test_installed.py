@@ -1,4 +1,4 @@
-"""What is not installed, or is somebody else's, is named in one line before anything starts."""
+"""What is not installed, or is another package's, is named in one line before anything starts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_coordinator_needs_no_extra(desk: Desk) -> None:
 
 
 def _started_in(folder: Path) -> subprocess.CompletedProcess[str]:
-    """As somebody does who has cloned the repository: the working directory comes first."""
+    """As in a clone of the repository: the working directory comes first."""
     return subprocess.run(
         [sys.executable, "-m", "cli.main", "--version"],
         cwd=folder,

@@ -27,7 +27,7 @@ def test_what_the_stream_raises_is_raised_after_its_items() -> None:
 
 
 def test_interrupt_ends_the_wait_for_a_silent_stream() -> None:
-    """In gRPC's own wait it may be swallowed: a demo then went on for ever."""
+    """In gRPC's own wait it may be swallowed: a demo then never ended."""
     is_reading, is_over = threading.Event(), threading.Event()
 
     def silent() -> Iterator[int]:

@@ -203,7 +203,7 @@ def test_page_needs_nothing_else_and_escapes_what_it_is_told(history: JobHistory
 def test_page_of_a_job_that_measured_nothing() -> None:
     text = report.page(report.document(_history(status="failed")))
     assert "No round measured an accuracy." in text
-    assert "Nobody." in text
+    assert "<p>None.</p>" in text
 
 
 @pytest.mark.parametrize(

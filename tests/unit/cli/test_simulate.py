@@ -68,8 +68,8 @@ def test_a_data_file_says_what_is_cut(desk: Desk, chorale: Calls) -> None:
     assert "data.yaml says it" in twice.err
 
 
-def test_the_silos_own_models_are_told_beside_the_global_one(desk: Desk, chorale: Calls) -> None:
-    # with a head of each silo's own the global accuracy is of a head that nobody trained
+def test_the_silos_own_models_are_told_with_the_global_one(desk: Desk, chorale: Calls) -> None:
+    # with a head of each silo's own the global accuracy is of an untrained head
     ended = chorale("simulate", desk.job(strategy={"preset": "fedper"}), "--device", "cpu")
     assert ended.code == 0, ended.err
     closing = json.loads(ended.out.splitlines()[-1])

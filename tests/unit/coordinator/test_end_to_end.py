@@ -299,7 +299,7 @@ async def test_metrics_count_jobs_and_know_when_a_running_one_wrote_its_checkpoi
     assert (sample(hub, "jobs", status="running"), sample(hub, "jobs", status="paused")) == (0, 1)
     hub.start_silos()
     await hub.fakes["silo-0"].wait_for("outcome")
-    # the phase that was under way ends all the same, and still nobody waits for a checkpoint
+    # the phase that was under way ends all the same, and still nothing waits for a checkpoint
     assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) is None
     await control(hub, digest, "RESUME")
     assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) > initial

@@ -100,7 +100,7 @@ async def test_false_shares_count_for_nothing_and_their_giver_is_named(make_hub)
     digest = await hub.submit(rounds=1)
     liars: dict[str, str] = {}
     while not liars:
-        await asyncio.sleep(0.01)  # the session is asked: nobody is told of a lie before the phase ends
+        await asyncio.sleep(0.01)  # the session is asked: no silo is told of a lie before the phase ends
         attempt = hub.host.job_manager.runner(digest).attempt
         liars = {} if attempt is None else attempt.session.liars
     assert not attempt.session.can_unmask  # two true answers of the three that are needed, and a false one

@@ -267,7 +267,7 @@ def test_numba_is_not_imported_for_a_small_input_nor_by_the_coordinator() -> Non
 
 
 def test_the_values_are_held_and_read_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the caller's array: neither a copy of it nor its words."""
+    """Besides the caller's array: neither a copy of it nor its words."""
     monkeypatch.setattr(compiled, "WORTH_VALUES", 1 << 60)  # loading numba takes memory
     value_N = np.zeros(1 << 20, np.float32)
     out = np.empty(1 << 14, np.uint32)

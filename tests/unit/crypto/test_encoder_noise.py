@@ -326,7 +326,7 @@ class TestNoise:
         assert np.array_equal(words_of(single(value_N, ring_bits=ring_bits), ring_bits), reference)
 
     def test_a_noised_vector_is_read_block_by_block(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Beside the caller's array: neither a clipped copy, nor the words, nor the noise of all of it."""
+        """Besides the caller's array: neither a clipped copy, nor the words, nor the noise of all of it."""
         monkeypatch.setattr(compiled, "WORTH_VALUES", 1 << 60)
         value_N = np.ones(1 << 21, np.float32)
         out = np.empty(1 << 14, np.uint32)

@@ -68,7 +68,7 @@ def test_an_unusable_public_key_is_refused(public: bytes) -> None:
 
 
 def test_an_x25519_key_of_low_order_is_refused_when_sealing(keypair: KeyPair) -> None:
-    """Its shared secret would be zero whoever seals."""
+    """Its shared secret would be zero for every sender."""
     with pytest.raises(RemoteProtocolError, match="expected an ML-KEM-768 and an X25519 key"):
         envelope.seal(keypair.public[:1184] + bytes(32), b"x", info=b"")
 

@@ -102,7 +102,7 @@ def test_sample_is_coarse_and_fine_table_of_the_same_position() -> None:
 
 
 def test_fine_part_is_of_the_rounded_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No sensible number of samples tells the two laws apart, but the proof needs one of each."""
+    """No sensible number of samples distinguishes the two laws, but the proof needs one of each."""
     coarse_N, fine_N = np.empty(100, np.int64), np.empty(100, np.int64)
     SkellamStream(discrete_law(), KEY, quantity=0).sample_into(0, coarse_N)
     SkellamStream(skellam_law(1.0), KEY, quantity=1).sample_into(0, fine_N)

@@ -402,7 +402,7 @@ class TestCheckCertificate:
             check(deputy, authority)
 
     def test_refuses_a_silo_that_could_also_serve(self, authority) -> None:
-        """With serverAuth beside clientAuth a silo could pose as coordinator."""
+        """With serverAuth in addition to clientAuth a silo could pose as coordinator."""
         is_member = x509.BasicConstraints(ca=False, path_length=None)
         both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
         certificate = forge(

@@ -153,7 +153,7 @@ def test_the_first_chunk_leaves_before_the_last_is_masked(workers: int) -> None:
     stream = masker().stream(source, chunk_bytes=1 << 15, workers=workers)
     assert source.asked == []
     chunk_bytes = 1 << 15
-    assert next(stream) == WHOLE[:chunk_bytes]  # and would wait for ever if it needed the last
+    assert next(stream) == WHOLE[:chunk_bytes]  # and would never end if it needed the last
     read_bytes = sum(ring_bits * size // 8 for ring_bits, _, size in source.asked)
     assert read_bytes <= (workers + 2) * (chunk_bytes + 16)
     source.opened.set()
@@ -195,7 +195,7 @@ def test_masking_an_encoder_is_masking_what_it_encodes() -> None:
 
 
 def test_no_second_vector_is_made() -> None:
-    """A few chunks and blocks beside the input, whether it is words or values."""
+    """A few chunks and blocks in addition to the input, whether it is words or values."""
     size = 1 << 21
     quantity = Quantity(name="delta", shape=(size,), bound=8.0, ring_bits=32)
     layout = Layout(quantities=(quantity,), members=4)

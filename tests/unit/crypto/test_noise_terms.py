@@ -110,7 +110,7 @@ def test_few_values_have_a_bound_that_never_fails() -> None:
 @pytest.mark.parametrize("coordinates", [1, 3, 50, 2_000])
 @pytest.mark.parametrize("norm", [0.3, 4.0, 300.0])
 def test_one_record_moves_rounded_sums_by_no_more(coordinates: int, norm: float) -> None:
-    """With the same dice for both sums, as the proof has it. Fails falsely with 200 * 2^-40 at most."""
+    """With the same fractions for both sums, as the proof has it. Fails falsely with 200 * 2^-40 at most."""
     generator = np.random.default_rng(7)
     bound = record_sensitivity(norm, scale=1.0, coordinates=coordinates)
     largest = 0
@@ -118,8 +118,8 @@ def test_one_record_moves_rounded_sums_by_no_more(coordinates: int, norm: float)
         before = generator.normal(scale=1000.0, size=coordinates)
         change = generator.normal(size=coordinates)
         change *= norm / np.linalg.norm(change)
-        dice = generator.random(coordinates)
-        moved = np.floor(before + change + dice) - np.floor(before + dice)
+        fractions = generator.random(coordinates)
+        moved = np.floor(before + change + fractions) - np.floor(before + fractions)
         largest = max(largest, int(moved @ moved))
     assert 0 < largest <= bound.squared_l2
     assert bound.squared_l2 <= (norm + math.sqrt(coordinates) + 1e-3) ** 2 + 1

@@ -15,7 +15,7 @@ PATIENCE_SECONDS = 30
 
 
 def test_results_come_in_the_order_of_the_tasks() -> None:
-    """The first waits for the last of those that may run beside it, and is still the first."""
+    """The first waits for the last of those that may run concurrently, and is still the first."""
     later = threading.Event()
 
     def first() -> int:
@@ -39,7 +39,7 @@ def test_no_more_tasks_are_taken_than_workers_and_one(workers: int) -> None:
             yield partial(int, index)
 
     results = in_order(tasks(), workers=workers)
-    assert taken == []  # nothing runs before somebody asks
+    assert taken == []  # nothing runs before a result is asked for
     for index in range(10):
         assert next(results) == index
         most = index + 1 if workers == 1 else index + workers + 1

@@ -160,7 +160,7 @@ def test_turned_features_turn_the_solution_and_leave_the_scores() -> None:
 
 def test_a_class_that_no_silo_holds_gets_a_zero_row_in_the_head() -> None:
     unit_ND, labels_N = random_samples(200, 6, 3)
-    gram_DD, moment_DC = sums_of(unit_ND, labels_N, 4)  # class 3 is nobody's
+    gram_DD, moment_DC = sums_of(unit_ND, labels_N, 4)  # class 3 is no silo's
     head_CD = apply(orthonormal_head(4, 6, np.random.default_rng(0)), gram_DD, moment_DC).state[HEAD]
     assert not head_CD[3].any()
     assert head_CD[:3].any(axis=1).all()

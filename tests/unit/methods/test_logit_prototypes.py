@@ -105,7 +105,7 @@ def test_w1_count_weighted_sends_sums_and_counts() -> None:
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("rows", [np.array([True, False, True]), np.zeros(3, dtype=np.bool_), None])
 def test_rows_of_classes_with_few_holders_stay_at_the_silo(is_weighted: bool, rows: Any) -> None:
-    """Without the sum of presence nobody knows who else holds a class, so no row leaves."""
+    """Without the class-presence sum it is unknown who else holds a class, so no row leaves."""
     options = {"count_weighted": is_weighted}
     sent = logit_prototypes(make_setting(*SILO_A, rows=rows, options=options))
     everything = logit_prototypes(make_setting(*SILO_A, options=options))

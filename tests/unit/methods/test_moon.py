@@ -90,8 +90,8 @@ def setting_of(work: Work) -> Setting:
 def test_own_last_model_changes_what_a_silo_trains() -> None:
     work = make_work(make_job(MOON, **FIELDS), data_of(0))
     without = TorchObjective(device="cpu").compute(work)["delta"]
-    beside = TorchObjective(device="cpu").compute(with_previous(work, 9))["delta"]
-    assert np.abs(beside - without).max() > 1e-3
+    with_own = TorchObjective(device="cpu").compute(with_previous(work, 9))["delta"]
+    assert np.abs(with_own - without).max() > 1e-3
 
 
 def test_both_teachers_are_constant_and_stand_side_by_side() -> None:

@@ -195,7 +195,7 @@ def job_of(strategy: dict[str, Any], **fields: Any) -> JobSpec:
 
 
 def skewed(place: int = 0, *, tested: int = 20) -> SiloData:
-    """Two of three classes, told apart by their means."""
+    """Two of three classes, which differ in their means."""
     generator = np.random.default_rng(place)
     labels = np.resize([place % 3, (place + 1) % 3], 60)
     features = np.eye(3, 4)[labels] + 0.2 * generator.normal(size=(60, 4))
@@ -325,7 +325,7 @@ def test_fine_tuning_that_is_no_longer_wanted_stops_and_keeps_nothing() -> None:
 def test_a_diverged_personal_model_is_told_in_the_silos_own_log_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A refusal would be an answer about one silo's data to whoever chose the state."""
+    """A refusal would be an answer about one silo's data to the party that chose the state."""
     spoiled = skewed()
     spoiled.train.features[0, 0] = np.nan
     spec = job_of({"preset": "fedavg_ft"}, model={"name": "mlp", "hidden": [8], "seed": 1})

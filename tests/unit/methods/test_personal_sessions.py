@@ -112,7 +112,7 @@ async def test_the_coordinator_learns_mean_and_deviation_and_each_silo_keeps_its
 
 
 async def test_a_silo_that_dies_after_fine_tuning_has_the_same_model_after_a_restart(hub: Hub) -> None:
-    """It dies before its vector leaves; the next attempt computes the model anew."""
+    """It is killed before its vector leaves; the next attempt computes the model again."""
     exchange = hub.begin(1, "fine-tune.0")
     await hub.advertise(exchange)
     first = content(hub, "silo-0")

@@ -23,7 +23,7 @@ from tests.support.simulation import phases, simulate
 from tests.support.soak import cases, one_for_each_sum
 
 SILOS, CLASSES = 4, 3
-# four silos of 100 samples; each lacks one class or another, and nobody is alone with one
+# four silos of 100 samples; each lacks one class or another, and no silo is alone with one
 HELD = ([0, 1], [1, 2], [0, 2], [0, 1, 2])
 JOB: dict[str, Any] = {
     "rounds": 2,

@@ -1,4 +1,4 @@
-"""What a job is known to sum before anybody has its model: a silo's policy judges that at the offer."""
+"""What a job is known to sum before any party has its model: a silo's policy judges that at the offer."""
 
 from __future__ import annotations
 

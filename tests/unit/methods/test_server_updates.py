@@ -40,7 +40,7 @@ def context(options: Mapping[str, Any], state: Mapping[str, Array] | None = None
 
 
 def sums(**changes: Any) -> dict[str, Array]:
-    """What the phase is given for WEIGHTS and DELTAS, beside the update's own quantities."""
+    """What the phase is given for WEIGHTS and DELTAS, without the update's own quantities."""
     plain: dict[str, Any] = {
         "delta": sum(p * delta for p, delta in zip(WEIGHTS, DELTAS, strict=True)),
         "weight": sum(WEIGHTS),

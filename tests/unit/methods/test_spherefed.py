@@ -1,4 +1,4 @@
-"""SphereFed as it runs: the head that nobody moves, its learning rate, calibration, and what skew does.
+"""SphereFed as it runs: the fixed head, its learning rate, calibration, and what skew does.
 
 Data and network are those of the card's small CPU experiment (its section 10.5), with fewer samples and
 rounds: 20 classes of three Gaussian modes each in 32 dimensions, ten silos cut by Dirichlet(0.1), an mlp

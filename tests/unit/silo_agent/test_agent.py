@@ -29,7 +29,7 @@ MakeSettings = Callable[..., SiloSettings]
 
 @pytest.fixture
 def make_settings(tmp_path: Path) -> MakeSettings:
-    """Settings of silo clinic-a, whose coordinator nobody runs."""
+    """Settings of silo clinic-a, whose coordinator does not run."""
     ceremony = Ceremony(folder=tmp_path / "members")
     for name in ("clinic-a", "clinic-b"):
         ceremony.enroll(Role.SILO, name)

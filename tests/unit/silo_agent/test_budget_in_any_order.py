@@ -44,7 +44,7 @@ class Input:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Jobs, phases, attempts, uploads and kills in any order, beside a model that keeps plain lists.
+    """Jobs, phases, attempts, uploads and kills in any order, compared with a model that keeps plain lists.
 
     `left` is the truth: what bytes of were sent. `charged` is what should be spent, kills between the two
     included.
@@ -110,7 +110,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        """A command of this machine beside the agent."""
+        """A command of this machine, concurrent with the agent."""
         ledger = Ledger(self.folder / "ledger.sqlite", clock=lambda: NOW)
         seen = ledger.budget(policy=self.book.policy, data_set="data").balance()
         assert seen == self.book.balance

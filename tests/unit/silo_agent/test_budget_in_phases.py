@@ -261,7 +261,7 @@ async def test_no_sequence_of_phases_and_restarts_lets_out_more_than_was_spent(
     make_hub: MakeHub, seed: int
 ) -> None:
     """What left is counted by the carrier, each input once, and composed from scratch."""
-    dice = random.Random(seed)
+    chance = random.Random(seed)
     hub = make_hub(rounds=40, max_attempts=20)
     boundless = {"epsilon": 1e6, "accept_epsilon_up_to": 1e6, "partial_jobs": "allow"}
     hub.add_all(privacy=boundless, max_attempts=20)
@@ -271,7 +271,7 @@ async def test_no_sequence_of_phases_and_restarts_lets_out_more_than_was_spent(
     for _ in range(14):
         agent = hub.agents[ME]
         exchange = hub.begin(round, phase, attempt=attempt)
-        reach = dice.choice(["advert", "shares", "vector", "all"])
+        reach = chance.choice(["advert", "shares", "vector", "all"])
         await _drive(hub, exchange, reach)
         if reach in ("vector", "all") and (life, round, phase) not in sent:
             sent.add((life, round, phase))
@@ -281,7 +281,7 @@ async def test_no_sequence_of_phases_and_restarts_lets_out_more_than_was_spent(
             attempt, round, phase = 1, round + 1, "train"
         else:
             attempt += 1
-        if dice.random() < 0.3:
+        if chance.random() < 0.3:
             life += 1
             await agent.restart()
             assert held(hub.agents[ME]) == pytest.approx(epsilon(left, DELTA))

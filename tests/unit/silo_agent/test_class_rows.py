@@ -20,7 +20,7 @@ from tests.support.agents import Hub, OneHot
 from tests.support.sessions import NOW
 from tests.unit.silo_agent.conftest import MakeHub
 
-# silo by silo: class 0 is everybody's, class 1 three silos', class 2 one silo's, class 3 nobody's
+# silo by silo: class 0 is every silo's, class 1 three silos', class 2 one silo's, class 3 no silo's
 HOLDS = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
 
 

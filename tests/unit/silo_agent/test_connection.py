@@ -37,7 +37,7 @@ KEY = PhaseKey(job_digest=b"j" * 32, round=1, phase="train", attempt=1)
 
 
 class Enough(Exception):
-    """Ends a stream that would dial for ever."""
+    """Ends a stream that would dial without end."""
 
 
 class Agent:

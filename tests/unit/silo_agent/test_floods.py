@@ -49,7 +49,7 @@ async def test_a_phase_that_the_job_cannot_come_to_downloads_no_state(agent: Age
         strange = changed(task, state_digest=bytes(32))
         strange.key.phase = phase
         agent.tell(task=strange)
-        assert await agent.refusal() == "terms"  # and not a state that nobody has
+        assert await agent.refusal() == "terms"  # and not a state that no silo has
 
 
 async def test_one_phase_of_a_job_is_prepared_at_a_time(

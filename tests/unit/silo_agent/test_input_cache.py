@@ -41,7 +41,7 @@ def test_what_is_no_array_is_left_to_the_ring_to_refuse() -> None:
 
 
 class Reusing(OneHot):
-    """Hands over views of memory that it goes on writing to; thirds, so that every value is rounded."""
+    """Hands over views of memory that it keeps writing to; thirds, so that every value is rounded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,4 +84,4 @@ async def test_every_attempt_sends_the_words_of_the_first(hub: Hub, monkeypatch:
     silos = len(hub.names)
     assert len(sent) == 2 * silos
     assert sent[:silos] == sent[silos:]
-    assert sent[0] != sent[1]  # each its own dice
+    assert sent[0] != sent[1]  # each is rounded with its own random bits

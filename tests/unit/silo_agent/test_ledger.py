@@ -1,4 +1,4 @@
-"""What the ledger remembers, through restarts and beside another writer."""
+"""What the ledger remembers, through restarts and with a concurrent writer."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_near_cohorts_of_training_count_each_time_the_cohort_changes(book: Book)
 
 
 def test_a_silo_that_comes_and_goes_uses_up_the_limit(book: Book) -> None:
-    """A set was free for ever once it was counted: all 40 rounds were revealed, each a difference."""
+    """A set stayed free once it was counted: all 40 rounds were revealed, each a difference."""
     job = book.long_job()
     revealed, refusals = [], []
     for round in range(1, 41):

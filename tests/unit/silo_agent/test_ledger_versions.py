@@ -24,7 +24,7 @@ LAST_FIVE = FULL[1:]
 
 
 class OldBook(Book):
-    """The ledger of version 0, with a job of today beside its own. old: its job with most reveals."""
+    """The ledger of version 0, with a job of today added to its own. old: its job with most reveals."""
 
     def __init__(self, folder: Path) -> None:
         self.answers = restore("ledger", folder / "ledger.sqlite")

@@ -70,7 +70,7 @@ def all_kept(hub: Hub) -> list[int]:
 
 
 async def revealed(hub: Hub, round: int = 1, *, lost: Sequence[str] = ()) -> Exchange:
-    """A training whose outcome nobody was told."""
+    """A training whose outcome was never reported."""
     exchange = hub.begin(round, "train")
     await hub.until_signed(exchange, lost=lost)
     await hub.unmask(exchange)

@@ -150,7 +150,7 @@ def test_a_file_that_is_no_personal_model_is_named(shelf: Shelf, spoiled: bytes)
 
 
 def test_a_process_killed_while_it_wrote_leaves_the_old_model(shelf: Shelf) -> None:
-    """What a kill leaves is a temporary file beside it, which is none of the models and does not stay."""
+    """What a kill leaves is a temporary file next to it, which is none of the models and does not stay."""
     shelf.keep(1.0)
     (shelf.folder / f".{shelf.job.digest.hex()}.safetensors.0a0b0c0d.tmp").write_bytes(b"half of")
     assert shelf.values == [1.0, 1.0, 1.0]

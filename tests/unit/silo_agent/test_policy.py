@@ -140,13 +140,13 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
         assert f"privacy.{name}: " in text
     assert "operators: [alice]" in text
     assert "strategies: null" in text
-    assert "- every job that nobody approved here (chorale silo approve)" in text
+    assert "- every job that is not approved here (chorale silo approve)" in text
     assert "- every statistic by class" in text
     assert "- every method with local state whose sums have no noise" in text
     assert "- operators other than alice" in text
     assert "more than 0 overlapping cohorts" in text
     relaxed = policy(approval="automatic", class_statistics="allow", local_state="allow").describe()
-    assert "nobody approved" not in relaxed
+    assert "not approved" not in relaxed
     assert "statistic by class without" not in relaxed
     assert "with local state whose" not in relaxed
 

@@ -1,4 +1,4 @@
-"""The floor of private jobs: what a policy may say of it, and that nobody gets below it."""
+"""The floor of private jobs: what a policy may say of it, and that no job gets below it."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_quantities_that_need_noise_are_refused_without(tmp_path: Path) -> None:
 
 
 def test_a_quantity_that_no_method_sums_is_a_slip_of_the_pen(tmp_path: Path) -> None:
-    """It would protect nothing, and nobody would notice."""
+    """It would protect nothing, and that would go unnoticed."""
     path = tmp_path / "policy.yaml"
     path.write_text("federation: test\nprivacy:\n  always_noised: [delta, sample]\n")
     with pytest.raises(ConfigError, match="always_noised: no method sums sample; .* samples,"):

@@ -184,7 +184,7 @@ async def test_chunks_out_of_order_are_refused(make_stub: MakeStub, tmp_path: Pa
 
 
 async def test_a_refused_download_that_never_ends_is_ended_here(make_stub: MakeStub, tmp_path: Path) -> None:
-    """gRPC keeps what comes on a call that nobody reads any more."""
+    """gRPC keeps what comes on a call that is no longer read."""
     ended = asyncio.Event()
 
     async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:

@@ -61,7 +61,7 @@ def test_masks_change_nothing_but_the_rounding(make: Makes, fields: dict[str, An
     told = [(each.silos, each.figures["clipped"]) for each in plain.run()]
     assert [(each.silos, each.figures["clipped"]) for each in secure.run()] == told
     assert (told[0][1] == SILOS) == ("update_bound" in fields)  # p = 1/7 of every silo
-    # 3 rounds of 7 silos; words of 16 bits are rounded alike, by the same dice
+    # 3 rounds of 7 silos; words of 16 bits are rounded alike, by the same random bits
     assert np.abs(model(plain) - model(secure)).max() <= 3 * SILOS * STEP
     assert model(plain).max() > 0.1
 
@@ -118,13 +118,13 @@ def test_a_silo_that_cancels_the_others_weights_uses_up_the_round(make: Makes, i
 
 
 def test_a_phase_outside_rounds_that_nobody_can_join_ends_the_simulation(make: Makes) -> None:
-    class NobodyTests(one_hot.OneHot):
+    class NoSiloTests(one_hot.OneHot):
         def compute(self, work: Work) -> Mapping[str, Array]:
             if work.phase_kind == "evaluate":
                 raise ConfigError("data: no hold-out")
             return super().compute(work)
 
-    simulation = make(rounds=1, simulation={"objective": NobodyTests()})
+    simulation = make(rounds=1, simulation={"objective": NoSiloTests()})
     with pytest.raises(SimulationFailed, match=r"evaluate: too-few-silos \(silo-0: .*no hold-out"):
         list(simulation.run())
 

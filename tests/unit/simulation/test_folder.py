@@ -1,4 +1,4 @@
-"""A simulation's folder: whatever moment a process dies at, the rounds that count are those it names."""
+"""A simulation's folder: whenever a process is killed, the rounds that count are those it names."""
 
 from __future__ import annotations
 

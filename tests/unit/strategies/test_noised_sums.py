@@ -1,4 +1,4 @@
-"""Noise takes sums out of their ranges and off the whole numbers; every phase goes on with what comes."""
+"""Noise takes sums out of their ranges and off the whole numbers; every phase continues with what comes."""
 
 from __future__ import annotations
 

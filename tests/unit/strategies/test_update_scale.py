@@ -62,8 +62,8 @@ def run(of: PhaseContext, deltas: Sequence[Array], preset: str = "fedavg") -> Ph
     for place, delta_P in enumerate(deltas):
         values: Mapping[str, Array] = {"delta": delta_P, "weight": np.array(1.0 / len(deltas)), **BESIDE}
         values = with_mean_square(of, values)
-        dice = hashlib.sha256(f"dice {of.round} {place}".encode()).digest()
-        ring.add_into(total, Encoder(values, layout=layout, random=lambda size: dice[:size]).encode().vectors)  # noqa: B023
+        bits = hashlib.sha256(f"dice {of.round} {place}".encode()).digest()
+        ring.add_into(total, Encoder(values, layout=layout, random=lambda size: bits[:size]).encode().vectors)  # noqa: B023
     return phase.apply(of, ring.decode(total, layout=layout))
 
 

@@ -2,8 +2,8 @@
 
 SphereFed (Dong, Zhang, Li, Kung 2022), Eq. 9; strategies/parts/closing/ffc.py says what the sums do and what
 they leak. Eval mode, no augmentation, sums in float64. In a private job lengths are taken in float64 as well,
-all batches have one shape, and a sample whose feature is not finite counts as zero: a refusal would tell of
-one sample what no noise covers.
+all batches have one shape, and a sample whose feature is not finite counts as zero: a refusal would reveal
+of one sample what no noise covers.
 
 N = samples, D = feature width, C = classes, T = D(D+1)/2.
 """

@@ -1,7 +1,7 @@
 """A silo's personal model: fine-tuned from the final global model, tested on the silo's own hold-out.
 
 strategies/parts/closing/fine_tuning.py names the papers and says what is summed and what that leaks. The
-optimizer starts anew, at one rate for all epochs. Where only the head is tuned the body runs once, in eval
+optimizer is a new one, at one rate for all epochs. Where only the head is tuned the body runs once, in eval
 mode: its features are what the head learns from, and neither its weights nor its running means move.
 
 N = samples, D = feature width, C = classes.

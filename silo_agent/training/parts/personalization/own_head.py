@@ -2,8 +2,7 @@
 
 FedPer, Arivazhagan et al. 2019 (arXiv 1912.00818), algorithm 1: both are trained together, the body is
 summed. FedRep, Collins et al. 2021 (arXiv 2102.07078), algorithm 1: `head_epochs` passes train the head on
-the body as it came, then the job's epochs train the body under that head; each has an optimizer that starts
-anew.
+the body as it came, then the job's epochs train the body under that head; each has a new optimizer.
 The head is local state; before the first applied round it is the one in the global state.
 strategies/parts/personalization.py says what leaves.
 """

@@ -1,4 +1,4 @@
-"""Ditto: a whole model of the silo's own beside the global one, held near it.
+"""Ditto: a whole model of the silo's own in addition to the global one, kept near it.
 
 Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021
 (arXiv 2012.04221), algorithm 1: the global track is FedAvg; the own model v takes the same number of epochs

@@ -1,7 +1,7 @@
 """Model-contrastive learning: features come near the global model's and leave those of the own last model.
 
 MOON, Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021 (arXiv 2103.16257), Eq. 3:
-l_con = -log( exp(cos(z, z_g)/tau) / (exp(cos(z, z_g)/tau) + exp(cos(z, z_p)/tau)) ), beside cross-entropy as
+l_con = -log( exp(cos(z, z_g)/tau) / (exp(cos(z, z_g)/tau) + exp(cos(z, z_p)/tau)) ), added to cross-entropy:
 loss + mu l_con. z are the student's features, z_g those of the model as it was received, z_p those of the
 model that this silo sent last, which is its local state; both teachers are constant, in eval mode.
 The paper puts a projection of two layers between backbone and head. There is none here: z is what the

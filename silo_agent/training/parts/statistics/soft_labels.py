@@ -35,7 +35,7 @@ def soft_labels(setting: Setting, samples: Tensors) -> Mapping[str, Array]:
     """Shapes: soft_labels (C, C) float64, class_counts (C,) int64; zero rows for classes that are not sent.
 
     A class that this silo lacks has a zero row of its own accord. In a private job an answer that is no
-    number counts as zero, because a refusal would tell of one sample what no noise covers. Raises Cancelled.
+    number counts as zero: a refusal would reveal of one sample what no noise covers. Raises Cancelled.
     """
     classes, outputs = setting.work.spec.classes, setting.outputs_of(setting.received, samples)
     sums_CC = probability_sums(
