@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sqlite3
+from contextlib import closing
 
 import grpc
 import pytest
@@ -148,6 +150,27 @@ async def test_paused_job_stays_paused_over_a_restart_and_goes_on_when_resumed(m
     summary, records = await hub.finish(digest)
     assert summary.status == "done"
     assert [record.phase for record in records] == ["enrollment.0", "train", "evaluate.0"]
+
+
+async def test_a_job_in_the_words_of_an_earlier_release_is_listed_and_its_model_fetched(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    hub.start_silos()
+    digest = await hub.submit(rounds=1)
+    await hub.finish(digest)
+    model = await hub.fetch(digest)
+    await hub.stop_silos()
+    await hub.stop()
+    with closing(sqlite3.connect(hub.settings.directory / "coordinator.sqlite")) as connection, connection:
+        old = "CAST(replace(CAST(spec AS TEXT), 'enrollment_every', 'roll_call_every') AS BLOB)"
+        connection.execute(f"UPDATE jobs SET spec = {old}")
+    await hub.start()
+    (listed,) = (await hub.operations().ListJobs(pb.ListJobsRequest())).jobs
+    assert (listed.name, listed.status, list(listed.silos)) == ("one-hot", "done", hub.names)
+    assert (listed.rounds, listed.rounds_completed) == (1, 1)
+    summary, records = await hub.finish(digest)
+    assert (summary, len(records)) == (listed, 3)
+    assert await hub.fetch(digest) == model
 
 
 async def test_silos_are_listed_with_connection_and_expiry(make_hub):
