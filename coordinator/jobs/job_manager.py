@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from chorale.job import Job, JobSpec, SignedJob, open_job
 from chorale.observability.logs import get_logger
+from chorale.spec.settings_file import parse_mapping
 from chorale.spec.state import float32_bytes, state_from_file
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import operations_pb2 as pb
@@ -18,8 +20,6 @@ from coordinator.resources import Resources
 from coordinator.storage.store import JobRow, JobStatus
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.session.cohort import SMALLEST_FEDERATION
-
-OF_EARLIER_VERSION = "(job file of an earlier version)"
 
 log = get_logger("coordinator.jobs.job_manager")
 
@@ -185,38 +185,20 @@ class JobManager:
         return row
 
     def summary(self, row: JobRow) -> records_pb2.JobSummary:
-        """What an operator is told of the job, as things stand.
-
-        A file that an earlier version took may have fields that this one does not know. Such a job has ended
-        (storage/migrations.py), and all that is told of it is what the store itself says.
-        """
-        told = records_pb2.JobSummary(
-            job_digest=row.digest,
-            status=row.status.value,
-            reason=row.reason,
-            submitted_unix_seconds=row.submitted_unix_seconds,
-        )
-        try:
-            job = self._stored_job(row)
-        except LocalProtocolError:
-            told.name = OF_EARLIER_VERSION
-            return told
+        """What an operator is told of the job, as things stand."""
         runner = self._runners.get(row.digest)
         if row.digest not in self._float32_bytes:  # the same for every state of a job, so read from one
             state = state_from_file(self._resources.checkpoints.path(row.digest, row.state_digest))
             self._float32_bytes[row.digest] = float32_bytes(state)
-        told.MergeFrom(
-            records_pb2.JobSummary(
-                name=job.spec.name,
-                strategy=job.spec.strategy.name,
-                rounds=job.spec.rounds,
-                rounds_completed=completed_rounds(self._resources.store, job),
-                float32_bytes=self._float32_bytes[row.digest],
-                silos=job.spec.silos,
-                progress="" if runner is None else runner.progress,
-            )
+        return records_pb2.JobSummary(
+            job_digest=row.digest,
+            status=row.status.value,
+            reason=row.reason,
+            submitted_unix_seconds=row.submitted_unix_seconds,
+            float32_bytes=self._float32_bytes[row.digest],
+            progress="" if runner is None else runner.progress,
+            **self._signed_facts(row),
         )
-        return told
 
     async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
         """The summary, all records so far, and then each new one of both. Raises UnknownJob."""
@@ -243,6 +225,24 @@ class JobManager:
 
     def _count_jobs(self) -> None:
         self._resources.metrics.count_jobs(self._resources.store.count_jobs())
+
+    def _signed_facts(self, row: JobRow) -> dict[str, Any]:
+        """What the signed job says, and how far it came, as fields of its summary."""
+        store = self._resources.store
+        try:
+            job = self._stored_job(row)
+        except LocalProtocolError:
+            # it ended under an earlier release, which had other field names; its model can still be fetched
+            values = parse_mapping(row.signed.spec_bytes, source=f"job {row.signed.id}")
+            said = {name: values[name] for name in ("name", "rounds", "silos")}
+            return {**said, "rounds_completed": store.count_applied(row.digest, "train")}
+        return {
+            "name": job.spec.name,
+            "strategy": job.spec.strategy.name,
+            "rounds": job.spec.rounds,
+            "silos": job.spec.silos,
+            "rounds_completed": completed_rounds(store, job),
+        }
 
     def _stored_job(self, row: JobRow) -> Job:
         """A job that was checked when it was submitted; phases check it again before they begin."""

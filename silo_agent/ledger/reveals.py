@@ -21,6 +21,8 @@ from silo_agent.policy.policy import Policy
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
 DIFFERENCED_KINDS = frozenset({"class-presence", "calibrate", "fine-tune"})
+# A phase that was revealed under the name it had before is the same phase.
+FORMER_KINDS = {"enrollment": "roll-call", "class-presence": "presence", "fine-tune": "personal"}
 SHARES_KEPT = timedelta(days=30)
 
 
@@ -86,10 +88,11 @@ class Reveals:
                         "state_digest": terms.state_digest,
                     },
                 )
-            connection.execute(
-                f"DELETE FROM reveals WHERE {_SAME_PHASE} AND status = :pending",
-                _phase_of(terms) | {"pending": RevealStatus.PENDING},
-            )
+            for phase in _names_of(terms.phase):
+                connection.execute(
+                    f"DELETE FROM reveals WHERE {_SAME_PHASE} AND status = :pending",
+                    _phase_of(terms) | {"phase": phase, "pending": RevealStatus.PENDING},
+                )
 
     def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
         """Raises PolicyRefusal where a sum over these silos may not be revealed."""
@@ -244,6 +247,12 @@ def kind_of(phase: str) -> str:
     return phase.partition(".")[0]
 
 
+def _names_of(phase: str) -> tuple[str, ...]:
+    """The phase's name, and the one under which a ledger of before may hold it."""
+    kind, dot, number = phase.partition(".")
+    return (phase, FORMER_KINDS[kind] + dot + number) if kind in FORMER_KINDS else (phase,)
+
+
 def _check_attempt(connection: sqlite3.Connection, terms: SessionTerms) -> bool:
     """Whether an earlier attempt began the phase. Raises PolicyRefusal."""
     job = _approved_job(connection, terms)
@@ -292,9 +301,10 @@ def _approved_job(connection: sqlite3.Connection, key: SessionTerms | PendingRev
 
 
 def _check_not_revealed(connection: sqlite3.Connection, key: SessionTerms | PendingReveal) -> None:
-    found = _recorded(connection, _phase_of(key))
-    if found is not None and found["status"] == RevealStatus.REVEALED:
-        raise _refusal(key, "was revealed before", Refusal.ALREADY_REVEALED)
+    for phase in _names_of(key.phase):
+        found = _recorded(connection, _phase_of(key) | {"phase": phase})
+        if found is not None and found["status"] == RevealStatus.REVEALED:
+            raise _refusal(key, "was revealed before", Refusal.ALREADY_REVEALED)
 
 
 def _recorded(connection: sqlite3.Connection, of_phase: dict[str, Any]) -> sqlite3.Row | None:

@@ -24,12 +24,15 @@ LAST_FIVE = FULL[1:]
 
 
 class OldBook(Book):
-    """The ledger of version 0, with a job of today added to its own. old: its job with most reveals."""
+    """The ledger of version 0, with a job of today added to its own. old: its job with most reveals.
+    tuned: the one that revealed personal.0."""
 
     def __init__(self, folder: Path) -> None:
         self.answers = restore("ledger", folder / "ledger.sqlite")
         super().__init__(folder)
         self.old = bytes.fromhex(self.answers["job"])
+        jobs = {phase: job for job, _, phase, *_ in self.answers["recorded"]}
+        self.tuned = bytes.fromhex(jobs["personal.0"])
 
     def limited(self, max_cohort_changes: int) -> dict[str, Any]:
         """Where round 5 of the old job is signed, the next that it left."""
@@ -135,6 +138,26 @@ def test_a_phase_that_was_revealed_stays_so(book: OldBook) -> None:
         refused(
             Refusal.ALREADY_REVEALED, "revealed before", lambda terms=terms: book.reveals.begin_attempt(terms)
         )
+
+
+def test_a_phase_that_was_revealed_under_another_name_stays_so(book: OldBook) -> None:
+    # of the same job, or a coordinator would get a second sum of each of these after an upgrade
+    terms = book.terms(job_digest=book.tuned, round=5, phase="fine-tune.0", attempt=2)
+    for act in (
+        lambda: book.reveals.check_attempt(terms),
+        lambda: book.reveals.begin_attempt(terms),
+        lambda: book.reveals.check_reveal(terms, FULL),
+    ):
+        refused(Refusal.ALREADY_REVEALED, "revealed before", act)
+    book.sign(FULL, job_digest=book.tuned, round=5, phase="fine-tune.1")
+
+
+def test_an_answer_pending_under_another_name_is_erased_by_the_next_attempt(book: OldBook) -> None:
+    with book.ledger._database.transaction() as connection:
+        connection.execute("UPDATE reveals SET status = 'pending' WHERE phase = 'personal.0'")
+    assert book.reveals.recorded(book.tuned, 5, "personal.0") is not None
+    book.reveals.begin_attempt(book.terms(job_digest=book.tuned, round=5, phase="fine-tune.0", attempt=2))
+    assert book.reveals.recorded(book.tuned, 5, "personal.0") is None
 
 
 def test_a_pending_answer_may_still_leave(book: OldBook) -> None:
