@@ -37,10 +37,13 @@ silo.add_command(csr_command("silo"))
 @CONFIG
 def run(config: Path) -> None:
     """Take part in the federation until stopped (SIGTERM or Ctrl-C)."""
+    settings = load_silo_settings(config)
+    if settings.objective is None:
+        require_extra("silo", "torch", "dp_accounting", what="a silo with the built-in training")
     require_extra("privacy", "dp_accounting", what="a silo's account of its privacy budget")
     from silo_agent.agent import run as run_agent
 
-    run_agent(load_silo_settings(config))
+    run_agent(settings)
 
 
 @silo.command()

@@ -56,7 +56,10 @@ def read_limited(path: Path, max_bytes: int) -> bytes:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        refused = ConfigError(f"{path}: {(error.strerror or str(error)).lower()}")
+        if isinstance(error, FileNotFoundError) and not path.is_absolute():
+            refused.add_note(f"paths are relative to the folder the command runs in, here {Path.cwd()}")
+        raise refused from error
     if len(data) > max_bytes:
         raise ConfigError(f"{path}: expected at most {max_bytes} bytes, got more")
     return data

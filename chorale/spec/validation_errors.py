@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from datetime import date
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -11,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 MAX_SHOWN = 60  # characters of a wrong value that are shown again
 MAX_NAMED = 3  # unknown fields that are named; a file of another kind has them by the dozen
+MAX_ALIKE = 2  # fields that are offered for a misspelled one
 
 EXPECTED = {  # by kind of error, in the words of a person who writes YAML; {…} are limits
     "string_type": "text",
@@ -59,26 +62,32 @@ def explain(
     overriding = {
         name.removeprefix(env_prefix).lower(): name for name in variables if name.startswith(env_prefix)
     }
-    messages, unknown = [], dict[tuple[int | str, ...], list[str]]()
+    messages, unknown = [], dict[tuple[int | str, ...], dict[str, str]]()
     for detail in error.errors(include_url=False):
         place = detail["loc"]
         if detail["type"] == "extra_forbidden":
-            unknown.setdefault(place[:-1], []).append(_field(place, overriding))
+            unknown.setdefault(place[:-1], {})[str(place[-1])] = _field(place, overriding)
         else:
             messages.append(_message(detail, _field(place, overriding)))
     for place, fields in unknown.items():
         more = f" and {len(fields) - MAX_NAMED} more" if len(fields) > MAX_NAMED else ""
         what = "unknown field" if len(fields) == 1 else "unknown fields"
-        allowed = ", ".join(_fields_at(model, place))
-        messages.append(f"{', '.join(fields[:MAX_NAMED])}{more}: {what}, expected one of {allowed}")
+        allowed = _fields_at(model, place)
+        alike = _alike(*fields, allowed=allowed) if len(fields) == 1 else ""
+        named = ", ".join([*fields.values()][:MAX_NAMED])
+        messages.append(f"{named}{more}: {what}{alike}, expected one of {', '.join(allowed)}")
     is_all_environment = all(each.startswith(tuple(overriding.values())) for each in messages)
     return "; ".join(messages) if overriding and is_all_environment else f"{source}: {'; '.join(messages)}"
 
 
 def got(value: object) -> str:
     """A wrong value, to be named after what was expected."""
+    if isinstance(value, date):  # YAML makes one of an unquoted 2027-01-31
+        return value.isoformat()
     if not isinstance(value, str | int | float | bool | None):
         return kind_of(value)
+    if isinstance(value, bool):
+        return str(value).lower()  # as YAML writes it, which reads yes as true
     return "nothing" if value is None else repr(value)[:MAX_SHOWN]
 
 
@@ -126,6 +135,12 @@ def _fields_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
         if inner is not None:
             model = inner
     return list(model.model_fields)
+
+
+def _alike(field: str, *, allowed: Sequence[str]) -> str:
+    """The fields that an unknown one may be a misspelling of, in brackets; else empty."""
+    alike = get_close_matches(field, allowed, MAX_ALIKE)
+    return f" (did you mean {' or '.join(alike)}?)" if alike else ""
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -21,7 +21,7 @@ from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION
 from crypto.session.messages import SessionTerms
-from silo_agent.policy.privacy_policy import PrivacyPolicy
+from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names
 from strategies.presets import PRESETS
 
 ENV_PREFIX = "CHORALE_POLICY_"
@@ -118,6 +118,12 @@ class Policy(BaseModel):
             raise ValueError(f"no preset is called {unknown[0]}; known are {', '.join(sorted(PRESETS))}")
         return names
 
+    @field_validator("allowed_quantities")
+    @classmethod
+    def _are_quantities(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        check_names(names or ())
+        return names
+
     def check_job(self, spec: JobSpec, *, operator: str) -> None:
         """Raises PolicyRefusal where the job as such is not allowed."""
         if spec.federation != self.federation:
@@ -189,6 +195,8 @@ class Policy(BaseModel):
                 if isinstance(value, BaseModel):
                     continue
                 shown = "null" if value is None else str(value)
+                if isinstance(value, bool):
+                    shown = shown.lower()
                 if isinstance(value, tuple):
                     shown = f"[{', '.join(value)}]"
                 fields.append(f"{prefix}{name}: {shown}  # {info.description}")

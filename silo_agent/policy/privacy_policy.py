@@ -83,11 +83,7 @@ class PrivacyPolicy(BaseModel):
     @field_validator("always_noised")
     @classmethod
     def _are_quantities(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = [name for name in names if name not in _known_quantities()]
-        if unknown:
-            raise ValueError(
-                f"no method sums {unknown[0]}; known are {', '.join(sorted(_known_quantities()))}"
-            )
+        check_names(names)
         return names
 
     @model_validator(mode="after")
@@ -199,6 +195,13 @@ class PrivacyPolicy(BaseModel):
                 f"at most epsilon {self.epsilon:g} for a data set (delta {self.delta:g})",
                 code=Refusal.BUDGET,
             )
+
+
+def check_names(quantities: Iterable[str]) -> None:
+    """Raises ValueError that lists all quantities for a name that no method sums."""
+    unknown = [name for name in quantities if name not in _known_quantities()]
+    if unknown:
+        raise ValueError(f"no method sums {unknown[0]}; known are {', '.join(sorted(_known_quantities()))}")
 
 
 @lru_cache(maxsize=1)

@@ -72,6 +72,17 @@ def test_read_limited_says_why_a_file_cannot_be_read(tmp_path: Path, name: str, 
         read_limited(tmp_path / name, 4)
 
 
+def test_read_limited_names_the_folder_that_a_relative_path_starts_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        read_limited(Path("missing"), 4)
+    assert caught.value.__notes__ == [
+        f"paths are relative to the folder the command runs in, here {tmp_path}"
+    ]
+
+
 def test_write_atomic_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         write_atomic(tmp_path / "nowhere" / "file", b"x")

@@ -64,6 +64,10 @@ def test_environment_does_not_reach_into_a_single_value(tmp_path: Path) -> None:
         ("name: a\ncolor: red", r"color: unknown field, expected one of name, inner, several, ports$"),
         ("name: a\ninner: {color: red}", r"inner.color: unknown field, expected one of seconds, path$"),
         ("name: a\nseveral: [{}, {x: 1}]", r"several.1.x: unknown field, expected one of seconds, path$"),
+        ("name: a\nport: 7", r"port: unknown field \(did you mean ports\?\), expected one of name, inner,"),
+        ("name: a\ninner: {secs: 1}", r"inner.secs: unknown field \(did you mean seconds\?\), expected"),
+        ("name: a\nseveral: yes", r"several: expected a list, got true$"),
+        ("name: 2027-01-31", r"name: expected text, got 2027-01-31$"),
         ("name: a\ninner: {seconds: 0}", r"inner.seconds: expected more than 0, got 0$"),
         ("name: a\ninner: {seconds: soon}", r"inner.seconds: expected a number, got 'soon'$"),
         ("name: [a]", r"name: expected text, got a list$"),
@@ -92,7 +96,10 @@ def test_every_wrong_field_is_named_in_one_line(tmp_path: Path) -> None:
     ("variables", "message"),
     [
         ({"CHORALE_TEST_PORTS": "7"}, r"^CHORALE_TEST_PORTS: expected a list, got '7'$"),
-        ({"CHORALE_TEST_PORT": "7"}, r"^CHORALE_TEST_PORT: unknown field, expected one of name"),
+        (
+            {"CHORALE_TEST_PORT": "7"},
+            r"^CHORALE_TEST_PORT: unknown field \(did you mean ports\?\), expected one of name",
+        ),
         (
             {"CHORALE_TEST_INNER__SECONDS": "soon"},
             r"^CHORALE_TEST_INNER__SECONDS: expected a number, got 'soon'$",

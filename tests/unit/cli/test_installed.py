@@ -57,6 +57,15 @@ def test_simulation_names_the_missing_extra(desk: Desk) -> None:
 def test_silo_names_the_missing_extra(desk: Desk) -> None:
     done = _on_a_base_install("silo", "run", "--config", desk.silo())
     assert done.returncode == 2
+    assert done.stderr == (
+        "chorale: error: a silo with the built-in training needs the extra 'silo' "
+        "(no torch, dp_accounting here): pip install 'chorale[silo]'\n"
+    )
+
+
+def test_silo_with_an_objective_of_its_own_needs_the_extra_privacy_alone(desk: Desk) -> None:
+    done = _on_a_base_install("silo", "run", "--config", desk.silo(objective="math:sqrt"))
+    assert done.returncode == 2
     assert done.stderr.endswith(f"chorale: error: a silo's account of its privacy budget {NEEDS_PRIVACY}")
 
 

@@ -281,7 +281,11 @@ def _roster_of_another_authority(desk: Desk) -> Arguments:
 
 
 AGENTS = [
-    (_unknown_field, 2, r"coordinator\.yaml: listne: unknown field, expected one of federation, listen"),
+    (
+        _unknown_field,
+        2,
+        r"coordinator\.yaml: listne: unknown field \(did you mean listen\?\), expected one of ",
+    ),
     (_wrong_type, 2, r"coordinator\.yaml: heartbeat_seconds: expected a number, got 'often'"),
     (_data_is_not_there, 2, r"data\.path: .*nowhere\.csv: no such file or directory"),
     (_port_is_none, 2, r"listen: expected host:port with a port up to 65535, got '127\.0\.0\.1:99999'"),

@@ -98,7 +98,7 @@ def test_a_job_whose_drawn_cohorts_come_too_near_is_refused(spec: JobSpec) -> No
 
 def test_terms_are_checked_beyond_the_job() -> None:
     terms = make_terms(make_federation(4), attempt=3)
-    everything = {"allowed_quantities": ["counts", "delta", "half"], "class_statistics": "allow"}
+    everything = {"class_statistics": "allow"}
     policy(**everything).check_terms(terms)
     refused("attempt 3", lambda: policy(**everything, max_attempts=2).check_terms(terms))
     refused("federation test", lambda: policy(**everything | {"federation": "x"}).check_terms(terms))
@@ -139,6 +139,7 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
     for name in PrivacyPolicy.model_fields:
         assert f"privacy.{name}: " in text
     assert "operators: [alice]" in text
+    assert "privacy.required: false  #" in text  # as the file writes it
     assert "strategies: null" in text
     assert "- every job that is not approved here (chorale silo approve)" in text
     assert "- every statistic by class" in text

@@ -155,11 +155,14 @@ def test_quantities_that_need_noise_are_refused_without(tmp_path: Path) -> None:
     )
 
 
-def test_a_quantity_that_no_method_sums_is_a_slip_of_the_pen(tmp_path: Path) -> None:
-    """It would protect nothing, and that would go unnoticed."""
+@pytest.mark.parametrize(
+    "text", ["privacy:\n  always_noised: [delta, sample]\n", "allowed_quantities: [delta, sample]\n"]
+)
+def test_a_quantity_that_no_method_sums_is_a_slip_of_the_pen(tmp_path: Path, text: str) -> None:
+    """It would protect nothing, or refuse every job, and nobody would notice."""
     path = tmp_path / "policy.yaml"
-    path.write_text("federation: test\nprivacy:\n  always_noised: [delta, sample]\n")
-    with pytest.raises(ConfigError, match="always_noised: no method sums sample; .* samples,"):
+    path.write_text(f"federation: test\n{text}")
+    with pytest.raises(ConfigError, match=r"(noised|quantities): no method sums sample; .* samples,"):
         load_policy(path)
 
 
