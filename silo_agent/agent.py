@@ -291,12 +291,11 @@ def _alone(directory: Path) -> Iterator[None]:
 
 def _agree(ledger: Ledger, audit: AuditLog, audit_path: Path) -> None:
     """A ledger that lost a reveal or a spend must not serve; what a crash left untold is told now."""
-    ledger.check(audit_path)
-    ledger.check_spends(audit_path)
-    for untold in ledger.untold_reveals(audit_path):
-        audit.append(REVEALED_EVENT, **untold)
-    for untold in ledger.untold_spends(audit_path):
-        audit.append(SPENT_EVENT, **untold)
+    for event in (REVEALED_EVENT, SPENT_EVENT):
+        ledger.check(audit_path, event)
+    for event in (REVEALED_EVENT, SPENT_EVENT):
+        for untold in ledger.untold(audit_path, event):
+            audit.append(event, **untold)
 
 
 def _tell_reveal(audit: AuditLog, pending: PendingReveal) -> None:

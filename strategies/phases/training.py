@@ -130,14 +130,12 @@ def _move(before_N: Array, step_N: FloatArray, divisor: float, *, out: Array) ->
 
 def _averaged_buffers(context: PhaseContext, mean_B: FloatArray) -> dict[str, Array]:
     names = tuple(MODEL + name for name in context.buffers)
-    averaged = unflatten(mean_B, context.state, names)
-    return {name: _buffer(name, value) for name, value in averaged.items()}
-
-
-def _buffer(name: str, value: FloatArray) -> Array:
-    # stochastic rounding may take a variance of zero just below it
-    floor = 0.0 if name.endswith("running_var") else -np.inf
-    return np.maximum(value, floor).astype(np.float32)
+    arrays = {}
+    for name, value in unflatten(mean_B, context.state, names).items():
+        # stochastic rounding may take a variance of zero just below it
+        floor = 0.0 if name.endswith("running_var") else -np.inf
+        arrays[name] = np.maximum(value, floor).astype(np.float32)
+    return arrays
 
 
 def _clipped_figures(context: PhaseContext, sums: Mapping[str, Array], *, values: int) -> dict[str, float]:
