@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from chorale.observability.probes import ProbeServer
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import read_limited, write_atomic
-from chorale.transport import tls
+from chorale.transport import tls, wire
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Identity, Role
 from crypto.session.reveal import PendingReveal
@@ -170,7 +169,7 @@ class _Agent:
                 stub,
                 target=settings.coordinator,
                 proxy=settings.proxy,
-                software_version=_version(),
+                software_version=wire.software_version(),
                 served=handler,
                 outbox=outbox,
                 rosters=self._rosters,
@@ -337,10 +336,3 @@ def _probes(settings: SiloSettings, metrics: SiloMetrics, agent: _Agent) -> Iter
         yield
     finally:
         server.stop()
-
-
-def _version() -> str:
-    try:
-        return metadata.version("chorale")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TypeAlias
 
 from chorale.v1 import federation_pb2 as pb
@@ -61,6 +62,14 @@ class PhaseKey:
     def kind(self) -> str:
         """train, enrollment ...: the phase name without its repeat counter."""
         return phase_kind(self.phase)
+
+
+def software_version() -> str:
+    """What silo and coordinator say of themselves as they meet."""
+    try:
+        return metadata.version("chorale")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def phase_kind(phase: str) -> str:

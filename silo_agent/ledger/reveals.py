@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from chorale.runtime.database import Database
+from chorale.transport.wire import phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import SessionTerms
 from crypto.session.reveal import PendingReveal
@@ -111,7 +112,7 @@ class Reveals:
             _approved_job(connection, pending)
             values = _phase_of(pending) | {
                 "attempt": pending.attempt,
-                "kind": kind_of(pending.phase),
+                "kind": phase_kind(pending.phase),
                 "data_set": self._data_set,
                 "survivors": _joined(pending.survivors),
                 "min_cohort": pending.min_cohort,
@@ -208,7 +209,7 @@ class Reveals:
         min_cohort: int,
     ) -> bool:
         """Whether the reveal is near an earlier one and counts against the policy."""
-        kind = kind_of(key.phase)
+        kind = phase_kind(key.phase)
         of = {**_phase_of(key), "kind": kind, "data_set": self._data_set}
         if not _is_near(connection, of, survivors, min_cohort):
             return False
@@ -237,11 +238,6 @@ class Reveals:
         if changes >= limit:
             raise _refusal(key, f"cohort changed nearly, more than {limit} times", Refusal.OVERLAPPING_COHORT)
         return True
-
-
-def kind_of(phase: str) -> str:
-    """The ledger's unit of reveals: `evaluate.0` and `evaluate.1` are one kind."""
-    return phase.partition(".")[0]
 
 
 def _check_attempt(connection: sqlite3.Connection, terms: SessionTerms) -> bool:

@@ -20,9 +20,9 @@ from silo_agent.seeding import shuffler
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.initial_state import initial_state
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.loop.local_training import train_locally
+from silo_agent.training.models import initial_state
 from silo_agent.training.models.base import Backbone, CutModel
 from strategies.base import Array, PhaseContext
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from silo_agent.data.base import SiloData
-from silo_agent.training.initial_state import initial_state
+from silo_agent.training.models import initial_state
 from strategies.base import Array
 from strategies.phases.update_scale import RMS
 from strategies.presets import PRESETS

@@ -21,9 +21,8 @@ from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.dp_sgd.records import Draws, NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
-from silo_agent.training.initial_state import initial_state
 from silo_agent.training.loop.local_training import train_locally
-from silo_agent.training.models import build_model
+from silo_agent.training.models import build_model, initial_state
 from silo_agent.training.models.base import Backbone, CutModel
 from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.losses.softmax import CrossEntropy
