@@ -44,7 +44,7 @@ ARROWS = {
 ROOMS = {
     "crypto": "errors < encoding < prg < identity < noise < fixed_point < masking < session",
     "strategies": "base < recipe < phases < parts < checks < presets < registry < methods",
-    "chorale": "v1 < runtime < transport < spec < observability < cohort_changes < privacy < job",
+    "chorale": "v1 < runtime < transport < spec < observability < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
