@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
 
 from chorale.observability.logs import get_logger
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
@@ -98,7 +97,14 @@ class TorchObjective:
             spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
         )
         load_arrays(model, work.state)
-        _freeze_all_but(model, work.context.trained)
+        trained, parameters = work.context.trained, dict(model.named_parameters())
+        unknown = [name for name in trained if name not in parameters]
+        if unknown:
+            raise RemoteProtocolError(
+                f"global state: trained parameter {unknown[0]} is not in the job's model", code=Refusal.STATE
+            )
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in trained)
         return model.to(self._device)
 
     def _train(self, setting: Setting) -> Mapping[str, Array]:
@@ -211,14 +217,3 @@ class EarlierPhases:
 
 def _round_of(work: Work) -> tuple[str, int]:
     return f"{work.spec.nonce} {work.silo}", work.round
-
-
-def _freeze_all_but(model: nn.Module, trained: tuple[str, ...]) -> None:
-    parameters = dict(model.named_parameters())
-    unknown = [name for name in trained if name not in parameters]
-    if unknown:
-        raise RemoteProtocolError(
-            f"global state: trained parameter {unknown[0]} is not in the job's model", code=Refusal.STATE
-        )
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(name in trained)

@@ -127,7 +127,7 @@ def gradients_one_by_one(model: CutModel, samples: Tensors) -> Tensor:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rows = []
     for place in range(len(samples)):
-        x, y = samples.slice(place, place + 1)
+        x, y = samples.features[place : place + 1], samples.labels[place : place + 1]
         loss = nn.functional.cross_entropy(model(x), y)
         rows.append(torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)]))
     return torch.stack(rows)
