@@ -32,7 +32,7 @@ from crypto.identity.certificates import (
     verify,
 )
 from crypto.identity.roster import Roster
-from crypto.session.cohort import CohortRule, named_set
+from crypto.session.cohort import named_set
 from crypto.session.messages import SessionTerms
 from strategies.base import Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
@@ -198,9 +198,6 @@ class Job:
             fraction=1.0 if everyone else self.spec.fraction,
         )
 
-    def rule(self, members: int) -> CohortRule:
-        return self.spec.rule(members)
-
     def context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
         """All that a phase's quantities and server step may depend on, the noise of its sums included."""
         noise = noise_deviations(self.layout(key, state, members).quantities, members)
@@ -281,7 +278,7 @@ class Job:
             phase=phase,
             attempt=attempt,
             names=names,
-            rule=self.rule(len(names)),
+            rule=self.spec.rule(len(names)),
             layout=self.layout(key, state, len(names)),
             state_digest=state_digest,
         )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chorale.cohort_changes import expected_cohort_changes
 from chorale.job import sign_job
 from chorale.privacy.plan import solve
 from chorale.runtime.files import read_limited, write_atomic
@@ -81,7 +80,7 @@ def submit(
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=state_digest(state))
     spec, promised = solved(spec, state)
     spec.check_submittable(now=datetime.now(UTC))
-    cohort_changes = expected_cohort_changes(spec)
+    cohort_changes = spec.expected_cohort_changes
     if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round
         click.echo(
             f"fraction {spec.fraction:g}: at most {cohort_changes:.3g} overlapping cohorts are expected; "
@@ -235,7 +234,7 @@ def initial_bytes(spec: JobSpec, init: Path | None) -> bytes:
         require_extra("silo", "torch", what="building the model here")
     except ConfigError as error:
         raise with_hint(error, "give --init FILE.safetensors") from None
-    from silo_agent.training.initial_state import initial_state
+    from silo_agent.training.models.registry import initial_state
 
     return state_to_bytes(initial_state(spec))
 
@@ -245,7 +244,7 @@ def _check_model(spec: JobSpec, given: GlobalState, *, source: Path) -> None:
     if spec.model.name == "custom":
         return
     try:
-        from silo_agent.training.initial_state import initial_state
+        from silo_agent.training.models.registry import initial_state
     except ModuleNotFoundError:
         return
     expected = {name: array.shape for name, array in initial_state(spec).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -30,7 +30,10 @@ def schema(file: str) -> None:
     An editor with a YAML language server reads it by the first line of each file in docs/examples, which
     expects it next to the file: `chorale schema job > job.schema.json`.
     """
-    click.echo(json.dumps(schema_of(file), indent=2))
+    found = model_of(file).model_json_schema()
+    required = [name for name in found.get("required", ()) if name not in FILLED_IN.get(file, ())]
+    written = {"$schema": DRAFT, **found, "title": f"Chorale {file}", "required": required}
+    click.echo(json.dumps(written, indent=2))
 
 
 def model_of(file: str) -> type[BaseModel]:
@@ -38,10 +41,3 @@ def model_of(file: str) -> type[BaseModel]:
     module, _, name = MODELS[file].partition(":")
     model: type[BaseModel] = getattr(importlib.import_module(module), name)
     return model
-
-
-def schema_of(file: str) -> dict[str, Any]:
-    """The schema of a file as a person writes it."""
-    found = model_of(file).model_json_schema()
-    required = [name for name in found.get("required", ()) if name not in FILLED_IN.get(file, ())]
-    return {"$schema": DRAFT, **found, "title": f"Chorale {file}", "required": required}

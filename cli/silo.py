@@ -63,7 +63,7 @@ def approve(config: Path, job: str | None) -> None:
     notes = {Decision.OFFERED: "", Decision.SUSPENDED: "  suspended: its data could not answer, see the log"}
     with closing(_ledger(load_silo_settings(config))) as ledger:
         if job is not None:
-            approved = ledger.approve(job)
+            approved = ledger.decide(job, Decision.APPROVED)
             click.echo(f"{approved.id}: {approved.name} by {approved.operator} is approved")
             return
         waiting = [each for each in ledger.jobs() if each.decision in notes]
@@ -144,11 +144,13 @@ def _personal_line(kept: KeptModel, *, is_confirmed: bool) -> str:
 
 
 def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
-    revealed, spent = ledger.check(settings.audit_path), ledger.check_spends(settings.audit_path)
+    from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT
+
+    revealed, spent = (ledger.check(settings.audit_path, event) for event in (REVEALED_EVENT, SPENT_EVENT))
     click.echo(f"{settings.ledger_path}: {revealed} reveals and {spent} spends agree with the audit log")
     untold = {
-        "reveals": len(ledger.untold_reveals(settings.audit_path)),
-        "spends": len(ledger.untold_spends(settings.audit_path)),
+        "reveals": len(ledger.untold(settings.audit_path, REVEALED_EVENT)),
+        "spends": len(ledger.untold(settings.audit_path, SPENT_EVENT)),
     }
     for what, count in untold.items():
         if count:

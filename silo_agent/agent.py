@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from chorale.observability.probes import ProbeServer
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import read_limited, write_atomic
-from chorale.transport import tls
+from chorale.transport import tls, wire
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Identity, Role
 from crypto.session.reveal import PendingReveal
@@ -170,7 +169,7 @@ class _Agent:
                 stub,
                 target=settings.coordinator,
                 proxy=settings.proxy,
-                software_version=_version(),
+                software_version=wire.software_version(),
                 served=handler,
                 outbox=outbox,
                 rosters=self._rosters,
@@ -291,12 +290,11 @@ def _alone(directory: Path) -> Iterator[None]:
 
 def _agree(ledger: Ledger, audit: AuditLog, audit_path: Path) -> None:
     """A ledger that lost a reveal or a spend must not serve; what a crash left untold is told now."""
-    ledger.check(audit_path)
-    ledger.check_spends(audit_path)
-    for untold in ledger.untold_reveals(audit_path):
-        audit.append(REVEALED_EVENT, **untold)
-    for untold in ledger.untold_spends(audit_path):
-        audit.append(SPENT_EVENT, **untold)
+    for event in (REVEALED_EVENT, SPENT_EVENT):
+        ledger.check(audit_path, event)
+    for event in (REVEALED_EVENT, SPENT_EVENT):
+        for untold in ledger.untold(audit_path, event):
+            audit.append(event, **untold)
 
 
 def _tell_reveal(audit: AuditLog, pending: PendingReveal) -> None:
@@ -338,10 +336,3 @@ def _probes(settings: SiloSettings, metrics: SiloMetrics, agent: _Agent) -> Iter
         yield
     finally:
         server.stop()
-
-
-def _version() -> str:
-    try:
-        return metadata.version("chorale")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -65,11 +65,6 @@ class Strategy:
         context = _smallest_context(self.options, has_buffers=has_buffers, update_bits=update_bits)
         return tuple(each for phase in self.phases.values() for each in phase.quantities(context))
 
-    def quantity_names(self, *, has_buffers: bool, update_bits: int) -> tuple[str, ...]:
-        """The same by name."""
-        summed = self.quantities(has_buffers=has_buffers, update_bits=update_bits)
-        return tuple(dict.fromkeys(quantity.name for quantity in summed))
-
 
 def strategy_for(preset: str, options: Options) -> Strategy:
     """The method of a preset. Raises ConfigError for unknown names and options."""

@@ -68,16 +68,23 @@ def delta_quantity(context: PhaseContext, *, size: int) -> Quantity:
 
     Shapes: (P,) of the values. Both sides compute it from job and global state alone.
     """
+    bound, ring_bits = context.update_bound, context.update_bits
+    is_rotated = ring_bits == ADAPTIVE_WORD
     if context.update_clip is not None:
-        return _clipped_quantity(context, context.update_clip, size=size)
-    bound = adaptive_bound(context) if _is_adaptive(context) else None
-    ring_bits = FIRST_WORD if _is_adaptive(context) and bound is None else context.update_bits
+        # no word is larger than the norm that the whole update is clipped to, rotated or not
+        bound = min(bound, context.update_clip)
+    elif is_rotated:
+        learned = adaptive_bound(context)
+        if learned is None:
+            ring_bits, is_rotated = FIRST_WORD, False
+        else:
+            bound = learned
     return Quantity(
         name="delta",
         shape=(size,),
-        bound=context.update_bound if bound is None else bound,
+        bound=bound,
         ring_bits=ring_bits,
-        projection=None if bound is None else Projection.of(size, seed=context.public_seed),
+        projection=Projection.of(size, seed=context.public_seed) if is_rotated else None,
         discloses=Disclosure.UPDATE,
     )
 
@@ -85,19 +92,6 @@ def delta_quantity(context: PhaseContext, *, size: int) -> Quantity:
 def _is_adaptive(context: PhaseContext) -> bool:
     """A clip norm bounds every word, so nothing need be learned of the rounds before."""
     return context.update_bits == ADAPTIVE_WORD and context.update_clip is None
-
-
-def _clipped_quantity(context: PhaseContext, clip: float, *, size: int) -> Quantity:
-    """No word of an update is larger than the norm that the whole of it is clipped to, rotated or not."""
-    is_rotated = context.update_bits == ADAPTIVE_WORD
-    return Quantity(
-        name="delta",
-        shape=(size,),
-        bound=min(context.update_bound, clip),
-        ring_bits=context.update_bits,
-        projection=Projection.of(size, seed=context.public_seed) if is_rotated else None,
-        discloses=Disclosure.UPDATE,
-    )
 
 
 def adaptive_bound(context: PhaseContext) -> float | None:

@@ -77,7 +77,7 @@ def planned_updates_epsilon(spec: JobSpec, state: GlobalState) -> float | None:
 
 def planned_statistics_epsilon(spec: JobSpec, state: GlobalState) -> float:
     """What the planned statistics by themselves cost a record, at the job's delta; they hide no silo."""
-    return planned_epsilon(spec, state, _is_statistic)
+    return planned_epsilon(spec, state, lambda quantity, _: quantity.discloses is not Disclosure.UPDATE)
 
 
 def solve(spec: JobSpec, state: GlobalState) -> JobSpec:
@@ -141,7 +141,3 @@ def _filled(spec: JobSpec, statistics: float, *, training: float | None) -> JobS
     """The job with these multipliers where it has none."""
     privacy = privacy_of(spec).with_multipliers(records=training, sums=training, statistics=statistics)
     return spec.model_copy(update={"privacy": privacy})
-
-
-def _is_statistic(quantity: Quantity, release: Release) -> bool:
-    return quantity.discloses is not Disclosure.UPDATE

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TypeAlias
 
 from chorale.v1 import federation_pb2 as pb
@@ -35,6 +36,7 @@ SECRET_BYTES = 32
 SHARE_BYTES = 33  # a number below the prime 2^256 + 297
 MAX_SILOS = 200  # of one job; the sets that all of them signed then stay below MAX_MESSAGE_BYTES
 MAX_BODY_BYTES = 16 << 10  # of one advert or envelope: keys and ciphertexts of about 1,200 bytes each
+MAX_ROSTER_BYTES = 1 << 20  # of a signed roster: the largest body there is
 MAX_SETS_BYTES = 32 << 10  # of a CONSISTENCY body: two sets of 200 names of 63 letters
 MAX_SIGNATURE_BYTES = 72  # DER of an ECDSA P-256 signature
 MAX_ROUND = 1 << 20
@@ -60,6 +62,14 @@ class PhaseKey:
     def kind(self) -> str:
         """train, enrollment ...: the phase name without its repeat counter."""
         return phase_kind(self.phase)
+
+
+def software_version() -> str:
+    """What silo and coordinator say of themselves as they meet."""
+    try:
+        return metadata.version("chorale")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def phase_kind(phase: str) -> str:
@@ -98,11 +108,6 @@ def signed_body_from_wire(wire: session_pb2.SignedBody, *, max_bytes: int = MAX_
             f"signature: expected 1 to {MAX_SIGNATURE_BYTES} bytes, got {len(wire.signature)}"
         )
     return SignedBody(body=wire.body, signature=wire.signature)
-
-
-def roster_from_wire(wire: session_pb2.SignedBody) -> SignedBody:
-    """A signed roster: the largest body there is."""
-    return signed_body_from_wire(wire, max_bytes=1 << 20)
 
 
 def refused_to_wire(code: Refusal, key: PhaseKey) -> session_pb2.Refused:

@@ -240,7 +240,11 @@ class AttemptRunner:
             reoffer_at = min(now + REOFFER_SECONDS, self._deadlines.hard_cap_at)
             await self._news_until(min(awaited.values(), default=reoffer_at))
             if not is_enough and not awaited:
-                self._offer_again()
+                # silos that refused for a reason that may have passed
+                for silo, code in list(self._out.items()):
+                    if code not in FATAL_TO_PHASE and silo in self.session.awaited:
+                        del self._out[silo]
+                        self._send_again(silo)
 
     async def share(self) -> None:
         """Fix U1, hand out the adverts, collect the sealed shares."""
@@ -360,13 +364,6 @@ class AttemptRunner:
         if now >= self._deadlines.hard_cap_at:
             self._lose(set(candidates) & self.session.awaited, PhaseState.WAITING)
             raise AttemptFailed(FailureReason.TRAIN_HARD_CAP, is_final=True)
-
-    def _offer_again(self) -> None:
-        """To silos that refused for a reason that may have passed."""
-        for silo, code in list(self._out.items()):
-            if code not in FATAL_TO_PHASE and silo in self.session.awaited:
-                del self._out[silo]
-                self._send_again(silo)
 
     async def _add(self, spooled: Path, total: MaskedSum) -> None:
         """One vector at a time, in a thread."""

@@ -115,7 +115,7 @@ class JobManager:
             )
         members = len(job.named(roster, 0, everyone=True))
         try:
-            job.rule(members)
+            job.spec.rule(members)
             for round, phase in [(0, job.opening), *((1, kind) for kind in job.strategy.round_phases)]:
                 key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
                 job.layout(key, state, members)

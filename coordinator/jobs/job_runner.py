@@ -254,7 +254,7 @@ class JobRunner:
         """When the job's present state was written; none is expected while the job is paused."""
         row = self._resources.store.job(self.job.digest)
         if row is not None and self._going.is_set():
-            written = self._resources.checkpoints.written_unix_seconds(row.digest, row.state_digest)
+            written = self._resources.checkpoints.path(row.digest, row.state_digest).stat().st_mtime
             self._resources.metrics.checkpoint.labels(federation_job=self.job.id).set(written)
 
     def _tell_progress(self, line: str) -> None:

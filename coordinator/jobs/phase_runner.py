@@ -122,7 +122,7 @@ class PhaseRunner:
         task = pb.PhaseTask(
             key=wire.key_to_wire(self._key),
             state_digest=terms.state_digest,
-            state_bytes=self._resources.checkpoints.size(self._job.digest, terms.state_digest),
+            state_bytes=self._resources.checkpoints.path(self._job.digest, terms.state_digest).stat().st_size,
             session_digest=terms.digest(),
         )
         session = CoordinatorSession(

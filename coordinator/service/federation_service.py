@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
-from importlib import metadata
 from typing import Any
 
 import grpc
@@ -79,7 +78,7 @@ class FederationService:
         )
         welcome = pb.Welcome(
             protocol_version=wire.PROTOCOL_VERSION,
-            software_version=software_version(),
+            software_version=wire.software_version(),
             unix_seconds=self._resources.clock.unix_seconds(),
             heartbeat_seconds=self._resources.settings.heartbeat_seconds,
             roster=wire.signed_body_to_wire(self._resources.roster_book.current.signed),
@@ -226,10 +225,3 @@ class FederationService:
         message = pb.CoordinatorMessage(roster=update)
         for connection in self._resources.attendance.connections.values():
             connection.send(message)
-
-
-def software_version() -> str:
-    try:
-        return metadata.version("chorale")
-    except metadata.PackageNotFoundError:
-        return "unknown"

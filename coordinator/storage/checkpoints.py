@@ -36,12 +36,6 @@ class Checkpoints:
     def load(self, job_digest: bytes, state_digest: bytes) -> GlobalState:
         return state_from_file(self.path(job_digest, state_digest))
 
-    def size(self, job_digest: bytes, state_digest: bytes) -> int:
-        return self.path(job_digest, state_digest).stat().st_size
-
-    def written_unix_seconds(self, job_digest: bytes, state_digest: bytes) -> float:
-        return self.path(job_digest, state_digest).stat().st_mtime
-
     def adopt(self, job_digest: bytes, state_digest: bytes, received: Path) -> None:
         """Take over a received file whose digest its sender signed.
 

@@ -8,7 +8,7 @@ Source: docs/protocol.md 6, 10.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -136,13 +136,20 @@ class Ledger:
             ).fetchone()
         return None if found is None else Decision(found["decision"])
 
-    def approve(self, job_id: str) -> LedgerJob:
-        """Approve the job whose digest begins with `job_id`. Raises ConfigError unless it is one job."""
-        return self._decide(job_id, Decision.APPROVED)
+    def decide(self, job_id: str, decision: Decision) -> LedgerJob:
+        """Approve or reject the job whose digest begins with `job_id`, whatever was decided before.
 
-    def reject(self, job_id: str) -> LedgerJob:
-        """Reject it, also if it was approved before. Raises ConfigError unless it is one job."""
-        return self._decide(job_id, Decision.REJECTED)
+        Raises ConfigError unless it is one job.
+        """
+        found = [job for job in self.jobs() if job.job_digest.hex().startswith(job_id.lower())]
+        if len(found) != 1:
+            what = f"{len(found)} begin" if found else "none begins"
+            raise ConfigError(f"job {job_id}: expected the id of one offered job, {what} with it")
+        with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE jobs SET decision = ? WHERE job_digest = ?", (decision, found[0].job_digest)
+            )
+        return found[0]
 
     def suspend(self, job_digest: bytes) -> None:
         """Stop serving an approved job until it is approved again; durable on return."""
@@ -178,29 +185,30 @@ class Ledger:
             mark = connection.execute("SELECT version FROM roster_mark").fetchone()
         return mark["version"] if mark else 0
 
-    def check(self, audit_path: Path) -> int:
-        """Compare the reveals with the audit chain; returns how many agree.
+    def check(self, audit_path: Path, event: str) -> int:
+        """Compare the reveals (REVEALED_EVENT) or spends (SPENT_EVENT) with the audit chain; returns how many
+        agree.
 
-        Raises ConfigError if the chain is broken, or if it holds a reveal that the ledger does
-        not: then the ledger was put back from a backup or edited.
+        Raises ConfigError if the chain is broken, or if it holds one that the ledger does not, or holds
+        otherwise: then the ledger was put back from a backup or edited.
         """
-        return _check_told("reveals", _told(audit_path, REVEALED_EVENT, REVEALED_FIELDS), self._revealed())
+        told, held = self._told_and_held(audit_path, event)
+        keys = {tuple(fields.values()) for fields in held}
+        missing = [fields for fields in told if tuple(fields.values()) not in keys]
+        if missing:
+            first, what = missing[0], "reveals" if event == REVEALED_EVENT else "spends"
+            raise ConfigError(
+                f"ledger: the audit log holds {len(missing)} {what} that the ledger does not, the first is "
+                f"job {first['job'][:12]} round {first['round']} {first['phase']}: "
+                "was the ledger put back from a backup?"
+            )
+        return len(told)
 
-    def untold_reveals(self, audit_path: Path) -> list[dict[str, Any]]:
-        """Reveals that a crash kept out of the audit log, as fields for it."""
-        return _untold(_told(audit_path, REVEALED_EVENT, REVEALED_FIELDS), self._revealed())
-
-    def check_spends(self, audit_path: Path) -> int:
-        """Compare what was spent with the audit chain; returns how many inputs agree.
-
-        Raises ConfigError if the chain is broken, or if it holds a spend that the ledger does not, or
-        holds otherwise: then the ledger was put back from a backup or edited.
-        """
-        return _check_told("spends", _told(audit_path, SPENT_EVENT, SPENT_FIELDS), self._spent())
-
-    def untold_spends(self, audit_path: Path) -> list[dict[str, Any]]:
-        """Spends that a crash kept out of the audit log, as fields for it."""
-        return _untold(_told(audit_path, SPENT_EVENT, SPENT_FIELDS), self._spent())
+    def untold(self, audit_path: Path, event: str) -> list[dict[str, Any]]:
+        """Reveals or spends that a crash kept out of the audit log, as fields for it."""
+        told, held = self._told_and_held(audit_path, event)
+        keys = {tuple(fields.values()) for fields in told}
+        return [fields for fields in held if tuple(fields.values()) not in keys]
 
     def _revealed(self) -> list[dict[str, Any]]:
         """Every reveal as the audit log has it, oldest first."""
@@ -229,16 +237,17 @@ class Ledger:
             ).fetchall()
         return [spend_fields(spend_of(row)) for row in rows]
 
-    def _decide(self, job_id: str, decision: Decision) -> LedgerJob:
-        found = [job for job in self.jobs() if job.job_digest.hex().startswith(job_id.lower())]
-        if len(found) != 1:
-            what = f"{len(found)} begin" if found else "none begins"
-            raise ConfigError(f"job {job_id}: expected the id of one offered job, {what} with it")
-        with self._database.transaction() as connection:
-            connection.execute(
-                "UPDATE jobs SET decision = ? WHERE job_digest = ?", (decision, found[0].job_digest)
-            )
-        return found[0]
+    def _told_and_held(
+        self, audit_path: Path, event: str
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Every such entry of the audit log, and every one that the ledger holds, in the same fields.
+
+        Raises ConfigError if the chain is broken.
+        """
+        names = REVEALED_FIELDS if event == REVEALED_EVENT else SPENT_FIELDS
+        entries = audit.read_entries(audit_path) if audit_path.exists() else iter(())
+        told = [{name: each.get(name) for name in names} for each in entries if each.get("event") == event]
+        return told, self._revealed() if event == REVEALED_EVENT else self._spent()
 
 
 def spend_fields(spend: Spend) -> dict[str, Any]:
@@ -261,27 +270,3 @@ def _create_private(path: Path) -> None:
         path.chmod(0o600)
     except OSError as error:
         raise ConfigError(f"directory: cannot open {path}: {error.strerror}") from error
-
-
-def _told(audit_path: Path, event: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """These fields of every such entry. Raises ConfigError if the chain is broken."""
-    entries = audit.read_entries(audit_path) if audit_path.exists() else iter(())
-    return [{name: entry.get(name) for name in names} for entry in entries if entry.get("event") == event]
-
-
-def _check_told(what: str, told: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]]) -> int:
-    keys = {tuple(fields.values()) for fields in held}
-    missing = [fields for fields in told if tuple(fields.values()) not in keys]
-    if missing:
-        first = missing[0]
-        raise ConfigError(
-            f"ledger: the audit log holds {len(missing)} {what} that the ledger does not, the first is "
-            f"job {first['job'][:12]} round {first['round']} {first['phase']}: "
-            "was the ledger put back from a backup?"
-        )
-    return len(told)
-
-
-def _untold(told: Sequence[dict[str, Any]], held: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    keys = {tuple(fields.values()) for fields in told}
-    return [fields for fields in held if tuple(fields.values()) not in keys]

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from chorale.runtime.database import Database
+from chorale.transport.wire import phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import SessionTerms
 from crypto.session.reveal import PendingReveal
@@ -114,7 +115,7 @@ class Reveals:
             _approved_job(connection, pending)
             values = _phase_of(pending) | {
                 "attempt": pending.attempt,
-                "kind": kind_of(pending.phase),
+                "kind": phase_kind(pending.phase),
                 "data_set": self._data_set,
                 "survivors": _joined(pending.survivors),
                 "min_cohort": pending.min_cohort,
@@ -210,8 +211,8 @@ class Reveals:
         survivors: tuple[str, ...],
         min_cohort: int,
     ) -> bool:
-        """Whether the cohort is nearly an earlier one's and counts against the policy."""
-        kind = kind_of(key.phase)
+        """Whether the cohort overlaps an earlier one and counts against the policy."""
+        kind = phase_kind(key.phase)
         of = {**_phase_of(key), "kind": kind, "data_set": self._data_set}
         if not _is_near(connection, of, survivors, min_cohort):
             return False
@@ -242,13 +243,8 @@ class Reveals:
         return True
 
 
-def kind_of(phase: str) -> str:
-    """The ledger's unit of reveals: `evaluate.0` and `evaluate.1` are one kind."""
-    return phase.partition(".")[0]
-
-
 def _names_of(phase: str) -> tuple[str, ...]:
-    """The phase's name, and the one under which a ledger of before may hold it."""
+    """The phase's name, and the one under which an older ledger may hold it."""
     kind, dot, number = phase.partition(".")
     return (phase, FORMER_KINDS[kind] + dot + number) if kind in FORMER_KINDS else (phase,)
 

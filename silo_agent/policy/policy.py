@@ -13,7 +13,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from chorale.cohort_changes import expected_cohort_changes
 from chorale.job import JobSpec
 from chorale.spec.fields import Name
 from chorale.spec.settings_file import load_settings
@@ -136,7 +135,7 @@ class Policy(BaseModel):
             raise _refusal(f"{spec.rounds} rounds", f"at most {self.max_rounds}")
         if len(spec.silos) < self.min_silos:
             raise _refusal(f"{len(spec.silos)} silos", f"at least {self.min_silos}")
-        expected = expected_cohort_changes(spec)
+        expected = spec.expected_cohort_changes
         if expected > self.max_cohort_changes:
             raise _refusal(
                 f"about {expected:.3g} overlapping cohorts by fraction {spec.fraction:g}",

@@ -210,10 +210,10 @@ def _known_quantities() -> frozenset[str]:
     methods = [strategy_for(name, {}) for name in PRESETS]
     methods.append(strategy_for("fedcsd", {"count_weighted": True}))
     return frozenset(
-        name
+        quantity.name
         for method in methods
         for ring_bits in RING_BITS
-        for name in method.quantity_names(has_buffers=True, update_bits=ring_bits)
+        for quantity in method.quantities(has_buffers=True, update_bits=ring_bits)
     )
 
 

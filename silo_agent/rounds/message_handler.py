@@ -172,7 +172,9 @@ class MessageHandler:
     # jobs and rosters
 
     def _on_roster(self, message: pb.CoordinatorMessage) -> None:
-        roster = self._rosters.take(wire.roster_from_wire(message.roster.roster))
+        roster = self._rosters.take(
+            wire.signed_body_from_wire(message.roster.roster, max_bytes=wire.MAX_ROSTER_BYTES)
+        )
         self._metrics.roster_version.set(roster.version)
         self._rosters.check_own_entry(roster)
 

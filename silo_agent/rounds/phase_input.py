@@ -57,7 +57,7 @@ class PhaseRequest:
         return cls(
             job=job,
             key=key,
-            rule=job.rule(members),
+            rule=job.spec.rule(members),
             layout=job.layout(key, state, members),
             context=job.context(key, state, members),
         )

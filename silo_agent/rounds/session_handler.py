@@ -15,7 +15,7 @@ from crypto.errors import ChoraleError
 from crypto.identity.certificates import SignedBody
 from crypto.masking.masks import Masker
 from crypto.session.messages import Cohort, Envelopes, RecoveredSeeds, Shares, UnmaskShares
-from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, Message, SiloSession
+from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, SiloSession
 from silo_agent.policy.policy import Policy
 
 SESSION_MESSAGES = frozenset({"cohort", "envelopes", "survivors", "signatures", "recover"})
@@ -55,7 +55,12 @@ class SessionHandler:
         if self.is_over:
             return None
         try:
-            reply = self._answer(self._session.receive(self._read(message)))
+            received = wire.from_coordinator(message)
+            if isinstance(received, Cohort):
+                self._policy.check_cohort(received.adverts)
+            elif isinstance(received, Envelopes):
+                self._policy.check_cohort(received.sharers)
+            reply = self._answer(self._session.receive(received))
         except EnvelopeComplaint as error:
             self._remember(digest, wire.to_coordinator("complaint", error.complaint, self.key))
             raise
@@ -68,14 +73,6 @@ class SessionHandler:
     def end(self) -> None:
         """Drop what is secret."""
         self._session.end()
-
-    def _read(self, message: pb.CoordinatorMessage) -> Message:
-        received = wire.from_coordinator(message)
-        if isinstance(received, Cohort):
-            self._policy.check_cohort(received.adverts)
-        elif isinstance(received, Envelopes):
-            self._policy.check_cohort(received.sharers)
-        return received
 
     def _answer(self, answer: Answer) -> pb.SiloMessage | Masker:
         match answer:

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
 
 from chorale.observability.logs import get_logger
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
@@ -53,7 +52,10 @@ class TorchObjective:
     """
 
     def __init__(self, *, device: str = "auto", threads: int = 1) -> None:
-        self._device = _choose_device(device)
+        has_gpu = torch.cuda.is_available()
+        if device == "cuda" and not has_gpu:
+            raise ConfigError("device: cuda is set but torch finds no GPU; allowed here: auto, cpu")
+        self._device = torch.device("cuda" if has_gpu and device != "cpu" else "cpu")
         self._threads = threads
         self._cache = TeacherCache()
         self._earlier = EarlierPhases()
@@ -64,7 +66,14 @@ class TorchObjective:
         Deterministic on a CPU: everything random follows from job seed, silo and round. A private job is
         refused before its data are used if the model does not treat each sample by itself.
         """
-        computes = self._phases().get(work.phase_kind)
+        phases: dict[str, Callable[[Setting], Mapping[str, Array]]] = {
+            CLASS_PRESENCE: presence,
+            TRAIN: self._train,
+            EVALUATE: evaluated,
+            FINE_TUNE: lambda setting: fine_tune(setting, local_loss, tested_by=evaluation_loss_for(setting)),
+            **PHASES,
+        }
+        computes = phases.get(work.phase_kind)
         if computes is None:
             raise ConfigError(f"objective: the built-in training has no phase {work.phase_kind}")
         torch.set_num_threads(self._threads)
@@ -73,20 +82,14 @@ class TorchObjective:
             received = self._received_model(work)
             setting = Setting(work=work, received=received, device=self._device, cache=self._cache)
             if work.spec.privacy is not None:
-                _check_samples_apart(setting)
+                spec = work.spec
+                check_keeps_samples_apart(received)
+                probes = Probes(input_shape=spec.input_shape, classes=spec.classes, device=self._device)
+                check_answers(received, probes, loss=evaluation_loss_for(setting))
             started = time.monotonic()
             values = computes(setting)
             self._earlier.add(work, seconds=time.monotonic() - started)
             return values
-
-    def _phases(self) -> Mapping[str, Callable[[Setting], Mapping[str, Array]]]:
-        return {
-            CLASS_PRESENCE: presence,
-            TRAIN: self._train,
-            EVALUATE: evaluated,
-            FINE_TUNE: lambda setting: fine_tune(setting, local_loss, tested_by=evaluation_loss_for(setting)),
-            **PHASES,
-        }
 
     def _received_model(self, work: Work) -> CutModel:
         spec = work.spec
@@ -94,7 +97,14 @@ class TorchObjective:
             spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
         )
         load_arrays(model, work.state)
-        _freeze_all_but(model, work.context.trained)
+        trained, parameters = work.context.trained, dict(model.named_parameters())
+        unknown = [name for name in trained if name not in parameters]
+        if unknown:
+            raise RemoteProtocolError(
+                f"global state: trained parameter {unknown[0]} is not in the job's model", code=Refusal.STATE
+            )
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in trained)
         return model.to(self._device)
 
     def _train(self, setting: Setting) -> Mapping[str, Array]:
@@ -189,13 +199,6 @@ def contribution(model: CutModel, work: Work, *, steps: int) -> Mapping[str, Arr
     return values if summed is None else {**values, **summed(work, delta_P, steps)}
 
 
-def _check_samples_apart(setting: Setting) -> None:
-    spec = setting.work.spec
-    check_keeps_samples_apart(setting.received)
-    probes = Probes(input_shape=spec.input_shape, classes=spec.classes, device=setting.device)
-    check_answers(setting.received, probes, loss=evaluation_loss_for(setting))
-
-
 class EarlierPhases:
     """How long the phases of a round took that ran before its training: the last round's alone."""
 
@@ -214,21 +217,3 @@ class EarlierPhases:
 
 def _round_of(work: Work) -> tuple[str, int]:
     return f"{work.spec.nonce} {work.silo}", work.round
-
-
-def _freeze_all_but(model: nn.Module, trained: tuple[str, ...]) -> None:
-    parameters = dict(model.named_parameters())
-    unknown = [name for name in trained if name not in parameters]
-    if unknown:
-        raise RemoteProtocolError(
-            f"global state: trained parameter {unknown[0]} is not in the job's model", code=Refusal.STATE
-        )
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(name in trained)
-
-
-def _choose_device(device: str) -> torch.device:
-    has_gpu = torch.cuda.is_available()
-    if device == "cuda" and not has_gpu:
-        raise ConfigError("device: cuda is set but torch finds no GPU; allowed here: auto, cpu")
-    return torch.device("cuda" if has_gpu and device != "cpu" else "cpu")

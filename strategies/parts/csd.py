@@ -36,8 +36,11 @@ class EmaTeacher:
     def arrays(self, context: PhaseContext, state: Arrays) -> dict[str, Array]:
         """The next teacher: (alpha * old + (1 - alpha) * the round's new model), float32."""
         alpha = options_of(TeacherOptions, context.options).alpha
-        names = (*context.trained, *context.buffers)
-        return {TEACHER + name: _followed(context.state, state, name, alpha) for name in names}
+        teacher, before = {}, context.state
+        for name in (*context.trained, *context.buffers):
+            old = before.get(TEACHER + name, before[MODEL + name]).astype(np.float64)
+            teacher[TEACHER + name] = (alpha * old + (1.0 - alpha) * state[MODEL + name]).astype(np.float32)
+        return teacher
 
 
 def teacher_state(state: Arrays) -> dict[str, Array]:
@@ -47,11 +50,6 @@ def teacher_state(state: Arrays) -> dict[str, Array]:
         for name, array in state.items()
         if name.startswith(MODEL)
     }
-
-
-def _followed(before: Arrays, after: Arrays, name: str, alpha: float) -> Array:
-    old = before.get(TEACHER + name, before[MODEL + name]).astype(np.float64)
-    return (alpha * old + (1.0 - alpha) * after[MODEL + name]).astype(np.float32)
 
 
 class Mask(StrEnum):

@@ -116,28 +116,23 @@ def _moved(context: PhaseContext, step: ServerStep) -> dict[str, Array]:
     for name in (MODEL + name for name in context.trained):
         before = context.state[name]
         part = slice(start, start := start + before.size)
-        _move(before.reshape(-1), step_P[part], step.divisor, out=moved_P[part])
-        arrays[name] = moved_P[part].reshape(before.shape)
+        before_N, step_N, moved_N = before.reshape(-1), step_P[part], moved_P[part]
+        # in float64 and rounded once; moved_N may be the front half of step_N
+        for first in range(0, before.size, BLOCK_VALUES):
+            block = slice(first, first + BLOCK_VALUES)
+            moved_N[block] = before_N[block] + step_N[block] / step.divisor
+        arrays[name] = moved_N.reshape(before.shape)
     return arrays
-
-
-def _move(before_N: Array, step_N: FloatArray, divisor: float, *, out: Array) -> None:
-    """Block by block, in float64 and rounded once; `out` may be the front half of `step_N`."""
-    for start in range(0, before_N.size, BLOCK_VALUES):
-        block = slice(start, start + BLOCK_VALUES)
-        out[block] = before_N[block] + step_N[block] / divisor
 
 
 def _averaged_buffers(context: PhaseContext, mean_B: FloatArray) -> dict[str, Array]:
     names = tuple(MODEL + name for name in context.buffers)
-    averaged = unflatten(mean_B, context.state, names)
-    return {name: _buffer(name, value) for name, value in averaged.items()}
-
-
-def _buffer(name: str, value: FloatArray) -> Array:
-    # stochastic rounding may take a variance of zero just below it
-    floor = 0.0 if name.endswith("running_var") else -np.inf
-    return np.maximum(value, floor).astype(np.float32)
+    arrays = {}
+    for name, value in unflatten(mean_B, context.state, names).items():
+        # stochastic rounding may take a variance of zero just below it
+        floor = 0.0 if name.endswith("running_var") else -np.inf
+        arrays[name] = np.maximum(value, floor).astype(np.float32)
+    return arrays
 
 
 def _clipped_figures(context: PhaseContext, sums: Mapping[str, Array], *, values: int) -> dict[str, float]:

@@ -20,10 +20,10 @@ from silo_agent.seeding import shuffler
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.initial_state import initial_state
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.models.registry import initial_state
 from strategies.base import Array, PhaseContext
 
 CPU = torch.device("cpu")

@@ -45,13 +45,12 @@ ROOMS = {
     "crypto": "errors < encoding < prg < identity < noise < fixed_point < masking < session",
     "strategies": "base < update_scale < recipe < phases < parts < checks < presets < declared_parts "
     "< methods",
-    "chorale": "v1 < runtime < transport < spec < observability < cohort_changes < privacy < job",
+    "chorale": "v1 < runtime < transport < spec < observability < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
     "< data < settings < objective < rounds < connection < training < agent",
-    "silo_agent.training": "models < initial_state < base < dp_sgd < loop < parts < local_loss "
-    "< torch_objective",
+    "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < torch_objective",
     "silo_agent.training.parts": "losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder",

@@ -43,14 +43,11 @@ class Tensors:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.features[start:stop], self.labels[start:stop]
-
     def passes(self, *, is_private: bool) -> Iterator[Batch]:
         """All samples once, in their order. is_private: every batch has one shape, whatever their number."""
         size = PRIVATE_BATCH if is_private else PASS_BATCH
         for start in range(0, len(self), size):
-            inputs, labels_N = self.slice(start, start + size)
+            inputs, labels_N = self.features[start : start + size], self.labels[start : start + size]
             count = len(labels_N)
             if is_private:
                 inputs, labels_N = padded(inputs, size), padded(labels_N, size)

@@ -116,7 +116,14 @@ def check_gradients(model: CutModel, probes: Probes, *, loss: LocalLoss) -> None
     """In train mode. Raises ConfigError if a sample's gradient depends on its place."""
     from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 
-    tried_loss = _with_random_teacher(loss, probes)
+    tried_loss = loss
+    if loss.teacher is not None:
+        features_NK, logits_NK = (
+            probes.values((PRIVATE_BATCH, rows.shape[1]))
+            for rows in (loss.teacher.features_ND, loss.teacher.logits_NC)
+        )
+        random_teacher = Outputs(features_ND=features_NK, logits_NC=logits_NK)
+        tried_loss = dataclasses.replace(loss, teacher=random_teacher)
 
     def gradients(tried: CutModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
         labels_N, places_N = (padded(rows, PRIVATE_BATCH) for rows in (probes.labels_N[order_K], order_K))
@@ -125,16 +132,6 @@ def check_gradients(model: CutModel, probes: Probes, *, loss: LocalLoss) -> None
 
     for tried in probes.models(model.train()):
         _check(tried, probes, gradients, what="gradient of")
-
-
-def _with_random_teacher(loss: LocalLoss, probes: Probes) -> LocalLoss:
-    if loss.teacher is None:
-        return loss
-    features_NK, logits_NK = (
-        probes.values((PRIVATE_BATCH, rows.shape[1]))
-        for rows in (loss.teacher.features_ND, loss.teacher.logits_NC)
-    )
-    return dataclasses.replace(loss, teacher=Outputs(features_ND=features_NK, logits_NC=logits_NK))
 
 
 Tried = Callable[[CutModel, Tensor, Tensor], list[Tensor]]

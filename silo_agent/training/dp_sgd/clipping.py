@@ -37,7 +37,9 @@ def clipped_sum(gradients: list[Tensor], *, count: int, clip_norm: float, clip_u
     gradients.
     """
     rows = [gradient.flatten(1) for gradient in gradients]
-    norm_N = _norms(rows)
+    # in float64: no square of a float32 overflows, and the sum is right to P 2^-53
+    squares = [torch.cat([part.double().square().sum(dim=1) for part in _parts(row)]) for row in rows]
+    norm_N = torch.stack(squares).sum(dim=0).sqrt()
     is_finite_N = norm_N.isfinite()
     factor_N = (_MARGIN * clip_units / norm_N.clamp(min=clip_norm)).masked_fill(~is_finite_N, 0.0)
     factor_N[count:] = 0.0
@@ -46,12 +48,6 @@ def clipped_sum(gradients: list[Tensor], *, count: int, clip_norm: float, clip_u
         for row in rows:  # NaN times zero is NaN
             row.masked_fill_(~is_finite_N[:, None], 0.0)
     return Clipped(sum_P=torch.cat([_units(row, factor_N) for row in rows]), dropped=dropped)
-
-
-def _norms(rows: list[Tensor]) -> Tensor:
-    """In float64: no square of a float32 overflows, and the sum is right to P 2^-53. Shapes: -> (N,)."""
-    squares = [torch.cat([part.double().square().sum(dim=1) for part in _parts(row)]) for row in rows]
-    return torch.stack(squares).sum(dim=0).sqrt()
 
 
 def _units(row: Tensor, factor_N: Tensor) -> Tensor:

@@ -48,24 +48,18 @@ class SampleGradients:
         """Shapes: -> (N, *shape) for each parameter. inputs: the caller's last use of them."""
         # without it the hooks of the first layer warn that they see no gradient of an input
         inputs.requires_grad_()
-        scale_N1 = self._scale_of_each(len(labels_N))
+        scale_N1: Tensor | None = None
+        if self._scale is not None:
+            # a scale of its own for every sample: the gradient of that is the per-sample gradient
+            scale_N1 = self._scale.detach().expand(len(labels_N), 1).clone().requires_grad_()
         self._hooked.enable_hooks()
-        outputs = self._run(inputs, scale_N1)
+        if scale_N1 is None:
+            outputs = run_model(self._model, inputs)
+        else:
+            outputs = functional_call(self._pass, {"model.scale": scale_N1}, (inputs,))
         torch.autograd.backward(loss.per_sample(outputs, labels_N, places_N).sum())
         self._hooked.disable_hooks()
         return [self._taken(parameter, scale_N1) for parameter in self.parameters]
-
-    def _run(self, inputs: Tensor, scale_N1: Tensor | None) -> Outputs:
-        if scale_N1 is None:
-            return run_model(self._model, inputs)
-        outputs: Outputs = functional_call(self._pass, {"model.scale": scale_N1}, (inputs,))
-        return outputs
-
-    def _scale_of_each(self, samples: int) -> Tensor | None:
-        """A scale of its own for every sample: the gradient of that is the per-sample gradient."""
-        if self._scale is None:
-            return None
-        return self._scale.detach().expand(samples, 1).clone().requires_grad_()
 
     def _taken(self, parameter: nn.Parameter, scale_N1: Tensor | None) -> Tensor:
         """And forgotten: what autograd left with it is a sum that nothing clipped."""

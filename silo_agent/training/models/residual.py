@@ -38,7 +38,10 @@ class BasicBlock(nn.Module):
         self.norm1 = norm2d(norm, channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm2 = norm2d(norm, channels)
-        self.shortcut = _shortcut(before, channels, stride=stride, norm=norm)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != channels:
+            projected = nn.Conv2d(before, channels, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(projected, norm2d(norm, channels))
 
     def forward(self, inputs: Tensor) -> Tensor:
         inner = relu(self.norm1(self.conv1(inputs)))
@@ -88,12 +91,6 @@ def mobilenet_v2(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
     layers += _conv(before, MOBILENET_WIDTH, size=1, norm=norm)
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return Backbone(body=initialize(nn.Sequential(*layers)), width=MOBILENET_WIDTH)
-
-
-def _shortcut(before: int, channels: int, *, stride: int, norm: str) -> nn.Module:
-    if stride == 1 and before == channels:
-        return nn.Identity()
-    return nn.Sequential(nn.Conv2d(before, channels, 1, stride=stride, bias=False), norm2d(norm, channels))
 
 
 def _conv(

@@ -42,8 +42,14 @@ def load_arrays(model: nn.Module, state: Arrays) -> None:
             f"global state: its arrays are not the job's model, differing in {odd}", code=Refusal.STATE
         )
     for name, tensor in tensors.items():
-        _check_array(name, received[name], tensor)
-        tensor.copy_(torch.tensor(received[name]))
+        array = received[name]
+        if array.dtype != np.float32 or array.shape != tuple(tensor.shape):
+            raise RemoteProtocolError(
+                f"global state: {MODEL}{name} is {array.dtype} {array.shape}, "
+                f"expected float32 {tuple(tensor.shape)}",
+                code=Refusal.STATE,
+            )
+        tensor.copy_(torch.tensor(array))
 
 
 def flat_values(model: nn.Module, names: Sequence[str]) -> FloatArray:
@@ -56,15 +62,6 @@ def flat_arrays(arrays: Sequence[Array]) -> FloatArray:
     """Arrays flattened and joined; empty for none."""
     flat = [np.asarray(array, dtype=np.float32).reshape(-1) for array in arrays]
     return np.concatenate(flat) if flat else np.empty(0, dtype=np.float32)
-
-
-def _check_array(name: str, array: Array, tensor: Tensor) -> None:
-    if array.dtype != np.float32 or array.shape != tuple(tensor.shape):
-        raise RemoteProtocolError(
-            f"global state: {MODEL}{name} is {array.dtype} {array.shape}, "
-            f"expected float32 {tuple(tensor.shape)}",
-            code=Refusal.STATE,
-        )
 
 
 def _array(tensor: Tensor) -> Array:

@@ -152,18 +152,14 @@ def _solved(system_LL: FloatArray, moment_LC: FloatArray) -> FloatArray:
     eigenvalues_L = np.linalg.eigvalsh(system_LL)
     # rounding in the ring may take an eigenvalue of zero just below it
     if eigenvalues_L[0] * MAX_CONDITION < eigenvalues_L[-1]:
-        return _of_least_norm(system_LL, moment_LC)
+        # the limit of vanishing ridge: no component along directions that the samples do not have
+        eigenvalues_L, vectors_LL = np.linalg.eigh(system_LL)
+        is_kept_L = eigenvalues_L > SMALLEST_EIGENVALUE * eigenvalues_L[-1]
+        kept_LK = vectors_LL[:, is_kept_L]
+        coordinates_KC = (kept_LK.T @ moment_LC) / eigenvalues_L[is_kept_L, None]
+        return np.asarray(kept_LK @ coordinates_KC, dtype=np.float64)
     lower_LL = np.linalg.cholesky(system_LL)
     return np.linalg.solve(lower_LL.T, np.linalg.solve(lower_LL, moment_LC))
-
-
-def _of_least_norm(system_LL: FloatArray, moment_LC: FloatArray) -> FloatArray:
-    """The limit of vanishing ridge: no component along directions that the samples do not have."""
-    eigenvalues_L, vectors_LL = np.linalg.eigh(system_LL)
-    is_kept_L = eigenvalues_L > SMALLEST_EIGENVALUE * eigenvalues_L[-1]
-    kept_LK = vectors_LL[:, is_kept_L]
-    coordinates_KC = (kept_LK.T @ moment_LC) / eigenvalues_L[is_kept_L, None]
-    return np.asarray(kept_LK @ coordinates_KC, dtype=np.float64)
 
 
 def _head(context: PhaseContext) -> Array:

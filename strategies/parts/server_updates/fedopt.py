@@ -76,32 +76,23 @@ class FedOpt:
         """The optimizer's step, and its moments for the next round."""
         options = options_of(FedOptOptions, context.options)
         mean_P = sums["delta"] / float(sums["weight"])
+        before_P = _kept(context, MOMENT, mean_P, start=0.0)
         if options.server_optimizer is ServerOptimizer.SGD:
-            return _sgd(context, mean_P, options)
-        return _adaptive(context, mean_P, options)
-
-
-def _sgd(context: PhaseContext, mean_P: FloatArray, options: FedOptOptions) -> ServerStep:
-    moment_P = options.server_momentum * _kept(context, MOMENT, mean_P, start=0.0) + mean_P
-    return ServerStep(step_P=options.learning_rate * moment_P, arrays={MOMENT: moment_P.astype(np.float32)})
-
-
-def _adaptive(context: PhaseContext, mean_P: FloatArray, options: FedOptOptions) -> ServerStep:
-    beta1, tau = options.server_beta1, options.server_tau
-    moment_P = beta1 * _kept(context, MOMENT, mean_P, start=0.0) + (1.0 - beta1) * mean_P
-    squares_P = _squares(_kept(context, SQUARES, mean_P, start=tau**2), mean_P**2, options)
-    return ServerStep(
-        step_P=options.learning_rate * moment_P / (np.sqrt(squares_P) + tau),
-        arrays={MOMENT: moment_P.astype(np.float32), SQUARES: squares_P.astype(np.float32)},
-    )
-
-
-def _squares(before_P: FloatArray, square_P: FloatArray, options: FedOptOptions) -> FloatArray:
-    share = 1.0 - options.server_beta2
-    if options.server_optimizer is ServerOptimizer.ADAM:
-        return options.server_beta2 * before_P + share * square_P
-    # never below zero: where v > D^2 it falls by a share of D^2, which is less than v
-    return before_P - share * square_P * np.sign(before_P - square_P)
+            moment_P = options.server_momentum * before_P + mean_P
+            arrays = {MOMENT: moment_P.astype(np.float32)}
+            return ServerStep(step_P=options.learning_rate * moment_P, arrays=arrays)
+        beta1, beta2, tau = options.server_beta1, options.server_beta2, options.server_tau
+        moment_P = beta1 * before_P + (1.0 - beta1) * mean_P
+        squares_P, square_P = _kept(context, SQUARES, mean_P, start=tau**2), mean_P**2
+        if options.server_optimizer is ServerOptimizer.ADAM:
+            squares_P = beta2 * squares_P + (1.0 - beta2) * square_P
+        else:
+            # never below zero: where v > D^2 it falls by a share of D^2, which is less than v
+            squares_P = squares_P - (1.0 - beta2) * square_P * np.sign(squares_P - square_P)
+        return ServerStep(
+            step_P=options.learning_rate * moment_P / (np.sqrt(squares_P) + tau),
+            arrays={MOMENT: moment_P.astype(np.float32), SQUARES: squares_P.astype(np.float32)},
+        )
 
 
 def _kept(context: PhaseContext, name: str, like_P: FloatArray, *, start: float) -> FloatArray:

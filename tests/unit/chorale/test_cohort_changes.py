@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from chorale.cohort_changes import expected_cohort_changes
 from chorale.spec.job_spec import JobSpec
 from crypto.session.cohort import named_set
 
@@ -19,12 +18,12 @@ def job(make_spec: MakeSpec, silos: int, **fields: Any) -> JobSpec:
 
 
 def test_full_participation_changes_no_cohort(make_spec: MakeSpec) -> None:
-    assert expected_cohort_changes(job(make_spec, 10, rounds=1000)) == 0.0
+    assert job(make_spec, 10, rounds=1000).expected_cohort_changes == 0.0
 
 
 def test_one_pair_is_counted_as_a_hand_does(make_spec: MakeSpec) -> None:
     # 5 of 6: another set shares 4 of the 5 in 5 of 6 cases; 2 silos differ, below min_cohort 3
-    assert expected_cohort_changes(job(make_spec, 6, rounds=2, fraction=0.8)) == pytest.approx(5 / 6)
+    assert job(make_spec, 6, rounds=2, fraction=0.8).expected_cohort_changes == pytest.approx(5 / 6)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +35,12 @@ def test_bound_holds_for_cohorts_as_rounds_draw_them(
     """Means over 40 rosters; the bound is on the expectation, and the draws are fixed by their hashes."""
     spec = job(make_spec, silos, rounds=rounds, fraction=fraction)
     counted = [_overlapping_cohorts(spec, roster_digest=bytes([seed]) * 32) for seed in range(40)]
-    assert 0 < sum(counted) / len(counted) <= expected_cohort_changes(spec)
+    assert 0 < sum(counted) / len(counted) <= spec.expected_cohort_changes
 
 
 def test_every_round_that_names_other_silos_counts(make_spec: MakeSpec) -> None:
     # 6 sets of 5, all near: a round names the set of the round before in 1 of 6 cases
-    expected = expected_cohort_changes(job(make_spec, 6, rounds=1000, fraction=0.8))
+    expected = job(make_spec, 6, rounds=1000, fraction=0.8).expected_cohort_changes
     assert expected == pytest.approx(999 * 5 / 6)
 
 

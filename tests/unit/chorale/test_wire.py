@@ -131,9 +131,11 @@ def test_sets_and_rosters_may_be_larger_than_adverts() -> None:
     large = session_pb2.SignedBody(body=b"b" * wire.MAX_SETS_BYTES, signature=b"s")
     wire.from_silo(pb.SiloMessage(consistency=session_pb2.Consistency(consistency=large)))
     wire.from_coordinator(pb.CoordinatorMessage(signatures=session_pb2.Signatures(signatures=[large])))
-    wire.roster_from_wire(session_pb2.SignedBody(body=b"b" * (1 << 20), signature=b"s"))
+    roster = session_pb2.SignedBody(body=b"b" * wire.MAX_ROSTER_BYTES, signature=b"s")
+    wire.signed_body_from_wire(roster, max_bytes=wire.MAX_ROSTER_BYTES)
+    longer = session_pb2.SignedBody(body=roster.body + b"b", signature=b"s")
     with pytest.raises(RemoteProtocolError, match="expected 1 to 1048576 bytes"):
-        wire.roster_from_wire(session_pb2.SignedBody(body=b"b" * ((1 << 20) + 1), signature=b"s"))
+        wire.signed_body_from_wire(longer, max_bytes=wire.MAX_ROSTER_BYTES)
 
 
 @pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "a" * 64, "a\n", "clinic-ä"])

@@ -129,7 +129,9 @@ class FakeSilo:
         if self._is_last(kind, body):
             self.is_gone = True
         elif kind == "welcome" or kind == "roster":
-            self._roster = self._open_roster(wire.roster_from_wire(body.roster))
+            self._roster = self._open_roster(
+                wire.signed_body_from_wire(body.roster, max_bytes=wire.MAX_ROSTER_BYTES)
+            )
         elif kind == "job":
             self._jobs[SignedJob.from_wire(body.job).digest] = SignedJob.from_wire(body.job)
         elif kind == "task":

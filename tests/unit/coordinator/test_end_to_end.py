@@ -291,8 +291,8 @@ async def test_metrics_count_jobs_and_know_when_a_running_one_wrote_its_checkpoi
     digest = await hub.submit(rounds=1)
     job_id = digest.hex()[:12]
     assert sample(hub, "jobs", status="running") == 1
-    checkpoints = hub.host.resources.checkpoints
-    initial = checkpoints.written_unix_seconds(digest, hub.host.resources.store.job(digest).state_digest)
+    resources = hub.host.resources
+    initial = resources.checkpoints.path(digest, resources.store.job(digest).state_digest).stat().st_mtime
     assert sample(hub, "checkpoint_timestamp_seconds", federation_job=job_id) == initial
 
     await control(hub, digest, "PAUSE")

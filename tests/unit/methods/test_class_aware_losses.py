@@ -15,10 +15,9 @@ from chorale.spec.state import trained_names
 from silo_agent.data.base import SiloData
 from silo_agent.training.base.loss import SampleLoss
 from silo_agent.training.base.passes import Outputs
-from silo_agent.training.initial_state import initial_state
 from silo_agent.training.local_loss import evaluation_loss_for, loss_for
 from silo_agent.training.models.base import CutModel
-from silo_agent.training.models.registry import build_model
+from silo_agent.training.models.registry import build_model, initial_state
 from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.losses.softmax import BalancedSoftmax, ClientAdapted, CrossEntropy
 from silo_agent.training.torch_objective import TorchObjective

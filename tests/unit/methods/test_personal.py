@@ -21,9 +21,9 @@ from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Cancelled, Work
 from silo_agent.training.base.evaluation import Figures
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.initial_state import initial_state
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.registry import initial_state
 from silo_agent.training.models.state import model_arrays
 from silo_agent.training.parts.closing.fine_tuning import fine_tune, tune, tuning_spec
 from silo_agent.training.parts.losses.softmax import CrossEntropy

@@ -318,18 +318,18 @@ def test_check_finds_spend_that_a_backup_or_an_editor_took_away(make_book: MakeB
     book.crash()
     backup = (book.folder / "ledger.sqlite").read_bytes()
     book.spend(job, round=2)
-    [first, second] = book.ledger.untold_spends(path)
+    [first, second] = book.ledger.untold(path, SPENT_EVENT)
     log = AuditLog(path)
     for fields in (first, second):
         log.append(SPENT_EVENT, **fields)
     log.close()
-    assert (book.ledger.check_spends(path), book.ledger.untold_spends(path)) == (2, [])
+    assert (book.ledger.check(path, SPENT_EVENT), book.ledger.untold(path, SPENT_EVENT)) == (2, [])
     assert second == spend_fields(book.told[-1])
     book.ledger.close()
     (book.folder / "ledger.sqlite").write_bytes(backup)
     book.crash()
     with pytest.raises(ConfigError, match="holds 1 spends that the ledger does not.* round 2 train"):
-        book.ledger.check_spends(path)
+        book.ledger.check(path, SPENT_EVENT)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_check_finds_a_row_that_was_edited(make_book: MakeBook, job: Job, change
     with book.ledger._database.transaction() as connection:
         connection.execute(change)
     with pytest.raises(ConfigError, match="holds 1 spends that the ledger does not"):
-        book.ledger.check_spends(path)
+        book.ledger.check(path, SPENT_EVENT)
 
 
 def test_a_release_that_was_edited_is_not_composed(make_book: MakeBook, job: Job) -> None:

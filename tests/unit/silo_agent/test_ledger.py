@@ -33,7 +33,7 @@ def book(tmp_path: Path) -> Iterator[Book]:
 def test_a_job_that_nobody_approved_gets_no_attempt(book: Book) -> None:
     terms = book.terms(job_digest=bytes(32))
     refused(Refusal.JOB_NOT_APPROVED, "not approved", lambda: book.reveals.begin_attempt(terms))
-    book.ledger.reject(book.job.id)
+    book.ledger.decide(book.job.id, Decision.REJECTED)
     refused(Refusal.JOB_NOT_APPROVED, "not approved", lambda: book.reveals.begin_attempt(book.terms()))
 
 
@@ -319,19 +319,19 @@ def test_two_writers_cannot_both_spend_the_last_change(book: Book) -> None:
 def test_a_decision_stays_through_restart_and_repeated_offers(book: Book) -> None:
     third = Hub(book.folder, silos=6, nonce="2" * 32).job
     assert book.ledger.record_job(third, is_approved=False) == (Decision.OFFERED, True)
-    book.ledger.reject(third.id)
+    book.ledger.decide(third.id, Decision.REJECTED)
     book.reopen()
     assert book.ledger.record_job(third, is_approved=True) == (Decision.REJECTED, False)
-    assert book.ledger.approve(third.id).name == "one-hot"
+    assert book.ledger.decide(third.id, Decision.APPROVED).name == "one-hot"
     assert book.ledger.decision(third.digest) is Decision.APPROVED
     assert [job.decision for job in book.ledger.jobs()] == [Decision.APPROVED] * 3
 
 
 def test_approval_needs_the_id_of_exactly_one_job(book: Book) -> None:
     with pytest.raises(ConfigError, match="none begins with it"):
-        book.ledger.approve("ffffffffffff0")
+        book.ledger.decide("ffffffffffff0", Decision.APPROVED)
     with pytest.raises(ConfigError, match="2 begin with it"):
-        book.ledger.approve("")
+        book.ledger.decide("", Decision.APPROVED)
 
 
 def test_rosters_never_go_back_through_a_restart(book: Book) -> None:
@@ -353,19 +353,19 @@ def test_enrollment_pins_a_lowest_roster_version(book: Book) -> None:
 
 def test_check_finds_a_ledger_that_was_put_back_from_a_backup(book: Book) -> None:
     audit_path = book.folder / "audit.jsonl"
-    assert book.ledger.check(audit_path) == 0
+    assert book.ledger.check(audit_path, REVEALED_EVENT) == 0
     backup = book.path.read_bytes()
     book.reveal(FULL)
     log = AuditLog(audit_path)
-    [untold] = book.ledger.untold_reveals(audit_path)
+    [untold] = book.ledger.untold(audit_path, REVEALED_EVENT)
     log.append(REVEALED_EVENT, **untold)
-    assert book.ledger.untold_reveals(audit_path) == []
-    assert book.ledger.check(audit_path) == 1
+    assert book.ledger.untold(audit_path, REVEALED_EVENT) == []
+    assert book.ledger.check(audit_path, REVEALED_EVENT) == 1
     book.ledger.close()
     book.path.write_bytes(backup)
     book.open()
     with pytest.raises(ConfigError, match="round 1 train: was the ledger put back from a backup"):
-        book.ledger.check(audit_path)
+        book.ledger.check(audit_path, REVEALED_EVENT)
     log.close()
 
 

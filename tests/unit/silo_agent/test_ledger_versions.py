@@ -11,7 +11,7 @@ import pytest
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger.budget import BudgetBalance
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger
 from silo_agent.ledger.reveals import DIFFERENCED_KINDS
 from silo_agent.metrics import phase_label
 from tests.support.agents import Hub, make_members
@@ -89,10 +89,10 @@ def test_reveals_are_as_they_were(book: OldBook) -> None:
 
 
 def test_the_audit_log_agrees_still_under_the_names_that_phases_had(book: OldBook) -> None:
-    assert book.ledger.check(AUDIT) == book.answers["revealed_told"] == 6
-    assert book.ledger.check_spends(AUDIT) == book.answers["spends_told"] == 4
-    assert book.ledger.untold_reveals(AUDIT) == book.answers["untold_reveals"]
-    assert book.ledger.untold_spends(AUDIT) == book.answers["untold_spends"]
+    assert book.ledger.check(AUDIT, REVEALED_EVENT) == book.answers["revealed_told"] == 6
+    assert book.ledger.check(AUDIT, SPENT_EVENT) == book.answers["spends_told"] == 4
+    assert book.ledger.untold(AUDIT, REVEALED_EVENT) == book.answers["untold_reveals"]
+    assert book.ledger.untold(AUDIT, SPENT_EVENT) == book.answers["untold_spends"]
 
 
 def test_every_kind_of_a_signed_set_is_one_of_today(book: OldBook) -> None:

@@ -14,6 +14,7 @@ from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
+from silo_agent.ledger.reveals import Decision
 from tests.support.agents import OneHot, changed
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
@@ -142,7 +143,7 @@ async def test_a_job_waits_for_approval_and_goes_on_when_it_is_given(make_hub: M
     assert await agent.refusal() == "job-not-approved"
     agent.handler.poll()
     assert agent.is_silent()
-    agent.ledger.approve(hub.job.id)
+    agent.ledger.decide(hub.job.id, Decision.APPROVED)
     agent.handler.poll()
     await agent.answer("advert")
 
@@ -158,7 +159,7 @@ async def test_a_task_that_was_asked_again_does_not_come_back_when_the_approval_
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
     for each in hub.agents.values():
-        each.ledger.approve(hub.job.id)
+        each.ledger.decide(hub.job.id, Decision.APPROVED)
     await hub.run(0, "enrollment.0")
     agent.tell(task=hub.begin(1, "train").task)
     agent.handler.poll()
@@ -168,7 +169,7 @@ async def test_a_task_that_was_asked_again_does_not_come_back_when_the_approval_
 async def test_a_rejected_job_is_refused_even_where_approval_is_automatic(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0")
-    agent.ledger.reject(hub.job.id)
+    agent.ledger.decide(hub.job.id, Decision.REJECTED)
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
 

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from chorale.transport import wire
 from chorale.v1 import session_pb2
+from silo_agent.ledger.reveals import Decision
 from tests.support.agents import Exchange, Hub
 
 
@@ -33,7 +34,7 @@ async def masked(hub: Hub) -> Exchange:
 async def test_a_job_rejected_after_the_vector_left_is_not_signed(hub: Hub) -> None:
     exchange = await masked(hub)
     agent = hub.agents["silo-0"]
-    agent.ledger.reject(hub.job.id)
+    agent.ledger.decide(hub.job.id, Decision.REJECTED)
     survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
     agent.tell(survivors=survivors)
     assert await agent.refusal() == "job-not-approved"
@@ -46,7 +47,7 @@ async def test_a_job_rejected_after_the_signature_gets_no_share(hub: Hub) -> Non
     await hub.consistency(exchange)
     exchange.session.close_consistency()
     agent = hub.agents["silo-0"]
-    agent.ledger.reject(hub.job.id)
+    agent.ledger.decide(hub.job.id, Decision.REJECTED)
     agent.tell(signatures=wire.to_silo(exchange.session.unmask_request(), exchange.key).signatures)
     assert await agent.refusal() == "job-not-approved"
     await hub.ask_shares(exchange, "silo-1")

@@ -21,10 +21,9 @@ from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.dp_sgd.records import Draws, NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
-from silo_agent.training.initial_state import initial_state
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import Backbone, CutModel
-from silo_agent.training.models.registry import build_model
+from silo_agent.training.models.registry import build_model, initial_state
 from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.losses.softmax import CrossEntropy
 from strategies.base import Array
@@ -128,7 +127,7 @@ def gradients_one_by_one(model: CutModel, samples: Tensors) -> Tensor:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rows = []
     for place in range(len(samples)):
-        x, y = samples.slice(place, place + 1)
+        x, y = samples.features[place : place + 1], samples.labels[place : place + 1]
         loss = nn.functional.cross_entropy(model(x), y)
         rows.append(torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)]))
     return torch.stack(rows)

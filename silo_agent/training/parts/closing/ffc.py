@@ -46,13 +46,9 @@ def feature_sums(setting: Setting) -> tuple[FloatArray, FloatArray]:
             raise Cancelled("calibrate: no longer wanted")
         unit_ND = model.embed(model.features(batch.inputs))[: batch.count].double()
         if setting.is_private:
-            unit_ND = finite_rows(_unit(unit_ND))
+            # at a length of at most 1, in float64: float32 may leave a wide vector longer by UNIT_ROUNDING
+            lengths_N1: Tensor = torch.linalg.vector_norm(unit_ND, dim=1, keepdim=True)
+            unit_ND = finite_rows(unit_ND / lengths_N1.clamp(min=1.0))
         gram_DD += unit_ND.T @ unit_ND
         moment_DC += unit_ND.T @ one_hot(batch.labels_N[: batch.count], classes).double()
     return gram_DD.cpu().numpy(), moment_DC.cpu().numpy()
-
-
-def _unit(wide_ND: Tensor) -> Tensor:
-    """At a length of at most 1, in float64: float32 may leave a wide vector longer by UNIT_ROUNDING."""
-    lengths_N1: Tensor = torch.linalg.vector_norm(wide_ND, dim=1, keepdim=True)
-    return wide_ND / lengths_N1.clamp(min=1.0)

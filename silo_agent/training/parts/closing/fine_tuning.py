@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec, ScheduleSpec
@@ -76,7 +76,11 @@ def tune(setting: Setting, make_loss: MakesLoss) -> None:
     if options.fine_tune_epochs == 0:
         return
     if scope is Scope.SOLVED_HEAD:
-        model.head.weight.data.copy_(_solved_head(setting))
+        # the head of least squared error over the silo's own samples, ridge as in FFC
+        gram_DD, moment_DC = feature_sums(setting)
+        ridge = setting.options(FfcOptions).ridge
+        solution_DC = least_squares(gram_DD, moment_DC, ridge=RIDGE if ridge is None else ridge)
+        model.head.weight.data.copy_(torch.tensor(solution_DC.T, dtype=torch.float32, device=setting.device))
         return
     for name, parameter in model.named_parameters():
         is_head = name.startswith(HEAD_PREFIX)
@@ -111,14 +115,6 @@ def _train(setting: Setting, samples: Tensors, loss: LocalLoss) -> None:
     tuned = replace(setting, work=replace(work, spec=tuning_spec(work.spec), round=following))
     seed = training_seed(job_seed=work.spec.seed, silo=work.silo, round=following)
     train_received(tuned, samples, shuffler(seed), loss)
-
-
-def _solved_head(setting: Setting) -> Tensor:
-    """The head of least squared error over the silo's own samples, ridge as in FFC. Shapes: -> (C, D)."""
-    gram_DD, moment_DC = feature_sums(setting)
-    ridge = setting.options(FfcOptions).ridge
-    solution_DC = least_squares(gram_DD, moment_DC, ridge=RIDGE if ridge is None else ridge)
-    return torch.tensor(solution_DC.T, dtype=torch.float32, device=setting.device)
 
 
 def _tested(setting: Setting, loss: SampleLoss) -> Figures:

@@ -112,19 +112,15 @@ def mask_of(mask: Mask, teacher_NC: Tensor, labels_N: Tensor) -> Tensor:
     """M, a 1 for every sample that the teacher teaches. Shapes: -> (N,)."""
     match mask:
         case Mask.ADAPTIVE:
-            is_taught_N = _above_chance(teacher_NC, labels_N)
+            # softmax(z_xi)[y] > 1/C, as C exp(z[y]) > sum exp(z): exactly equal, so false, where all z are
+            shares_NC = (teacher_NC - teacher_NC.amax(dim=1, keepdim=True)).exp()
+            own_N = shares_NC.gather(1, labels_N[:, None]).squeeze(1)
+            is_taught_N = teacher_NC.shape[1] * own_N > shares_NC.sum(dim=1)
         case Mask.FORCIBLE:
             is_taught_N = teacher_NC.argmax(dim=1) == labels_N
         case Mask.NONE:
             is_taught_N = torch.ones_like(labels_N, dtype=torch.bool)
     return is_taught_N.to(teacher_NC.dtype)
-
-
-def _above_chance(teacher_NC: Tensor, labels_N: Tensor) -> Tensor:
-    """softmax(z_xi)[y] > 1/C, as C exp(z[y]) > sum exp(z): exactly equal, so false, where all logits are."""
-    shares_NC = (teacher_NC - teacher_NC.amax(dim=1, keepdim=True)).exp()
-    own_N = shares_NC.gather(1, labels_N[:, None]).squeeze(1)
-    return teacher_NC.shape[1] * own_N > shares_NC.sum(dim=1)
 
 
 def _unit_rows(rows_NC: Tensor) -> Tensor:
