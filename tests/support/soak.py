@@ -45,6 +45,7 @@ def one_for_each_sum() -> list[str]:
     found: dict[object, str] = {}
     for preset in PRESETS:
         method = strategy_for(preset, {})
-        names = method.quantity_names(has_buffers=True, update_bits=32)
+        summed = method.quantities(has_buffers=True, update_bits=32)
+        names = tuple(dict.fromkeys(quantity.name for quantity in summed))
         found.setdefault((names, tuple(method.phases), method.recipe.keeps_local_state), preset)
     return list(found.values())
