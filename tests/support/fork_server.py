@@ -46,7 +46,7 @@ BEGUN = b"begun"  # the first message of a process, with its id; the second one 
 IN_A_FORK_TOO = "PYTHONDONTWRITEBYTECODE"
 PRODUCT = ("chorale", "cli", "coordinator", "crypto", "silo_agent", "simulation", "strategies")
 # what it imports as it runs
-BESIDE = ("dp_accounting.pld", "dp_accounting.rdp", "sqlalchemy.dialects.sqlite", "tests.support.one_hot")
+BESIDE = ("dp_accounting.pld", "dp_accounting.rdp", "sqlite3", "tests.support.one_hot")
 # a fork runs one of them as its main module
 MAIN = ("cli.main", "tests.support.halting", "tests.support.keeping", "tests.support.forking_demo")
 # need seconds, for opacus and torchvision, and few tests use them
