@@ -33,7 +33,7 @@ from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Work
-from silo_agent.training.models.registry import initial_state
+from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, TOTAL, Array, Arrays
 from strategies.update_scale import RMS, delta_quantity, with_mean_square

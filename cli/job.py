@@ -234,7 +234,7 @@ def initial_bytes(spec: JobSpec, init: Path | None) -> bytes:
         require_extra("silo", "torch", what="building the model here")
     except ConfigError as error:
         raise with_hint(error, "give --init FILE.safetensors") from None
-    from silo_agent.training.models.registry import initial_state
+    from silo_agent.training.models.state import initial_state
 
     return state_to_bytes(initial_state(spec))
 
@@ -244,7 +244,7 @@ def _check_model(spec: JobSpec, given: GlobalState, *, source: Path) -> None:
     if spec.model.name == "custom":
         return
     try:
-        from silo_agent.training.models.registry import initial_state
+        from silo_agent.training.models.state import initial_state
     except ModuleNotFoundError:
         return
     expected = {name: array.shape for name, array in initial_state(spec).items()}

@@ -11,7 +11,7 @@ from chorale.spec.phase_context import phase_context
 from crypto.fixed_point.layout import CLIPPED
 from research.attacks.digits import Digits, Places
 from research.attacks.inputs import SEED, silo_values
-from silo_agent.training.models.registry import initial_state
+from silo_agent.training.models.state import initial_state
 from strategies.base import TOTAL, Array, Arrays
 
 

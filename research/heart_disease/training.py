@@ -26,8 +26,8 @@ from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
 from silo_agent.policy.policy import ClassStatistics, KeptState, Policy
 from silo_agent.training.base.passes import run_model
-from silo_agent.training.models.registry import build_model, initial_state
-from silo_agent.training.models.state import load_arrays
+from silo_agent.training.models.registry import build_model
+from silo_agent.training.models.state import initial_state, load_arrays
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.engine import Simulation
 from strategies.base import TOTAL, Array, Arrays

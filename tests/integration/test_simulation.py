@@ -22,7 +22,7 @@ from crypto.identity.roster import roster_from_file_bytes
 from silo_agent.data.loading import load_partition
 from silo_agent.data.settings import DataSettings
 from silo_agent.policy.policy import Policy
-from silo_agent.training.models.registry import initial_state
+from silo_agent.training.models.state import initial_state
 from simulation.engine import Simulation
 from simulation.results import RoundResult
 from tests.support.federation import LocalFederation

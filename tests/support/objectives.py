@@ -23,7 +23,7 @@ from silo_agent.training.base.setting import Setting
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import Backbone, CutModel
-from silo_agent.training.models.registry import initial_state
+from silo_agent.training.models.state import initial_state
 from strategies.base import Array, PhaseContext
 
 CPU = torch.device("cpu")

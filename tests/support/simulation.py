@@ -21,7 +21,7 @@ from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 from silo_agent.data.base import SiloData
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Work
-from silo_agent.training.models.registry import initial_state
+from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext
 from strategies.update_scale import with_mean_square

@@ -1,4 +1,6 @@
-"""A model's parameters and float buffers as named arrays of the global state, and back."""
+"""A model's parameters and float buffers as named arrays of the global state, and back; the state that a job
+starts from.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import Refusal, RemoteProtocolError
+from silo_agent.seeding import derive_seed, seeded
+from silo_agent.training.models.registry import build_model
 from strategies.base import MODEL, Array, Arrays
+from strategies.parts.heads import HEAD, frozen_head
 
 FloatArray = NDArray[np.float32]
+
+
+def initial_state(spec: JobSpec) -> dict[str, Array]:
+    """The global state that a job starts from, built from model name and seed by the operator.
+
+    Arrays named model/<parameter>, float32; the same seed gives the same bytes everywhere.
+
+    Raises ConfigError if the model is not built in: such a job brings its own file.
+    """
+    recipe = spec.method.recipe
+    with seeded(derive_seed("model", spec.model.seed)):
+        model = build_model(spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=recipe)
+    arrays = model_arrays(model)
+    if recipe.head.is_frozen:
+        _, width = arrays[HEAD].shape
+        seed = derive_seed("head", spec.model.seed)
+        arrays[HEAD] = frozen_head(recipe.head, classes=spec.classes, width=width, seed=seed)
+    return arrays
 
 
 def shared_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from silo_agent.training.base.loss import SampleLoss
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.local_loss import evaluation_loss_for, loss_for
 from silo_agent.training.models.base import CutModel
-from silo_agent.training.models.registry import build_model, initial_state
-from silo_agent.training.models.state import load_arrays
+from silo_agent.training.models.registry import build_model
+from silo_agent.training.models.state import initial_state, load_arrays
 from silo_agent.training.parts.losses.softmax import BalancedSoftmax, ClientAdapted, CrossEntropy
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.methods import strategy_for

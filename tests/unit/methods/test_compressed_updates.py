@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from silo_agent.data.base import SiloData
-from silo_agent.training.models.registry import initial_state
+from silo_agent.training.models.state import initial_state
 from strategies.base import Array
 from strategies.presets import PRESETS
 from strategies.update_scale import RMS

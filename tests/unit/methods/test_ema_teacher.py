@@ -21,8 +21,8 @@ from silo_agent.objective import Work
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.models.base import CutModel
-from silo_agent.training.models.registry import build_model, initial_state
-from silo_agent.training.models.state import load_arrays
+from silo_agent.training.models.registry import build_model
+from silo_agent.training.models.state import initial_state, load_arrays
 from silo_agent.training.parts.regularizers.csd import ema_teacher
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext

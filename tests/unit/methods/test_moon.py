@@ -16,8 +16,8 @@ from silo_agent.objective import Work
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.models.registry import build_model, initial_state
-from silo_agent.training.models.state import load_arrays
+from silo_agent.training.models.registry import build_model
+from silo_agent.training.models.state import initial_state, load_arrays
 from silo_agent.training.parts.regularizers.moon import PREVIOUS, ModelContrast, both_models
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL

@@ -17,8 +17,8 @@ from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import CutModel
-from silo_agent.training.models.registry import build_model, initial_state
-from silo_agent.training.models.state import load_arrays
+from silo_agent.training.models.registry import build_model
+from silo_agent.training.models.state import initial_state, load_arrays
 from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, write_gradient
 from silo_agent.training.parts.personalization.own_head import OWN_HEAD

@@ -23,8 +23,7 @@ from silo_agent.training.base.evaluation import Figures
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.models.base import CutModel
-from silo_agent.training.models.registry import initial_state
-from silo_agent.training.models.state import model_arrays
+from silo_agent.training.models.state import initial_state, model_arrays
 from silo_agent.training.parts.closing.fine_tuning import fine_tune, tune, tuning_spec
 from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.torch_objective import TorchObjective

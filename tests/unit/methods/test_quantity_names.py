@@ -11,7 +11,7 @@ from chorale.job import Job, SignedJob
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from crypto.fixed_point.layout import CLIPPED, RING_BITS, Disclosure
-from silo_agent.training.models.registry import initial_state
+from silo_agent.training.models.state import initial_state
 from strategies.base import TOTAL, Array
 from strategies.methods import strategy_for
 from strategies.presets import PRESETS

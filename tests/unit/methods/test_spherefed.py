@@ -22,7 +22,7 @@ from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.partition import cut_dirichlet
 from silo_agent.training import torch_objective
 from silo_agent.training.models.base import Backbone, CutModel
-from silo_agent.training.models.registry import initial_state
+from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Arrays
 from strategies.methods import strategy_of

@@ -21,8 +21,8 @@ from silo_agent.objective import Cancelled, Work
 from silo_agent.seeding import derive_seed, seeded, shuffler
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import evaluate
-from silo_agent.training.models.registry import build_model, initial_state
-from silo_agent.training.models.state import model_arrays
+from silo_agent.training.models.registry import build_model
+from silo_agent.training.models.state import initial_state, model_arrays
 from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, Array, PhaseContext
