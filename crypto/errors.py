@@ -29,6 +29,8 @@ class Refusal(StrEnum):
     SIGNATURES = "signatures"
     ALREADY_REVEALED = "already-revealed"
     OVERLAPPING_COHORT = "overlapping-cohort"
+    SUM = "sum"
+    STATE_USED_UP = "state-used-up"
     STAGE = "stage"
     MALFORMED = "malformed"
     INTERNAL = "internal"

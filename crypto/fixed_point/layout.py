@@ -53,6 +53,7 @@ class Quantity:
     sensitivity_l2: change by one record, where the quantity can be noised per record.
     projection: the values are summed as its numbers, of which `bound` is the largest; shape stays theirs.
     noise: what every silo adds to its own; the sum of a noised count is a real number.
+    is_tagged: whether silos check its sum, because the next global state is computed from it.
     discloses: not encoded, so not compared either; the default is what policies refuse.
     """
 
@@ -64,6 +65,7 @@ class Quantity:
     sensitivity_l2: float | None = None
     projection: Projection | None = None
     noise: Noise | None = None
+    is_tagged: bool = False
     discloses: Disclosure = field(default=Disclosure.CLASS_STATISTIC, compare=False)
 
     def __post_init__(self) -> None:
@@ -178,6 +180,12 @@ class Layout:
                 places[quantity.name] = slice(start, start + quantity.size)
                 start += quantity.size
         return places
+
+    @cached_property
+    def tagged(self) -> Layout | None:
+        """The tagged quantities alone: what silos fetch of a sum. None where none is tagged."""
+        quantities = tuple(quantity for quantity in self.quantities if quantity.is_tagged)
+        return Layout(quantities=quantities, members=self.members) if quantities else None
 
     @cached_property
     def digest(self) -> bytes:
