@@ -179,6 +179,17 @@ class Job:
             return round + 1, strategy.round_phases[0]
         return round, f"{strategy.closing[0]}.{FIRST_REPEAT}"
 
+    def position(self, round: int, phase: str) -> tuple[int, int, int]:
+        """Where a phase stands in the job: phases that come later compare greater.
+
+        Raises ConfigError for a phase that the job's method does not have.
+        """
+        kind, strategy = self.phase(phase).kind, self.strategy
+        # an enrollment that is repeated between rounds follows the phases of the round whose number it has
+        opening = strategy.opening if round == 0 else ()
+        order = (*opening, *strategy.round_phases, *(strategy.opening if round else ()), *strategy.closing)
+        return round, order.index(kind), phase_number(phase)
+
     def phase(self, name: str) -> Phase:
         """Raises ConfigError for a phase that the job's method does not have."""
         return self.strategy.phase(phase_kind(name))

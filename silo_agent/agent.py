@@ -32,13 +32,16 @@ from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
+from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
 from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
+from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
 from silo_agent.settings import SiloSettings
 
@@ -163,7 +166,7 @@ class _Agent:
             log.info("reservations given back", inputs=given_back)
         async with dial(settings, read_limited(settings.authority, tls.MAX_PEM_BYTES)) as channel:
             stub = FederationStub(channel)
-            transfers = Transfer(stub, cache=settings.cache_directory, metrics=self._metrics, random=draw)
+            transfers = Transfer(stub, metrics=self._metrics, random=draw)
             handler = self._handler(transfers, outbox)
             self._stream = ControlStream(
                 stub,
@@ -207,7 +210,8 @@ class _Agent:
             budget=self._budget,
             clock=_now,
         )
-        local = LocalStates(self._settings.local_directory, is_revealed=self._is_revealed)
+        local, known = LocalStates(self._settings.local_directory), self._ledger.known_states()
+        files = StateFiles(self._settings.cache_directory)
         inputs = InputCache(
             silo=self._settings.name,
             policy=self._policy,
@@ -226,6 +230,18 @@ class _Agent:
             reveals=self._reveals,
             inputs=inputs,
             local=local,
+            chain=StateChain(known=known, authority=self._authority),
+            sums=RevealedSums(
+                identity=self._identity,
+                jobs=jobs,
+                rosters=self._rosters,
+                known=known,
+                files=files,
+                local=local,
+                downloads=transfers,
+                audit=self._audit,
+            ),
+            files=files,
             transfers=transfers,
             audit=self._audit,
             metrics=self._metrics,

@@ -21,11 +21,13 @@ from crypto.session.messages import (
     Envelopes,
     RecoveredSeeds,
     RecoverRequest,
+    RevealedSum,
     Shares,
     Signatures,
     Survivors,
     UnmaskShares,
 )
+from crypto.session.statements import StateProof, StateSigner
 
 PROTOCOL_VERSION = 1
 CHUNK_BYTES = 1 << 20  # fastest and cheapest of 64 KiB .. 4 MiB over mutual TLS
@@ -46,7 +48,7 @@ PHASE_PATTERN = re.compile(
 
 
 FromSilo: TypeAlias = SignedBody | Shares | UnmaskShares | RecoveredSeeds
-FromCoordinator: TypeAlias = Cohort | Envelopes | Survivors | Signatures | RecoverRequest
+FromCoordinator: TypeAlias = Cohort | Envelopes | Survivors | Signatures | RecoverRequest | RevealedSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -147,6 +149,9 @@ def to_coordinator(kind: str, value: FromSilo, key: PhaseKey) -> pb.SiloMessage:
         case "recovered_seeds", RecoveredSeeds():
             seeds = session_pb2.RecoveredSeeds(key=wire_key, pair_seeds=_secrets_to_wire(value.pair_seeds))
             return pb.SiloMessage(recovered_seeds=seeds)
+        case "next_state", SignedBody():
+            statement = session_pb2.NextState(key=wire_key, statement=signed_body_to_wire(value))
+            return pb.SiloMessage(next_state=statement)
     raise LocalProtocolError(f"session: {type(value).__name__} is no {kind} of a silo")
 
 
@@ -173,6 +178,8 @@ def from_silo(message: pb.SiloMessage) -> FromSilo:
         case "recovered_seeds":
             seeds = message.recovered_seeds.pair_seeds
             return RecoveredSeeds(pair_seeds=_secrets_from_wire(seeds, size=SECRET_BYTES))
+        case "next_state":
+            return signed_body_from_wire(message.next_state.statement, max_bytes=MAX_SETS_BYTES)
         case other:
             raise LocalProtocolError(f"session: {other} is no message of a session")
 
@@ -197,6 +204,15 @@ def to_silo(value: FromCoordinator, key: PhaseKey) -> pb.CoordinatorMessage:
             return pb.CoordinatorMessage(signatures=signatures)
         case RecoverRequest():
             return pb.CoordinatorMessage(recover=session_pb2.RecoverRequest(key=wire_key, names=value.names))
+        case RevealedSum():
+            revealed = session_pb2.RevealedSum(
+                key=wire_key,
+                survivors=value.survivors,
+                signatures=[signed_body_to_wire(signature) for signature in value.signatures.signatures],
+                sum_digest=value.sum_digest,
+                self_mask_seeds=_secrets_to_wire(value.self_mask_seeds),
+            )
+            return pb.CoordinatorMessage(revealed_sum=revealed)
 
 
 def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
@@ -217,8 +233,66 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
             return Signatures(signatures=bodies)
         case "recover":
             return RecoverRequest(names=_names_from_wire(message.recover.names))
+        case "revealed_sum":
+            revealed = message.revealed_sum
+            signed = _bodies_from_wire(revealed.signatures, what="signatures", max_bytes=MAX_SETS_BYTES)
+            return RevealedSum(
+                survivors=_names_from_wire(revealed.survivors),
+                signatures=Signatures(signatures=signed),
+                sum_digest=checked_digest(revealed.sum_digest, what="sum digest"),
+                self_mask_seeds=_secrets_from_wire(revealed.self_mask_seeds, size=SECRET_BYTES),
+            )
         case other:
             raise LocalProtocolError(f"session: {other} is no message of a session")
+
+
+def proof_to_wire(proof: StateProof, job_digest: bytes) -> session_pb2.StateProof:
+    key = PhaseKey(job_digest=job_digest, round=proof.round, phase=proof.phase, attempt=proof.attempt)
+    return session_pb2.StateProof(
+        key=key_to_wire(key),
+        roster=signed_body_to_wire(proof.roster),
+        layout_digest=proof.layout_digest,
+        cohort_digest=proof.cohort_digest,
+        survivors=proof.survivors,
+        parent_digest=proof.parent_digest,
+        sum_digest=proof.sum_digest,
+        next_digest=proof.next_digest,
+        draw_seed=proof.draw_seed,
+        signers=[
+            session_pb2.StateSigner(name=name, certificate=signer.certificate, signature=signer.signature)
+            for name, signer in sorted(proof.signers.items())
+        ],
+    )
+
+
+def proof_from_wire(wire: session_pb2.StateProof) -> tuple[bytes, StateProof]:
+    """The job digest, and the proof that a state was computed. Raises RemoteProtocolError."""
+    key = key_from_wire(wire.key)
+    if len(wire.draw_seed) not in (0, SECRET_BYTES):
+        raise RemoteProtocolError(f"draw seed: expected none or {SECRET_BYTES} bytes")
+    if len(wire.signers) > MAX_SILOS:
+        raise RemoteProtocolError(f"signers: expected at most {MAX_SILOS}, got {len(wire.signers)}")
+    signers: dict[str, StateSigner] = {}
+    for each in wire.signers:
+        _check_name(each.name)
+        if not 0 < len(each.certificate) <= MAX_BODY_BYTES or not 0 < len(each.signature) <= MAX_SIGNATURE_BYTES:
+            raise RemoteProtocolError("signers: a certificate or signature is missing or too long")
+        signers[each.name] = StateSigner(certificate=each.certificate, signature=each.signature)
+    proof = StateProof(
+        roster=signed_body_from_wire(wire.roster, max_bytes=MAX_ROSTER_BYTES),
+        round=key.round,
+        phase=key.phase,
+        attempt=key.attempt,
+        layout_digest=checked_digest(wire.layout_digest, what="layout digest"),
+        cohort_digest=checked_digest(wire.cohort_digest, what="cohort digest"),
+        survivors=_names_from_wire(wire.survivors),
+        parent_digest=checked_digest(wire.parent_digest, what="parent digest"),
+        sum_digest=checked_digest(wire.sum_digest, what="sum digest"),
+        next_digest=checked_digest(wire.next_digest, what="next digest"),
+        draw_seed=wire.draw_seed,
+        signers=signers,
+    )
+    return key.job_digest, proof
 
 
 def checked_digest(data: bytes, *, what: str) -> bytes:

@@ -84,6 +84,7 @@ class SiloMessage(_message.Message):
     UNMASK_SHARES_FIELD_NUMBER: _builtins.int
     RECOVERED_SEEDS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    NEXT_STATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -102,6 +103,8 @@ class SiloMessage(_message.Message):
     def recovered_seeds(self) -> _session_pb2.RecoveredSeeds: ...
     @_builtins.property
     def refused(self) -> _session_pb2.Refused: ...
+    @_builtins.property
+    def next_state(self) -> _session_pb2.NextState: ...
     def __init__(
         self,
         *,
@@ -114,12 +117,13 @@ class SiloMessage(_message.Message):
         unmask_shares: _session_pb2.UnmaskShares | None = ...,
         recovered_seeds: _session_pb2.RecoveredSeeds | None = ...,
         refused: _session_pb2.Refused | None = ...,
+        next_state: _session_pb2.NextState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "unmask_shares", b"unmask_shares"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "next_state", b"next_state", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "unmask_shares", b"unmask_shares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "unmask_shares", b"unmask_shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "next_state", b"next_state", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "unmask_shares", b"unmask_shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "advert", "shares", "complaint", "consistency", "unmask_shares", "recovered_seeds", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "advert", "shares", "complaint", "consistency", "unmask_shares", "recovered_seeds", "refused", "next_state"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -234,11 +238,16 @@ class PhaseTask(_message.Message):
     STATE_DIGEST_FIELD_NUMBER: _builtins.int
     STATE_BYTES_FIELD_NUMBER: _builtins.int
     SESSION_DIGEST_FIELD_NUMBER: _builtins.int
+    PROOFS_FIELD_NUMBER: _builtins.int
     state_digest: _builtins.bytes
     state_bytes: _builtins.int
     session_digest: _builtins.bytes
     @_builtins.property
     def key(self) -> _session_pb2.SessionKey: ...
+    @_builtins.property
+    def proofs(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.StateProof]:
+        """for a silo that did not compute the state"""
+
     def __init__(
         self,
         *,
@@ -246,10 +255,11 @@ class PhaseTask(_message.Message):
         state_digest: _builtins.bytes = ...,
         state_bytes: _builtins.int = ...,
         session_digest: _builtins.bytes = ...,
+        proofs: _abc.Iterable[_session_pb2.StateProof] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "session_digest", b"session_digest", "state_bytes", b"state_bytes", "state_digest", b"state_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "proofs", b"proofs", "session_digest", b"session_digest", "state_bytes", b"state_bytes", "state_digest", b"state_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -317,6 +327,7 @@ class CoordinatorMessage(_message.Message):
     SESSION_ENDED_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     JOB_ENDED_FIELD_NUMBER: _builtins.int
+    REVEALED_SUM_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -343,6 +354,8 @@ class CoordinatorMessage(_message.Message):
     def outcome(self) -> Global___PhaseOutcome: ...
     @_builtins.property
     def job_ended(self) -> Global___JobEnded: ...
+    @_builtins.property
+    def revealed_sum(self) -> _session_pb2.RevealedSum: ...
     def __init__(
         self,
         *,
@@ -359,12 +372,13 @@ class CoordinatorMessage(_message.Message):
         session_ended: _session_pb2.SessionEnded | None = ...,
         outcome: Global___PhaseOutcome | None = ...,
         job_ended: Global___JobEnded | None = ...,
+        revealed_sum: _session_pb2.RevealedSum | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cohort", b"cohort", "envelopes", b"envelopes", "heartbeat", b"heartbeat", "job", b"job", "job_ended", b"job_ended", "kind", b"kind", "outcome", b"outcome", "recover", b"recover", "roster", b"roster", "session_ended", b"session_ended", "signatures", b"signatures", "survivors", b"survivors", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cohort", b"cohort", "envelopes", b"envelopes", "heartbeat", b"heartbeat", "job", b"job", "job_ended", b"job_ended", "kind", b"kind", "outcome", b"outcome", "recover", b"recover", "revealed_sum", b"revealed_sum", "roster", b"roster", "session_ended", b"session_ended", "signatures", b"signatures", "survivors", b"survivors", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cohort", b"cohort", "envelopes", b"envelopes", "heartbeat", b"heartbeat", "job", b"job", "job_ended", b"job_ended", "kind", b"kind", "outcome", b"outcome", "recover", b"recover", "roster", b"roster", "session_ended", b"session_ended", "signatures", b"signatures", "survivors", b"survivors", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cohort", b"cohort", "envelopes", b"envelopes", "heartbeat", b"heartbeat", "job", b"job", "job_ended", b"job_ended", "kind", b"kind", "outcome", b"outcome", "recover", b"recover", "revealed_sum", b"revealed_sum", "roster", b"roster", "session_ended", b"session_ended", "signatures", b"signatures", "survivors", b"survivors", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "heartbeat", "roster", "job", "task", "cohort", "envelopes", "survivors", "signatures", "recover", "session_ended", "outcome", "job_ended"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "heartbeat", "roster", "job", "task", "cohort", "envelopes", "survivors", "signatures", "recover", "session_ended", "outcome", "job_ended", "revealed_sum"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -375,21 +389,22 @@ class DownloadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_DIGEST_FIELD_NUMBER: _builtins.int
-    STATE_DIGEST_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
-    state_digest: _builtins.bytes
+    digest: _builtins.bytes
+    """of a global state, or of the tagged part of a revealed sum"""
     offset: _builtins.int
     def __init__(
         self,
         *,
         job_digest: _builtins.bytes = ...,
-        state_digest: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
         offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_digest", b"job_digest", "offset", b"offset", "state_digest", b"state_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "job_digest", b"job_digest", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

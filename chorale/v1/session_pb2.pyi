@@ -257,6 +257,32 @@ class RecoveredSeeds(_message.Message):
 Global___RecoveredSeeds: _TypeAlias = RecoveredSeeds  # noqa: Y015
 
 @_typing.final
+class NextState(_message.Message):
+    """What the silo computed from the revealed sum."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___SessionKey: ...
+    @_builtins.property
+    def statement(self) -> Global___SignedBody: ...
+    def __init__(
+        self,
+        *,
+        key: Global___SessionKey | None = ...,
+        statement: Global___SignedBody | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "statement", b"statement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NextState: _TypeAlias = NextState  # noqa: Y015
+
+@_typing.final
 class Refused(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -436,3 +462,127 @@ class SessionEnded(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionEnded: _TypeAlias = SessionEnded  # noqa: Y015
+
+@_typing.final
+class RevealedSum(_message.Message):
+    """To every member of U2: what it needs to check the sum and to compute the next state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SURVIVORS_FIELD_NUMBER: _builtins.int
+    SIGNATURES_FIELD_NUMBER: _builtins.int
+    SUM_DIGEST_FIELD_NUMBER: _builtins.int
+    SELF_MASK_SEEDS_FIELD_NUMBER: _builtins.int
+    sum_digest: _builtins.bytes
+    """of the tagged part, which is downloaded"""
+    @_builtins.property
+    def key(self) -> Global___SessionKey: ...
+    @_builtins.property
+    def survivors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """U3"""
+
+    @_builtins.property
+    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedBody]:
+        """CONSISTENCY, of t survivors"""
+
+    @_builtins.property
+    def self_mask_seeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedSecret]:
+        """of b(v), v in U3; of the opening phase alone"""
+
+    def __init__(
+        self,
+        *,
+        key: Global___SessionKey | None = ...,
+        survivors: _abc.Iterable[_builtins.str] | None = ...,
+        signatures: _abc.Iterable[Global___SignedBody] | None = ...,
+        sum_digest: _builtins.bytes = ...,
+        self_mask_seeds: _abc.Iterable[Global___NamedSecret] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "self_mask_seeds", b"self_mask_seeds", "signatures", b"signatures", "sum_digest", b"sum_digest", "survivors", b"survivors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevealedSum: _TypeAlias = RevealedSum  # noqa: Y015
+
+@_typing.final
+class StateSigner(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    certificate: _builtins.bytes
+    """DER"""
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        certificate: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "name", b"name", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateSigner: _TypeAlias = StateSigner  # noqa: Y015
+
+@_typing.final
+class StateProof(_message.Message):
+    """That t named silos computed one state. Names and sizes follow from job and roster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
+    LAYOUT_DIGEST_FIELD_NUMBER: _builtins.int
+    COHORT_DIGEST_FIELD_NUMBER: _builtins.int
+    SURVIVORS_FIELD_NUMBER: _builtins.int
+    PARENT_DIGEST_FIELD_NUMBER: _builtins.int
+    SUM_DIGEST_FIELD_NUMBER: _builtins.int
+    NEXT_DIGEST_FIELD_NUMBER: _builtins.int
+    DRAW_SEED_FIELD_NUMBER: _builtins.int
+    SIGNERS_FIELD_NUMBER: _builtins.int
+    layout_digest: _builtins.bytes
+    cohort_digest: _builtins.bytes
+    parent_digest: _builtins.bytes
+    sum_digest: _builtins.bytes
+    next_digest: _builtins.bytes
+    draw_seed: _builtins.bytes
+    @_builtins.property
+    def key(self) -> Global___SessionKey: ...
+    @_builtins.property
+    def roster(self) -> Global___SignedBody: ...
+    @_builtins.property
+    def survivors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """U3"""
+
+    @_builtins.property
+    def signers(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSigner]: ...
+    def __init__(
+        self,
+        *,
+        key: Global___SessionKey | None = ...,
+        roster: Global___SignedBody | None = ...,
+        layout_digest: _builtins.bytes = ...,
+        cohort_digest: _builtins.bytes = ...,
+        survivors: _abc.Iterable[_builtins.str] | None = ...,
+        parent_digest: _builtins.bytes = ...,
+        sum_digest: _builtins.bytes = ...,
+        next_digest: _builtins.bytes = ...,
+        draw_seed: _builtins.bytes = ...,
+        signers: _abc.Iterable[Global___StateSigner] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "roster", b"roster"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cohort_digest", b"cohort_digest", "draw_seed", b"draw_seed", "key", b"key", "layout_digest", b"layout_digest", "next_digest", b"next_digest", "parent_digest", b"parent_digest", "roster", b"roster", "signers", b"signers", "sum_digest", b"sum_digest", "survivors", b"survivors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateProof: _TypeAlias = StateProof  # noqa: Y015

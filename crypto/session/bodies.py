@@ -29,7 +29,16 @@ from crypto.identity.certificates import (
 )
 from crypto.identity.roster import Roster
 from crypto.session.envelope import OVERHEAD_BYTES, PUBLIC_BYTES, SEED_BYTES
-from crypto.session.messages import Advert, Complaint, Consistency, Envelope, OwnShare, SessionTerms, Signable
+from crypto.session.messages import (
+    Advert,
+    Complaint,
+    Consistency,
+    Envelope,
+    NextState,
+    OwnShare,
+    SessionTerms,
+    Signable,
+)
 from crypto.session.shamir import SHARE_BYTES
 
 DIGEST_BYTES = 32
@@ -159,10 +168,15 @@ def check_consistency(signed: SignedBody, *, certificate: x509.Certificate, expe
     scope = f"consistency signature of {expected.sender}"
     if signed.body != body_of(expected):
         raise RemoteProtocolError(f"{scope}: made over another cohort or other sets", code=Refusal.SIGNATURES)
-    try:
-        check_signature(signed, purpose=expected.PURPOSE, certificate=certificate)
-    except RemoteProtocolError as error:
-        raise RemoteProtocolError(f"{scope}: {error}", code=Refusal.SIGNATURES) from None
+    _check_signed(signed, expected.PURPOSE, certificate, scope)
+
+
+def check_next_state(signed: SignedBody, *, certificate: x509.Certificate, expected: NextState) -> None:
+    """Compared and not parsed, as consistency signatures are. docs/protocol.md 5.10."""
+    scope = f"next state of {expected.sender}"
+    if signed.body != body_of(expected):
+        raise RemoteProtocolError(f"{scope}: another state, sum or session", code=Refusal.STATE)
+    _check_signed(signed, expected.PURPOSE, certificate, scope)
 
 
 def open_complaint(
@@ -178,6 +192,13 @@ def open_complaint(
     if (complaint.cohort_digest, complaint.sender) != (cohort_digest, sender):
         raise RemoteProtocolError(f"{scope}: signed for another cohort or silo")
     return complaint
+
+
+def _check_signed(signed: SignedBody, purpose: str, certificate: x509.Certificate, scope: str) -> None:
+    try:
+        check_signature(signed, purpose=purpose, certificate=certificate)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"{scope}: {error}", code=Refusal.SIGNATURES) from None
 
 
 def _values(message: Signable) -> list[encoding.Field]:

@@ -125,7 +125,28 @@ class Complaint:
     accused: str
 
 
-Signable: TypeAlias = Advert | Envelope | OwnShare | Consistency | Complaint
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextState:
+    """Signed. The global state that the sender computed itself from a sum that it checked.
+
+    parent_digest: of the state before. next_digest equals it where the sum was not applied. draw_seed: what
+    the state holds for the draw of `fraction`; empty where it holds none.
+    """
+
+    PURPOSE: ClassVar[str] = "next-state"
+
+    federation: str
+    session_digest: bytes
+    cohort_digest: bytes
+    sender: str
+    survivors: tuple[str, ...]  # U3
+    parent_digest: bytes
+    sum_digest: bytes  # of the tagged part of the sum
+    next_digest: bytes
+    draw_seed: bytes
+
+
+Signable: TypeAlias = Advert | Envelope | OwnShare | Consistency | Complaint | NextState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,3 +199,13 @@ class Signatures:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverRequest:
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevealedSum:
+    """What a member of U2 needs to check the sum. self_mask_seeds: b(v), v in U3, of the opening phase alone."""
+
+    survivors: tuple[str, ...]  # U3
+    signatures: Signatures
+    sum_digest: bytes
+    self_mask_seeds: dict[str, bytes] = field(repr=False)

@@ -56,40 +56,28 @@ class Transfer:
         self,
         stub: FederationStub,
         *,
-        cache: Path,
         metrics: SiloMetrics,
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._stub = stub
-        self._cache = cache
         self._metrics = metrics
         self._random = random
         self._sleep = sleep
         self._locks: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    async def download(self, *, job_digest: bytes, state_digest: bytes, size_bytes: int) -> Path:
-        """The file of that digest, from the cache where it is there already.
+    async def download(self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path) -> None:
+        """Have the file of that digest at `target`; what is there already is not fetched again.
 
         Raises RemoteProtocolError(code=STATE) for other or more bytes than announced.
         """
-        target = self._cache / f"{state_digest.hex()}.safetensors"
-        async with self._locks[state_digest]:
+        async with self._locks[digest]:
             if not target.exists():
                 part = target.with_suffix(".part")
-                request = pb.DownloadRequest(job_digest=job_digest, state_digest=state_digest)
+                request = pb.DownloadRequest(job_digest=job_digest, digest=digest)
                 await self._retried("download", lambda: self._fetch(request, part, size_bytes))
                 part.rename(target)
-        return target
-
-    def forget(self, *, keep: frozenset[bytes]) -> None:
-        """Delete cached global states except those."""
-        kept = {digest.hex() for digest in keep}
-        for path in self._cache.iterdir():
-            if path.stem not in kept:
-                path.unlink(missing_ok=True)
-        for digest in [each for each, lock in self._locks.items() if each not in keep and not lock.locked()]:
+        if not self._locks[digest].locked():
             del self._locks[digest]
 
     async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
@@ -112,7 +100,7 @@ class Transfer:
                 writing.put(partial(part.write, data))
                 transferred.inc(len(data))
             await writing.drain()
-            part.check(request.state_digest)
+            part.check(request.digest)
         finally:
             call.cancel()  # before what waits: what was refused may come without end, and is kept until then
             try:

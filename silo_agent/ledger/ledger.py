@@ -21,6 +21,7 @@ from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.identity.roster import Roster
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
+from silo_agent.ledger.known_states import KnownStates
 from silo_agent.ledger.migrations import MIGRATIONS
 from silo_agent.ledger.reveals import Decision, Reveals, RevealStatus
 from silo_agent.policy.policy import Policy
@@ -75,6 +76,10 @@ class Ledger:
         tell: called for every spend when it is durable and before a byte leaves.
         """
         return Budget(self._database, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
+
+    def known_states(self) -> KnownStates:
+        """The global states that this silo knows to be computed."""
+        return KnownStates(self._database)
 
     def data_sets(self) -> list[str]:
         """Every data set that an input was ever made of."""

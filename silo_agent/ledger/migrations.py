@@ -150,4 +150,46 @@ _OTHER_PHASE_NAMES: Migration = (
     """,
 )
 
-MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES)
+# States that silos compute themselves. A job of before has none: no silo continues it.
+_COMPUTED_STATES: Migration = (
+    """
+    CREATE TABLE known_states ( -- the newest of each job
+        job_digest BLOB NOT NULL PRIMARY KEY,
+        round INTEGER NOT NULL, -- of the phase that it is the outcome of: round, stage and number
+        stage INTEGER NOT NULL,
+        number INTEGER NOT NULL,
+        state_digest BLOB NOT NULL,
+        draw_seed BLOB NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE next_states ( -- what this silo signed as the outcome of a phase
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        body BLOB NOT NULL,
+        signature BLOB NOT NULL,
+        UNIQUE (job_digest, round, phase)
+    )
+    """,
+    """
+    CREATE TABLE sum_checks ( -- what checks the sum of an attempt; erased once a later state is known
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        attempt INTEGER NOT NULL,
+        sum_check BLOB NOT NULL, -- SumCheck
+        UNIQUE (job_digest, round, phase, attempt)
+    )
+    """,
+    """
+    CREATE TABLE bad_sums ( -- phases whose sum failed its check
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        UNIQUE (job_digest, round, phase)
+    )
+    """,
+)
+
+MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _COMPUTED_STATES)

@@ -9,7 +9,7 @@ Source: docs/protocol.md 7.8, 10.8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -40,11 +40,10 @@ class LocalState:
 
 
 class LocalStates:
-    """One folder of a silo. is_revealed: whether the ledger shows the phase revealed with this silo in U3."""
+    """One folder of a silo."""
 
-    def __init__(self, directory: Path, *, is_revealed: Callable[[PhaseKey], bool]) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._is_revealed = is_revealed
 
     def begin(self, job_digest: bytes) -> LocalState:
         """The job's state as it was taken over last.
@@ -75,15 +74,15 @@ class LocalStates:
         self._pending(key).unlink(missing_ok=True)
 
     def settle(self, key: PhaseKey, *, is_applied: bool) -> bool:
-        """The coordinator says that the phase has ended; whether the pending state was taken over.
+        """The phase has ended; whether the pending state was taken over.
 
-        Security: its word can hold the state where it is. To move it the ledger must agree, and what it moves
-        to was written before the input left.
+        is_applied: this silo computed what the sum did, and t silos signed that its input is in the sum.
+        Security: what the state moves to was written before the input left.
         """
         pending = self._pending(key)
         if not pending.exists():
             return False
-        if not (is_applied and self._is_revealed(key)):
+        if not is_applied:
             pending.unlink()
             return False
         pending.replace(self._file(key.job_digest))

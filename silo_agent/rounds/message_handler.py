@@ -25,17 +25,21 @@ from chorale.v1.session_pb2 import SessionKey
 from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity.certificates import Identity
 from crypto.masking.masks import Masker, Source
+from crypto.session.messages import RevealedSum
 from crypto.session.silo_session import SiloSession
 from crypto.session.silo_stages import LeftOut
 from silo_agent.ledger.reveals import Reveals
 from silo_agent.local_storage.local_state import LocalStates
+from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import PhaseEnd, SiloMetrics, phase_label
 from silo_agent.objective import Cancelled
 from silo_agent.rounds.input_cache import InputCache, PhaseName, Prepared, phase_name
 from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.phase_input import DataRefusal
+from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.session_handler import SESSION_MESSAGES, SessionHandler
+from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
 
 MAX_LOGGED_SILOS = 200
@@ -56,13 +60,13 @@ log = get_logger("silo_agent.rounds.message_handler")
 class Transfers(Protocol):
     """Global states down and masked vectors up, as silo_agent.connection.transfer has them."""
 
-    def download(self, *, job_digest: bytes, state_digest: bytes, size_bytes: int) -> Awaitable[Path]: ...
+    def download(
+        self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path
+    ) -> Awaitable[None]: ...
 
     def upload(
         self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int
     ) -> Coroutine[Any, Any, None]: ...
-
-    def forget(self, *, keep: frozenset[bytes]) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +107,9 @@ class MessageHandler:
         reveals: Reveals,
         inputs: InputCache,
         local: LocalStates,
+        chain: StateChain,
+        sums: RevealedSums,
+        files: StateFiles,
         transfers: Transfers,
         audit: AuditLog,
         metrics: SiloMetrics,
@@ -115,11 +122,15 @@ class MessageHandler:
         self._reveals = reveals
         self._inputs = inputs
         self._local = local
+        self._chain = chain
+        self._sums = sums
+        self._files = files
         self._transfers = transfers
         self._audit = audit
         self._metrics = metrics
         self._send = send
         self._tasks: dict[PhaseName, _RunningTask] = {}
+        self._summing: dict[PhaseKey, asyncio.Task[None]] = {}  # revealed sums that are being checked
         self._unapproved: dict[bytes, pb.PhaseTask] = {}
         self._last_outcome: dict[bytes, PhaseKey] = {}
         self._notes = 0
@@ -129,6 +140,7 @@ class MessageHandler:
                 SignedJob.from_wire(message.job.job), self._rosters.current
             ),
             "task": lambda message: self._on_task(message.task),
+            "revealed_sum": self._on_revealed_sum,
             "session_ended": self._on_session_ended,
             "outcome": self._on_outcome,
             "job_ended": self._on_job_ended,
@@ -163,6 +175,9 @@ class MessageHandler:
     async def close(self) -> None:
         """Stop everything; what the ledger holds is taken up by the next run."""
         ending = [task for each in self._tasks.values() for task in (each.preparation, each.upload) if task]
+        for task in self._summing.values():
+            task.cancel()
+        ending += self._summing.values()
         for running in self._tasks.values():
             running.end()
         self._tasks.clear()
@@ -182,6 +197,8 @@ class MessageHandler:
         digest = wire.checked_digest(message.job_ended.job_digest, what="job digest")
         for name in [name for name in self._tasks if name[0] == digest]:
             self._tasks.pop(name).end()
+        for key in [key for key in self._summing if key.job_digest == digest]:
+            self._summing.pop(key).cancel()
         self._inputs.drop_job(digest)
         self._checks.forget(digest)
         self._jobs.forget(digest)
@@ -247,9 +264,11 @@ class MessageHandler:
     async def _join(self, running: _RunningTask) -> None:
         key, task = running.key, running.task
         roster, job = self._checks.job(key, task)
+        await asyncio.to_thread(self._chain.accept, key, task, job)
+        path = self._files.state(task.state_digest)
         with tracing.span(Span.DOWNLOAD, key.job_digest, key.round, key):
-            path = await self._transfers.download(
-                job_digest=key.job_digest, state_digest=task.state_digest, size_bytes=task.state_bytes
+            await self._transfers.download(
+                job_digest=key.job_digest, digest=task.state_digest, size_bytes=task.state_bytes, target=path
             )
         terms, request = await asyncio.to_thread(self._checks.request, key, task, job, roster, path)
         computing = Span.TRAIN if key.kind == "train" else Span.COMPUTE
@@ -316,8 +335,11 @@ class MessageHandler:
         try:
             if prepared is None:
                 raise LocalProtocolError("session: a session from the ledger masks nothing")
-            # durable before the first byte leaves; raises PolicyRefusal where nothing may
+            # both durable before the first byte leaves; raise PolicyRefusal where nothing may
             await asyncio.to_thread(prepared.charge.spend)
+            assert running.session is not None  # it gave the masker
+            if (check := running.session.sum_check) is not None:
+                await asyncio.to_thread(self._chain.keep_check, check)
             total_bytes = prepared.encoder.layout.total_bytes
             with tracing.span(Span.UPLOAD, key.job_digest, key.round, key):
                 await self._transfers.upload(key, masker, prepared.encoder, total_bytes=total_bytes)
@@ -329,6 +351,31 @@ class MessageHandler:
         seconds = time.monotonic() - started
         self._metrics.mask_seconds.inc(seconds)
         log.info("masked vector sent", **_fields(key), bytes=total_bytes, seconds=round(seconds, 3))
+
+    # the end of a phase
+
+    def _on_revealed_sum(self, message: pb.CoordinatorMessage) -> None:
+        key = wire.key_from_wire(message.revealed_sum.key)
+        revealed = wire.from_coordinator(message)
+        assert isinstance(revealed, RevealedSum)
+        if key in self._summing:
+            return  # repeated after a reconnection; its answer is under way
+        answering = asyncio.get_running_loop().create_task(self._answer_sum(key, revealed))
+        self._summing[key] = answering
+        answering.add_done_callback(lambda _: self._summing.pop(key, None))
+
+    async def _answer_sum(self, key: PhaseKey, revealed: RevealedSum) -> None:
+        try:
+            with tracing.span(Span.APPLY, key.job_digest, key.round, key):
+                statement = await self._sums.answer(key, revealed)
+        except (PolicyRefusal, RemoteProtocolError) as error:
+            self._refuse(key, error)
+        except Exception as error:  # the disk may be full; the coordinator asks again
+            log.error("sum not answered", **_fields(key), error=type(error).__name__, reason=str(error))
+            self._refuse(key, PolicyRefusal("the sum could not be checked", code=Refusal.INTERNAL))
+        else:
+            self._send(wire.to_coordinator("next_state", statement, key))
+            self._forget_states()
 
     def _on_session_ended(self, message: pb.CoordinatorMessage) -> None:
         key = wire.key_from_wire(message.session_ended.key)
@@ -347,7 +394,6 @@ class MessageHandler:
         end = PhaseEnd.APPLIED if is_counted else PhaseEnd.LEFT_OUT
         if record.result != PhaseEnd.APPLIED.value:
             end = PhaseEnd.USED_UP
-        self._local.settle(key, is_applied=end is PhaseEnd.APPLIED)
         last = self._last_outcome.get(key.job_digest)
         if last is not None and (key == last or key.round < last.round):
             return  # repeated because this silo was away
@@ -391,9 +437,10 @@ class MessageHandler:
         )
 
     def _forget_states(self) -> None:
-        """Cached global states but those that a running task still reads."""
-        running = (each for each in self._tasks.values() if each.is_preparing)
-        self._transfers.forget(keep=frozenset(each.task.state_digest for each in running))
+        """Global states but those that a running task reads and the newest of each job."""
+        running = {each.task.state_digest for each in self._tasks.values() if each.is_preparing}
+        if not self._summing:  # else a sum is being downloaded, or a state written
+            self._files.keep_only(running | self._chain.newest(self._jobs.digests))
 
 
 def _fields(key: PhaseKey) -> dict[str, Any]:

@@ -71,6 +71,11 @@ class OfferedJobs:
         """Whether the job was offered in this run and has not ended."""
         return job_digest in self._signed
 
+    @property
+    def digests(self) -> frozenset[bytes]:
+        """Of the jobs that were offered in this run and have not ended."""
+        return frozenset(self._signed)
+
     def is_approved(self, job_digest: bytes) -> bool:
         return self._ledger.decision(job_digest) is Decision.APPROVED
 

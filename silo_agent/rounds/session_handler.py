@@ -16,6 +16,7 @@ from crypto.identity.certificates import SignedBody
 from crypto.masking.masks import Masker
 from crypto.session.messages import Cohort, Envelopes, RecoveredSeeds, Shares, UnmaskShares
 from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, SiloSession
+from crypto.session.sum_check import SumCheck
 from silo_agent.policy.policy import Policy
 
 SESSION_MESSAGES = frozenset({"cohort", "envelopes", "survivors", "signatures", "recover"})
@@ -35,6 +36,11 @@ class SessionHandler:
     @property
     def is_over(self) -> bool:
         return self._session.state in OVER
+
+    @property
+    def sum_check(self) -> SumCheck | None:
+        """What checks the sum, once the session masked; None where nothing of it is tagged."""
+        return self._session.sum_check
 
     def advertise(self) -> pb.SiloMessage:
         """The advert; repeated as it was when the coordinator asks for the phase again."""

@@ -300,7 +300,7 @@ async def test_silo_refuses_a_download(
     four: Rogue, cut: Callable[[bytes], Iterable[pb.Chunk]], code: Refusal, reason: str
 ) -> None:
     exchange = await honest(four)
-    four.serve = lambda silo, request: cut(four.states[request.state_digest][request.offset :])
+    four.serve = lambda silo, request: cut(four.states[request.digest][request.offset :])
     four.agents[VICTIM].tell(task=exchange.task)
     await four.agents[VICTIM].refuses(code, reason)
     four.check_nothing_left(exchange)

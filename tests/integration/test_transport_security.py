@@ -265,7 +265,7 @@ async def test_revoked_certificate_ends_the_open_stream_within_a_heartbeat(hub: 
 
 async def test_open_connection_outlives_no_revocation(hub: LocalFederation) -> None:
     """The TLS session stays up; each call over it looks at the roster of that moment."""
-    request = pb.DownloadRequest(job_digest=bytes(32), state_digest=bytes(32)).SerializeToString()
+    request = pb.DownloadRequest(job_digest=bytes(32), digest=bytes(32)).SerializeToString()
     method = "/chorale.v1.Federation/Download"
     async with dial(hub, files(hub.ceremony, Role.SILO, "silo-2")) as channel:
         code, _ = await call(channel, method, request)

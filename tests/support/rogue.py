@@ -333,7 +333,7 @@ class Rogue(Hub):
         )
 
     def chunks(self, silo: str, request: pb.DownloadRequest) -> Iterable[pb.Chunk]:
-        if rest := self.states[request.state_digest][request.offset :]:
+        if rest := self.states[request.digest][request.offset :]:
             yield pb.Chunk(offset=request.offset, data=rest)
 
     def _handlers(self) -> grpc.GenericRpcHandler:

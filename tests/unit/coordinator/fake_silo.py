@@ -160,7 +160,7 @@ class FakeSilo:
             self.say(pb.SiloMessage(refused=wire.refused_to_wire(self.refuse_with, key)))
             return
         chunks = self._stub.Download(
-            pb.DownloadRequest(job_digest=key.job_digest, state_digest=task.state_digest)
+            pb.DownloadRequest(job_digest=key.job_digest, digest=task.state_digest)
         )
         data = b"".join([chunk.data async for chunk in chunks])
         assert hashlib.sha256(data).digest() == task.state_digest

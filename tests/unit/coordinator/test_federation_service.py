@@ -161,7 +161,7 @@ async def test_download_of_a_job_that_does_not_name_the_silo_is_refused(make_hub
     await hub.start()
     digest = await hub.submit(silos=hub.names[:3])
     _, state = hub.job(silos=hub.names[:3])
-    request = pb.DownloadRequest(job_digest=digest, state_digest=hashlib.sha256(state).digest())
+    request = pb.DownloadRequest(job_digest=digest, digest=hashlib.sha256(state).digest())
     stub = await stub_of(hub, "silo-3")
     with pytest.raises(grpc.aio.AioRpcError, match="not a present state of a job of this silo") as raised:
         await anext(aiter(stub.Download(request)))

@@ -1,0 +1,197 @@
+"""The end of a phase at a silo: check the revealed sum, compute the next global state, sign it.
+
+Nothing here trusts the coordinator: which silos are in the sum says t signatures, that it is their sum says
+the check, and what follows from it says the method's own server step. Source: docs/protocol.md 5.9, 5.10, 7.9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from chorale.job import Job
+from chorale.observability.logs import get_logger
+from chorale.runtime.audit import AuditLog
+from chorale.spec.state import GlobalState, state_from_file
+from chorale.transport.wire import PhaseKey
+from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.fixed_point.layout import Layout
+from crypto.fixed_point.stored_sum import StoredSum
+from crypto.identity.certificates import Identity, SignedBody
+from crypto.session import bodies
+from crypto.session.messages import NextState, RevealedSum
+from crypto.session.sum_check import SumCheck
+from silo_agent.ledger.known_states import KnownState, KnownStates, Position
+from silo_agent.local_storage.local_state import LocalStates
+from silo_agent.local_storage.state_files import StateFiles
+from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.rosters import Rosters
+from strategies.base import DRAW_SEED
+
+MAX_BAD_SUMS = 1  # phases of a job whose sum may fail its check before the job is suspended
+
+log = get_logger("silo_agent.rounds.revealed_sums")
+
+
+class Downloads(Protocol):
+    """silo_agent.connection.transfer has it."""
+
+    def download(
+        self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path
+    ) -> Awaitable[None]: ...
+
+
+class RevealedSums:
+    """Answers revealed sums; the same sum always gets the same answer, also after a restart."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        jobs: OfferedJobs,
+        rosters: Rosters,
+        known: KnownStates,
+        files: StateFiles,
+        local: LocalStates,
+        downloads: Downloads,
+        audit: AuditLog,
+    ) -> None:
+        self._identity = identity
+        self._jobs = jobs
+        self._rosters = rosters
+        self._known = known
+        self._files = files
+        self._local = local
+        self._downloads = downloads
+        self._audit = audit
+
+    async def answer(self, key: PhaseKey, revealed: RevealedSum) -> SignedBody:
+        """This silo's statement on the phase, durable before it is returned.
+
+        Raises PolicyRefusal or RemoteProtocolError: code SUM where the sum is not that of the named silos,
+        which the second time suspends the job here.
+        """
+        job = self._jobs.approved(key.job_digest, self._rosters.current)
+        if (signed := self._known.signed(key)) is not None:
+            return signed
+        check = self._known.check_of(key)
+        if check is None:
+            raise RemoteProtocolError("revealed sum: this silo has no part in it", code=Refusal.STAGE)
+        check.check_survivors(revealed.survivors, revealed.signatures)
+        try:
+            return await self._answer(key, revealed, job, check)
+        except RemoteProtocolError as error:
+            if error.code is Refusal.SUM:
+                self._note_bad_sum(key, str(error))
+            raise
+
+    async def _answer(self, key: PhaseKey, revealed: RevealedSum, job: Job, check: SumCheck) -> SignedBody:
+        before = self._files.state(check.state_digest)
+        if not before.exists():
+            raise PolicyRefusal("revealed sum: the global state before it is not here", code=Refusal.STATE)
+        state = await asyncio.to_thread(state_from_file, before)
+        layout = job.layout(key, state, check.members)
+        if layout.digest != check.layout_digest or layout.tagged is None:
+            raise RemoteProtocolError("revealed sum: of another layout", code=Refusal.TERMS)
+        path = self._files.sum(revealed.sum_digest)
+        await self._downloads.download(
+            job_digest=key.job_digest,
+            digest=revealed.sum_digest,
+            size_bytes=layout.tagged.total_bytes,
+            target=path,
+        )
+        try:
+            result = await asyncio.to_thread(
+                self._computed, job, key, state, path, layout=layout.tagged, check=check, revealed=revealed
+            )
+        finally:
+            path.unlink(missing_ok=True)  # the state that follows from it is kept
+        return self._settled(key, revealed, check, result)
+
+    def _computed(
+        self,
+        job: Job,
+        key: PhaseKey,
+        state: GlobalState,
+        path: Path,
+        *,
+        layout: Layout,
+        check: SumCheck,
+        revealed: RevealedSum,
+    ) -> _NextState:
+        """The next global state, on disk. Blocks. Raises RemoteProtocolError(code=SUM) for a false sum."""
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
+            with memoryview(stream) as data:
+                check.check_sum(data, layout, revealed.survivors)
+        seeds = None
+        if key.phase == job.opening and job.spec.fraction < 1.0:
+            check.check_self_mask_seeds(revealed.self_mask_seeds, revealed.survivors)
+            seeds = revealed.self_mask_seeds
+        result = job.next_state(
+            key.phase,
+            job.context(key, state, check.members),
+            StoredSum(path, layout=layout),
+            survivors=len(revealed.survivors),
+            self_mask_seeds=seeds,
+        )
+        following = state if result.state is None else result.state
+        return _NextState(
+            digest=check.state_digest if following is state else self._files.put(following),
+            draw_seed=following[DRAW_SEED].tobytes() if DRAW_SEED in following else b"",
+            is_applied=result.state is not None,
+            position=job.position(key.round, key.phase),
+        )
+
+    def _settled(
+        self, key: PhaseKey, revealed: RevealedSum, check: SumCheck, following: _NextState
+    ) -> SignedBody:
+        said = NextState(
+            federation=check.federation,
+            session_digest=check.session_digest,
+            cohort_digest=check.cohort_digest,
+            sender=check.name,
+            survivors=revealed.survivors,
+            parent_digest=check.state_digest,
+            sum_digest=revealed.sum_digest,
+            next_digest=following.digest,
+            draw_seed=following.draw_seed,
+        )
+        signed = bodies.sign(self._identity, said)
+        newest = KnownState(
+            position=following.position, state_digest=following.digest, draw_seed=following.draw_seed
+        )
+        self._known.sign(key, signed, newest)
+        # t silos signed that this silo's input is in the sum, whose effect it knows
+        self._local.settle(key, is_applied=following.is_applied and check.name in revealed.survivors)
+        log.info(
+            "next state computed",
+            job=key.job_digest.hex()[:12],
+            round=key.round,
+            phase=key.phase,
+            applied=following.is_applied,
+            state=following.digest.hex()[:12],
+        )
+        return signed
+
+    def _note_bad_sum(self, key: PhaseKey, reason: str) -> None:
+        """It cannot be said who lied: a silo that sent false tags, or the coordinator."""
+        count = self._known.note_bad_sum(key)
+        self._audit.append(
+            "sum_refused", job=key.job_digest.hex(), round=key.round, phase=key.phase, reason=reason
+        )
+        if count > MAX_BAD_SUMS:
+            self._jobs.suspend(key.job_digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NextState:
+    """Of a phase that is over. is_applied: whether the sum changed anything, or may have."""
+
+    digest: bytes
+    draw_seed: bytes
+    is_applied: bool
+    position: Position

@@ -1,0 +1,94 @@
+"""Which global state a phase may run on: the newest that this silo knows to be computed, or one that is proven.
+
+The coordinator names a state by its digest and chooses nothing by it. Source: docs/protocol.md 7.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cryptography import x509
+
+from chorale.job import Job
+from chorale.transport import wire
+from chorale.transport.wire import PhaseKey
+from chorale.v1 import federation_pb2 as pb
+from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.identity.roster import read_roster
+from crypto.session.statements import StateProof
+from crypto.session.sum_check import SumCheck
+from silo_agent.ledger.known_states import FIRST, KnownState, KnownStates
+
+MAX_PROOFS = 2  # of the opening phase, and of the newest state
+
+
+class StateChain:
+    """Accepts the states of tasks, one after the other and never back."""
+
+    def __init__(self, *, known: KnownStates, authority: x509.Certificate) -> None:
+        self._known = known
+        self._authority = authority
+
+    def accept(self, key: PhaseKey, task: pb.PhaseTask, job: Job) -> None:
+        """The task's state is the newest known one, or becomes it. Durable on return.
+
+        Raises PolicyRefusal or RemoteProtocolError(code=STATE, ROSTER or SIGNATURES).
+        """
+        for proof in _proofs(task, job):
+            self._accept_proof(job, proof, task.state_digest)
+        state = self._known.newest(job.digest)
+        if state is None:
+            state = KnownState(
+                position=FIRST, state_digest=bytes.fromhex(job.spec.initial_state or ""), draw_seed=b""
+            )
+        if task.state_digest != state.state_digest:
+            raise RemoteProtocolError(
+                f"job {job.id} round {key.round} {key.phase}: a global state that no silo is known to have "
+                "computed",
+                code=Refusal.STATE,
+            )
+        if job.position(key.round, key.phase) <= state.position:
+            raise PolicyRefusal(
+                f"job {job.id} round {key.round} {key.phase}: the outcome of this or a later phase is known",
+                code=Refusal.STATE,
+            )
+        self._known.accept(job.digest, state)
+
+    def keep_check(self, check: SumCheck) -> None:
+        """Before the first byte of y(u) leaves."""
+        self._known.keep_check(check)
+
+    def newest(self, job_digests: Iterable[bytes]) -> set[bytes]:
+        """Digests of the newest known states of these jobs."""
+        newest = (self._known.newest(job_digest) for job_digest in job_digests)
+        return {state.state_digest for state in newest if state is not None}
+
+    def _accept_proof(self, job: Job, proof: StateProof, state_digest: bytes) -> None:
+        known = self._known.newest(job.digest)
+        try:
+            position = job.position(proof.round, proof.phase)
+            if known is not None and position <= known.position:
+                return  # sent to several silos, of which this one knows more
+            roster = read_roster(
+                proof.roster, authority=self._authority, federation=job.spec.federation
+            )
+            names = job.named(roster, proof.round, job.names_everyone(proof.phase))
+            proof.check(
+                job_digest=job.digest, roster=roster, names=names, rule=job.spec.rule(len(names))
+            )
+        except ConfigError as error:
+            raise RemoteProtocolError(f"proof of a state: {error}", code=Refusal.STATE) from None
+        proven = KnownState(position=position, state_digest=proof.next_digest, draw_seed=proof.draw_seed)
+        self._known.accept(job.digest, proven)
+
+
+def _proofs(task: pb.PhaseTask, job: Job) -> Sequence[StateProof]:
+    if len(task.proofs) > MAX_PROOFS:
+        raise RemoteProtocolError(f"task: expected at most {MAX_PROOFS} proofs, got {len(task.proofs)}")
+    proofs = []
+    for message in task.proofs:
+        job_digest, proof = wire.proof_from_wire(message)
+        if job_digest != job.digest:
+            raise RemoteProtocolError("task: the proof is of another job", code=Refusal.STATE)
+        proofs.append(proof)
+    return proofs
