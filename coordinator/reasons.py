@@ -14,6 +14,7 @@ class FailureReason(StrEnum):
     PROVEN_LIAR = "proven-liar"
     TRAIN_HARD_CAP = "train-hard-cap"
     UNMASK_HARD_CAP = "unmask-hard-cap"
+    TOO_FEW_STATEMENTS = "too-few-statements"
     MIN_WEIGHT = "min-weight"
     NO_DATA = "no-data"
     ROSTER = "roster"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from chorale.observability.logs import get_logger
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
+from chorale.v1.session_pb2 import StateProof
 from coordinator.jobs.aggregate import MaskedSum
 from coordinator.jobs.deadlines import StageDeadlines, StageLimits
 from coordinator.phase_machine import PhaseEvent, PhaseState
@@ -208,8 +209,10 @@ class AttemptRunner:
 
     # the stages
 
-    async def collect_adverts(self, task: pb.PhaseTask) -> None:
+    async def collect_adverts(self, task: pb.PhaseTask, proofs: Sequence[StateProof]) -> None:
         """Until every awaited silo adverted or refused, or the deadline passed with enough of them.
+
+        proofs: that the task's state was computed, for silos that did not sign the newest of them.
 
         While fewer than needed are there it keeps waiting up to the hard cap: no attempt is used.
         """
@@ -220,7 +223,11 @@ class AttemptRunner:
         ]
         deadline, hard_cap = self._spec.train_deadline_seconds, self._spec.train_hard_cap_seconds
         limits = replace(self._stage_limits, deadline=deadline, hard_cap=hard_cap)
-        self._begin_stage(dict.fromkeys(candidates, pb.CoordinatorMessage(task=task)), limits)
+        signers = {signer.name for signer in proofs[-1].signers} if proofs else set()
+        bare, proven = pb.CoordinatorMessage(task=task), pb.CoordinatorMessage(task=task)
+        proven.task.proofs.extend(proofs)
+        tasks = {silo: bare if silo in signers else proven for silo in candidates}
+        self._begin_stage(tasks, limits)
         has_enough = False
         while True:
             self._news.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from chorale.job import Job, open_job
 from chorale.observability import tracing
@@ -16,8 +17,9 @@ from chorale.observability.tracing import Span
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
+from coordinator.jobs.agreement import KINDS as AGREEMENT_MESSAGES
 from coordinator.jobs.attempt_runner import SESSION_MESSAGES, AttemptRunner
-from coordinator.jobs.phase_runner import PhaseRunner
+from coordinator.jobs.phase_runner import PhaseRunner, RevealedFile
 from coordinator.jobs.sequence import (
     BudgetSpent,
     JobFailed,
@@ -48,6 +50,7 @@ class JobRunner:
         self._offer = pb.CoordinatorMessage(job=pb.JobOffer(job=job.signed.to_wire()))
         self._phase: PhaseRunner | None = None
         self._present_states: list[bytes] = []  # of this phase and the one before
+        self._revealed: RevealedFile | None = None  # kept for silos that are slower than t others
         self._history = PhaseHistory(resources.store, job.digest)
         self._resume_seconds = RESUME_SECONDS
         self._going = asyncio.Event()
@@ -104,6 +107,8 @@ class JobRunner:
         ended = pb.JobEnded(job_digest=self.job.digest, status=status.value, reason=reason)
         self._resources.attendance.send_all(self.job.spec.silos, pb.CoordinatorMessage(job_ended=ended))
         self._resources.metrics.drop_checkpoint(self.job.id)
+        if self._revealed is not None:
+            self._revealed.path.unlink(missing_ok=True)
         log.info("job ended", job=self.job.id, status=status.value, reason=reason)
         self._tell_progress("")
 
@@ -121,9 +126,20 @@ class JobRunner:
             raise RemoteProtocolError("session: no such attempt is running for this silo", code=Refusal.STAGE)
         return attempt
 
-    def may_download(self, silo: str, state_digest: bytes) -> bool:
-        """The job's present state and the one before it, for the job's own silos."""
-        return silo in self.job.spec.silos and state_digest in self._present_states
+    def download(self, silo: str, digest: bytes) -> Path:
+        """A file for the job's own silos: its present state, the one before it, or the newest revealed sum.
+
+        Raises RemoteProtocolError for anything else.
+        """
+        revealed = self._revealed if self._phase is None else self._phase.revealed or self._revealed
+        if silo in self.job.spec.silos:
+            if digest in self._present_states:
+                return self._resources.checkpoints.path(self.job.digest, digest)
+            if revealed is not None and digest == revealed.digest:
+                return revealed.path
+        raise RemoteProtocolError(
+            "download: not a present state or sum of a job of this silo", code=Refusal.NOT_NAMED
+        )
 
     def on_connected(self, silo: str) -> None:
         """The silo is offered the job. It, or the coordinator, may have missed how the last phase ended, and
@@ -137,6 +153,8 @@ class JobRunner:
             self._resources.attendance.send(silo, message)
         if self.attempt is not None:
             self.attempt.on_connected(silo)
+        if self._phase is not None and self._phase.agreement is not None:
+            self._phase.agreement.on_connected(silo)
 
     def on_lost(self, silo: str) -> None:
         """The silo is waited for `reconnect_grace_seconds` from now."""
@@ -149,6 +167,11 @@ class JobRunner:
     def on_message(self, silo: str, message: pb.SiloMessage) -> None:
         """Goes to the attempt that it names; one that names no running attempt comes too late."""
         attempt, kind = self.attempt, message.WhichOneof("kind")
+        agreement = None if self._phase is None else self._phase.agreement
+        if agreement is not None and kind in AGREEMENT_MESSAGES:
+            if getattr(message, kind).key == wire.key_to_wire(agreement.key):
+                agreement.on_message(silo, message)
+            return
         if attempt is None or silo not in self.job.spec.silos:
             return
         key = wire.key_to_wire(attempt.key)
@@ -187,6 +210,7 @@ class JobRunner:
             record = await runner.run()
         finally:
             self._phase = None
+            self._keep_sum(runner.revealed)
         message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
         self._resources.attendance.send_all(self.job.spec.silos, message)
         completed = completed_rounds(self._resources.store, self.job)
@@ -199,6 +223,14 @@ class JobRunner:
         self._on_change()
         if runner.ends_job:
             raise self._refused(record)
+
+    def _keep_sum(self, revealed: RevealedFile | None) -> None:
+        """Of the newest phase that moved the state; silos that were slower still compute it themselves."""
+        if revealed is None:
+            return
+        if self._revealed is not None and self._revealed.path != revealed.path:
+            self._revealed.path.unlink(missing_ok=True)
+        self._revealed = revealed
 
     def _begin(self, round: int, phase: str) -> PhaseRow:
         """The phase's row. Phases of a round share the roster of its first one. Raises JobFailed where the

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chorale.job import Job
@@ -23,7 +23,8 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint, sitting_out
-from coordinator.jobs.aggregate import MaskedSum, StoredSum, unmask_stored
+from coordinator.jobs.aggregate import MaskedSum, unmask_stored
+from coordinator.jobs.agreement import Agreement
 from coordinator.jobs.attempt_runner import AttemptFailed, AttemptRunner
 from coordinator.metrics import AttemptResult
 from coordinator.phase_machine import RETRYABLE, PhaseEvent, PhaseMachine, PhaseState
@@ -32,18 +33,39 @@ from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool
 from coordinator.storage.store import Absence, PhaseRow
 from crypto.errors import ConfigError, RemoteProtocolError
+from crypto.fixed_point.stored_sum import StoredSum, store_tagged
 from crypto.identity.roster import Roster
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import SessionTerms
+from crypto.session.session_record import SessionRecord
+from crypto.session.statements import StateProof
 from strategies.base import PhaseResult
 
 log = get_logger("coordinator.jobs.phase_runner")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevealedFile:
+    """The tagged part of a revealed sum on disk. digest: SHA-256 of the file."""
+
+    digest: bytes
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Following:
+    """What a revealed sum leads to. digest: of the global state after it. draw_seed: what that holds."""
+
+    result: PhaseResult
+    digest: bytes
+    draw_seed: bytes = b""
 
 
 class PhaseRunner:
     """Runs one phase to its end.
 
     `attempt` is the current session, if there is one; `ends_job` whether silos refused the whole job.
+    `agreement` is where silos sign the next state; `revealed` the part of the sum that they fetch for it.
     away_since: the connectivity of the job's silos, kept up to date by its runner. complaints_before: those
     of the phase before.
     """
@@ -59,6 +81,8 @@ class PhaseRunner:
         on_progress: Callable[[str], None],
     ) -> None:
         self.attempt: AttemptRunner | None = None
+        self.agreement: Agreement | None = None
+        self.revealed: RevealedFile | None = None
         self.ends_job = False
         self._resources = resources
         self._job = job
@@ -88,10 +112,8 @@ class PhaseRunner:
                 log.warning("phase not possible", reason=str(error), **self._scope)
                 reason = FailureReason.ROSTER
             else:
-                terms = self._terms(roster, state)
                 with self._span(Span.APPLY):
-                    result, digest = await asyncio.to_thread(self._next_state, terms, state)
-                return self._end(result, digest, [quantity.name for quantity in terms.layout.quantities])
+                    return await self._apply(roster, state)
             return self._end(PhaseResult(state=None, reason=reason.value), self._row.state_digest, [])
 
     # attempts
@@ -125,6 +147,7 @@ class PhaseRunner:
             state_bytes=self._resources.checkpoints.path(self._job.digest, terms.state_digest).stat().st_size,
             session_digest=terms.digest(),
         )
+        proofs = self._resources.store.proofs(self._job.digest)
         session = CoordinatorSession(
             terms=terms, roster=roster, authority=self._resources.authority, now=self._resources.clock.now()
         )
@@ -133,7 +156,7 @@ class PhaseRunner:
         try:
             with SessionSpool(uploads, total_bytes=terms.layout.total_bytes) as spool:
                 with self._span(Span.WAITING):
-                    await attempt.collect_adverts(task)
+                    await attempt.collect_adverts(task, proofs)
                 with self._span(Span.SHARE):
                     await attempt.share()
                 with self._span(Span.MASKED):
@@ -226,31 +249,100 @@ class PhaseRunner:
 
     # the end
 
-    def _next_state(self, terms: SessionTerms, state: GlobalState) -> tuple[PhaseResult, bytes]:
+    async def _apply(self, roster: Roster, state: GlobalState) -> records_pb2.PhaseRecord:
+        """What the stored sum does, once t silos have computed the same."""
+        terms = self._terms(roster, state)
+        quantities = [quantity.name for quantity in terms.layout.quantities]
+        record = SessionRecord.from_bytes(self._row.session or b"")
+        following = await asyncio.to_thread(self._next_state, terms, state, record)
+        if self.revealed is None:
+            return self._end(following.result, following.digest, quantities)
+        unsigned = StateProof(
+            roster=roster.signed,
+            round=terms.round,
+            phase=terms.phase,
+            attempt=terms.attempt,
+            layout_digest=terms.layout.digest,
+            cohort_digest=record.cohort_digest,
+            survivors=record.survivors,
+            parent_digest=terms.state_digest,
+            sum_digest=self.revealed.digest,
+            next_digest=following.digest,
+            draw_seed=following.draw_seed,
+            signers={},
+        )
+        self.agreement = Agreement(
+            resources=self._resources,
+            key=self._key,
+            record=record,
+            unsigned=unsigned,
+            self_mask_seeds=self._self_mask_seeds() or {},
+            on_progress=self._tell_progress,
+        )
+        try:
+            proof = await self.agreement.run()
+        except AttemptFailed as failure:
+            self._fail_attempt(failure.reason)
+            lost = PhaseResult(state=None, figures=following.result.figures, reason=failure.reason.value)
+            return self._end(lost, self._row.state_digest, quantities)
+        finally:
+            self.agreement = None
+        return self._end(following.result, following.digest, quantities, proof=proof)
+
+    def _next_state(
+        self, terms: SessionTerms, state: GlobalState, record: SessionRecord
+    ) -> _Following:
         """Write what the stored sum does to the global state. To do it twice changes nothing: the
         checkpoint is named by its digest, and one transaction ends the phase."""
-        sums = StoredSum(self._sum_path("revealed"), layout=terms.layout)
         context = self._job.context(self._key, state, len(terms.names))
-        assert self._row.cohort is not None  # stored with the masked sum
-        result = self._job.apply(self._row.phase, context, sums, survivors=len(self._row.cohort))
-        del sums  # its pages, before the next state is written
+        sums = StoredSum(self._sum_path("revealed"), layout=terms.layout)
+        figures = dict(self._job.figures(self._row.phase, context, sums))
         if any(quantity.noise is not None for quantity in terms.layout.quantities):
-            wrap = {"wrap_probability": terms.layout.wrap_probability}
-            result = replace(result, figures={**result.figures, **wrap})
-        if result.state is None or result.state is state:
-            return result, self._row.state_digest
-        digest = self._resources.checkpoints.put(self._job.digest, result.state)
-        return replace(result, state={}), digest  # it is on disk: the next phase need not hold it
+            figures["wrap_probability"] = terms.layout.wrap_probability
+        if terms.layout.tagged is None:
+            return _Following(result=PhaseResult(state={}, figures=figures), digest=self._row.state_digest)
+        path = self._sum_path("tagged")
+        sum_digest = store_tagged(self._sum_path("revealed"), path, layout=terms.layout)
+        self.revealed = RevealedFile(digest=sum_digest, path=path)
+        del sums  # its pages, before the next state is written
+        result = self._job.next_state(
+            self._row.phase,
+            context,
+            StoredSum(path, layout=terms.layout.tagged),
+            survivors=len(record.survivors),
+            self_mask_seeds=self._self_mask_seeds(),
+        )
+        result = replace(result, figures={**result.figures, **figures})
+        following, digest = result.state or state, self._row.state_digest
+        if following is not state:
+            digest = self._resources.checkpoints.put(self._job.digest, following)
+        return _Following(
+            # it is on disk: the next phase need not hold it
+            result=replace(result, state=None if result.state is None else {}),
+            digest=digest,
+            draw_seed=draw_seed_in(following),
+        )
 
     def _end(
-        self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]
+        self,
+        result: PhaseResult,
+        state_digest: bytes,
+        quantities: Sequence[str],
+        *,
+        proof: StateProof | None = None,
     ) -> records_pb2.PhaseRecord:
         """Store how the phase ended, then remove its sums and report it: a process that crashes in between
         leaves sums that the next start removes."""
         is_applied = result.state is not None
         self._machine.advance(PhaseEvent.SUM_APPLIED if is_applied else PhaseEvent.GIVEN_UP)
         record = self._record(result, state_digest, quantities)
-        self._resources.store.end_phase(self._row.sequence, state=self._machine.state, record=record)
+        record.verified_by = 0 if proof is None else len(proof.signers)
+        self._resources.store.end_phase(
+            self._row.sequence,
+            state=self._machine.state,
+            record=record,
+            proof=None if proof is None else wire.proof_to_wire(proof, self._job.digest),
+        )
         self._log_stage()
         for name in ("masked", "revealed"):
             self._sum_path(name).unlink(missing_ok=True)

@@ -102,23 +102,18 @@ class FederationService:
             await abort(context, FAREWELL_CODES[connection.farewell.why], connection.farewell.sentence)
 
     async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[Chunk]:
-        """The bytes of a global state, from an offset on."""
+        """The bytes of a global state or of a revealed sum, from an offset on."""
         caller = caller_of(context)
         async with errors_as_codes(context):
             runner = self._job_manager.runner(wire.checked_digest(request.job_digest, what="job digest"))
-            digest = wire.checked_digest(request.state_digest, what="state digest")
-            if not runner.may_download(caller.member.name, digest):
-                raise RemoteProtocolError(
-                    "download: not a present state of a job of this silo", code=Refusal.NOT_NAMED
-                )
-            path = self._resources.checkpoints.path(request.job_digest, digest)
+            path = runner.download(caller.member.name, wire.checked_digest(request.digest, what="digest"))
             sent = self._resources.metrics.sent_bytes.labels(kind=Transfer.DOWNLOAD.value)
-            offset, state_bytes = request.offset, path.stat().st_size
-            if offset > state_bytes:
-                raise RemoteProtocolError("download: the offset is beyond the end of the state")
+            offset, total_bytes = request.offset, path.stat().st_size
+            if offset > total_bytes:
+                raise RemoteProtocolError("download: the offset is beyond the end of the file")
             with path.open("rb", buffering=0) as file:
                 pieces = Pieces(file, size=wire.CHUNK_BYTES)
-                while offset < state_bytes and (data := await pieces.at(offset)):
+                while offset < total_bytes and (data := await pieces.at(offset)):
                     yield Chunk(offset, data)  # framed before the next piece is read
                     offset += len(data)
                     sent.inc(len(data))

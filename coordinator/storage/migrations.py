@@ -87,4 +87,18 @@ _OTHER_PHASE_NAMES: Migration = (
     """,
 )
 
-MIGRATIONS = (_FIRST, _OTHER_PHASE_NAMES)
+# Silos compute the states themselves: none continues a job whose states they did not.
+_COMPUTED_STATES: Migration = (
+    """
+    CREATE TABLE state_proofs ( -- that t silos computed the state that a phase led to
+        phase INTEGER NOT NULL PRIMARY KEY REFERENCES phases (sequence),
+        proof BLOB NOT NULL -- chorale.v1.StateProof
+    )
+    """,
+    """
+    UPDATE jobs SET status = 'failed', reason = 'the coordinator was upgraded: submit the job again'
+    WHERE status IN ('running', 'paused')
+    """,
+)
+
+MIGRATIONS = (_FIRST, _OTHER_PHASE_NAMES, _COMPUTED_STATES)

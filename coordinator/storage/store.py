@@ -17,7 +17,7 @@ from google.protobuf import json_format
 
 from chorale.job import SignedJob
 from chorale.runtime.database import Database
-from chorale.v1 import records_pb2
+from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint
 from coordinator.phase_machine import ENDED, PhaseState
 from coordinator.storage.migrations import MIGRATIONS
@@ -258,8 +258,15 @@ class Store:
                 (PhaseState.REVEALED, upload_bytes, sequence),
             )
 
-    def end_phase(self, sequence: int, *, state: PhaseState, record: records_pb2.PhaseRecord) -> None:
-        """One transaction: the phase's result, its record and the job's new state, once."""
+    def end_phase(
+        self,
+        sequence: int,
+        *,
+        state: PhaseState,
+        record: records_pb2.PhaseRecord,
+        proof: session_pb2.StateProof | None = None,
+    ) -> None:
+        """One transaction: the phase's result, its record, the job's new state and its proof, once."""
         if state not in ENDED:
             raise LocalProtocolError(f"store: a phase does not end in state {state.value}")
         with self._database.transaction() as connection:
@@ -273,6 +280,22 @@ class Store:
             connection.execute(
                 "UPDATE jobs SET state_digest = ? WHERE digest = ?", (record.state_digest, row.job)
             )
+            if proof is not None:
+                connection.execute(
+                    "INSERT INTO state_proofs (phase, proof) VALUES (?, ?)",
+                    (sequence, proof.SerializeToString()),
+                )
+
+    def proofs(self, job: bytes) -> list[session_pb2.StateProof]:
+        """Of the job's phases that moved its state: the first and the newest; one where they are the same."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT proof FROM state_proofs JOIN phases ON phase = sequence"
+                " WHERE job = ? ORDER BY sequence",
+                (job,),
+            ).fetchall()
+        ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
+        return [session_pb2.StateProof.FromString(row["proof"]) for row in ends]
 
     def add_absences(self, sequence: int, attempt: int, absences: Sequence[Absence]) -> None:
         with self._database.transaction() as connection:

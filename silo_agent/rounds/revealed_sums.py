@@ -164,9 +164,10 @@ class RevealedSums:
         newest = KnownState(
             position=following.position, state_digest=following.digest, draw_seed=following.draw_seed
         )
-        self._known.sign(key, signed, newest)
-        # t silos signed that this silo's input is in the sum, whose effect it knows
+        # t silos signed that this silo's input is in the sum, whose effect it knows; before the outcome is
+        # recorded, because what is recorded is not computed again after a crash
         self._local.settle(key, is_applied=following.is_applied and check.name in revealed.survivors)
+        self._known.sign(key, signed, newest)
         log.info(
             "next state computed",
             job=key.job_digest.hex()[:12],

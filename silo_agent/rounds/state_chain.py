@@ -18,6 +18,7 @@ from crypto.identity.roster import read_roster
 from crypto.session.statements import StateProof
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.known_states import FIRST, KnownState, KnownStates
+from silo_agent.local_storage.local_state import LocalStates
 
 MAX_PROOFS = 2  # of the opening phase, and of the newest state
 
@@ -25,8 +26,12 @@ MAX_PROOFS = 2  # of the opening phase, and of the newest state
 class StateChain:
     """Accepts the states of tasks, one after the other and never back."""
 
-    def __init__(self, *, known: KnownStates, authority: x509.Certificate) -> None:
+    def __init__(
+        self, *, silo: str, known: KnownStates, local: LocalStates, authority: x509.Certificate
+    ) -> None:
+        self._silo = silo
         self._known = known
+        self._local = local
         self._authority = authority
 
     def accept(self, key: PhaseKey, task: pb.PhaseTask, job: Job) -> None:
@@ -79,6 +84,9 @@ class StateChain:
         except ConfigError as error:
             raise RemoteProtocolError(f"proof of a state: {error}", code=Refusal.STATE) from None
         proven = KnownState(position=position, state_digest=proof.next_digest, draw_seed=proof.draw_seed)
+        is_applied = proof.next_digest != proof.parent_digest and self._silo in proof.survivors
+        ended = PhaseKey(job_digest=job.digest, round=proof.round, phase=proof.phase, attempt=proof.attempt)
+        self._local.settle(ended, is_applied=is_applied)
         self._known.accept(job.digest, proven)
 
 
