@@ -7,11 +7,12 @@ the check, and what follows from it says the method's own server step. Source: d
 from __future__ import annotations
 
 import asyncio
-import mmap
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
 
 from chorale.job import Job
 from chorale.observability.logs import get_logger
@@ -30,7 +31,7 @@ from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.rosters import Rosters
-from strategies.base import DRAW_SEED
+from strategies.phases.enrollment import draw_seed_in
 
 MAX_BAD_SUMS = 1  # phases of a job whose sum may fail its check before the job is suspended
 
@@ -124,9 +125,7 @@ class RevealedSums:
         revealed: RevealedSum,
     ) -> _NextState:
         """The next global state, on disk. Blocks. Raises RemoteProtocolError(code=SUM) for a false sum."""
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
-            with memoryview(stream) as data:
-                check.check_sum(data, layout, revealed.survivors)
+        check.check_sum(np.memmap(path, np.uint8, "r").data, layout, revealed.survivors)
         seeds = None
         if key.phase == job.opening and job.spec.fraction < 1.0:
             check.check_self_mask_seeds(revealed.self_mask_seeds, revealed.survivors)
@@ -141,7 +140,7 @@ class RevealedSums:
         following = state if result.state is None else result.state
         return _NextState(
             digest=check.state_digest if following is state else self._files.put(following),
-            draw_seed=following[DRAW_SEED].tobytes() if DRAW_SEED in following else b"",
+            draw_seed=draw_seed_in(following),
             is_applied=result.state is not None,
             position=job.position(key.round, key.phase),
         )

@@ -20,30 +20,37 @@ from cryptography import x509
 
 from chorale.job import Job, JobSpec, SignedJob, open_job, sign_job
 from chorale.runtime.audit import AuditLog
-from chorale.spec.state import state_to_bytes
+from chorale.spec.state import state_from_bytes, state_to_bytes
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
+from coordinator.jobs.aggregate import store_vectors
 from crypto.fixed_point import ring
+from crypto.fixed_point.ring import Words
+from crypto.fixed_point.stored_sum import StoredSum, store_tagged
 from crypto.identity import issuing
 from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 from crypto.masking import masks
 from crypto.masking.masks import Masker, Source, UnmaskPlan
 from crypto.session.coordinator_session import CoordinatorSession
+from crypto.session.messages import RevealedSum
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
+from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Work
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
 from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
+from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
 from strategies.base import Array, Arrays
 from tests.support.ceremony import issue
@@ -124,15 +131,11 @@ class MemoryTransfers:
         self._states = states
         self.uploads: asyncio.Queue[tuple[PhaseKey, bytes]] = asyncio.Queue()
 
-    async def download(self, *, job_digest: bytes, state_digest: bytes, size_bytes: int) -> Path:
-        path = self._folder / state_digest.hex()
-        path.write_bytes(self._states[state_digest])
-        return path
+    async def download(self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path) -> None:
+        target.write_bytes(self._states[digest])
 
     async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
         await self.uploads.put((key, b"".join(masker.stream(source))))
-
-    def forget(self, *, keep: frozenset[bytes]) -> None: ...
 
 
 class Agent:
@@ -204,12 +207,9 @@ class Agent:
         jobs = OfferedJobs(
             silo=self.name, ledger=self.ledger, policy=self.policy, authority=authority, clock=clock
         )
-        self.local = LocalStates(
-            self.folder / "local",
-            is_revealed=lambda key: self.reveals.is_revealed(
-                key.job_digest, key.round, key.phase, silo=self.name
-            ),
-        )
+        self.local = LocalStates(self.folder / "local")
+        self.known = self.ledger.known_states()
+        self.files = StateFiles(self.folder / "cache")
         self.personal = PersonalModels(
             self.folder / "personal",
             is_revealed=lambda key: self.reveals.is_revealed(
@@ -242,6 +242,18 @@ class Agent:
                 load_objective=lambda: self.objective,
             ),
             local=self.local,
+            chain=StateChain(silo=self.name, known=self.known, local=self.local, authority=authority),
+            sums=RevealedSums(
+                identity=own,
+                jobs=jobs,
+                rosters=rosters,
+                known=self.known,
+                files=self.files,
+                local=self.local,
+                downloads=self.transfers,
+                audit=self.audit,
+            ),
+            files=self.files,
             transfers=self.transfers,
             audit=self.audit,
             metrics=self.metrics,
@@ -263,6 +275,7 @@ class Exchange:
     session: CoordinatorSession
     task: pb.PhaseTask
     vectors: dict[str, bytes] = field(default_factory=dict)
+    revealed: dict[int, Words] = field(default_factory=dict)  # the whole sum, by word size
 
     @property
     def wire_key(self) -> Any:
@@ -418,6 +431,7 @@ class Hub:
         for name in plan.survivors:
             ring.add_into(total, masks.vectors_from_stream(layout, exchange.vectors[name]))
         plan.unmask(total)
+        exchange.revealed = total
         return ring.decode(total, layout=layout)
 
     async def until_signed(self, exchange: Exchange, *, lost: Sequence[str] = ()) -> None:
@@ -428,17 +442,61 @@ class Hub:
         await self.consistency(exchange)
 
     async def run(self, round: int, phase: str, *, attempt: int = 1) -> dict[str, np.ndarray[Any, Any]]:
-        """One whole phase; its sums are applied and every silo is told."""
+        """One whole phase; every silo computes what follows and is told the outcome."""
         exchange = self.begin(round, phase, attempt=attempt)
         await self.until_signed(exchange)
         sums = await self.unmask(exchange)
-        context = self.job.context(exchange.key, self.state, len(exchange.session.terms.names))
-        handed_over = {name: value.copy() for name, value in sums.items()}  # apply uses them up
-        result = self.job.apply(phase, context, handed_over, survivors=len(exchange.session.survivors))
-        assert result.state is not None
-        self.state = result.state
+        await self.agree(exchange)
         self.tell_outcome(exchange, cohort=exchange.session.survivors)
         return sums
+
+    async def agree(self, exchange: Exchange) -> None:
+        """The silos check the sum and sign the state that it leads to; where nothing is tagged, none asks."""
+        if exchange.session.terms.layout.tagged is None:
+            return
+        revealed = self.revealed(exchange)
+        digest = self.put(self.following(exchange))
+        for name in exchange.session.sharers:
+            statement = await self.ask_state(exchange, name, revealed)
+            assert digest in statement.statement.body, "another state than this coordinator's"
+        self.state = state_from_bytes(self.states[digest])
+
+    def revealed(self, exchange: Exchange) -> RevealedSum:
+        """What members of U2 are sent of the sum, whose tagged part they can then fetch."""
+        stream = self.tagged_stream(exchange)
+        digest = hashlib.sha256(stream).digest()
+        self.states[digest] = stream
+        return RevealedSum(
+            survivors=exchange.session.survivors,
+            signatures=exchange.session.unmask_request(),
+            sum_digest=digest,
+            self_mask_seeds=dict(exchange.session.self_mask_seeds),
+        )
+
+    def tagged_stream(self, exchange: Exchange) -> bytes:
+        layout = exchange.session.terms.layout
+        path = self.folder / "revealed"
+        store_vectors(path, exchange.revealed, layout=layout)
+        store_tagged(path, self.folder / "tagged", layout=layout)
+        return (self.folder / "tagged").read_bytes()
+
+    def following(self, exchange: Exchange) -> Arrays:
+        """The next global state, as the method computes it."""
+        terms, key = exchange.session.terms, exchange.key
+        self.tagged_stream(exchange)
+        assert terms.layout.tagged is not None
+        result = self.job.next_state(
+            key.phase,
+            self.job.context(key, self.state, len(terms.names)),
+            StoredSum(self.folder / "tagged", layout=terms.layout.tagged),
+            survivors=len(exchange.session.survivors),
+            self_mask_seeds=dict(exchange.session.self_mask_seeds),
+        )
+        return self.state if result.state is None else result.state
+
+    async def ask_state(self, exchange: Exchange, name: str, revealed: RevealedSum) -> Any:
+        self.agents[name].tell(revealed_sum=wire.to_silo(revealed, exchange.key).revealed_sum)
+        return await self.agents[name].answer("next_state")
 
     def tell_outcome(self, exchange: Exchange, *, cohort: Sequence[str], result: str = "applied") -> None:
         record = records_pb2.PhaseRecord(

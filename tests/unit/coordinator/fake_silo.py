@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 
-from chorale.job import SignedJob, open_job
-from chorale.spec.state import state_from_bytes
+from chorale.job import Job, SignedJob, open_job
+from chorale.spec.state import state_from_bytes, state_to_bytes
 from chorale.transport import tls, wire
 from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import PhaseKey
@@ -25,12 +27,14 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
 from crypto.errors import Refusal
 from crypto.fixed_point.encoder import Encoder
+from crypto.fixed_point.stored_sum import StoredSum
 from crypto.identity.certificates import Identity, Role, certificate_to_pem
 from crypto.identity.roster import Roster, open_roster
 from crypto.masking.masks import Masker
 from crypto.session import bodies
-from crypto.session.messages import Complaint, SessionTerms
+from crypto.session.messages import Complaint, NextState, RevealedSum, SessionTerms
 from crypto.session.silo_session import SiloSession
+from strategies.phases.enrollment import draw_seed_in
 from tests.support.ceremony import Ceremony
 from tests.support.sessions import MemoryLedger
 
@@ -73,6 +77,7 @@ class FakeSilo:
     def __post_init__(self) -> None:
         self._jobs: dict[bytes, SignedJob] = {}
         self._terms: dict[bytes, SessionTerms] = {}
+        self._states: dict[bytes, bytes] = {}
         self._outgoing: asyncio.Queue[pb.SiloMessage] = asyncio.Queue()
         self._news = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
@@ -136,6 +141,8 @@ class FakeSilo:
             self._jobs[SignedJob.from_wire(body.job).digest] = SignedJob.from_wire(body.job)
         elif kind == "task":
             await self._on_task(body)
+        elif kind == "revealed_sum":
+            await self._on_revealed_sum(body)
         elif kind not in TOLD and kind != "heartbeat":
             self._on_session(kind, body)
         await self._note(kind, body)
@@ -159,11 +166,7 @@ class FakeSilo:
         if self.refuse_with is not None and key.round >= self.refuse_from:
             self.say(pb.SiloMessage(refused=wire.refused_to_wire(self.refuse_with, key)))
             return
-        chunks = self._stub.Download(
-            pb.DownloadRequest(job_digest=key.job_digest, digest=task.state_digest)
-        )
-        data = b"".join([chunk.data async for chunk in chunks])
-        assert hashlib.sha256(data).digest() == task.state_digest
+        data = self._states[task.key.SerializeToString()] = await self._download(key, task.state_digest)
         terms = self._compute_terms(key, task, data)
         session = SiloSession(
             terms=terms,
@@ -177,13 +180,56 @@ class FakeSilo:
         self._terms[task.key.SerializeToString()] = terms
         self.say(wire.to_coordinator("advert", session.advertise(), key))
 
-    def _compute_terms(self, key: PhaseKey, task: pb.PhaseTask, data: bytes) -> SessionTerms:
-        job = open_job(
+    async def _download(self, key: PhaseKey, digest: bytes) -> bytes:
+        chunks = self._stub.Download(pb.DownloadRequest(job_digest=key.job_digest, digest=digest))
+        data = b"".join([chunk.data async for chunk in chunks])
+        assert hashlib.sha256(data).digest() == digest
+        return data
+
+    async def _on_revealed_sum(self, body: Any) -> None:
+        """Check the sum, compute the next state and sign it, as an agent does."""
+        key, raw = wire.key_from_wire(body.key), body.key.SerializeToString()
+        revealed = wire.from_coordinator(pb.CoordinatorMessage(revealed_sum=body))
+        check, layout = self.sessions[raw].sum_check, self._terms[raw].layout.tagged
+        assert isinstance(revealed, RevealedSum) and check is not None and layout is not None
+        stream = await self._download(key, revealed.sum_digest)
+        check.check_survivors(revealed.survivors, revealed.signatures)
+        check.check_sum(stream, layout, revealed.survivors)
+        job, state = self._job(key), state_from_bytes(self._states[raw])
+        with tempfile.NamedTemporaryFile() as file:
+            Path(file.name).write_bytes(stream)
+            result = job.next_state(
+                key.phase,
+                job.context(key, state, check.members),
+                StoredSum(Path(file.name), layout=layout),
+                survivors=len(revealed.survivors),
+                self_mask_seeds=revealed.self_mask_seeds or None,
+            )
+            following = state if result.state is None else result.state
+            digest = hashlib.sha256(state_to_bytes(following)).digest()
+        said = NextState(
+            federation=check.federation,
+            session_digest=check.session_digest,
+            cohort_digest=check.cohort_digest,
+            sender=self.name,
+            survivors=revealed.survivors,
+            parent_digest=check.state_digest,
+            sum_digest=revealed.sum_digest,
+            next_digest=digest,
+            draw_seed=draw_seed_in(following),
+        )
+        self.say(wire.to_coordinator("next_state", bodies.sign(self.identity, said), key))
+
+    def _job(self, key: PhaseKey) -> Job:
+        return open_job(
             self._jobs[key.job_digest],
             roster=self._roster,
             authority=self.ceremony.certificate,
             now=datetime.now(UTC),
         )
+
+    def _compute_terms(self, key: PhaseKey, task: pb.PhaseTask, data: bytes) -> SessionTerms:
+        job = self._job(key)
         terms = job.terms(
             roster=self._roster,
             round=key.round,
