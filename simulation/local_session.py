@@ -6,17 +6,19 @@ the ledger's disk are not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
 from crypto.errors import LocalProtocolError
-from crypto.masking.masks import Masker, UnmaskPlan
+from crypto.fixed_point.ring import Words
+from crypto.masking.masks import Masker, UnmaskPlan, tagged_stream
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import Envelopes, SessionTerms
 from crypto.session.silo_session import SiloSession
+from crypto.session.sum_check import SumCheck
 from simulation.members import Members
 
 Answer = TypeVar("Answer")
@@ -43,6 +45,7 @@ class LocalSession:
             )
             self._silos[name] = self.asked(name, "terms", silo)
         self._envelopes: dict[str, Envelopes] = {}
+        self._checks: dict[str, SumCheck] = {}
 
     def asked(self, name: str, stage: str, act: Callable[[], Answer]) -> Answer:
         """What a silo makes of a stage; a place to watch it from."""
@@ -60,6 +63,9 @@ class LocalSession:
     def masker(self, name: str) -> Masker:
         """MASKED_INPUT of one silo, whose upload then counts as complete."""
         masker: Masker = self._answer(name, "masked input", self._envelopes[name])
+        check = self._silos[name].sum_check
+        if check is not None:
+            self._checks[name] = check
         self.coordinator.on_masked(name)
         return masker
 
@@ -78,6 +84,22 @@ class LocalSession:
         if not isinstance(plan, UnmaskPlan):
             raise LocalProtocolError("session in one process: expected nothing to recover, a silo lied")
         return plan
+
+    def check(self, sums: Mapping[int, Words]) -> None:
+        """The unmasked sum, checked by every silo; nothing where nothing is tagged."""
+        tagged = self.terms.layout.tagged
+        if tagged is None:
+            return
+        stream = b"".join(tagged_stream(self.terms.layout, sums))
+        survivors, seeds = self.coordinator.survivors, self.coordinator.self_mask_seeds
+        for name, check in self._checks.items():
+            self.asked(
+                name,
+                "survivors",
+                partial(check.check_survivors, survivors, self.coordinator.unmask_request()),
+            )
+            self.asked(name, "sum", partial(check.check_sum, stream, tagged, survivors))
+            self.asked(name, "seeds", partial(check.check_self_mask_seeds, seeds, survivors))
 
     def _answer(self, name: str, stage: str, message: Any) -> Any:
         """The answer's type follows from the message's: SiloSession.receive says how."""

@@ -48,6 +48,8 @@ def word_sums(layout: Layout, encoded: Iterable[Encoded]) -> dict[str, Array]:
 class SecureSum:
     """Sums under masks: sessions of a simulation's members, in this process. No silo drops inside a session.
 
+    Every silo checks the tagged part of the sum, as it does outside a simulation.
+
     now: when their certificates are looked at.
     """
 
@@ -83,6 +85,7 @@ class SecureSum:
             stream = b"".join(session.masker(name).stream(words))
             ring.add_into(total, vectors_from_stream(layout, stream))
         session.reveal().unmask(total)
+        session.check(total)
         return ring.decode(total, layout=layout)
 
 

@@ -99,7 +99,9 @@ class Encoder:
 
         A value beyond its bound is clipped; rounding is up with the probability of the fraction, to
         2^-16, so a sum has no bias and never passes what the scale leaves room for. Noise may.
+        The tag words are 0 here: they follow from the others (crypto/masking/tags.py).
         """
+        out[max(0, self.layout.values_end(ring_bits) - start) :] = 0
         for place, part, stream in self._parts[ring_bits]:
             first, last = max(start, place.start), min(start + out.size, place.stop)
             if first < last:

@@ -20,6 +20,9 @@ from crypto.noise.skellam import wrap_probability
 RING_BITS = (16, 32, 64)
 CLIPPED = "clipped"  # reserved: the encoder itself fills in how many values it clipped
 MAX_QUANTITIES = 256
+TAG_VERSION = 1  # of what silos compute over the tagged words, docs/protocol.md 5.9
+TAG_WORDS = 4  # of 64 bits, at the end of a vector of which something is tagged
+TAGGED_ROOM_BITS = 47  # of a tagged 64-bit sum: it lies within +-(2^47 - 1), docs/protocol.md 5.9
 MAX_VALUES = 1 << 31  # of one quantity; 8 GiB of 32-bit words
 BOUND_RANGE = (1e-30, 1e30)  # within it scale and scaled values are ordinary float64 numbers
 
@@ -96,19 +99,26 @@ class Quantity:
         """Words in the vector."""
         return math.prod(self.shape) if self.projection is None else self.projection.kept
 
+    @property
+    def room(self) -> int:
+        """The largest number that a sum may reach: 2^(ring_bits-1) - 1; 2^47 - 1 of 64 tagged bits."""
+        is_narrowed = self.is_tagged and self.ring_bits == 64
+        return (1 << (TAGGED_ROOM_BITS if is_narrowed else self.ring_bits - 1)) - 1
+
     def scale(self, members: int) -> float:
-        """Power of two with members * ceil(scale * bound) <= 2^(ring_bits-1) - 1; 1 for counts.
+        """Power of two with members * ceil(scale * bound) <= room; 1 for counts.
 
         Under noise it is the noise's. Both sides compute it from m; no message carries it. Raises
         ConfigError if none fits.
         """
         if self.noise is not None:
             return self.noise.scale
-        room = ((1 << (self.ring_bits - 1)) - 1) // members
+        room = self.room // members
         least = int(self.bound) if self.is_count else 1
         if least > room:
             raise ConfigError(
-                f"quantity {self.name}: {self.ring_bits} bits do not hold the sum of {members} silos"
+                f"quantity {self.name}: {self.room.bit_length() + 1} bits do not hold the sum "
+                f"of {members} silos"
             )
         if self.is_count:
             return 1.0
@@ -119,20 +129,23 @@ class Quantity:
         return math.ldexp(1.0, exponent)
 
     def wrap_probability(self, members: int) -> float:
-        """No less than the chance that any number of the sum of m inputs leaves its word; 0 without noise."""
+        """No less than the chance that any number of the sum of m inputs leaves its room; 0 without noise."""
         if self.noise is None:
             return 0.0
         return wrap_probability(
             members * math.ceil(self.noise.scale * self.bound),
             members * self.noise.variance,
             self.size,
-            (1 << (self.ring_bits - 1)) - 1,
+            self.room,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Ordered quantities of one phase for m members."""
+    """Ordered quantities of one phase for m members.
+
+    Where one of them is tagged, the vector of 64-bit words ends with the tag words.
+    """
 
     quantities: tuple[Quantity, ...]
     members: int
@@ -162,10 +175,20 @@ class Layout:
     @cached_property
     def ring_sizes(self) -> tuple[int, ...]:
         """Word sizes in use, ascending: the order of the upload stream."""
-        return tuple(sorted({quantity.ring_bits for quantity in self.quantities}))
+        sizes = {quantity.ring_bits for quantity in self.quantities}
+        return tuple(sorted(sizes | {64} if self.tag_words else sizes))
+
+    @cached_property
+    def tag_words(self) -> int:
+        """How many words of 64 bits follow the quantities."""
+        return TAG_WORDS if any(quantity.is_tagged for quantity in self.quantities) else 0
 
     def length(self, ring_bits: int) -> int:
-        """Words in the vector of that size."""
+        """Words in the vector of that size, tag words included."""
+        return self.values_end(ring_bits) + (self.tag_words if ring_bits == 64 else 0)
+
+    def values_end(self, ring_bits: int) -> int:
+        """Words of the quantities in the vector of that size; the tag words start there."""
         return sum(quantity.size for quantity in self.quantities if quantity.ring_bits == ring_bits)
 
     @cached_property
@@ -183,21 +206,22 @@ class Layout:
 
     @cached_property
     def tagged(self) -> Layout | None:
-        """The tagged quantities alone: what silos fetch of a sum. None where none is tagged."""
+        """The tagged quantities alone, and the tag words: what silos fetch of a sum. None where none is."""
         quantities = tuple(quantity for quantity in self.quantities if quantity.is_tagged)
         return Layout(quantities=quantities, members=self.members) if quantities else None
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over m and the `quantity_fields` of every quantity."""
+        """SHA-256 over m, the version of the tags and the `quantity_fields` of every quantity."""
         rows = [quantity_fields(quantity) for quantity in self.quantities]
-        return encoding.digest("layout", self.members, rows)
+        return encoding.digest("layout", self.members, TAG_VERSION, rows)
 
 
 def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
     """A quantity as the layout's digest covers it; floats in hexadecimal, so exact.
 
-    A quantity without noise ends with its sensitivity and projection. What it discloses is not among them.
+    A quantity without noise ends with its sensitivity, projection and mark. What it discloses is not among
+    them.
     """
     projection, noise = quantity.projection, quantity.noise
     fields: list[encoding.Field] = [
@@ -208,6 +232,7 @@ def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
         int(quantity.is_count),
         _hex(quantity.sensitivity_l2),
         [] if projection is None else [projection.seed, projection.size, projection.block, projection.kept],
+        int(quantity.is_tagged),
     ]
     if noise is not None:
         fields.append([_hex(noise.variance), _hex(noise.scale), _hex(noise.clip_l2)])
@@ -228,6 +253,7 @@ def read_quantity(reader: encoding.FieldReader) -> Quantity:
             block=projected.number(),
             kept=projected.number(),
         )
+    is_tagged = reader.number()
     if reader.left:
         variance, scale, clip = reader.texts()
         noise = Noise(variance=float.fromhex(variance), scale=float.fromhex(scale), clip_l2=_from_hex(clip))
@@ -240,6 +266,7 @@ def read_quantity(reader: encoding.FieldReader) -> Quantity:
         sensitivity_l2=_from_hex(sensitivity),
         projection=projection,
         noise=noise,
+        is_tagged=bool(is_tagged),
     )
 
 

@@ -23,6 +23,7 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.ring import Encoded, Words
 from crypto.masking import pipeline
+from crypto.masking.tags import Tagger
 
 # one message of an upload, and what is drawn of one key stream at a time: 256 KiB would stay in the cache,
 # but each call of the cipher is a turn of the interpreter's lock, docs/performance.md
@@ -50,12 +51,17 @@ class Masker:
     """Turns one silo's input into the masked stream that leaves it, as often as asked.
 
     Repeating gives the same bytes, so an upload resumes at any offset. One input only: two inputs
-    under the same masks would show their difference.
+    under the same masks would show their difference. tagger: where the layout has tag words.
     """
 
     layout: Layout
     cohort_digest: bytes
     seeds: tuple[SignedSeed, ...] = field(repr=False)
+    tagger: Tagger | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if (self.tagger is not None) != bool(self.layout.tag_words):
+            raise LocalProtocolError("masking: there are tags where a quantity is tagged, and only there")
 
     def stream(
         self,
@@ -68,25 +74,39 @@ class Masker:
         """The masked stream from an offset on, in chunks of that size; the last may be shorter.
 
         Chunks are read and masked in as many threads as there are cores, or `workers`, each thread one
-        chunk at a time and one more ready: memory is that of these chunks. Close the iterator to stop
-        before its end. Raises LocalProtocolError if the input is not of this layout or the offset
-        beyond its end.
+        chunk at a time and one more ready: memory is that of these chunks. Tags take one pass over the
+        input before the first chunk of the first stream. Close the iterator to stop
+        before its end.
+        Raises LocalProtocolError if the input is not of this layout or the offset beyond its end.
         """
         source.check_layout(self.layout)
         total_bytes = self.layout.total_bytes
         if not 0 <= offset_bytes <= total_bytes or chunk_bytes < 1:
             raise LocalProtocolError("masking: offset or chunk size out of range")
         masks = _masks(self.layout, self.seeds, self.cohort_digest)
-        starts = range(offset_bytes, total_bytes, chunk_bytes)
-        tasks = (partial(self._chunk, source, masks, start, start + chunk_bytes) for start in starts)
-        return pipeline.in_order(tasks, workers=pipeline.workers_for(len(starts), workers))
+        return self._chunks(source, masks, range(offset_bytes, total_bytes, chunk_bytes), workers)
 
-    def _chunk(self, source: Source, masks: Mapping[int, _Masks], start: int, stop: int) -> memoryview:
+    def _chunks(
+        self, source: Source, masks: Mapping[int, _Masks], starts: range, workers: int | None
+    ) -> Iterator[memoryview]:
+        tags = np.empty(0, np.uint64)
+        if self.tagger is not None and starts:
+            tags = self.tagger.tags(source, workers=workers)
+        tasks = (partial(self._chunk, source, masks, tags, start, start + starts.step) for start in starts)
+        yield from pipeline.in_order(tasks, workers=pipeline.workers_for(len(starts), workers))
+
+    def _chunk(
+        self, source: Source, masks: Mapping[int, _Masks], tags: Words, start: int, stop: int
+    ) -> memoryview:
         """Masked bytes from `start` to `stop` of the stream; whole words are masked, then cut."""
         pieces = []
         for region in _regions(self.layout, start, stop):
             words_B = np.empty(region.last - region.first, ring.WORD_TYPES[region.ring_bits])
             source.read(region.ring_bits, region.first, words_B)
+            values_end = self.layout.values_end(region.ring_bits)
+            if region.last > values_end:
+                first = max(region.first, values_end)
+                words_B[first - region.first :] = tags[first - values_end : region.last - values_end]
             masks[region.ring_bits].apply(words_B, region.first)
             little_endian_B = words_B.astype(words_B.dtype.newbyteorder("<"), copy=False)
             pieces.append(little_endian_B.view(np.uint8).data[region.cut])
@@ -132,6 +152,24 @@ def vectors_from_stream(layout: Layout, data: bytes | bytearray | memoryview) ->
         vectors[ring_bits] = np.frombuffer(data, little_endian, count=layout.length(ring_bits), offset=start)
         start += layout.length(ring_bits) * ring_bits // 8
     return vectors
+
+
+def tagged_stream(layout: Layout, sums: Mapping[int, Words]) -> Iterator[memoryview]:
+    """What silos fetch of a sum: the stream of `layout.tagged`, in pieces, without a copy.
+
+    Raises LocalProtocolError if the vectors are not of this layout or it has no tags.
+    """
+    ring.check_vectors(sums, layout=layout)
+    if layout.tagged is None:
+        raise LocalProtocolError("masking: no quantity of the layout is tagged")
+    for ring_bits in layout.tagged.ring_sizes:
+        slices = layout.slices(ring_bits)
+        places = [slices[quantity.name] for quantity in layout.tagged.quantities if quantity.name in slices]
+        if ring_bits == 64:
+            places.append(slice(layout.values_end(64), None))
+        for place in places:
+            word_B = sums[ring_bits][place]
+            yield word_B.astype(word_B.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,11 +39,12 @@ from crypto.session.messages import (
     SessionTerms,
     Signable,
 )
+from crypto.session.seeds import SUM_KEY_BYTES
 from crypto.session.shamir import SHARE_BYTES
 
 DIGEST_BYTES = 32
 MAX_ADVERT_BYTES = 16 << 10  # two hybrid keys and a certificate
-SEALED_SHARES_BYTES = OVERHEAD_BYTES + 2 * SHARE_BYTES
+SEALED_SHARES_BYTES = OVERHEAD_BYTES + 2 * SHARE_BYTES + SUM_KEY_BYTES
 SEALED_SEED_BYTES = OVERHEAD_BYTES + SEED_BYTES
 
 
@@ -72,6 +73,7 @@ def read_advert(signed: SignedBody) -> VerifiedAdvert:
         channel_key=reader.data(PUBLIC_BYTES),
         mask_key=reader.data(PUBLIC_BYTES),
         self_mask_commitment=reader.data(DIGEST_BYTES),
+        sum_key_commitment=reader.data(DIGEST_BYTES),
     )
     reader.end()
     return VerifiedAdvert(advert=advert, certificate=certificate_from_der(advert.certificate), signed=signed)

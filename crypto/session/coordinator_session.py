@@ -130,6 +130,7 @@ class CoordinatorSession:
         self._kept_out: set[str] = set()  # their last message was bad
         self._answers: dict[str, UnmaskShares] = {}
         self._rebuilt = Rebuilt()
+        self._self_mask_seeds: dict[str, bytes] = {}
 
     @classmethod
     def resume(
@@ -175,6 +176,11 @@ class CoordinatorSession:
     def survivors(self) -> tuple[str, ...]:
         """U3, once MASKED is closed."""
         return self._record.survivors
+
+    @property
+    def self_mask_seeds(self) -> Mapping[str, bytes]:
+        """b(v) of U3 by name, once the session is done: what silos check against the adverts."""
+        return self._self_mask_seeds
 
     @property
     def complaints(self) -> list[tuple[str, str]]:
@@ -444,11 +450,12 @@ class CoordinatorSession:
 
     def _finish(self, target: CoordinatorState) -> UnmaskPlan:
         plan = unmasking.unmask_plan(self._record, self._rebuilt)
+        self._self_mask_seeds = dict(self._rebuilt.self_mask_seeds)
         self._drop(target)
         return plan
 
     def _drop(self, state: CoordinatorState) -> None:
-        """Shares and seeds are not kept past the session."""
+        """Shares and seeds are not kept past the session, but for the self-mask seeds of U3."""
         self.state = state
         self._seen = {}
         self._answers = {}

@@ -20,12 +20,13 @@ Random = Callable[[int], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSecrets:
-    """Fresh in every session: the self-mask seed b(u), the recovery seed r(u), the key pairs."""
+    """Fresh in every session: the self-mask seed b(u), the recovery seed r(u), the key pairs, and k_u."""
 
     self_mask_seed: bytes = field(repr=False)
     recovery_seed: bytes = field(repr=False)
     channel_key: envelope.KeyPair = field(repr=False)
     mask_key: envelope.KeyPair = field(repr=False)
+    sum_key: bytes = field(repr=False)
 
     @classmethod
     def fresh(cls, random: Random) -> OwnSecrets:
@@ -35,6 +36,7 @@ class OwnSecrets:
             recovery_seed=recovery_seed,
             channel_key=envelope.KeyPair.from_seed(random(envelope.SEED_BYTES)),
             mask_key=seeds.mask_key_pair(recovery_seed),
+            sum_key=random(seeds.SUM_KEY_BYTES),
         )
 
 
@@ -49,15 +51,17 @@ class Dealt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What one dealer gave: shares of its b and r, and s(dealer, receiver) if it has the smaller name."""
+    """What one dealer gave: shares of its b and r, its k_u, and s(dealer, receiver) if it has the smaller
+    name."""
 
     self_mask_share: bytes = field(repr=False)
     recovery_share: bytes = field(repr=False)
+    sum_key: bytes = field(repr=False)
     pair_seed: bytes | None = field(repr=False)
 
 
 class EnvelopeMismatch(Exception):
-    """The sender signed an envelope that does not open or does not match its hashes."""
+    """The sender signed an envelope that does not open or does not match its hashes or its advert."""
 
 
 def share_points(terms: SessionTerms) -> dict[str, int]:
@@ -95,6 +99,7 @@ def deal(
             cohort_digest=cohort_digest,
             self_mask_share=self_mask_shares[peer],
             recovery_share=recovery_shares[peer],
+            sum_key=secrets.sum_key,
             pair_seed=pair_seeds.get(peer),
         )
         for peer in receivers
@@ -117,9 +122,10 @@ def make_envelope(
     cohort_digest: bytes,
     self_mask_share: bytes,
     recovery_share: bytes,
+    sum_key: bytes,
     pair_seed: bytes | None,
 ) -> Envelope:
-    """Seal one receiver's shares under its channel key and the pair seed, if any, under its mask key."""
+    """Seal shares and k_u under the receiver's channel key and the pair seed, if any, under its mask key."""
     advert = receiver.advert
     names = {"dealer": dealer, "receiver": advert.name}
     seed_hash = sealed_seed = b""
@@ -135,7 +141,7 @@ def make_envelope(
         recovery_share_hash=seeds.dealt_hash(seeds.RECOVERY_SHARE, recovery_share, **names),
         sealed_shares=envelope.seal(
             advert.channel_key,
-            self_mask_share + recovery_share,
+            self_mask_share + recovery_share + sum_key,
             info=seeds.seal_info(seeds.SEALED_SHARES, cohort_digest, **names),
         ),
         pair_seed_hash=seed_hash,
@@ -143,10 +149,11 @@ def make_envelope(
     )
 
 
-def open_dealt(made: Envelope, secrets: OwnSecrets) -> Received:
+def open_dealt(made: Envelope, secrets: OwnSecrets, *, sum_key_commitment: bytes) -> Received:
     """Contents of an envelope addressed to the holder of `secrets`.
 
-    Raises EnvelopeMismatch if a part does not open or does not match the hash sent with it.
+    sum_key_commitment: of the dealer's advert. Raises EnvelopeMismatch if a part does not open or does not
+    match the hash sent with it, or k_u not its commitment.
     """
     names = {"dealer": made.sender, "receiver": made.receiver}
     shares = _unseal(
@@ -154,12 +161,15 @@ def open_dealt(made: Envelope, secrets: OwnSecrets) -> Received:
         made.sealed_shares,
         seeds.seal_info(seeds.SEALED_SHARES, made.cohort_digest, **names),
     )
-    self_mask_share, recovery_share = shares[: shamir.SHARE_BYTES], shares[shamir.SHARE_BYTES :]
+    size = shamir.SHARE_BYTES
+    self_mask_share, recovery_share, sum_key = shares[:size], shares[size : 2 * size], shares[2 * size :]
     _match(seeds.dealt_hash(seeds.SELF_MASK_SHARE, self_mask_share, **names), made.self_mask_share_hash)
     _match(seeds.dealt_hash(seeds.RECOVERY_SHARE, recovery_share, **names), made.recovery_share_hash)
+    _match(seeds.sum_key_commitment(sum_key, name=made.sender), sum_key_commitment)
     return Received(
         self_mask_share=self_mask_share,
         recovery_share=recovery_share,
+        sum_key=sum_key,
         pair_seed=open_pair_seed(made, secrets.mask_key) if made.sealed_pair_seed else None,
     )
 

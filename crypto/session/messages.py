@@ -73,6 +73,7 @@ class Advert:
     channel_key: bytes  # raw HPKE public keys
     mask_key: bytes
     self_mask_commitment: bytes  # H(b)
+    sum_key_commitment: bytes  # H(k_u)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ too: what it answers does not depend on whether it was restarted. Source: docs/p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,12 +68,12 @@ class PendingReveal:
             self.min_cohort,
             self.cohort_digest,
             self.name,
-            _rows(self.certificates),
+            named_rows(self.certificates),
             list(self.sharers),
             list(self.survivors),
-            _rows(self.answer.self_mask_shares),
-            _rows(self.answer.recovery_shares),
-            _rows(self.pair_seeds),
+            named_rows(self.answer.self_mask_shares),
+            named_rows(self.answer.recovery_shares),
+            named_rows(self.pair_seeds),
         )
 
     @classmethod
@@ -90,13 +91,13 @@ class PendingReveal:
             min_cohort=reader.number(),
             cohort_digest=reader.data(),
             name=reader.text(),
-            certificates=_named(reader.rows()),
+            certificates=read_named(reader.rows()),
             sharers=reader.texts(),
             survivors=reader.texts(),
             answer=UnmaskShares(
-                self_mask_shares=_named(reader.rows()), recovery_shares=_named(reader.rows())
+                self_mask_shares=read_named(reader.rows()), recovery_shares=read_named(reader.rows())
             ),
-            pair_seeds=_named(reader.rows()),
+            pair_seeds=read_named(reader.rows()),
         )
         reader.end()
         if pending.to_bytes() != data:  # one row has one encoding
@@ -124,34 +125,46 @@ class RevealLedger(Protocol):
         """Before the first share leaves. PolicyRefusal if the key was revealed otherwise."""
 
 
-def check_signatures(pending: PendingReveal, message: Signatures) -> None:
+class SignedCohort(Protocol):
+    """What the signers' statements are checked with: of a PendingReveal, or of a SumCheck."""
+
+    @property
+    def threshold(self) -> int: ...
+    @property
+    def cohort_digest(self) -> bytes: ...
+    @property
+    def certificates(self) -> Mapping[str, bytes]: ...
+    @property
+    def sharers(self) -> tuple[str, ...]: ...
+
+
+def check_signatures(
+    cohort: SignedCohort, survivors: tuple[str, ...], message: Signatures, *, scope: str
+) -> None:
     """At least t distinct members of U3 signed the sets of this very cohort.
 
-    Every signature must hold; signers are counted by name, never by signature bytes.
+    Every signature must hold; signers are counted by name, never by signature bytes. scope: of the error.
     Raises RemoteProtocolError(code=SIGNATURES). Source: docs/protocol.md 5.6.
     """
     statements = [
         Consistency(
-            cohort_digest=pending.cohort_digest,
-            sender=name,
-            sharers=pending.sharers,
-            survivors=pending.survivors,
+            cohort_digest=cohort.cohort_digest, sender=name, sharers=cohort.sharers, survivors=survivors
         )
-        for name in pending.survivors
+        for name in survivors
     ]
     expected = {bodies.body_of(statement): statement for statement in statements}
     signers = set()
     for signed in message.signatures:
         statement = expected.get(signed.body)
         if statement is None:
-            wrong = "unmask: a signature is not a survivor's over this cohort, U2 and U3"
+            wrong = f"{scope}: a signature is not a survivor's over this cohort, U2 and U3"
             raise RemoteProtocolError(wrong, code=Refusal.SIGNATURES)
-        certificate = certificate_from_der(pending.certificates[statement.sender])
+        certificate = certificate_from_der(cohort.certificates[statement.sender])
         bodies.check_consistency(signed, certificate=certificate, expected=statement)
         signers.add(statement.sender)
-    if len(signers) < pending.threshold:
-        wanted = f"expected signatures of {pending.threshold} survivors"
-        raise RemoteProtocolError(f"unmask: {wanted}, got {len(signers)}", code=Refusal.SIGNATURES)
+    if len(signers) < cohort.threshold:
+        wanted = f"expected signatures of {cohort.threshold} survivors"
+        raise RemoteProtocolError(f"{scope}: {wanted}, got {len(signers)}", code=Refusal.SIGNATURES)
 
 
 def recovered_seeds(pending: PendingReveal, request: RecoverRequest) -> RecoveredSeeds:
@@ -164,11 +177,13 @@ def recovered_seeds(pending: PendingReveal, request: RecoverRequest) -> Recovere
     return RecoveredSeeds(pair_seeds={name: pending.pair_seeds[name] for name in request.names})
 
 
-def _rows(named: dict[str, bytes]) -> list[encoding.Field]:
+def named_rows(named: Mapping[str, bytes]) -> list[encoding.Field]:
+    """Bytes by name as a field."""
     return [[name, named[name]] for name in sorted(named)]
 
 
-def _named(rows: list[FieldReader]) -> dict[str, bytes]:
+def read_named(rows: list[FieldReader]) -> dict[str, bytes]:
+    """What `named_rows` wrote."""
     named = {}
     for row in rows:
         name = row.text()

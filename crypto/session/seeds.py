@@ -7,6 +7,7 @@ Source: docs/protocol.md 5.2 and 5.3.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -20,6 +21,7 @@ RECOVERY_SHARE: Final = "recovery-share-hash"
 PAIR_SEED: Final = "pair-seed-hash"
 SEALED_SHARES: Final = "sealed-shares"
 SEALED_PAIR_SEED: Final = "sealed-pair-seed"
+SUM_KEY_BYTES: Final = 32  # of k_u, and of k
 
 
 def mask_key_pair(recovery_seed: bytes) -> KeyPair:
@@ -34,6 +36,18 @@ def pair_seed(recovery_seed: bytes, *, cohort_digest: bytes, peer: str) -> bytes
 
 def self_mask_commitment(seed: bytes, *, name: str) -> bytes:
     return encoding.digest("self-mask-commitment", name, seed)
+
+
+def sum_key_commitment(sum_key: bytes, *, name: str) -> bytes:
+    """What a silo adverts of its k_u, so that it cannot deal two."""
+    return encoding.digest("sum-key", name, sum_key)
+
+
+def cohort_sum_key(sum_keys: Mapping[str, bytes], *, cohort_digest: bytes) -> bytes:
+    """k, from the k_u of all of U2: what every silo of it checks the sum with. docs/protocol.md 5.4."""
+    sharers = sorted(sum_keys)
+    info = encoding.encode("cohort-sum-key", cohort_digest, sharers)
+    return _derive(b"".join(sum_keys[name] for name in sharers), info)
 
 
 def dealt_hash(purpose: str, secret: bytes, *, dealer: str, receiver: str) -> bytes:

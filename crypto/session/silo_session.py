@@ -49,8 +49,10 @@ from crypto.session.silo_stages import (
     check_terms,
     make_masker,
     make_pending,
+    make_sum_check,
     open_adverts,
 )
+from crypto.session.sum_check import SumCheck
 
 Message: TypeAlias = Cohort | Envelopes | Survivors | Signatures | RecoverRequest
 Answer: TypeAlias = Shares | Masker | SignedBody | UnmaskShares | RecoveredSeeds
@@ -182,6 +184,14 @@ class SiloSession:
         self.state, self._held = target, held
         return answer
 
+    @property
+    def sum_check(self) -> SumCheck | None:
+        """What checks the revealed sum; None where nothing is tagged.
+
+        It is there from the masked vector to the signature. The ledger stores it before the vector leaves.
+        """
+        return self._held.sum_check if isinstance(self._held, Masked) else None
+
     def end(self) -> None:
         """The coordinator ended the session, or this silo stops: drop the secrets."""
         if self.state not in OVER:
@@ -237,6 +247,7 @@ class SiloSession:
             adverts=held.adverts,
             cohort_digest=held.cohort_digest,
             sharers=message.sharers,
+            sum_check=make_sum_check(held, received, name=name, sharers=message.sharers),
         )
         return make_masker(masked, name=name, self_mask_seed=held.secrets.self_mask_seed), masked
 
@@ -252,7 +263,11 @@ class SiloSession:
         received = {}
         for envelope in envelopes:
             try:
-                received[envelope.sender] = dealing.open_dealt(envelope, held.secrets)
+                received[envelope.sender] = dealing.open_dealt(
+                    envelope,
+                    held.secrets,
+                    sum_key_commitment=held.adverts[envelope.sender].advert.sum_key_commitment,
+                )
             except EnvelopeMismatch:
                 accused = envelope.sender
                 signed = bodies.sign(
@@ -280,7 +295,7 @@ class SiloSession:
     def _on_signatures(self, message: Signatures) -> tuple[UnmaskShares, PendingReveal]:
         pending = self._held
         assert isinstance(pending, PendingReveal)
-        check_signatures(pending, message)
+        check_signatures(pending, pending.survivors, message, scope="unmask")
         if self.state is SiloState.SIGNED:
             self._ledger.mark_revealed(pending)  # before the first share leaves, docs/protocol.md 6
         return pending.answer, pending

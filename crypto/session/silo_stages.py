@@ -6,7 +6,7 @@ Source: docs/protocol.md 3, 5.1 to 5.6.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeAlias
@@ -17,12 +17,14 @@ from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolErr
 from crypto.identity.certificates import Identity, Role, SignedBody
 from crypto.identity.roster import Roster
 from crypto.masking.masks import Masker, SignedSeed
+from crypto.masking.tags import Tagger
 from crypto.session import bodies, seeds
 from crypto.session.bodies import VerifiedAdvert
 from crypto.session.cohort import CohortRule
 from crypto.session.dealing import Dealt, OwnSecrets, Random, Received
 from crypto.session.messages import Advert, Cohort, SessionTerms, UnmaskShares
 from crypto.session.reveal import PendingReveal
+from crypto.session.sum_check import SumCheck
 
 
 class LeftOut(RemoteProtocolError):
@@ -73,6 +75,7 @@ class Masked:
     adverts: dict[str, VerifiedAdvert]  # of U1
     cohort_digest: bytes
     sharers: tuple[str, ...]  # U2
+    sum_check: SumCheck | None = field(repr=False)  # None where the layout has no tags
 
 
 Held: TypeAlias = Ready | Advertised | Shared | Masked | PendingReveal | None
@@ -153,17 +156,48 @@ def advertise(context: SessionContext, identity: Identity) -> Advertised:
         channel_key=secrets.channel_key.public,
         mask_key=secrets.mask_key.public,
         self_mask_commitment=seeds.self_mask_commitment(secrets.self_mask_seed, name=name),
+        sum_key_commitment=seeds.sum_key_commitment(secrets.sum_key, name=name),
     )
     return Advertised(context=context, secrets=secrets, advert=bodies.sign(identity, advert))
+
+
+def make_sum_check(
+    held: Shared, received: Mapping[str, Received], *, name: str, sharers: tuple[str, ...]
+) -> SumCheck | None:
+    """k, and what U2 committed to. docs/protocol.md 5.9."""
+    terms, adverts = held.context.terms, {peer: held.adverts[peer].advert for peer in sharers}
+    if terms.layout.tagged is None:
+        return None
+    sum_keys = {peer: given.sum_key for peer, given in received.items()} | {name: held.secrets.sum_key}
+    return SumCheck(
+        federation=terms.federation,
+        job_digest=terms.job_digest,
+        round=terms.round,
+        phase=terms.phase,
+        attempt=terms.attempt,
+        session_digest=held.context.session_digest,
+        layout_digest=terms.layout.digest,
+        state_digest=terms.state_digest,
+        threshold=terms.rule.threshold,
+        members=terms.rule.members,
+        cohort_digest=held.cohort_digest,
+        name=name,
+        sharers=sharers,
+        certificates={peer: advert.certificate for peer, advert in adverts.items()},
+        self_mask_commitments={peer: advert.self_mask_commitment for peer, advert in adverts.items()},
+        sum_key=seeds.cohort_sum_key(sum_keys, cohort_digest=held.cohort_digest),
+    )
 
 
 def make_masker(masked: Masked, *, name: str, self_mask_seed: bytes) -> Masker:
     """y = x + PRG(b) + sum over greater names of PRG(s) - sum over smaller. docs/protocol.md 5.4."""
     pairs = [SignedSeed(seed=seed, sign=1 if name < peer else -1) for peer, seed in masked.pair_seeds.items()]
+    layout, check = masked.context.terms.layout, masked.sum_check
     return Masker(
-        layout=masked.context.terms.layout,
+        layout=layout,
         cohort_digest=masked.cohort_digest,
         seeds=(SignedSeed(seed=self_mask_seed, sign=1), *pairs),
+        tagger=None if check is None else Tagger(layout=layout, sum_key=check.sum_key, name=name),
     )
 
 

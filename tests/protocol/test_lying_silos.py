@@ -236,6 +236,37 @@ def test_dealt_hash_that_does_not_match_is_complained_of_and_the_sum_goes_on(exc
     assert np.array_equal(exchange.revealed(), exchange.expected())
 
 
+def test_another_sum_key_for_one_silo_is_complained_of_and_the_sum_goes_on(exchange, monkeypatch):
+    def lie(sum_key, receiver):
+        return flip(sum_key) if receiver == "silo-004" else sum_key
+
+    lie_in_dealing(monkeypatch, LIAR, "sum_key", lie)
+    mask_with_complaints(exchange)
+    assert exchange.coordinator.complaints == [("silo-004", LIAR)]
+    assert exchange.silos["silo-004"].state is SiloState.FAILED
+    exchange.dropped.add("silo-004")
+    exchange.consistency()
+    exchange.unmask()
+    assert np.array_equal(exchange.revealed(), exchange.expected())
+
+
+def test_sum_key_that_is_not_the_adverted_one_is_complained_of_by_all(exchange, monkeypatch):
+    lie_in_dealing(monkeypatch, LIAR, "sum_key", lambda sum_key, receiver: flip(sum_key))
+    mask_with_complaints(exchange)
+    others = [name for name in exchange.terms.names if name != LIAR]
+    assert exchange.coordinator.complaints == [(name, LIAR) for name in others]
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_envelope_with_a_sum_key_of_another_length_is_refused(exchange, monkeypatch, length):
+    lie_in_dealing(monkeypatch, LIAR, "sum_key", lambda sum_key, receiver: (2 * sum_key)[:length])
+    exchange.advertise()
+    with pytest.raises(
+        RemoteProtocolError, match="a sealed part is missing, out of place or of another length"
+    ):
+        exchange.share()
+
+
 def test_dealt_seed_hash_that_does_not_match_is_complained_of_and_fails_closed(exchange, monkeypatch):
     """The mask between the two can then not be checked, so there is no sum."""
     lie_in_hash(monkeypatch, "pair_seed_hash", receiver="silo-004")
@@ -255,10 +286,10 @@ def test_complainer_leaves_no_masked_vector_and_its_session_is_over(exchange, mo
     lie_in_dealing(monkeypatch, LIAR, "self_mask_share", lambda share, receiver: share)
     honest = dealing.open_dealt
 
-    def open_dealt(made: Envelope, secrets):
+    def open_dealt(made: Envelope, secrets, **given):
         if made.receiver == "silo-004" and made.sender == LIAR:
             made = dataclasses.replace(made, sealed_shares=flip(made.sealed_shares))
-        return honest(made, secrets)
+        return honest(made, secrets, **given)
 
     monkeypatch.setattr(dealing, "open_dealt", open_dealt)
     mask_with_complaints(exchange)

@@ -1,8 +1,9 @@
-"""The check of session.json: one session with every message and secret, from advert to sum."""
+"""The check of session.json: one session with every message and secret, from advert to verified sum."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 from cryptography import x509
@@ -10,7 +11,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
 from primitives import (
+    TAG_WORDS,
     Disagreement,
     aes_ctr,
     decode,
@@ -37,6 +40,7 @@ def check_session(vector: Any) -> int:
     session.check_consistency()
     session.check_answers()
     session.check_sum()
+    session.check_verified_sum()
     return len(vector["silos"])
 
 
@@ -97,6 +101,7 @@ class Session:
                 key_pair(self.secret(name, "channel_seed"))[0],
                 self.mask_key(name)[0],
                 digest("self-mask-commitment", name, self.secret(name, "self_mask_seed")),
+                digest("sum-key", name, self.secret(name, "sum_key")),
             ]
             expect(f"advert of {name}", fields, expected)
             bodies.append(body)
@@ -115,8 +120,9 @@ class Session:
     def check_envelope(self, dealer: str, receiver: str, fields: list[Any]) -> None:
         scope = f"envelope {dealer} to {receiver}"
         info = encode("sealed-shares", self.cohort_digest, dealer, receiver)
-        both = unseal(key_pair(self.secret(receiver, "channel_seed"))[1], fields[5], info)
-        self_mask_share, recovery_share = both[:33], both[33:]
+        sealed = unseal(key_pair(self.secret(receiver, "channel_seed"))[1], fields[5], info)
+        self_mask_share, recovery_share, sum_key = sealed[:33], sealed[33:66], sealed[66:]
+        expect(f"{scope}: sum key", sum_key, self.secret(dealer, "sum_key"))
         self.shares["self-mask", dealer, receiver] = self_mask_share
         self.shares["recovery", dealer, receiver] = recovery_share
         seed_hash = seed = b""
@@ -140,14 +146,13 @@ class Session:
     def check_masked_vectors(self) -> None:
         for name in self.survivors:
             stream = bytes.fromhex(self.silos[name]["masked"])
-            for ring_bits, inputs in sorted(self.silos[name]["input"].items(), key=lambda item: int(item[0])):
-                bits = int(ring_bits)
+            for bits, inputs in sorted(self.tagged_input(name).items()):
                 seeds = [(self.secret(name, "self_mask_seed"), 1)]
                 for peer in self.sharers:
                     if peer != name:
                         low, high = sorted((name, peer))
                         seeds.append((self.pair_seed(low, high), 1 if name == low else -1))
-                masked = self.apply([int(each) for each in inputs], bits, seeds)
+                masked = self.apply(inputs, bits, seeds)
                 size = len(masked) * bits // 8
                 expect(f"masked vector of {name}", masked, little_endian(stream[:size], bits))
                 stream = stream[size:]
@@ -177,9 +182,102 @@ class Session:
     def check_sum(self) -> None:
         for ring_bits, recorded in self.vector["sum"].items():
             bits = int(ring_bits)
-            inputs = [map(int, self.silos[name]["input"][ring_bits]) for name in self.survivors]
+            inputs = [self.tagged_input(name)[bits] for name in self.survivors]
             total = [sum(column) % 2**bits for column in zip(*inputs, strict=True)]
             expect(f"sum of {ring_bits}-bit words", [str(each) for each in total], recorded)
+
+    def check_verified_sum(self) -> None:
+        expect("sum key", self.sum_key(), bytes.fromhex(self.vector["sum_key"]))
+        terms, commitments = self.terms, []
+        for name in self.sharers:
+            seed = self.secret(name, "self_mask_seed")
+            commitments.append([name, digest("self-mask-commitment", name, seed)])
+        kept = [
+            terms["federation"],
+            bytes.fromhex(terms["job_digest"]),
+            terms["round"],
+            terms["phase"],
+            terms["attempt"],
+            bytes.fromhex(self.vector["session_digest"]),
+            bytes.fromhex(self.vector["layout_digest"]),
+            bytes.fromhex(terms["state_digest"]),
+            terms["threshold"],
+            terms["members"],
+            self.cohort_digest,
+            self.survivors[0],
+            self.sharers,
+            [[name, self.certificates[name].public_bytes(Encoding.DER)] for name in self.sharers],
+            commitments,
+            self.sum_key(),
+        ]
+        expect("sum check", decode("sum-check", bytes.fromhex(self.vector["sum_check"])), kept)
+        total = {int(ring_bits): [int(each) for each in row] for ring_bits, row in self.vector["sum"].items()}
+        stream = b"".join(
+            word.to_bytes(bits // 8, "little")
+            for bits, words in self.tagged_words(total).items()
+            for word in words
+        )
+        stream += b"".join(word.to_bytes(8, "little") for word in total[64][-TAG_WORDS:])
+        expect("tagged sum", stream, bytes.fromhex(self.vector["tagged_sum"]))
+        expect("verdict on the sum", self.is_true(stream), True)
+        for row in self.vector["refused"]:
+            expect(f"verdict on a {row['failure']}", self.is_true(bytes.fromhex(row["tagged_sum"])), False)
+        expect("number of refused sums", len(self.vector["refused"]), 4)
+
+    def is_true(self, stream: bytes) -> bool:
+        """Whether a silo takes this as the tagged part of the sum over U3."""
+        sizes: dict[int, int] = {}
+        for quantity in self.vector["quantities"]:
+            if quantity["is_tagged"]:
+                sizes[quantity["word"]] = sizes.get(quantity["word"], 0) + math.prod(quantity["shape"])
+        words: dict[int, list[int]] = {}
+        for bits, size in sorted(sizes.items()):
+            words[bits] = little_endian(stream[: size * bits // 8], bits)
+            stream = stream[size * bits // 8 :]
+        if any(abs(signed(word, 64)) >= 2**47 for word in words.get(64, [])):
+            return False
+        products = self.products(words)
+        offsets = [self.offsets(name) for name in self.survivors]
+        expected = [sum(each) % 2**64 for each in zip(products, *offsets, strict=True)]
+        return little_endian(stream, 64) == expected
+
+    def sum_key(self) -> bytes:
+        keys = b"".join(self.secret(name, "sum_key") for name in self.sharers)
+        return hkdf(keys, encode("cohort-sum-key", self.cohort_digest, self.sharers))
+
+    def tagged_input(self, name: str) -> dict[int, list[int]]:
+        """By word size, what the silo masks: its input and at the end its tags."""
+        words = {
+            int(ring_bits): [int(each) for each in row]
+            for ring_bits, row in self.silos[name]["input"].items()
+        }
+        products = self.products(self.tagged_words(words))
+        tags = [sum(each) % 2**64 for each in zip(products, self.offsets(name), strict=True)]
+        return words | {64: words[64][:-TAG_WORDS] + tags}
+
+    def tagged_words(self, words: dict[int, list[int]]) -> dict[int, list[int]]:
+        tagged: dict[int, list[int]] = {}
+        places = dict.fromkeys((16, 32, 64), 0)
+        for quantity in self.vector["quantities"]:
+            bits, size = quantity["word"], math.prod(quantity["shape"])
+            if quantity["is_tagged"]:
+                tagged.setdefault(bits, []).extend(words[bits][places[bits] : places[bits] + size])
+            places[bits] += size
+        return dict(sorted(tagged.items()))
+
+    def products(self, words: dict[int, list[int]]) -> list[int]:
+        """<a_j, x> for j = 1 to 4."""
+        extended = [signed(word, bits) for bits in sorted(words) for word in words[bits]]
+        wide = [signed(word, 64) for word in words.get(64, [])]
+        products = []
+        for number, over in enumerate([extended, extended, wide, wide], start=1):
+            key = hkdf(self.sum_key(), encode("tag-factors", number))
+            factors = little_endian(aes_ctr(key, 0, 8 * len(over)), 64)
+            products.append(sum(a * x for a, x in zip(factors, over, strict=True)) % 2**64)
+        return products
+
+    def offsets(self, name: str) -> list[int]:
+        return little_endian(aes_ctr(hkdf(self.sum_key(), encode("tag-offset", name)), 0, 8 * TAG_WORDS), 64)
 
     def check_secret(self, label: str, dealer: str, secret: bytes) -> None:
         """Every t of the shares that others hold rebuild it."""
@@ -205,12 +303,17 @@ class Session:
             words = [(ring_bits + sign * each) % 2**bits for ring_bits, each in zip(words, mask, strict=True)]
         return words
 
-    def open(self, name: str, purpose: str, signed: Any) -> list[Any]:
-        body = bytes.fromhex(signed["body"])
+    def open(self, name: str, purpose: str, made: Any) -> list[Any]:
+        body = bytes.fromhex(made["body"])
         key = self.certificates[name].public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         try:
-            key.verify(bytes.fromhex(signed["signature"]), body, ec.ECDSA(hashes.SHA256()))
+            key.verify(bytes.fromhex(made["signature"]), body, ec.ECDSA(hashes.SHA256()))
         except InvalidSignature:
             raise Disagreement(f"{purpose} of {name}: the signature does not hold") from None
         return decode(purpose, body)
+
+
+def signed(word: int, bits: int) -> int:
+    """Two's complement."""
+    return word - 2**bits if word >= 2 ** (bits - 1) else word

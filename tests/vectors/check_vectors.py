@@ -18,6 +18,7 @@ from typing import Any
 from check_session import check_session
 from primitives import (
     PRIME,
+    TAG_WORDS,
     Disagreement,
     Malformed,
     aes_ctr,
@@ -29,6 +30,7 @@ from primitives import (
     little_endian,
     prg_key,
     recover,
+    room,
     share_number,
 )
 
@@ -116,7 +118,7 @@ def check_projection(vectors: Any) -> int:
         expect("words", projected(vector["values"], vector, rows, signs), vector["words"])
         expect("expanded", expanded(vector["words"], vector, rows, signs), vector["expanded"])
         quantity = {"name": "delta", "shape": [vector["size"]], "bound": 64.0, "word": 16, "is_count": False}
-        quantity |= {"sensitivity_l2": None, "projection": vector}
+        quantity |= {"sensitivity_l2": None, "projection": vector, "is_tagged": False}
         expect("layout digest", layout_digest([quantity], 4).hex(), vector["layout_digest"])
     return len(vectors)
 
@@ -158,7 +160,7 @@ def expanded(words: list[float], vector: Any, rows: list[int], signs: list[int])
 def scale_exponent(quantity: Any, members: int) -> int:
     if quantity["is_count"]:
         return 0
-    bound, most = Fraction(quantity["bound"]), 2 ** (quantity["word"] - 1) - 1
+    bound, most = Fraction(quantity["bound"]), room(quantity)
     exponents = [e for e in range(-200, 200) if members * math.ceil(bound * Fraction(2) ** e) <= most]
     return max(exponents)
 
@@ -190,6 +192,8 @@ def check_ring(vectors: Any) -> int:
             words[str(quantity["word"])] += [str(unit % 2 ** quantity["word"]) for unit in units]
             sums = [float(members * unit / Fraction(2) ** quantity["scale_exponent"]) for unit in units]
             expect("sum", sums, vector["sum_of_all_members"][quantity["name"]])
+        if any(quantity["is_tagged"] for quantity in quantities):
+            words.setdefault("64", []).extend(["0"] * TAG_WORDS)  # no session, no tags
         expect("words", words, vector["vectors"])
     return len(vectors)
 

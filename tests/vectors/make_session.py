@@ -1,4 +1,5 @@
-"""Writes session.json: four silos, one lost after SHARE, every message and every secret of them.
+"""Writes session.json: four silos, one lost after SHARE, every message and every secret of them, and the
+check of their sum.
 
 Seals and signatures differ each time, so nothing re-makes the committed file bit for bit;
 `check_vectors.py` re-computes all that is determined and opens and verifies the rest.
@@ -12,9 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from crypto.errors import RemoteProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
-from crypto.fixed_point.layout import Layout
+from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.ring import Words
 from crypto.identity.certificates import SignedBody
 from crypto.masking import masks
@@ -22,12 +26,18 @@ from crypto.masking.masks import UnmaskPlan
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import SessionTerms, UnmaskShares
 from crypto.session.silo_session import SiloSession
+from crypto.session.sum_check import SumCheck
 from tests.support import sessions
 from tests.vectors.make_vectors import counter_bytes
 
 SILOS = 4
 LOST = 1
-SECRETS = ("recovery_seed", "self_mask_seed", "channel_seed")  # in the order in which a silo draws them
+SECRETS = (
+    "recovery_seed",
+    "self_mask_seed",
+    "channel_seed",
+    "sum_key",
+)  # in the order in which a silo draws them
 
 
 def main() -> None:
@@ -37,7 +47,7 @@ def main() -> None:
 
 def session_vector() -> dict[str, Any]:
     federation = sessions.make_federation(SILOS)
-    terms = sessions.make_terms(federation)
+    terms = sessions.make_terms(federation, layout=_layout(SILOS))
     coordinator = sessions.make_coordinator(federation, terms)
     drawn: dict[str, list[bytes]] = {name: [] for name in terms.names}
     silos = {name: _silo(federation, terms, name, drawn[name]) for name in terms.names}
@@ -53,7 +63,7 @@ def session_vector() -> dict[str, Any]:
         coordinator.on_shares(name, shares)
         rows[name]["envelopes"] = [_signed(one) for one in shares.envelopes]
         rows[name]["own_share"] = _signed(shares.own_share)
-    total = _mask(coordinator, silos, rows, staying=terms.names[:-LOST])
+    total, check = _mask(coordinator, silos, rows, staying=terms.names[:-LOST])
     _reveal(coordinator, silos, rows, total)
     return {
         "terms": _terms(terms),
@@ -65,6 +75,36 @@ def session_vector() -> dict[str, Any]:
         "survivors": list(coordinator.survivors),
         "silos": rows,
         "sum": _words(total),
+        "sum_key": check.sum_key.hex(),
+        "sum_check": check.to_bytes().hex(),
+        "tagged_sum": _tagged(terms.layout, total).hex(),
+        "refused": _refused(terms.layout, total, check, coordinator.survivors),
+    }
+
+
+def _layout(members: int) -> Layout:
+    """Tagged and other quantities of every word size, out of order."""
+    return Layout(
+        members=members,
+        quantities=(
+            Quantity(name="counts", shape=(3,), bound=1000, is_count=True),
+            Quantity(name="half", shape=(5,), bound=1.0, ring_bits=16, is_tagged=True),
+            Quantity(name="moments", shape=(2, 2), bound=8.0, is_tagged=True),
+            Quantity(name="loss", bound=8.0, ring_bits=32),
+            Quantity(name="delta", shape=(7,), bound=8.0, ring_bits=32, is_tagged=True),
+        ),
+    )
+
+
+def _values(name: str) -> dict[str, Any]:
+    """Of both signs, up to the bounds."""
+    rank = int(name[-3:]) - 1  # -1 to 2
+    return {
+        "counts": [rank, -1000, 1000],
+        "half": [rank / 3, -1.0, 1.0, 0.0, -0.25],
+        "moments": [[rank / 3, -8.0], [8.0, -1e-9]],
+        "loss": 0.7,
+        "delta": [rank / 3, -8.0, 8.0, 0.0, 1.5, -1e-9, 0.3],
     }
 
 
@@ -74,17 +114,54 @@ def _mask(
     rows: dict[str, dict[str, Any]],
     *,
     staying: tuple[str, ...],
-) -> dict[int, Words]:
+) -> tuple[dict[int, Words], SumCheck]:
+    """The masked sum, and what the first silo keeps to check it."""
     terms = coordinator.terms
     total = ring.zeros(terms.layout)
     envelopes = coordinator.close_share()
+    checks = []
     for name in staying:
-        encoded = Encoder(sessions.one_hot(terms, name), layout=terms.layout).encode()
-        stream = b"".join(silos[name].receive(envelopes[name]).stream(encoded))
+        encoded = Encoder(_values(name), layout=terms.layout).encode()
+        masker = silos[name].receive(envelopes[name])
+        checks.append(silos[name].sum_check)
+        stream = b"".join(masker.stream(encoded))
         ring.add_into(total, masks.vectors_from_stream(terms.layout, stream))
         coordinator.on_masked(name)
         rows[name] |= {"input": _words(encoded.vectors), "masked": stream.hex()}
-    return total
+    assert checks[0] is not None
+    return total, checks[0]
+
+
+def _refused(
+    layout: Layout, total: dict[int, Words], check: SumCheck, survivors: tuple[str, ...]
+) -> list[dict[str, str]]:
+    """Tagged parts of a sum that the check refuses, by what is wrong with them."""
+    assert layout.tagged is not None
+    refused = []
+    for failure in ("changed word", "highest bit of a 64-bit word", "words swapped", "doubled with its tags"):
+        changed = {ring_bits: words.copy() for ring_bits, words in total.items()}
+        match failure:
+            case "changed word":
+                changed[16][layout.slices(16)["half"]][2] += np.uint16(1)
+            case "highest bit of a 64-bit word":
+                changed[64][layout.slices(64)["moments"]][0] ^= np.uint64(1 << 63)
+            case "words swapped":
+                changed[32][layout.slices(32)["delta"]][[1, 2]] = changed[32][layout.slices(32)["delta"]][
+                    [2, 1]
+                ]
+            case _:
+                changed = {ring_bits: 2 * words for ring_bits, words in total.items()}
+        stream = _tagged(layout, changed)
+        try:
+            check.check_sum(stream, layout.tagged, survivors)
+        except RemoteProtocolError:
+            refused.append({"failure": failure, "tagged_sum": stream.hex()})
+    check.check_sum(_tagged(layout, total), layout.tagged, survivors)
+    return refused
+
+
+def _tagged(layout: Layout, total: dict[int, Words]) -> bytes:
+    return b"".join(masks.tagged_stream(layout, total))
 
 
 def _reveal(
@@ -154,6 +231,7 @@ def _quantities(layout: Layout) -> list[dict[str, Any]]:
             "word": quantity.ring_bits,
             "is_count": quantity.is_count,
             "sensitivity_l2": quantity.sensitivity_l2,
+            "is_tagged": quantity.is_tagged,
         }
         for quantity in layout.quantities
     ]

@@ -193,15 +193,16 @@ def ring_vectors() -> list[dict[str, Any]]:
     vectors = []
     for members, ring_bits, bound in [(3, 16, 1.0), (4, 32, 8.0), (10, 32, 0.3), (100, 64, 1000.0)]:
         vectors.append(ring_vector(members, ring_bits, bound))
+        vectors.append(ring_vector(members, ring_bits, bound, is_tagged=True))
     return vectors
 
 
-def ring_vector(members: int, ring_bits: int, bound: float) -> dict[str, Any]:
+def ring_vector(members: int, ring_bits: int, bound: float, *, is_tagged: bool = False) -> dict[str, Any]:
     parts = [0.0, 1.0, -1.0, 0.5, -0.3333333333333333, 1e-9, -1e-9, 2.0, -2.0, 0.7]
     quantities = (
-        Quantity(name="delta", shape=(2, 5), bound=bound, ring_bits=ring_bits),
+        Quantity(name="delta", shape=(2, 5), bound=bound, ring_bits=ring_bits, is_tagged=is_tagged),
         Quantity(name="correct", shape=(3,), bound=50, ring_bits=ring_bits, is_count=True),
-        Quantity(name="weight", bound=1.0, ring_bits=64),
+        Quantity(name="weight", bound=1.0, ring_bits=64, is_tagged=is_tagged),
         Quantity(name="clipped", bound=1000, is_count=True),
     )
     layout = Layout(quantities=quantities, members=members)
@@ -233,6 +234,7 @@ def quantity_row(quantity: Quantity, members: int) -> dict[str, Any]:
         "word": quantity.ring_bits,
         "is_count": quantity.is_count,
         "sensitivity_l2": quantity.sensitivity_l2,
+        "is_tagged": quantity.is_tagged,
         "scale_exponent": int(np.log2(quantity.scale(members))),
     }
 

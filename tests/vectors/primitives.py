@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, Suite
 
 PRIME = 2**256 + 297
+TAG_WORDS = 4
 MAX_DEPTH = 6
 MAX_FIELDS = 65536
 
@@ -182,10 +183,17 @@ def layout_digest(quantities: Any, members: int) -> bytes:
             int(quantity["is_count"]),
             "" if quantity["sensitivity_l2"] is None else float(quantity["sensitivity_l2"]).hex(),
             projection_fields(quantity.get("projection")),
+            int(quantity["is_tagged"]),
         ]
         for quantity in quantities
     ]
-    return digest("layout", members, rows)
+    return digest("layout", members, 1, rows)
+
+
+def room(quantity: Any) -> int:
+    """The largest number that a sum may reach."""
+    bits = 47 if quantity["is_tagged"] and quantity["word"] == 64 else quantity["word"] - 1
+    return 2**bits - 1
 
 
 def projection_fields(projection: Any) -> list[Any]:

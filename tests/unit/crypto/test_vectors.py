@@ -14,11 +14,15 @@ import pytest
 
 from crypto import encoding
 from crypto.encoding import FieldReader
-from crypto.errors import RemoteProtocolError
+from crypto.errors import Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.ring import WORD_TYPES, Encoded
+from crypto.identity.certificates import SignedBody
 from crypto.masking.masks import Masker, SignedSeed, UnmaskPlan, vectors_from_stream
+from crypto.masking.tags import Tagger
 from crypto.session import seeds, shamir
+from crypto.session.messages import Signatures
+from crypto.session.sum_check import SumCheck
 from tests.vectors import make_vectors
 
 FOLDER = Path(make_vectors.__file__).parent
@@ -72,6 +76,11 @@ def swap_digit(text: str) -> str:
         ("session", ("silos", "silo-002", "consistency", "signature")),
         ("session", ("silos", "silo-002", "answer", "recovery_shares", "silo-003")),
         ("session", ("sum", "32", 0)),
+        ("session", ("silos", "silo-001", "sum_key")),
+        ("session", ("sum_key",)),
+        ("session", ("sum_check",)),
+        ("session", ("tagged_sum",)),
+        ("session", ("sum", "64", -1)),
     ],
 )
 def test_the_checker_notices_one_changed_digit(
@@ -121,7 +130,8 @@ def test_the_package_masks_and_unmasks_the_recorded_session() -> None:
     total = dict.fromkeys(layout.ring_sizes, 0)
     for name in vector["survivors"]:
         row = vector["silos"][name]
-        masker = Masker(layout=layout, cohort_digest=cohort_digest, seeds=_seeds(vector, name))
+        tagger = Tagger(layout=layout, sum_key=bytes.fromhex(vector["sum_key"]), name=name)
+        masker = Masker(layout=layout, cohort_digest=cohort_digest, seeds=_seeds(vector, name), tagger=tagger)
         encoded = Encoded(vectors=_vectors(row["input"]), clipped_total=0)
         assert b"".join(masker.stream(encoded)).hex() == row["masked"]
         masked = vectors_from_stream(layout, bytes.fromhex(row["masked"]))
@@ -135,6 +145,24 @@ def test_the_package_masks_and_unmasks_the_recorded_session() -> None:
     assert {
         str(ring_bits): [str(each) for each in total[ring_bits].tolist()] for ring_bits in total
     } == vector["sum"]
+
+
+def test_the_package_checks_the_recorded_sum() -> None:
+    vector = load("session")
+    check, tagged = SumCheck.from_bytes(bytes.fromhex(vector["sum_check"])), _layout(vector).tagged
+    assert tagged is not None
+    survivors = tuple(vector["survivors"])
+    signed = [vector["silos"][name]["consistency"] for name in survivors]
+    signatures = [
+        SignedBody(body=bytes.fromhex(one["body"]), signature=bytes.fromhex(one["signature"]))
+        for one in signed
+    ]
+    check.check_survivors(survivors, Signatures(signatures=tuple(signatures)))
+    check.check_sum(bytes.fromhex(vector["tagged_sum"]), tagged, survivors)
+    for row in vector["refused"]:
+        with pytest.raises(RemoteProtocolError, match="sum: ") as caught:
+            check.check_sum(bytes.fromhex(row["tagged_sum"]), tagged, survivors)
+        assert caught.value.code is Refusal.SUM
 
 
 def test_a_session_digest_is_that_of_the_recorded_terms() -> None:
