@@ -17,13 +17,14 @@ from chorale.job import Job
 from chorale.observability import tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.tracing import Span
+from chorale.runtime.files import write_atomic
 from chorale.spec.state import GlobalState
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint, sitting_out
-from coordinator.jobs.aggregate import MaskedSum, StoredSum, unmask_stored
+from coordinator.jobs.aggregate import MaskedSum, unmask_stored
 from coordinator.jobs.attempt_runner import AttemptFailed, AttemptRunner
 from coordinator.metrics import AttemptResult
 from coordinator.phase_machine import RETRYABLE, PhaseEvent, PhaseMachine, PhaseState
@@ -33,9 +34,10 @@ from coordinator.storage.spool import SessionSpool
 from coordinator.storage.store import Absence, PhaseRow
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.roster import Roster
+from crypto.masking.stored_sum import StoredSum, tagged_stream
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import SessionTerms
-from strategies.base import PhaseResult
+from strategies.base import Array, PhaseResult
 
 log = get_logger("coordinator.jobs.phase_runner")
 
@@ -232,15 +234,26 @@ class PhaseRunner:
         sums = StoredSum(self._sum_path("revealed"), layout=terms.layout)
         context = self._job.context(self._key, state, len(terms.names))
         assert self._row.cohort is not None  # stored with the masked sum
-        result = self._job.apply(self._row.phase, context, sums, survivors=len(self._row.cohort))
-        del sums  # its pages, before the next state is written
+        figures = dict(self._job.figures(self._row.phase, context, sums))
         if any(quantity.noise is not None for quantity in terms.layout.quantities):
-            wrap = {"wrap_probability": terms.layout.wrap_probability}
-            result = replace(result, figures={**result.figures, **wrap})
+            figures["wrap_probability"] = terms.layout.wrap_probability
+        del sums  # its pages, before those of the tagged part
+        tagged = self._tagged_sums(terms)
+        result = self._job.next_state(self._row.phase, context, tagged, survivors=len(self._row.cohort))
+        del tagged  # its pages, before the next state is written
+        result = replace(result, figures={**figures, **result.figures})
         if result.state is None or result.state is state:
             return result, self._row.state_digest
         digest = self._resources.checkpoints.put(self._job.digest, result.state)
         return replace(result, state={}), digest  # it is on disk: the next phase need not hold it
+
+    def _tagged_sums(self, terms: SessionTerms) -> Mapping[str, Array]:
+        """The part of the stored sum that the next state follows from, in a file of its own."""
+        if terms.layout.tagged is None:
+            return {}
+        path = self._sum_path("tagged")
+        write_atomic(path, tagged_stream(self._sum_path("revealed"), layout=terms.layout))
+        return StoredSum(path, layout=terms.layout.tagged)
 
     def _end(
         self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]
@@ -252,7 +265,7 @@ class PhaseRunner:
         record = self._record(result, state_digest, quantities)
         self._resources.store.end_phase(self._row.sequence, state=self._machine.state, record=record)
         self._log_stage()
-        for name in ("masked", "revealed"):
+        for name in ("masked", "revealed", "tagged"):
             self._sum_path(name).unlink(missing_ok=True)
         self._publish(record)
         return record
@@ -331,7 +344,7 @@ class PhaseRunner:
         )
 
     def _sum_path(self, name: str) -> Path:
-        """name: masked, or revealed."""
+        """name: masked, revealed, or tagged."""
         folder = self._resources.settings.sum_directory
         return folder / f"{self._row.sequence}-{self._machine.attempt}.{name}"
 

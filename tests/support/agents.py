@@ -433,8 +433,9 @@ class Hub:
         await self.until_signed(exchange)
         sums = await self.unmask(exchange)
         context = self.job.context(exchange.key, self.state, len(exchange.session.terms.names))
-        handed_over = {name: value.copy() for name, value in sums.items()}  # apply uses them up
-        result = self.job.apply(phase, context, handed_over, survivors=len(exchange.session.survivors))
+        tagged = [each.name for each in exchange.session.terms.layout.quantities if each.is_tagged]
+        handed_over = {name: sums[name].copy() for name in tagged}  # next_state uses them up
+        result = self.job.next_state(phase, context, handed_over, survivors=len(exchange.session.survivors))
         assert result.state is not None
         self.state = result.state
         self.tell_outcome(exchange, cohort=exchange.session.survivors)
