@@ -172,7 +172,7 @@ def _run(setting: str, seed: int, *, rounds: int) -> _Run:
         sums = _sums(job, key, state, data, silos)
         correct.append(_accuracy(sums))  # of the model as the silos received it
         clipped += int(sums["clipped"])
-        result = job.phase(key.phase).apply(job.context(key, state, SILOS), sums)
+        result = job.phase(key.phase).next_state(job.context(key, state, SILOS), sums)
         if result.state is None:
             raise RuntimeError(f"round {round} was not applied: {result.reason}")
         state = result.state

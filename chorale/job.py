@@ -214,10 +214,10 @@ class Job:
         noise = noise_deviations(self.layout(key, state, members).quantities, members)
         return replace(self._context(key, state, members), noise=noise)
 
-    def apply(
+    def next_state(
         self, phase: str, context: PhaseContext, sums: Mapping[str, Array], *, survivors: int
     ) -> PhaseResult:
-        """What the revealed sums over so many silos do to the global state. The sums are handed over.
+        """What the tagged sums over so many silos do to the global state. The sums are handed over.
 
         Security: the update is divided by the sum of p, and a silo that lies about its p can bring that sum
         close to zero. A sum of p below a hundredth of its usual size is not applied.
@@ -226,7 +226,11 @@ class Job:
         privacy = self.spec.privacy
         usual = 1.0 / len(self.spec.silos) if privacy is None else privacy.declared_weight(context.members)
         guarded = replace(context, min_weight=max(context.min_weight, MIN_WEIGHT * survivors * usual))
-        return self.phase(phase).apply(guarded, sums)
+        return self.phase(phase).next_state(guarded, sums)
+
+    def figures(self, phase: str, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
+        """Numbers for the record of a phase, of all its sums; those of `next_state` come in addition."""
+        return self.phase(phase).figures(context, sums)
 
     def layout(self, key: PhaseKey, state: GlobalState, members: int) -> Layout:
         """Noise included. Raises ConfigError if a quantity does not fit its word, or if a private job cannot

@@ -216,7 +216,7 @@ class _Run:
         self._unit_ND = unit_features(self.state, data.images(self._test_N))
         self._label_N = data.labels(self._test_N)
         self.before = self.accuracy(self.state[HEAD])
-        plain = CalibratePhase().apply(self._context(self._spec), self._sums(self._spec)).state
+        plain = CalibratePhase().next_state(self._context(self._spec), self._sums(self._spec)).state
         assert plain is not None
         self.no_noise = self.accuracy(
             self.least_squares(self._sums(self._spec), CalibratePhase(), self._spec)
@@ -226,7 +226,7 @@ class _Run:
         """Accuracies with the ridge, without, and as installed, of one and the same noised sum."""
         spec = self.private(multiplier)
         sums, phase = self._sums(spec), CalibratePhase()
-        installed = phase.apply(self._context(spec), sums).state
+        installed = phase.next_state(self._context(spec), sums).state
         assert installed is not None
         return (
             self.accuracy(self.least_squares(sums, phase, spec)),

@@ -230,9 +230,7 @@ class _Agent:
             reveals=self._reveals,
             inputs=inputs,
             local=local,
-            chain=StateChain(
-                silo=self._settings.name, known=known, local=local, authority=self._authority
-            ),
+            chain=StateChain(silo=self._settings.name, known=known, local=local, authority=self._authority),
             sums=RevealedSums(
                 identity=self._identity,
                 jobs=jobs,

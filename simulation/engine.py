@@ -179,7 +179,10 @@ class Simulation:
             result = PhaseResult(state=None, reason="too-few-silos")
         else:
             sums = self._sums(request, names, here, as_words)
-            result = self.job.apply(phase, request.context, sums, survivors=len(here))
+            figures = self.job.figures(phase, request.context, sums)
+            tagged = {each.name: sums[each.name] for each in request.layout.quantities if each.is_tagged}
+            result = self.job.next_state(phase, request.context, tagged, survivors=len(here))
+            result = replace(result, figures={**figures, **result.figures})
         if result.state is not None:
             moved = {answer.silo: answer.proposed for answer in here if answer.proposed is not None}
             local = {**self.progress.local, **moved} if moved else self.progress.local

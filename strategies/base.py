@@ -1,6 +1,7 @@
 """The words that coordinator and silo share about a phase: context, options, quantities, result.
 
-A phase is pure: context in, quantities out; context and revealed sums in, next global state out.
+A phase is pure: context in, quantities out; context and revealed sums in, next global state out. The next
+state follows from the tagged sums alone, which silos check and have too; figures may follow from all of them.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ class PhaseContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseResult:
-    """What a revealed sum did. state is None where it was not applied, with the reason."""
+    """What a revealed sum did. state is None where it was not applied, with the reason.
+
+    figures: those that the step itself knows.
+    """
 
     state: Arrays | None
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -94,12 +98,16 @@ class Phase(Protocol):
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """What every silo sums in this phase, in declared order."""
 
-    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        """The next global state from the decoded sums over the revealed cohort.
+    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """The next global state from the decoded tagged sums over the revealed cohort.
 
-        Shapes: each sum has its quantity's shape, float64 or int64 for counts. The sums are handed over:
-        apply may use them up.
+        It reads no other sum: silos compute the state from the tagged ones alone, bit for bit. A phase that
+        tags nothing returns the context's state. Shapes: each sum has its quantity's shape, float64 or int64
+        for counts. The sums are handed over: next_state may use them up. Source: docs/protocol.md 7.9.
         """
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
+        """Numbers for the phase's record, of any sums, tagged or not. The coordinator's alone."""
 
 
 class SummedBeside(Protocol):
@@ -109,10 +117,10 @@ class SummedBeside(Protocol):
         """What every silo sums for it, in declared order."""
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
-        """Numbers for the phase's record."""
+        """Numbers for the phase's record, of any sums."""
 
     def arrays(self, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, Array]:
-        """method/ arrays that it writes into the next global state."""
+        """method/ arrays that it writes into the next global state, of tagged sums alone."""
 
 
 class Keeper(Protocol):
@@ -139,10 +147,10 @@ class ServerRule(Protocol):
     """What the mean delta, and the update's further sums, do to the model."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        """What it needs summed besides p * delta and p."""
+        """What it needs summed besides p * delta and p, all of it tagged."""
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
-        """The step from the revealed sums; the sum of p is above 0.
+        """The step from the tagged sums; the sum of p is above 0.
 
         Shapes: sums["delta"] (P,), sums["weight"] ().
         """

@@ -51,6 +51,7 @@ class UpdateScale:
             Quantity(
                 name=MEAN_SQUARE,
                 bound=max(context.update_bound**2, BOUND_RANGE[0]),
+                is_tagged=True,
                 discloses=Disclosure.FROM_UPDATE,
             ),
         )
@@ -85,6 +86,7 @@ def delta_quantity(context: PhaseContext, *, size: int) -> Quantity:
         bound=bound,
         ring_bits=ring_bits,
         projection=Projection.of(size, seed=context.public_seed) if is_rotated else None,
+        is_tagged=True,
         discloses=Disclosure.UPDATE,
     )
 

@@ -1,4 +1,4 @@
-"""The sum of masked vectors: added as they come, stored before it is unmasked, decoded when it is used.
+"""The sum of masked vectors: added as they come, stored before it is unmasked.
 
 Memory is one sum, whatever the number of silos: an upload is read from its spool block by block.
 Everything here blocks and runs in a worker thread. Source: docs/protocol.md 5.4, 5.6 and 10.
@@ -6,7 +6,6 @@ Everything here blocks and runs in a worker thread. Source: docs/protocol.md 5.4
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.ring import Words
 from crypto.masking.masks import UnmaskPlan, vectors_from_stream
-from strategies.base import Array
 
 BLOCK_BYTES = 1 << 20
 
@@ -41,31 +39,6 @@ class MaskedSum:
 
     def store(self, path: Path) -> None:
         store_vectors(path, self._sums, layout=self._layout)
-
-
-class StoredSum(Mapping[str, Array]):
-    """A revealed sum on disk, each quantity decoded when it is asked for, in its own units and shape.
-
-    Nothing of it is kept: to ask twice gives a second copy, and a large one is gone when it is used.
-    """
-
-    def __init__(self, path: Path, *, layout: Layout) -> None:
-        self._layout = layout
-        self._quantities = {quantity.name: quantity for quantity in layout.quantities}
-        self._vectors = vectors_from_stream(layout, np.memmap(path, np.uint8, "r").data)
-
-    def __getitem__(self, name: str) -> Array:
-        quantity = self._quantities[name]
-        words = self._vectors[quantity.ring_bits][self._layout.slices(quantity.ring_bits)[name]]
-        alone = Layout(quantities=(quantity,), members=self._layout.members)
-        vector_N = words.astype(ring.WORD_TYPES[quantity.ring_bits], copy=False)
-        return ring.decode({quantity.ring_bits: vector_N}, layout=alone)[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._quantities)
-
-    def __len__(self) -> int:
-        return len(self._quantities)
 
 
 def store_vectors(path: Path, vectors: dict[int, Words], *, layout: Layout) -> None:

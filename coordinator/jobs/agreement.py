@@ -113,9 +113,7 @@ class Agreement:
         assert isinstance(signed, SignedBody)
         advert = self._record.adverts[silo]
         federation = self._record.terms.federation
-        expected = self._unsigned.statement(
-            silo, federation=federation, session_digest=self._session_digest
-        )
+        expected = self._unsigned.statement(silo, federation=federation, session_digest=self._session_digest)
         bodies.check_next_state(signed, certificate=advert.certificate, expected=expected)
         certificate = advert.advert.certificate
         self._signers[silo] = StateSigner(certificate=certificate, signature=signed.signature)

@@ -8,6 +8,7 @@ it by a new attempt with fresh keys. Source: docs/protocol.md 7.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from chorale.job import Job
 from chorale.observability import tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.tracing import Span
+from chorale.runtime.files import write_atomic
 from chorale.spec.state import GlobalState
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
@@ -33,8 +35,8 @@ from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool
 from coordinator.storage.store import Absence, PhaseRow
 from crypto.errors import ConfigError, RemoteProtocolError
-from crypto.fixed_point.stored_sum import StoredSum, store_tagged
 from crypto.identity.roster import Roster
+from crypto.masking.stored_sum import StoredSum, tagged_stream
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import SessionTerms
 from crypto.session.session_record import SessionRecord
@@ -289,9 +291,7 @@ class PhaseRunner:
             self.agreement = None
         return self._end(following.result, following.digest, quantities, proof=proof)
 
-    def _next_state(
-        self, terms: SessionTerms, state: GlobalState, record: SessionRecord
-    ) -> _Following:
+    def _next_state(self, terms: SessionTerms, state: GlobalState, record: SessionRecord) -> _Following:
         """Write what the stored sum does to the global state. To do it twice changes nothing: the
         checkpoint is named by its digest, and one transaction ends the phase."""
         context = self._job.context(self._key, state, len(terms.names))
@@ -301,10 +301,11 @@ class PhaseRunner:
             figures["wrap_probability"] = terms.layout.wrap_probability
         if terms.layout.tagged is None:
             return _Following(result=PhaseResult(state={}, figures=figures), digest=self._row.state_digest)
+        del sums  # its pages, before those of the tagged part
         path = self._sum_path("tagged")
-        sum_digest = store_tagged(self._sum_path("revealed"), path, layout=terms.layout)
-        self.revealed = RevealedFile(digest=sum_digest, path=path)
-        del sums  # its pages, before the next state is written
+        write_atomic(path, tagged_stream(self._sum_path("revealed"), layout=terms.layout))
+        with path.open("rb") as file:
+            self.revealed = RevealedFile(digest=hashlib.file_digest(file, "sha256").digest(), path=path)
         result = self._job.next_state(
             self._row.phase,
             context,
@@ -344,7 +345,7 @@ class PhaseRunner:
             proof=None if proof is None else wire.proof_to_wire(proof, self._job.digest),
         )
         self._log_stage()
-        for name in ("masked", "revealed"):
+        for name in ("masked", "revealed"):  # silos that are slower than t others fetch the tagged part
             self._sum_path(name).unlink(missing_ok=True)
         self._publish(record)
         return record
@@ -423,7 +424,7 @@ class PhaseRunner:
         )
 
     def _sum_path(self, name: str) -> Path:
-        """name: masked, or revealed."""
+        """name: masked, revealed, or tagged."""
         folder = self._resources.settings.sum_directory
         return folder / f"{self._row.sequence}-{self._machine.attempt}.{name}"
 

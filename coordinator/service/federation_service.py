@@ -25,7 +25,7 @@ from coordinator.resources import Resources
 from coordinator.service.access import AccessDenied, AccessGuard, Caller, caller_of
 from coordinator.service.service_errors import Context, abort, errors_as_codes
 from coordinator.storage.spool import Spool
-from crypto.errors import Refusal, RemoteProtocolError
+from crypto.errors import RemoteProtocolError
 from crypto.identity.roster import Roster
 
 SERVICE = "chorale.v1.Federation"

@@ -56,7 +56,26 @@ def decode(sums: Mapping[int, Words], *, layout: Layout) -> dict[str, NDArray[An
     Raises LocalProtocolError if the vectors are not of this layout.
     """
     check_vectors(sums, layout=layout)
-    return {quantity.name: _decoded(sums, layout, quantity) for quantity in layout.quantities}
+    return {
+        quantity.name: decode_quantity(
+            sums[quantity.ring_bits][layout.slices(quantity.ring_bits)[quantity.name]],
+            quantity=quantity,
+            members=layout.members,
+        )
+        for quantity in layout.quantities
+    }
+
+
+def decode_quantity(words_N: Words, *, quantity: Quantity, members: int) -> NDArray[Any]:
+    """One quantity of a sum in its own units and shape: float64, or int64 for counts."""
+    signed_N = words_N.view(SIGNED_TYPES[quantity.ring_bits])
+    if quantity.is_count:
+        return signed_N.astype(np.int64).reshape(quantity.shape)
+    real_N = signed_N.astype(np.float64)
+    real_N /= quantity.scale(members)  # exact: a power of two
+    if quantity.projection is not None:
+        real_N = quantity.projection.expand(real_N)
+    return real_N.reshape(quantity.shape)
 
 
 def add_into(total: Mapping[int, Words], part: Mapping[int, Words]) -> None:
@@ -87,15 +106,3 @@ def check_vectors(vectors: Mapping[int, Words], *, layout: Layout) -> None:
         if vector_L.dtype != WORD_TYPES[ring_bits] or vector_L.shape != (layout.length(ring_bits),):
             expected = f"{layout.length(ring_bits)} words of {ring_bits} bits"
             raise LocalProtocolError(f"ring: expected {expected}, got {vector_L.size} {vector_L.dtype}")
-
-
-def _decoded(sums: Mapping[int, Words], layout: Layout, quantity: Quantity) -> NDArray[Any]:
-    place = layout.slices(quantity.ring_bits)[quantity.name]
-    signed_N = sums[quantity.ring_bits][place].view(SIGNED_TYPES[quantity.ring_bits])
-    if quantity.is_count:
-        return signed_N.astype(np.int64).reshape(quantity.shape)
-    real_N = signed_N.astype(np.float64)
-    real_N /= quantity.scale(layout.members)  # exact: a power of two
-    if quantity.projection is not None:
-        real_N = quantity.projection.expand(real_N)
-    return real_N.reshape(quantity.shape)

@@ -8,7 +8,6 @@ import numpy as np
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
-from crypto.fixed_point.layout import CLIPPED
 from research.attacks.digits import Digits, Places
 from research.attacks.inputs import SEED, silo_values
 from silo_agent.training.models.state import initial_state
@@ -30,7 +29,7 @@ def trained_rounds(spec: JobSpec, data: Digits, parts: Sequence[Places]) -> Iter
             for name in values[0]
         }
         context = phase_context(spec, round, dict(state), members, public_seed=SEED)
-        result = train.apply(context, {**sums, CLIPPED: np.zeros(())})
+        result = train.next_state(context, sums)
         assert result.state is not None
         state = result.state
         yield state

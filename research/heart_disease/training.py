@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.errors import ChoraleError
-from crypto.fixed_point.layout import CLIPPED
 from research.heart_disease.arms import ALONE, POOLED
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.local_storage.personal_models import PersonalModel
@@ -103,7 +102,7 @@ def _by_itself(spec: JobSpec, name: str, data: SiloData) -> Arrays:
             weight=1.0,
             is_cancelled=lambda: False,
         )
-        result = train.apply(context, {**objective.compute(work), CLIPPED: np.zeros(())})
+        result = train.next_state(context, objective.compute(work))
         assert result.state is not None
         state = result.state
     return state

@@ -21,8 +21,8 @@ from chorale.spec.state import GlobalState, state_from_file
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout
-from crypto.fixed_point.stored_sum import StoredSum
 from crypto.identity.certificates import Identity, SignedBody
+from crypto.masking.stored_sum import StoredSum
 from crypto.session import bodies
 from crypto.session.messages import NextState, RevealedSum
 from crypto.session.sum_check import SumCheck

@@ -74,13 +74,9 @@ class StateChain:
             position = job.position(proof.round, proof.phase)
             if known is not None and position <= known.position:
                 return  # sent to several silos, of which this one knows more
-            roster = read_roster(
-                proof.roster, authority=self._authority, federation=job.spec.federation
-            )
+            roster = read_roster(proof.roster, authority=self._authority, federation=job.spec.federation)
             names = job.named(roster, proof.round, job.names_everyone(proof.phase))
-            proof.check(
-                job_digest=job.digest, roster=roster, names=names, rule=job.spec.rule(len(names))
-            )
+            proof.check(job_digest=job.digest, roster=roster, names=names, rule=job.spec.rule(len(names)))
         except ConfigError as error:
             raise RemoteProtocolError(f"proof of a state: {error}", code=Refusal.STATE) from None
         proven = KnownState(position=position, state_digest=proof.next_digest, draw_seed=proof.draw_seed)

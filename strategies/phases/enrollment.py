@@ -44,18 +44,22 @@ class EnrollmentPhase:
                 bound=MAX_COUNT,
                 is_count=True,
                 sensitivity_l2=1.0,
+                is_tagged=True,
                 discloses=Disclosure.STATISTIC,
             ),
         )
 
-    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write method/total, an int64 array of shape ()."""
-        silos, samples = int(sums["silos"]), round(float(sums["samples"]))  # whole unless noised
-        figures = {"silos": float(silos), "samples": float(samples)}
+        samples = round(float(sums["samples"]))  # whole unless noised
+        figures = {"samples": float(samples)}
         if samples <= 0:
             return PhaseResult(state=None, figures=figures, reason="no-data")
         state = {**context.state, TOTAL: np.array(samples, dtype=np.int64)}
         return PhaseResult(state=state, figures=figures)
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+        return {"silos": float(sums["silos"])}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +76,17 @@ class ClassPresencePhase:
             bound=1.0,
             is_count=True,
             sensitivity_l2=1.0,
+            is_tagged=True,
             discloses=Disclosure.CLASS_STATISTIC,
         )
         return (presence,)
 
-    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write method/presence, (C,) int64. Figure: classes that no silo holds."""
         # below 0 under noise alone
         holders_C = np.maximum(np.rint(sums["class_presence"]), 0).astype(np.int64)
         figures = {"classes_without_holder": float(np.sum(holders_C == 0))}
         return PhaseResult(state={**context.state, PRESENCE: holders_C}, figures=figures)
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+        return {}

@@ -106,8 +106,10 @@ class EvaluatePhase:
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         return tuple(quantity for part in self.statistics for quantity in part.quantities(context))
 
-    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        figures = {
+    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        return PhaseResult(state=context.state)
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+        return {
             name: figure for part in self.statistics for name, figure in part.figures(context, sums).items()
         }
-        return PhaseResult(state=context.state, figures=figures)

@@ -53,18 +53,14 @@ class TrainPhase:
         )
         return (*_mean_quantities(context), *self.update.quantities(context), *statistics, clipped)
 
-    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Take the server's step and the mean buffers; nothing where too little data took part."""
         weight = float(sums["weight"])
         data_share = min(max(weight, 0.0), 1.0)  # the ring's resolution leaves 1.0000000001
-        # a private job sums none
-        figures = _clipped_figures(context, sums, values=self._values(context)) if CLIPPED in sums else {}
-        for part in self.statistics:
-            figures.update(part.figures(context, sums))
         if weight <= 0.0:
-            return PhaseResult(state=None, figures=figures, reason="no-data")
+            return PhaseResult(state=None, reason="no-data")
         if weight < context.min_weight:
-            return PhaseResult(state=None, figures=figures, data_share=data_share, reason="min-weight")
+            return PhaseResult(state=None, data_share=data_share, reason="min-weight")
         step = self.update.step(context, sums)
         written = dict(step.arrays)
         if context.buffers:
@@ -74,7 +70,15 @@ class TrainPhase:
         state = {**context.state, **_moved(context, step), **written}
         for keeper in self.keepers:
             state |= keeper.arrays(context, state)
-        return PhaseResult(state=state, figures={**figures, **step.figures}, data_share=data_share)
+        return PhaseResult(state=state, figures=step.figures, data_share=data_share)
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+        """How much was clipped, and what the statistics say."""
+        # a private job sums none
+        figures = _clipped_figures(context, sums, values=self._values(context)) if CLIPPED in sums else {}
+        for part in self.statistics:
+            figures.update(part.figures(context, sums))
+        return figures
 
     def _values(self, context: PhaseContext) -> int:
         """Of one silo: deltas, buffers, and the server update's own vectors, such as SCAFFOLD's."""
@@ -97,10 +101,11 @@ def _mean_quantities(context: PhaseContext) -> list[Quantity]:
                 name="buffers",
                 shape=(_size(context, context.buffers),),
                 bound=BUFFER_BOUND,
+                is_tagged=True,
                 discloses=Disclosure.STATISTIC,
             )
         )
-    return [*quantities, Quantity(name="weight", bound=1.0, discloses=Disclosure.CONSTANT)]
+    return [*quantities, Quantity(name="weight", bound=1.0, is_tagged=True, discloses=Disclosure.CONSTANT)]
 
 
 def _size(context: PhaseContext, names: tuple[str, ...]) -> int:

@@ -28,12 +28,12 @@ from chorale.v1 import records_pb2
 from coordinator.jobs.aggregate import store_vectors
 from crypto.fixed_point import ring
 from crypto.fixed_point.ring import Words
-from crypto.fixed_point.stored_sum import StoredSum, store_tagged
 from crypto.identity import issuing
 from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 from crypto.masking import masks
 from crypto.masking.masks import Masker, Source, UnmaskPlan
+from crypto.masking.stored_sum import StoredSum, tagged_stream
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import RevealedSum
 from silo_agent.data.base import Samples, SiloData
@@ -477,8 +477,9 @@ class Hub:
         layout = exchange.session.terms.layout
         path = self.folder / "revealed"
         store_vectors(path, exchange.revealed, layout=layout)
-        store_tagged(path, self.folder / "tagged", layout=layout)
-        return (self.folder / "tagged").read_bytes()
+        stream = b"".join(tagged_stream(path, layout=layout))
+        (self.folder / "tagged").write_bytes(stream)
+        return stream
 
     def following(self, exchange: Exchange) -> Arrays:
         """The next global state, as the method computes it."""

@@ -72,7 +72,10 @@ def simulate(
         strategy_phase = spec.method.phase(phase_kind(phase))
         quantities = strategy_phase.quantities(context)
         add = _ring_sums if in_ring else _plain_sums
-        result = strategy_phase.apply(context, add(quantities, context.members, values))
+        sums = add(quantities, context.members, values)
+        figures = strategy_phase.figures(context, sums)
+        tagged = {each.name: sums[each.name] for each in quantities if each.is_tagged}
+        result = strategy_phase.next_state(context, tagged)
         if result.state is not None:
             state = dict(result.state)
             for place, own in zip(places, kept, strict=True):
@@ -82,7 +85,7 @@ def simulate(
             phase=phase,
             values=values,
             state=state,
-            figures=result.figures,
+            figures={**figures, **result.figures},
             local=tuple(local),
         )
 

@@ -75,6 +75,7 @@ class CalibratePhase:
                 shape=triangle,
                 bound=bound,
                 sensitivity_l2=change,
+                is_tagged=True,
                 discloses=Disclosure.STATISTIC,
             ),
             Quantity(
@@ -82,11 +83,12 @@ class CalibratePhase:
                 shape=(width, classes),
                 bound=bound,
                 sensitivity_l2=change,
+                is_tagged=True,
                 discloses=Disclosure.CLASS_STATISTIC,
             ),
         )
 
-    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Install the solution where it lowers the squared error; under a large ridge it may not.
 
         Figures: squared error of the head before and after, mean over the silos' training samples.
@@ -105,6 +107,9 @@ class CalibratePhase:
             "squared_error_after": min(before, after) / samples,
         }
         return PhaseResult(state=state, figures=figures)
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+        return {}
 
     def ridge_under(self, context: PhaseContext) -> float:
         """lambda: the job's own, else what is as large as the noise's largest eigenvalue."""

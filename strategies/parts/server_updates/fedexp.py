@@ -46,6 +46,7 @@ class FedExP:
             Quantity(
                 name=SQUARED_LENGTH,
                 bound=max(1.0, trained * context.update_bound**2),
+                is_tagged=True,
                 discloses=Disclosure.FROM_UPDATE,
             ),
         )

@@ -48,7 +48,9 @@ class FedNova:
     """Needs p a_k summed too, and p d_k in place of p delta_k."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        return (Quantity(name=NORMALIZER, bound=MAX_NORMALIZER, discloses=Disclosure.FROM_UPDATE),)
+        return (
+            Quantity(name=NORMALIZER, bound=MAX_NORMALIZER, is_tagged=True, discloses=Disclosure.FROM_UPDATE),
+        )
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
         """The mean direction, as far as the mean silo went."""

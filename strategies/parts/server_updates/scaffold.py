@@ -45,6 +45,7 @@ class Scaffold:
                 shape=(size,),
                 bound=CONTROL_BOUND,
                 ring_bits=32,
+                is_tagged=True,
                 discloses=Disclosure.STATISTIC,
             ),
         )

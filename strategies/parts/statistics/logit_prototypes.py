@@ -70,6 +70,7 @@ class PrototypesPhase:
                 shape=(C, C),
                 bound=LOGIT_BOUND,
                 sensitivity_l2=change,
+                is_tagged=True,
                 discloses=Disclosure.CLASS_STATISTIC,
             )
             return means, clipped
@@ -78,6 +79,7 @@ class PrototypesPhase:
             shape=(C, C),
             bound=LOGIT_SUM_BOUND,
             sensitivity_l2=change,
+            is_tagged=True,
             discloses=Disclosure.CLASS_STATISTIC,
         )
         counts = Quantity(
@@ -86,17 +88,20 @@ class PrototypesPhase:
             bound=MAX_COUNT,
             is_count=True,
             sensitivity_l2=1.0,
+            is_tagged=True,
             discloses=Disclosure.CLASS_STATISTIC,
         )
         return sums, counts, clipped
 
-    def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write method/prototypes, (C, C) float64; a row is zero where no silo sent its own."""
         prototypes_CC = _joined(context, sums)
         figures = {"classes_with_prototype": float(np.sum(prototypes_CC.any(axis=1)))}
-        if CLIPPED in sums:  # a private job sums none
-            figures["clipped"] = float(sums[CLIPPED])
         return PhaseResult(state={**context.state, PROTOTYPES: prototypes_CC}, figures=figures)
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+        """A private job sums none."""
+        return {"clipped": float(sums[CLIPPED])} if CLIPPED in sums else {}
 
 
 def _joined(context: PhaseContext, sums: Mapping[str, Array]) -> FloatArray:

@@ -87,6 +87,7 @@ class SoftLabels:
                 shape=(classes, classes),
                 bound=MAX_CLASS_SAMPLES,
                 sensitivity_l2=1.0,
+                is_tagged=True,
                 discloses=Disclosure.TRAINED_CLASS_STATISTIC,
             ),
             Quantity(
@@ -95,6 +96,7 @@ class SoftLabels:
                 bound=MAX_CLASS_SAMPLES,
                 is_count=True,
                 sensitivity_l2=1.0,
+                is_tagged=True,
                 discloses=Disclosure.CLASS_STATISTIC,
             ),
         )

@@ -327,7 +327,7 @@ def test_a_sum_of_weights_far_below_the_silos_share_is_not_applied(
     def reason(weight: float) -> str:
         quantities = job.layout(key, state, 4).quantities
         sums = {each.name: np.zeros(each.shape) for each in quantities} | {"weight": np.array(weight)}
-        return job.apply("train", context, sums, survivors=3).reason
+        return job.next_state("train", context, sums, survivors=3).reason
 
     assert reason(0.99 * least) == "min-weight"
     assert reason(1.01 * least) == ""

@@ -27,10 +27,10 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
 from crypto.errors import Refusal
 from crypto.fixed_point.encoder import Encoder
-from crypto.fixed_point.stored_sum import StoredSum
 from crypto.identity.certificates import Identity, Role, certificate_to_pem
 from crypto.identity.roster import Roster, open_roster
 from crypto.masking.masks import Masker
+from crypto.masking.stored_sum import StoredSum
 from crypto.session import bodies
 from crypto.session.messages import Complaint, NextState, RevealedSum, SessionTerms
 from crypto.session.silo_session import SiloSession

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 
 from coordinator.jobs import aggregate
-from coordinator.jobs.aggregate import MaskedSum, StoredSum, store_vectors, unmask_stored
+from coordinator.jobs.aggregate import MaskedSum, store_vectors, unmask_stored
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.masking.masks import SignedSeed, UnmaskPlan, vectors_from_stream
@@ -71,30 +69,3 @@ def test_masks_are_taken_off_a_copy_of_the_stored_sum(tmp_path):
         assert (once[ring_bits] != vectors[ring_bits]).any()
         np.testing.assert_array_equal(back[ring_bits], vectors[ring_bits])
         np.testing.assert_array_equal(stored_vectors(tmp_path / "sum")[ring_bits], vectors[ring_bits])
-
-
-def test_stored_sum_decodes_each_quantity_as_the_ring_does_and_holds_none(tmp_path):
-    vectors = random_vectors(8)
-    store_vectors(tmp_path / "sum", vectors, layout=LAYOUT)
-    decoded = ring.decode(vectors, layout=LAYOUT)
-
-    stored = StoredSum(tmp_path / "sum", layout=LAYOUT)
-
-    assert set(stored) == {"half", "delta", "total"}
-    for name, value in stored.items():
-        assert value.dtype == decoded[name].dtype
-        np.testing.assert_array_equal(value, decoded[name])
-        value[:] = 0  # the copy is the caller's own
-        np.testing.assert_array_equal(stored[name], decoded[name])
-
-
-def test_stored_sum_takes_no_memory_until_it_is_asked_and_then_one_decoded_quantity(tmp_path):
-    store_vectors(tmp_path / "sum", random_vectors(9), layout=LAYOUT)
-    tracemalloc.start()
-    stored = StoredSum(tmp_path / "sum", layout=LAYOUT)
-    opened_bytes, _ = tracemalloc.get_traced_memory()
-    decoded_bytes = stored["delta"].nbytes
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert opened_bytes < 100_000
-    assert peak_bytes < decoded_bytes + 100_000

@@ -128,5 +128,3 @@ def test_proof_is_refused_when_one_signature_of_many_is_false() -> None:
     signers = {**proof.signers, "silo-3": signer(MEMBERS.silos["silo-3"], proof.signers["silo-0"].signature)}
     with pytest.raises(RemoteProtocolError, match="next state of silo-3"):
         check(dataclasses.replace(proof, signers=signers))
-
-

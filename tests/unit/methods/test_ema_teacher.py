@@ -118,8 +118,8 @@ def test_the_teacher_moves_with_applied_rounds_alone(weight: float) -> None:
     of = dataclasses.replace(context(state, 0.9), min_weight=0.5)
     sums: dict[str, Array] = {name: np.zeros(()) for name in ("correct", "tested", "loss_sum", "clipped")}
     sums |= {"delta": np.ones(2), "buffers": np.ones(1), "weight": np.array(weight)}
-    assert fedcsd.phase("train").apply(of, sums).state is None
-    applied = fedcsd.phase("train").apply(of, {**sums, "weight": np.array(1.0)}).state
+    assert fedcsd.phase("train").next_state(of, sums).state is None
+    applied = fedcsd.phase("train").next_state(of, {**sums, "weight": np.array(1.0)}).state
     assert applied is not None
     np.testing.assert_allclose(applied["model/a"], 2.0)
     np.testing.assert_allclose(applied["method/teacher/a"], 1.1, rtol=1e-6)

@@ -54,7 +54,7 @@ def context(head_CD: Array, *, total: int = 100, members: int = 3) -> PhaseConte
 
 def apply(head_CD: Array, gram_DD: Floats, moment_DC: Floats, *, ridge: float = 0.0) -> Any:
     sums = {"gram": packed(gram_DD), "moment": moment_DC}
-    return CalibratePhase(ridge=ridge).apply(context(head_CD), sums)
+    return CalibratePhase(ridge=ridge).next_state(context(head_CD), sums)
 
 
 # --- the worked example (card, 10.3)
@@ -270,7 +270,7 @@ def test_calibration_changes_the_head_alone() -> None:
     before = context(np.eye(2))
     gram_DD, moment_DC = worked_example()
     sums = {"gram": packed(gram_DD), "moment": moment_DC}
-    after = CalibratePhase().apply(before, sums).state
+    after = CalibratePhase().next_state(before, sums).state
     assert after is not None
     changed = {name for name in after if not np.array_equal(after[name], before.state[name])}
     assert changed == {HEAD}
@@ -344,8 +344,8 @@ def test_ridge_is_an_option_of_methods_that_calibrate_and_of_no_other() -> None:
     unsaid = strategy_for("spherefed", {}).phase("calibrate")
     assert unsaid == CalibratePhase(ridge=None)
     sums = {"gram": packed(worked_example()[0]), "moment": worked_example()[1]}
-    said = CalibratePhase(ridge=0.1).apply(context(np.eye(2)), sums)
-    assert np.array_equal(unsaid.apply(context(np.eye(2)), sums).state[HEAD], said.state[HEAD])
+    said = CalibratePhase(ridge=0.1).next_state(context(np.eye(2)), sums)
+    assert np.array_equal(unsaid.next_state(context(np.eye(2)), sums).state[HEAD], said.state[HEAD])
     with pytest.raises(ConfigError, match=r"strategy.options.ridge: .*greater than or equal to 0, got -1"):
         strategy_for("spherefed", {"ridge": -1.0})
     with pytest.raises(ConfigError, match="strategy.options.ridge: unknown option, fedbabu has none"):

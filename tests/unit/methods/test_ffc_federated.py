@@ -133,7 +133,7 @@ def test_federated_head_equals_pooled_least_squares(spoil: Any, sizes: Sequence[
     state = started(spec, data)
     spoil(state)
     sums = revealed(spec, state, data, members)
-    result = spec.method.phase("calibrate").apply(context_of(spec, state, members), sums)
+    result = spec.method.phase("calibrate").next_state(context_of(spec, state, members), sums)
     unit_ND, labels_N = pooled_features(spec, state, data)
     expected_DC = pooled_solution(unit_ND, labels_N)
 
@@ -169,7 +169,7 @@ def test_without_one_silo_the_head_is_the_optimum_of_the_others() -> None:
     spec, data = job(), silo_data()
     state = started(spec, data)
     sums = revealed(spec, state, data[:2], members=3)
-    result = spec.method.phase("calibrate").apply(context_of(spec, state, 3), sums)
+    result = spec.method.phase("calibrate").next_state(context_of(spec, state, 3), sums)
     assert result.state is not None
     expected_DC = pooled_solution(*pooled_features(spec, state, data[:2]))
     assert relative(result.state[HEAD], expected_DC.T) < 1e-6

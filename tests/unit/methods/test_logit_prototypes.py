@@ -57,7 +57,7 @@ def context(**changes: Any) -> PhaseContext:
 def summed(silos: list[Mapping[str, Array]], of: PhaseContext) -> Array:
     """method/prototypes from the plain sums."""
     sums = {name: np.sum([silo[name] for silo in silos], axis=0) for name in silos[0]}
-    state = PrototypesPhase().apply(of, {**sums, CLIPPED: np.zeros(())}).state
+    state = PrototypesPhase().next_state(of, {**sums, CLIPPED: np.zeros(())}).state
     assert state is not None
     return state[PROTOTYPES]
 
@@ -73,7 +73,7 @@ def test_presence_is_a_one_for_every_class_in_the_training_set() -> None:
 
 def test_presence_counts_holders_by_class() -> None:
     silos = [presence(make_setting(*data))["class_presence"] for data in (SILO_A, SILO_B, SILO_C)]
-    result = ClassPresencePhase().apply(context(), {"class_presence": np.sum(silos, axis=0)})
+    result = ClassPresencePhase().next_state(context(), {"class_presence": np.sum(silos, axis=0)})
     assert result.state is not None
     holders = result.state["method/presence"]
     assert holders.dtype == np.int64
@@ -83,7 +83,7 @@ def test_presence_counts_holders_by_class() -> None:
 
 
 def test_a_class_without_holder_is_counted() -> None:
-    result = ClassPresencePhase().apply(context(), {"class_presence": np.array([2, 0, 1])})
+    result = ClassPresencePhase().next_state(context(), {"class_presence": np.array([2, 0, 1])})
     assert result.figures == {"classes_without_holder": 1.0}
 
 
@@ -175,8 +175,8 @@ def test_a_class_that_no_silo_holds_has_a_zero_row(is_weighted: bool) -> None:
     assert not got[2].any()
     assert np.isfinite(got).all()
     sums = {name: np.sum([silo[name] for silo in silos], axis=0) for name in silos[0]}
-    figures = PrototypesPhase().apply(of, {**sums, CLIPPED: np.array(4)}).figures
-    assert figures == {"classes_with_prototype": 2.0, "clipped": 4.0}
+    assert PrototypesPhase().next_state(of, sums).figures == {"classes_with_prototype": 2.0}
+    assert PrototypesPhase().figures(of, {**sums, CLIPPED: np.array(4)}) == {"clipped": 4.0}
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])

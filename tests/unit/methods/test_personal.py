@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,8 @@ STEP = RATE * P_FALSE * X  # on each coordinate that the sample's gradient reach
 # --- the sums
 
 
-def revealed(accuracies: Sequence[float | None]) -> Any:
-    """The phase's result where silos have these accuracies; None: no hold-out."""
+def revealed(accuracies: Sequence[float | None]) -> Mapping[str, float]:
+    """The phase's figures where silos have these accuracies; None: no hold-out."""
     tested = 20
     figures = [
         Figures(correct=0, tested=0, loss_sum=0.0)
@@ -60,27 +60,27 @@ def revealed(accuracies: Sequence[float | None]) -> Any:
         encoded = Encoder(each.personal_quantities(), layout=layout).encode()
         assert encoded.clipped_total == 0
         ring.add_into(total, encoded.vectors)
-    return FINE_TUNE_PHASE.apply(CONTEXT, ring.decode(total, layout=layout))
+    return FINE_TUNE_PHASE.figures(CONTEXT, ring.decode(total, layout=layout))
 
 
 def test_mean_and_deviation_over_silos_are_those_of_the_accuracies() -> None:
     """0.5, 0.75 and 1: mean 3/4, variance (1/16 + 0 + 1/16) / 3 = 1/24."""
-    result = revealed([0.5, 0.75, 1.0])
-    assert result.figures["personal_accuracy"] == pytest.approx(0.75, abs=1e-12)
-    assert result.figures["personal_accuracy_deviation"] == pytest.approx(math.sqrt(1 / 24), abs=1e-9)
-    assert result.figures["personal_silos"] == 3.0
+    figures = revealed([0.5, 0.75, 1.0])
+    assert figures["personal_accuracy"] == pytest.approx(0.75, abs=1e-12)
+    assert figures["personal_accuracy_deviation"] == pytest.approx(math.sqrt(1 / 24), abs=1e-9)
+    assert figures["personal_silos"] == 3.0
 
 
 def test_a_silo_without_a_holdout_enters_neither_mean_nor_deviation_nor_number() -> None:
     with_it, without = revealed([0.5, 1.0, None, None]), revealed([0.5, 1.0])
-    assert with_it.figures == pytest.approx(without.figures, abs=1e-9)
-    assert with_it.figures == pytest.approx(
+    assert with_it == pytest.approx(without, abs=1e-9)
+    assert with_it == pytest.approx(
         {"personal_accuracy": 0.75, "personal_accuracy_deviation": 0.25, "personal_silos": 2.0}, abs=1e-9
     )
 
 
 def test_without_any_holdout_there_is_a_number_and_no_accuracy() -> None:
-    assert revealed([None, None, None]).figures == {"personal_silos": 0.0}
+    assert revealed([None, None, None]) == {"personal_silos": 0.0}
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.35, 1.0])
@@ -92,14 +92,15 @@ def test_rounding_takes_neither_figure_out_of_its_range(accuracy: float) -> None
         "personal_accuracy_square": np.array(4 * accuracy**2 - off),
         "personal_silos": np.array(4),
     }
-    figures = FINE_TUNE_PHASE.apply(CONTEXT, sums).figures
+    figures = FINE_TUNE_PHASE.figures(CONTEXT, sums)
     assert figures["personal_accuracy"] == pytest.approx(accuracy, abs=1e-9)
     assert 0.0 <= figures["personal_accuracy"] <= 1.0
     assert figures["personal_accuracy_deviation"] == 0.0
 
 
 def test_the_phase_leaves_the_state_as_it_is() -> None:
-    assert revealed([0.5, 1.0, 1.0]).state is CONTEXT.state
+    assert not any(quantity.is_tagged for quantity in FINE_TUNE_PHASE.quantities(CONTEXT))
+    assert FINE_TUNE_PHASE.next_state(CONTEXT, {}).state is CONTEXT.state
 
 
 # --- one step by hand

@@ -90,7 +90,7 @@ def told(sums: Mapping[str, Array]) -> Mapping[str, float]:
     """What the coordinator reports; the phase asks nothing of its context."""
     context = PhaseContext(round=1, members=SILOS, classes=CLASSES, state={}, trained=())
     assert sorted(sums) == sorted(quantity.name for quantity in FINE_TUNE_PHASE.quantities(context))
-    return FINE_TUNE_PHASE.apply(context, sums).figures
+    return FINE_TUNE_PHASE.figures(context, sums)
 
 
 async def test_the_coordinator_learns_mean_and_deviation_and_each_silo_keeps_its_own(hub: Hub) -> None:

@@ -68,7 +68,7 @@ def test_the_scaled_ridge_is_what_is_solved_with() -> None:
     unit_ND /= np.linalg.norm(unit_ND, axis=1, keepdims=True)
     gram_DD, moment_DC = unit_ND.T @ unit_ND, unit_ND.T @ np.eye(4)[unit_ND[:, :4].argmax(axis=1)]
     noisy = context(noise={"gram": 1.5})
-    installed = CalibratePhase().apply(noisy, {"gram": packed(gram_DD), "moment": moment_DC}).state
+    installed = CalibratePhase().next_state(noisy, {"gram": packed(gram_DD), "moment": moment_DC}).state
     assert installed is not None
     expected_DC = least_squares(gram_DD, moment_DC, ridge=12.0)
     np.testing.assert_allclose(installed[HEAD], expected_DC.T, rtol=1e-5)

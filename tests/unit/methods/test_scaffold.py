@@ -167,7 +167,7 @@ def test_a_round_that_clipped_every_value_says_so_of_all_and_of_no_more() -> Non
     context = make_work(job, data_of(0)).context
     phase = job.method.phase("train")
     sums = {each.name: np.zeros(each.shape) for each in phase.quantities(context)}
-    figures = phase.apply(context, {**sums, "clipped": np.array(2 * 43 * context.members)}).figures
+    figures = phase.figures(context, {**sums, "clipped": np.array(2 * 43 * context.members)})
     assert figures["clipped_share"] == 1.0
 
 

@@ -56,7 +56,7 @@ def stepped(
     preset: str, revealed: Mapping[str, Array], *, state: Mapping[str, Array] | None = None, **options: Any
 ) -> Any:
     strategy = strategy_for(preset, options)
-    return strategy.phase("train").apply(context(strategy.options, state), revealed)
+    return strategy.phase("train").next_state(context(strategy.options, state), revealed)
 
 
 def squared_lengths() -> Array:

@@ -301,7 +301,7 @@ async def _drive(hub: Hub, exchange: Exchange, reach: str) -> None:
     await hub.consistency(exchange)
     sums = await hub.unmask(exchange)
     context = hub.job.context(exchange.key, hub.state, len(hub.names))
-    result = hub.job.phase(exchange.key.phase).apply(context, sums)
+    result = hub.job.phase(exchange.key.phase).next_state(context, sums)
     hub.state = result.state or hub.state
     hub.tell_outcome(exchange, cohort=exchange.session.survivors)
 

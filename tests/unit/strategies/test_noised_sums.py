@@ -46,19 +46,19 @@ def test_figures_of_an_evaluation_stay_in_their_ranges(
 
 
 def test_a_enrollment_rounds_the_noised_count() -> None:
-    result = EnrollmentPhase().apply(context(), {"silos": np.array(4), "samples": np.array(399.62)})
+    result = EnrollmentPhase().next_state(context(), {"samples": np.array(399.62)})
     assert result.state is not None
     assert result.state[TOTAL] == 400
     assert result.state[TOTAL].dtype == np.int64
 
 
 def test_a_enrollment_of_less_than_nothing_has_no_data() -> None:
-    result = EnrollmentPhase().apply(context(), {"silos": np.array(4), "samples": np.array(-3.5)})
+    result = EnrollmentPhase().next_state(context(), {"samples": np.array(-3.5)})
     assert (result.state, result.reason) == (None, "no-data")
 
 
 def test_no_class_has_fewer_holders_than_none() -> None:
-    result = ClassPresencePhase().apply(context(), {"class_presence": np.array([-2.5, 0.4, 2.75])})
+    result = ClassPresencePhase().next_state(context(), {"class_presence": np.array([-2.5, 0.4, 2.75])})
     assert result.state is not None
     assert result.state[PRESENCE].tolist() == [0, 0, 3]
     assert result.figures["classes_without_holder"] == 2
@@ -66,10 +66,11 @@ def test_no_class_has_fewer_holders_than_none() -> None:
 
 def test_a_round_without_clipped_is_applied() -> None:
     sums = {"delta": np.ones(6), "weight": np.array(1.0)}
-    result = TrainPhase(update=WeightedMean()).apply(context(), sums)
+    phase = TrainPhase(update=WeightedMean())
+    assert phase.figures(context(), sums) == {}
+    result = phase.next_state(context(), sums)
     assert result.state is not None
     assert result.state[HEAD].tolist() == [[1.0, 1.0]] * 3
-    assert "clipped" not in result.figures
 
 
 def test_noised_soft_labels_become_distributions() -> None:
@@ -95,18 +96,18 @@ def test_noised_prototypes_are_joined_without_clipped(count_weighted: bool) -> N
         "prototype_sums": np.full((3, 3), 8.0),
         "class_counts": np.array([4.0, -2.5, 0.25]),
     }
-    result = PrototypesPhase().apply(context(count_weighted=count_weighted), sums)
+    result = PrototypesPhase().next_state(context(count_weighted=count_weighted), sums)
     assert result.state is not None
     expected = [2.0, 8.0, 8.0] if count_weighted else [-1.0, -1.0, -1.0]
     assert result.state[PROTOTYPES][:, 0].tolist() == expected
-    assert "clipped" not in result.figures
+    assert PrototypesPhase().figures(context(), sums) == {}
 
 
 @pytest.mark.parametrize("ridge", [0.0, 30.0])
 def test_a_noised_gram_matrix_gives_finite_heads(ridge: float) -> None:
     """Noise makes eigenvalues and whole diagonals negative."""
     sums = {"gram": np.array([5.0, -9.0, -1.0]), "moment": np.array([[3.0, 1.0, -2.0], [0.5, -0.5, 4.0]])}
-    result = CalibratePhase(ridge=ridge).apply(context(), sums)
+    result = CalibratePhase(ridge=ridge).next_state(context(), sums)
     assert result.state is not None
     assert np.isfinite(result.state[HEAD]).all()
 

@@ -55,7 +55,7 @@ def updates(rms: float, *, number: int = 0, silos: int = SILOS) -> list[Array]:
 
 
 def run(of: PhaseContext, deltas: Sequence[Array], preset: str = "fedavg") -> PhaseResult:
-    """One train phase through the ring; every silo weighs the same."""
+    """One train phase through the ring, with all its figures; every silo weighs the same."""
     phase = strategy_for(preset, {}).phase("train")
     layout = Layout(quantities=phase.quantities(of), members=of.members)
     total = ring.zeros(layout)
@@ -64,7 +64,10 @@ def run(of: PhaseContext, deltas: Sequence[Array], preset: str = "fedavg") -> Ph
         values = with_mean_square(of, values)
         bits = hashlib.sha256(f"dice {of.round} {place}".encode()).digest()
         ring.add_into(total, Encoder(values, layout=layout, random=lambda size: bits[:size]).encode().vectors)  # noqa: B023
-    return phase.apply(of, ring.decode(total, layout=layout))
+    sums = ring.decode(total, layout=layout)
+    figures = phase.figures(of, sums)
+    result = phase.next_state(of, sums)
+    return dataclasses.replace(result, figures={**figures, **result.figures})
 
 
 def after(of: PhaseContext, result: PhaseResult) -> PhaseContext:
@@ -179,7 +182,7 @@ def test_a_lying_silo_cannot_bring_the_size_below_half_of_what_it_was() -> None:
         **BESIDE,
         MEAN_SQUARE: np.array(-64.0),
     }
-    assert strategy_for("fedavg", {}).phase("train").apply(before, sums).figures["update_rms"] == 0.05
+    assert strategy_for("fedavg", {}).phase("train").figures(before, sums)["update_rms"] == 0.05
 
 
 @pytest.mark.parametrize(
@@ -250,7 +253,7 @@ def test_server_updates_take_the_same_step_in_16_bits(preset: str) -> None:
             if preset == "fedexp":
                 values = {**values, "update_sq_norm": np.asarray(10.0 * np.dot(delta_P, delta_P))}
             ring.add_into(total, Encoder(values, layout=layout).encode().vectors)
-        steps.append(moved(of, phase.apply(of, ring.decode(total, layout=layout))))
+        steps.append(moved(of, phase.next_state(of, ring.decode(total, layout=layout))))
     assert np.linalg.norm(steps[0] - steps[1]) < 0.05 * np.linalg.norm(steps[1])
 
 

@@ -1,0 +1,67 @@
+"""A revealed sum on disk: decoded a quantity at a time, and the part of it that silos fetch.
+
+Source: docs/protocol.md 4, 5.6 and 7.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import LocalProtocolError
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout
+from crypto.masking.masks import vectors_from_stream
+
+
+class StoredSum(Mapping[str, NDArray[Any]]):
+    """A revealed sum on disk, each quantity decoded when it is asked for, in its own units and shape.
+
+    Nothing of it is kept: to ask twice gives a second copy, and a large one is gone when it is used.
+    Raises RemoteProtocolError unless the file has exactly the layout's length.
+    """
+
+    def __init__(self, path: Path, *, layout: Layout) -> None:
+        self._layout = layout
+        self._quantities = {quantity.name: quantity for quantity in layout.quantities}
+        self._vectors = vectors_from_stream(layout, np.memmap(path, np.uint8, "r").data)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        quantity = self._quantities[name]
+        words = self._vectors[quantity.ring_bits][self._layout.slices(quantity.ring_bits)[name]]
+        words_N = words.astype(ring.WORD_TYPES[quantity.ring_bits], copy=False)
+        return ring.decode_quantity(words_N, quantity=quantity, members=self._layout.members)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._quantities)
+
+    def __len__(self) -> int:
+        return len(self._quantities)
+
+
+def tagged_stream(path: Path, *, layout: Layout) -> Iterator[memoryview]:
+    """The stream of `layout.tagged` out of that of the whole layout, in parts and without a copy.
+
+    The words of the tagged quantities in ascending word size and declared order; what stands behind the
+    quantities of a vector, such as its tags, stays there. Raises LocalProtocolError where nothing is tagged,
+    RemoteProtocolError unless the file has exactly the layout's length.
+    """
+    if layout.tagged is None:
+        raise LocalProtocolError("sum: no quantity of this layout is tagged")
+    vectors = vectors_from_stream(layout, np.memmap(path, np.uint8, "r").data)
+    return _parts(layout, vectors)
+
+
+def _parts(layout: Layout, vectors: Mapping[int, ring.Words]) -> Iterator[memoryview]:
+    for ring_bits, words_L in vectors.items():
+        end = 0
+        for quantity in layout.quantities:
+            if quantity.ring_bits == ring_bits:
+                place = slice(end, end := end + quantity.size)
+                if quantity.is_tagged:
+                    yield words_L[place].view(np.uint8).data
+        yield words_L[end:].view(np.uint8).data

@@ -1,0 +1,182 @@
+"""Next states from fixed sums: every phase of a job in order, over words that no training made.
+
+Sums and the first state follow from SHAKE-256 by integer arithmetic, so wherever the server steps are exact
+the states are the same bytes. `python -m tests.support.next_states` prints their digests.
+
+D = feature width, C = classes, T = D(D+1)/2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorale.privacy.quantity_noise import noise_deviations, noised
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.phase_context import phase_context
+from chorale.spec.state import state_digest, state_to_bytes
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout, Quantity
+from strategies.base import Array, Arrays, Phase, PhaseContext
+from strategies.presets import PRESETS
+
+MEMBERS, ROUNDS, CLASSES, INPUTS, WIDTH = 4, 3, 10, 24, 16
+SAMPLES = 240  # whose features the Gram matrix is made of
+GRAIN = 20  # values are multiples of 2^-GRAIN: their words lose nothing at any scale
+SIGNED = ("delta", "buffers", "control_delta", "prototypes", "prototype_sums")
+PRIVATE = {"delta": 1e-5, "statistics_noise_multiplier": 1.0, "weight": 0.25}
+RECORDS = {"records": {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}}
+SUMS = {"sums": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
+
+# what a method's own server step reads beyond its defaults: name -> preset, options, fields of the job
+VARIANTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
+    **{preset: (preset, {}, {}) for preset in PRESETS},
+    "fedopt_adam": ("fedopt", {"server_optimizer": "adam"}, {}),
+    "fedopt_yogi": ("fedopt", {"server_optimizer": "yogi"}, {}),
+    "fedcsd_counts": ("fedcsd", {"count_weighted": True}, {}),
+    "feddw_identity": ("feddw", {"init_slm": "identity"}, {}),
+    "spherefed_no_ridge": ("spherefed", {"ridge": 0.0}, {}),
+    "fedavg_16_bits": ("fedavg", {}, {"update_bits": 16}),
+    "fedavg_64_bits": ("fedavg", {}, {"update_bits": 64}),
+    "fedavg_batch_norm": ("fedavg", {}, {"model": {"name": "cnn", "norm": "batch"}}),
+    "fedavg_noised_sums": ("fedavg", {}, {"privacy": {**PRIVATE, **SUMS}, "update_bits": 16}),
+    "spherefed_noised": ("spherefed", {}, {"privacy": {**PRIVATE, **RECORDS}}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One phase over all its revealed sums, which of them are tagged, and the state that follows."""
+
+    name: str
+    phase: Phase
+    context: PhaseContext
+    sums: Mapping[str, Array]
+    tagged: frozenset[str]
+    state: Arrays
+
+
+def steps(variant: str) -> Iterator[Step]:
+    """Every phase in order, each over the state that the ones before it lead to."""
+    spec = job_spec(variant)
+    state: Arrays = first_state(spec)
+    for number, (round, kind) in enumerate(phases(spec)):
+        phase = spec.method.phase(kind)
+        seed = hashlib.sha256(f"{round} {kind}".encode()).digest()
+        context = phase_context(spec, round, state, MEMBERS, public_seed=seed)
+        layout = Layout(quantities=noised(phase.quantities(context), spec, MEMBERS), members=MEMBERS)
+        context = replace(context, noise=noise_deviations(layout.quantities, MEMBERS))
+        sums: dict[str, Array] = {}
+        for each in layout.quantities:
+            words_L = words_of(each, f"{number} {each.name}")
+            sums[each.name] = ring.decode_quantity(words_L, quantity=each, members=MEMBERS)
+        names = {each.name for each in layout.quantities if each.is_tagged}
+        result = phase.next_state(context, {name: sums[name].copy() for name in names})
+        assert result.state is not None, (variant, kind, result.reason)
+        yield Step(
+            name=f"{round} {kind}",
+            phase=phase,
+            context=context,
+            sums=sums,
+            tagged=frozenset(names),
+            state=result.state,
+        )
+        state = result.state
+
+
+def digests(variant: str) -> dict[str, str]:
+    """SHA-256 of the state after each phase."""
+    return {step.name: state_digest(state_to_bytes(step.state)).hex() for step in steps(variant)}
+
+
+def job_spec(variant: str) -> JobSpec:
+    """Four silos and a model of few weights."""
+    preset, options, fields = VARIANTS[variant]
+    given = {
+        "name": "next-state",
+        "federation": "test",
+        "not_after": datetime(2100, 1, 1, tzinfo=UTC),
+        "silos": ("a", "b", "c", "d"),
+        "rounds": ROUNDS,
+        "strategy": {"preset": preset, "options": options},
+        "model": {"name": "mlp", "hidden": (WIDTH,)},
+        "training": {"local_epochs": 1, "batch_size": 16, "learning_rate": 0.1},
+        "classes": CLASSES,
+        "input_shape": (INPUTS,),
+    }
+    return JobSpec.model_validate(given | fields)
+
+
+def first_state(spec: JobSpec) -> dict[str, Array]:
+    """Two linear layers, running means where the job's model has them."""
+    shapes = {"body.weight": (WIDTH, INPUTS), "body.bias": (WIDTH,), "head.weight": (CLASSES, WIDTH)}
+    if spec.method.recipe.head.has_bias:
+        shapes["head.bias"] = (CLASSES,)
+    if spec.model.norm == "batch":
+        shapes |= {"norm.running_mean": (WIDTH,), "norm.running_var": (WIDTH,)}
+    return {
+        f"model/{name}": (numbers(f"state {name}", shape, bits=24) / 2.0**24).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def phases(spec: JobSpec) -> Iterator[tuple[int, str]]:
+    """Round and kind, in the job's order."""
+    yield from ((0, kind) for kind in spec.method.opening)
+    for round in range(1, spec.rounds + 1):
+        yield from ((round, kind) for kind in spec.method.round_phases)
+    yield from ((spec.rounds, kind) for kind in spec.method.closing)
+
+
+def numbers(seed: str, shape: tuple[int, ...], *, bits: int) -> NDArray[np.int64]:
+    """Whole numbers of at least -2^(bits-1) and less than 2^(bits-1)."""
+    count = math.prod(shape)
+    drawn_N = np.frombuffer(hashlib.shake_256(seed.encode()).digest(8 * count), "<i8")
+    return (drawn_N >> (64 - bits)).astype(np.int64).reshape(shape)
+
+
+def words_of(quantity: Quantity, seed: str) -> ring.Words:
+    """The words of a revealed sum of four silos."""
+    if quantity.projection is not None:
+        whole_N = numbers(seed, (quantity.size,), bits=quantity.ring_bits - 3)
+    elif quantity.is_count:
+        most = SAMPLES if quantity.bound > 1.0 else MEMBERS
+        whole_N = np.abs(numbers(seed, (quantity.size,), bits=16)) % (most + 1)
+    else:
+        scale = quantity.scale(MEMBERS) / 2.0**GRAIN  # a power of two
+        whole_N = np.floor(grains(quantity, seed) * scale).astype(np.int64)
+    signed_N = whole_N.astype(ring.SIGNED_TYPES[quantity.ring_bits])
+    return signed_N.view(ring.WORD_TYPES[quantity.ring_bits])
+
+
+def grains(quantity: Quantity, seed: str) -> NDArray[np.int64]:
+    """Values of a sum in units of 2^-GRAIN, as large as a training's."""
+    if quantity.name == "weight":
+        return np.array([3 << (GRAIN - 2)]) + numbers(seed, (1,), bits=12)
+    if quantity.name == "samples":  # of a private job
+        return np.array([SAMPLES << GRAIN])
+    if quantity.name in ("gram", "moment"):
+        feature_ND = numbers("features", (SAMPLES, WIDTH), bits=5)  # of a mean square of 85
+        if quantity.name == "gram":
+            return (feature_ND.T @ feature_ND)[np.triu_indices(WIDTH)] * ((1 << GRAIN) // (85 * WIDTH))
+        is_of_class_NC = np.argmax(feature_ND[:, :CLASSES], axis=1)[:, None] == np.arange(CLASSES)
+        return (feature_ND.T @ is_of_class_NC).reshape(-1) * ((1 << GRAIN) // math.isqrt(85 * WIDTH))
+    values_N = numbers(seed, (quantity.size,), bits=GRAIN - 3)
+    return values_N if quantity.name in SIGNED else np.abs(values_N)
+
+
+def main() -> None:
+    sys.stdout.write(json.dumps({variant: digests(variant) for variant in VARIANTS}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

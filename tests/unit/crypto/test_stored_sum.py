@@ -1,0 +1,111 @@
+"""A revealed sum on disk: decoded a quantity at a time, and its tagged part as silos fetch it."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crypto.errors import LocalProtocolError, RemoteProtocolError
+from crypto.fixed_point import ring
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.projection import Projection
+from crypto.masking.stored_sum import StoredSum, tagged_stream
+
+LAYOUT = Layout(
+    members=3,
+    quantities=(
+        Quantity(name="half", shape=(70_001,), bound=1.0, ring_bits=16),
+        Quantity(name="delta", shape=(300_003,), bound=1.0, ring_bits=32, is_tagged=True),
+        Quantity(name="total", shape=(14_001,), bound=1.0, ring_bits=64),
+        Quantity(name="mean", shape=(5, 2), bound=4.0, ring_bits=64, is_tagged=True),
+        Quantity(
+            name="rotated",
+            shape=(100,),
+            bound=1.0,
+            ring_bits=16,
+            projection=Projection.of(100, seed=bytes(32)),
+            is_tagged=True,
+        ),
+        Quantity(name="tested", bound=100.0, is_count=True),
+        Quantity(name="samples", bound=100.0, is_count=True, is_tagged=True),
+    ),
+)
+
+
+def random_vectors(layout: Layout, seed: int) -> dict[int, ring.Words]:
+    rng = np.random.default_rng(seed)
+    return {
+        bits: np.frombuffer(rng.bytes(layout.length(bits) * bits // 8), ring.WORD_TYPES[bits])
+        for bits in layout.ring_sizes
+    }
+
+
+def stored(path: Path, vectors: dict[int, ring.Words]) -> Path:
+    path.write_bytes(b"".join(vectors[bits].astype(f"<u{bits // 8}").tobytes() for bits in sorted(vectors)))
+    return path
+
+
+def test_stored_sum_decodes_each_quantity_as_the_ring_does_and_holds_none(tmp_path: Path) -> None:
+    vectors = random_vectors(LAYOUT, 8)
+    decoded = ring.decode(vectors, layout=LAYOUT)
+
+    found = StoredSum(stored(tmp_path / "sum", vectors), layout=LAYOUT)
+
+    assert list(found) == [quantity.name for quantity in LAYOUT.quantities]
+    for name, value in found.items():
+        assert value.dtype == decoded[name].dtype
+        np.testing.assert_array_equal(value, decoded[name])
+        value[...] = 0  # the copy is the caller's own
+        np.testing.assert_array_equal(found[name], decoded[name])
+
+
+def test_stored_sum_takes_no_memory_until_it_is_asked_and_then_one_decoded_quantity(tmp_path: Path) -> None:
+    path = stored(tmp_path / "sum", random_vectors(LAYOUT, 9))
+    tracemalloc.start()
+    found = StoredSum(path, layout=LAYOUT)
+    opened_bytes, _ = tracemalloc.get_traced_memory()
+    decoded_bytes = found["delta"].nbytes
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert opened_bytes < 100_000
+    assert peak_bytes < decoded_bytes + 100_000
+
+
+def test_the_tagged_part_is_a_stream_of_its_own_layout_with_the_same_values(tmp_path: Path) -> None:
+    vectors = random_vectors(LAYOUT, 10)
+    whole = stored(tmp_path / "sum", vectors)
+    assert LAYOUT.tagged is not None
+
+    stream = b"".join(tagged_stream(whole, layout=LAYOUT))
+    (tmp_path / "tagged").write_bytes(stream)
+    found = StoredSum(tmp_path / "tagged", layout=LAYOUT.tagged)
+
+    assert len(stream) == LAYOUT.tagged.total_bytes
+    expected = ring.decode(vectors, layout=LAYOUT)
+    assert sorted(found) == ["delta", "mean", "rotated", "samples"]
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+def test_what_stands_behind_the_last_quantity_of_a_vector_is_the_tagged_streams_end(tmp_path: Path) -> None:
+    vectors = random_vectors(LAYOUT, 11)
+    stream = b"".join(tagged_stream(stored(tmp_path / "sum", vectors), layout=LAYOUT))
+    behind_L = vectors[64][sum(each.size for each in LAYOUT.quantities if each.ring_bits == 64) :]
+    last_L = vectors[64][LAYOUT.slices(64)["samples"]]
+    end = last_L.tobytes() + behind_L.tobytes()
+    assert stream.endswith(end)
+
+
+def test_a_sum_of_another_length_or_without_tagged_words_is_refused(tmp_path: Path) -> None:
+    path = stored(tmp_path / "sum", random_vectors(LAYOUT, 12))
+    untagged = Layout(quantities=(Quantity(name="tested", bound=1.0, is_count=True),), members=3)
+    with pytest.raises(LocalProtocolError, match="no quantity of this layout is tagged"):
+        tagged_stream(path, layout=untagged)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RemoteProtocolError, match=f"expected {LAYOUT.total_bytes} bytes"):
+        tagged_stream(path, layout=LAYOUT)
+    with pytest.raises(RemoteProtocolError, match=f"expected {LAYOUT.total_bytes} bytes"):
+        StoredSum(path, layout=LAYOUT)

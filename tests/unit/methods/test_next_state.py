@@ -1,0 +1,66 @@
+"""The next state follows from the tagged sums alone, whatever the method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+
+from chorale.spec.state import state_to_bytes
+from strategies.base import Array
+from tests.support.next_states import VARIANTS, steps
+
+# figures that move no state: they stay with coordinator and operator
+UNTAGGED = {
+    *("silos", "correct", "tested", "loss_sum", "clipped"),
+    *("personal_accuracy", "personal_accuracy_square", "personal_silos"),
+}
+
+
+class Tagged(Mapping[str, Array]):
+    """The tagged sums; to ask for another one is a KeyError."""
+
+    def __init__(self, sums: Mapping[str, Array], names: frozenset[str]) -> None:
+        self._sums = {name: sums[name].copy() for name in names}
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Array:
+        value = self._sums[name]
+        self.read.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sums)
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_next_state_reads_every_tagged_sum_and_no_other(variant: str) -> None:
+    for step in steps(variant):
+        tagged = Tagged(step.sums, step.tagged)
+        result = step.phase.next_state(step.context, tagged)
+        assert tagged.read == step.tagged, step.name
+        assert set(step.sums) - step.tagged <= UNTAGGED, step.name
+        assert result.state is not None
+        assert state_to_bytes(result.state) == state_to_bytes(step.state)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_phase_that_tags_nothing_moves_no_state(variant: str) -> None:
+    untagged = [step for step in steps(variant) if not step.tagged]
+    assert untagged
+    for step in untagged:
+        assert step.phase.next_state(step.context, {}).state is step.context.state
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_figures_move_nothing_that_the_next_state_reads(variant: str) -> None:
+    for step in steps(variant):
+        before = {name: value.copy() for name, value in step.sums.items()}
+        figures = step.phase.figures(step.context, step.sums)
+        assert all(isinstance(figure, float) for figure in figures.values())
+        for name, value in step.sums.items():
+            np.testing.assert_array_equal(value, before[name])
