@@ -196,7 +196,7 @@ async def _client(folder: Path, payload: _Payload) -> AsyncIterator[_Client]:
         grpc.aio.secure_channel(_address(folder, COORDINATOR), credentials, options=CHANNEL_OPTIONS) as hub,
     ):
         stub = FederationStub(hub)
-        transfer = Transfer(stub, cache=folder / "cache", metrics=SiloMetrics(), random=random.random)
+        transfer = Transfer(stub, metrics=SiloMetrics(), random=random.random)
         yield _Client(payload, state=(folder / STATE_FILE).read_bytes(), bare=bare, transfer=transfer)
 
 

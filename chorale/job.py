@@ -215,7 +215,13 @@ class Job:
         return replace(self._context(key, state, members), noise=noise)
 
     def next_state(
-        self, phase: str, context: PhaseContext, sums: Mapping[str, Array], *, survivors: int
+        self,
+        phase: str,
+        context: PhaseContext,
+        sums: Mapping[str, Array],
+        *,
+        survivors: int,
+        self_mask_seeds: Mapping[str, bytes] | None = None,
     ) -> PhaseResult:
         """What the tagged sums over so many silos do to the global state. The sums are handed over.
 

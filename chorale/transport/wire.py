@@ -275,11 +275,8 @@ def proof_from_wire(wire: session_pb2.StateProof) -> tuple[bytes, StateProof]:
     signers: dict[str, StateSigner] = {}
     for each in wire.signers:
         _check_name(each.name)
-        if (
-            not 0 < len(each.certificate) <= MAX_BODY_BYTES
-            or not 0 < len(each.signature) <= MAX_SIGNATURE_BYTES
-        ):
-            raise RemoteProtocolError("signers: a certificate or signature is missing or too long")
+        signed = session_pb2.SignedBody(body=each.certificate, signature=each.signature)
+        signed_body_from_wire(signed)  # for the sizes
         signers[each.name] = StateSigner(certificate=each.certificate, signature=each.signature)
     proof = StateProof(
         roster=signed_body_from_wire(wire.roster, max_bytes=MAX_ROSTER_BYTES),

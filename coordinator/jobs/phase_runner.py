@@ -42,6 +42,7 @@ from crypto.session.messages import SessionTerms
 from crypto.session.session_record import SessionRecord
 from crypto.session.statements import StateProof
 from strategies.base import PhaseResult
+from strategies.phases.enrollment import draw_seed_in
 
 log = get_logger("coordinator.jobs.phase_runner")
 
@@ -413,6 +414,9 @@ class PhaseRunner:
         )
 
     # helpers
+
+    def _self_mask_seeds(self) -> dict[str, bytes] | None:
+        return None
 
     @property
     def _key(self) -> PhaseKey:

@@ -204,7 +204,7 @@ class RecoverRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevealedSum:
-    """What a member of U2 needs to check the sum. self_mask_seeds: b(v), v in U3, of the opening phase alone."""
+    """What a member of U2 needs to check the sum. self_mask_seeds: b(v) of U3, where the draw is opened."""
 
     survivors: tuple[str, ...]  # U3
     signatures: Signatures

@@ -1,7 +1,6 @@
-"""What silos sign of a phase that is over, and the proof that t of them make together.
+"""The proof of a global state: t named silos of a phase signed that they computed it.
 
-A silo that computed a state trusts its own result. One that did not takes a state that t named silos of the
-phase computed: two sets of t share an honest silo, which signs one state a phase. Source: docs/protocol.md 5.10.
+Two sets of t share an honest silo, which signs one state a phase. Source: docs/protocol.md 5.10.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ class KnownStates:
         with self._database.transaction() as connection:
             connection.execute(
                 "INSERT INTO sum_checks (job_digest, round, phase, attempt, sum_check) VALUES (?, ?, ?, ?, ?)"
-                " ON CONFLICT (job_digest, round, phase, attempt) DO UPDATE SET sum_check = excluded.sum_check",
+                " ON CONFLICT (job_digest, round, phase, attempt)"
+                " DO UPDATE SET sum_check = excluded.sum_check",
                 (check.job_digest, check.round, check.phase, check.attempt, check.to_bytes()),
             )
 

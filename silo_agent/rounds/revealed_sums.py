@@ -1,7 +1,7 @@
 """The end of a phase at a silo: check the revealed sum, compute the next global state, sign it.
 
-Nothing here trusts the coordinator: which silos are in the sum says t signatures, that it is their sum says
-the check, and what follows from it says the method's own server step. Source: docs/protocol.md 5.9, 5.10, 7.9.
+Nothing here trusts the coordinator. t signatures say which silos are in the sum, tags that it is their sum,
+and the method's own server step what follows from it. Source: docs/protocol.md 5.9, 5.10, 7.9.
 """
 
 from __future__ import annotations

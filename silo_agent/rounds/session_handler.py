@@ -11,10 +11,10 @@ import hashlib
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from crypto.errors import ChoraleError
+from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
 from crypto.identity.certificates import SignedBody
 from crypto.masking.masks import Masker
-from crypto.session.messages import Cohort, Envelopes, RecoveredSeeds, Shares, UnmaskShares
+from crypto.session.messages import Cohort, Envelopes, RecoveredSeeds, RevealedSum, Shares, UnmaskShares
 from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, SiloSession
 from crypto.session.sum_check import SumCheck
 from silo_agent.policy.policy import Policy
@@ -66,6 +66,8 @@ class SessionHandler:
                 self._policy.check_cohort(received.adverts)
             elif isinstance(received, Envelopes):
                 self._policy.check_cohort(received.sharers)
+            elif isinstance(received, RevealedSum):
+                raise RemoteProtocolError("session: a revealed sum comes after it", code=Refusal.STAGE)
             reply = self._answer(self._session.receive(received))
         except EnvelopeComplaint as error:
             self._remember(digest, wire.to_coordinator("complaint", error.complaint, self.key))

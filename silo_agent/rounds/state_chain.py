@@ -1,4 +1,4 @@
-"""Which global state a phase may run on: the newest that this silo knows to be computed, or one that is proven.
+"""Which global state a phase may run on: the newest that this silo computed, or that is proven to it.
 
 The coordinator names a state by its digest and chooses nothing by it. Source: docs/protocol.md 7.9.
 """

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.base import PRESENCE, TOTAL, Array, PhaseContext, PhaseResult
+from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext, PhaseResult
 from strategies.phases.evaluation import MAX_COUNT
 
 ENROLLMENT = "enrollment"
+DRAW_SEED = "method/draw_seed"
 CLASS_PRESENCE = "class-presence"
 
 
@@ -90,3 +91,9 @@ class ClassPresencePhase:
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
         return {}
+
+
+def draw_seed_in(state: Arrays) -> bytes:
+    """The seed of the draw as the state holds it; empty where it holds none."""
+    seed = state.get(DRAW_SEED)
+    return b"" if seed is None else seed.tobytes()

@@ -191,7 +191,9 @@ class FakeSilo:
         key, raw = wire.key_from_wire(body.key), body.key.SerializeToString()
         revealed = wire.from_coordinator(pb.CoordinatorMessage(revealed_sum=body))
         check, layout = self.sessions[raw].sum_check, self._terms[raw].layout.tagged
-        assert isinstance(revealed, RevealedSum) and check is not None and layout is not None
+        assert isinstance(revealed, RevealedSum)
+        assert check is not None
+        assert layout is not None
         stream = await self._download(key, revealed.sum_digest)
         check.check_survivors(revealed.survivors, revealed.signatures)
         check.check_sum(stream, layout, revealed.survivors)
