@@ -290,7 +290,7 @@ class Store:
         """Of the job's phases that moved its state: the first and the newest; one where they are the same."""
         with self._database.transaction() as connection:
             rows = connection.execute(
-                "SELECT proof FROM state_proofs JOIN phases ON phase = sequence"
+                "SELECT proof FROM state_proofs JOIN phases ON state_proofs.phase = phases.sequence"
                 " WHERE job = ? ORDER BY sequence",
                 (job,),
             ).fetchall()

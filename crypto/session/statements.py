@@ -67,9 +67,9 @@ class StateProof:
             rule.min_cohort,
             self.parent_digest,
         )
+        if unnamed := sorted(self.signers.keys() - set(names)):
+            raise _refused(f"{unnamed[0]} was not named", Refusal.STATE)
         for name, signer in self.signers.items():
-            if name not in names:
-                raise _refused(f"{name} was not named", Refusal.STATE)
             certificate = certificate_from_der(signer.certificate)
             if not roster.holds(Role.SILO, name, fingerprint(certificate)):
                 raise _refused(f"the roster does not hold {name} with this certificate", Refusal.ROSTER)
