@@ -6,7 +6,7 @@ Source: docs/protocol.md 3, 5.1 and 7.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache, partial
@@ -21,7 +21,7 @@ from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind, phase_number, signed_body_from_wire
 from chorale.v1 import federation_pb2, session_pb2
 from crypto import encoding
-from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from crypto.errors import ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout
 from crypto.identity.certificates import (
     Identity,
@@ -32,11 +32,11 @@ from crypto.identity.certificates import (
     verify,
 )
 from crypto.identity.roster import Roster
-from crypto.session.cohort import named_set
+from crypto.session.cohort import draw_seed, named_set
 from crypto.session.messages import SessionTerms
-from strategies.base import Array, Phase, PhaseContext, PhaseResult
+from strategies.base import DRAW_SEED, Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
-from strategies.phases.enrollment import ENROLLMENT
+from strategies.phases.enrollment import ENROLLMENT, draw_seed_of
 
 __all__ = [
     "ColumnSpec",
@@ -187,15 +187,26 @@ class Job:
         """Phases outside rounds name all silos, under any `fraction`."""
         return phase_kind(phase) not in self.strategy.round_phases
 
-    def named(self, roster: Roster, round: int, everyone: bool) -> tuple[str, ...]:
-        """The silos that take part in a round, sorted. Source: docs/protocol.md 3.2."""
+    def opens_draw(self, round: int, phase: str) -> bool:
+        """Whether the phase, once applied, fixes what the job's rounds are drawn by."""
+        return self.spec.draws_rounds and round == 0 and phase_kind(phase) == ENROLLMENT
+
+    def named(self, silos: Container[str], round: int, phase: str, state: GlobalState) -> tuple[str, ...]:
+        """The silos that take part in a phase, sorted. silos: those on the roster.
+
+        Raises ConfigError if the state lacks the seed of the draw, or holds one before the draw is opened.
+        Source: docs/protocol.md 3.2.
+        """
+        if self.opens_draw(round, phase) and DRAW_SEED in state:
+            # Security: it would be the choice of whoever made the state
+            raise ConfigError(f"state: {DRAW_SEED}: expected none before the opening enrollment")
+        is_drawn = self.spec.draws_rounds and not self.names_everyone(phase)
         return named_set(
             self.spec.silos,
-            on_roster=roster.silo_names,
-            job_digest=self.digest,
-            roster_digest=roster.digest,
+            on_roster=silos,
             round=round,
-            fraction=1.0 if everyone else self.spec.fraction,
+            fraction=self.spec.fraction if is_drawn else 1.0,
+            draw_seed=draw_seed_of(state) if is_drawn else None,
         )
 
     def context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
@@ -204,9 +215,17 @@ class Job:
         return replace(self._context(key, state, members), noise=noise)
 
     def apply(
-        self, phase: str, context: PhaseContext, sums: Mapping[str, Array], *, survivors: int
+        self,
+        phase: str,
+        context: PhaseContext,
+        sums: Mapping[str, Array],
+        *,
+        survivors: int,
+        self_mask_seeds: Mapping[str, bytes] | None = None,
     ) -> PhaseResult:
         """What the revealed sums over so many silos do to the global state. The sums are handed over.
+
+        self_mask_seeds: b of each of them, needed where the phase opens the draw.
 
         Security: the update is divided by the sum of p, and a silo that lies about its p can bring that sum
         close to zero. A sum of p below a hundredth of its usual size is not applied.
@@ -215,6 +234,10 @@ class Job:
         privacy = self.spec.privacy
         usual = 1.0 / len(self.spec.silos) if privacy is None else privacy.declared_weight(context.members)
         guarded = replace(context, min_weight=max(context.min_weight, MIN_WEIGHT * survivors * usual))
+        if self.opens_draw(context.round, phase):
+            if self_mask_seeds is None or len(self_mask_seeds) != survivors:
+                raise LocalProtocolError(f"job {self.id}: {phase}: expected {survivors} self-mask seeds")
+            guarded = replace(guarded, draw_seed=draw_seed(self.digest, self_mask_seeds))
         return self.phase(phase).apply(guarded, sums)
 
     def layout(self, key: PhaseKey, state: GlobalState, members: int) -> Layout:
@@ -264,10 +287,11 @@ class Job:
     ) -> SessionTerms:
         """What a session is about. Coordinator and silo each compute it here; no message carries it.
 
-        Raises ConfigError if the roster leaves too few silos or the job has no such phase or round.
+        Raises ConfigError if the roster leaves too few silos, the job has no such phase or round, or the
+        state's seed of the draw is not what it must be.
         """
         self.check_phase(round, phase)
-        names = self.named(roster, round, self.names_everyone(phase))
+        names = self.named(roster.silo_names, round, phase, state)
         key = PhaseKey(job_digest=self.digest, round=round, phase=phase, attempt=attempt)
         return SessionTerms(
             federation=self.spec.federation,

@@ -113,8 +113,8 @@ class JobManager:
                 f"expected at least {SMALLEST_FEDERATION} that are",
                 code=Refusal.JOB_INVALID,
             )
-        members = len(job.named(roster, 0, everyone=True))
         try:
+            members = len(job.named(roster.silo_names, 0, job.opening, state))
             job.spec.rule(members)
             for round, phase in [(0, job.opening), *((1, kind) for kind in job.strategy.round_phases)]:
                 key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)

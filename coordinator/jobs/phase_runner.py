@@ -218,7 +218,12 @@ class PhaseRunner:
             await asyncio.to_thread(unmask_stored, masked, revealed, plan=plan)
             sent = {silo: total - before[silo] for silo, total in attempt.sent_bytes.items()}
             self._upload_bytes += _mean_of(sent, plan.survivors)
-            self._resources.store.enter_revealed(self._row.sequence, upload_bytes=self._upload_bytes)
+            opens_draw = self._job.opens_draw(self._row.round, self._row.phase)
+            self._resources.store.enter_revealed(
+                self._row.sequence,
+                upload_bytes=self._upload_bytes,
+                self_mask_seeds=plan.self_mask_seeds if opens_draw else None,
+            )
             self._row = self._resources.store.phase(self._row.sequence)
             self._advance(PhaseEvent.SUM_REVEALED)
             completed = AttemptResult.COMPLETED.value
@@ -232,7 +237,13 @@ class PhaseRunner:
         sums = StoredSum(self._sum_path("revealed"), layout=terms.layout)
         context = self._job.context(self._key, state, len(terms.names))
         assert self._row.cohort is not None  # stored with the masked sum
-        result = self._job.apply(self._row.phase, context, sums, survivors=len(self._row.cohort))
+        result = self._job.apply(
+            self._row.phase,
+            context,
+            sums,
+            survivors=len(self._row.cohort),
+            self_mask_seeds=self._row.self_mask_seeds,
+        )
         del sums  # its pages, before the next state is written
         if any(quantity.noise is not None for quantity in terms.layout.quantities):
             wrap = {"wrap_probability": terms.layout.wrap_probability}

@@ -87,4 +87,7 @@ _OTHER_PHASE_NAMES: Migration = (
     """,
 )
 
-MIGRATIONS = (_FIRST, _OTHER_PHASE_NAMES)
+# What the draw of a job is made of, stored with the sum that reveals it.
+_SELF_MASK_SEEDS: Migration = ("ALTER TABLE phases ADD COLUMN self_mask_seeds JSON",)
+
+MIGRATIONS = (_FIRST, _OTHER_PHASE_NAMES, _SELF_MASK_SEEDS)

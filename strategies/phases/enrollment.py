@@ -12,6 +12,10 @@ the classes of one, so silos refuse the second (docs/protocol.md 6.2).
 A private job has no such phase: its noise would hide the few silos that it counts, and the class rows
 carry noise of their own.
 
+The opening enrollment of a job that draws its rounds also writes the seed of the draw. It is made of the
+silos' self-mask seeds, which nobody knows before the enrollment is revealed, and it is never replaced.
+Source: docs/protocol.md 3.2.
+
 C = classes.
 """
 
@@ -22,12 +26,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.base import PRESENCE, TOTAL, Array, PhaseContext, PhaseResult
+from strategies.base import DRAW_SEED, PRESENCE, TOTAL, Array, Arrays, PhaseContext, PhaseResult
 from strategies.phases.evaluation import MAX_COUNT
 
 ENROLLMENT = "enrollment"
 CLASS_PRESENCE = "class-presence"
+DRAW_SEED_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +55,14 @@ class EnrollmentPhase:
         )
 
     def apply(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        """Write method/total, an int64 array of shape ()."""
+        """Write method/total, an int64 array of shape (), and method/draw_seed where it is not there yet."""
         silos, samples = int(sums["silos"]), round(float(sums["samples"]))  # whole unless noised
         figures = {"silos": float(silos), "samples": float(samples)}
         if samples <= 0:
             return PhaseResult(state=None, figures=figures, reason="no-data")
         state = {**context.state, TOTAL: np.array(samples, dtype=np.int64)}
+        if context.draw_seed is not None and DRAW_SEED not in context.state:
+            state[DRAW_SEED] = np.frombuffer(context.draw_seed, np.uint8)
         return PhaseResult(state=state, figures=figures)
 
 
@@ -82,3 +90,18 @@ class ClassPresencePhase:
         holders_C = np.maximum(np.rint(sums["class_presence"]), 0).astype(np.int64)
         figures = {"classes_without_holder": float(np.sum(holders_C == 0))}
         return PhaseResult(state={**context.state, PRESENCE: holders_C}, figures=figures)
+
+
+def draw_seed_of(state: Arrays) -> bytes:
+    """What the opening enrollment wrote. Raises ConfigError.
+
+    Security: the state comes from the coordinator.
+    """
+    seed = state.get(DRAW_SEED)
+    if seed is None:
+        raise ConfigError(f"state: {DRAW_SEED}: expected {DRAW_SEED_BYTES} bytes, got none")
+    if seed.shape != (DRAW_SEED_BYTES,) or seed.dtype != np.uint8:
+        raise ConfigError(
+            f"state: {DRAW_SEED}: expected {DRAW_SEED_BYTES} bytes, got {seed.dtype} of shape {seed.shape}"
+        )
+    return seed.tobytes()

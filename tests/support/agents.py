@@ -263,6 +263,7 @@ class Exchange:
     session: CoordinatorSession
     task: pb.PhaseTask
     vectors: dict[str, bytes] = field(default_factory=dict)
+    self_mask_seeds: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def wire_key(self) -> Any:
@@ -418,6 +419,7 @@ class Hub:
         for name in plan.survivors:
             ring.add_into(total, masks.vectors_from_stream(layout, exchange.vectors[name]))
         plan.unmask(total)
+        exchange.self_mask_seeds = plan.self_mask_seeds
         return ring.decode(total, layout=layout)
 
     async def until_signed(self, exchange: Exchange, *, lost: Sequence[str] = ()) -> None:
@@ -434,7 +436,13 @@ class Hub:
         sums = await self.unmask(exchange)
         context = self.job.context(exchange.key, self.state, len(exchange.session.terms.names))
         handed_over = {name: value.copy() for name, value in sums.items()}  # apply uses them up
-        result = self.job.apply(phase, context, handed_over, survivors=len(exchange.session.survivors))
+        result = self.job.apply(
+            phase,
+            context,
+            handed_over,
+            survivors=len(exchange.session.survivors),
+            self_mask_seeds=exchange.self_mask_seeds,
+        )
         assert result.state is not None
         self.state = result.state
         self.tell_outcome(exchange, cohort=exchange.session.survivors)

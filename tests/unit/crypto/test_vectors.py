@@ -22,7 +22,7 @@ from crypto.session import seeds, shamir
 from tests.vectors import make_vectors
 
 FOLDER = Path(make_vectors.__file__).parent
-NAMES = ("encoding", "shamir", "prg", "projection", "ring", "session")
+NAMES = ("encoding", "shamir", "prg", "projection", "ring", "session", "draw")
 
 
 def load(name: str) -> Any:
@@ -72,6 +72,9 @@ def swap_digit(text: str) -> str:
         ("session", ("silos", "silo-002", "consistency", "signature")),
         ("session", ("silos", "silo-002", "answer", "recovery_shares", "silo-003")),
         ("session", ("sum", "32", 0)),
+        ("draw", (0, "self_mask_seeds", "clinic-4")),
+        ("draw", (1, "job_digest")),
+        ("draw", (2, "named", "2", 3)),
     ],
 )
 def test_the_checker_notices_one_changed_digit(
@@ -98,6 +101,7 @@ def test_the_checker_notices_one_changed_digit(
         make_vectors.prg_vectors,
         make_vectors.projection_vectors,
         make_vectors.ring_vectors,
+        make_vectors.draw_vectors,
     ],
 )
 def test_the_package_still_makes_the_committed_vectors(make: Any) -> None:
