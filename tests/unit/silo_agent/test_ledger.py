@@ -232,6 +232,8 @@ def test_openings_of_full_participation_are_not_counted(book: Book) -> None:
     for number in range(4):
         book.reveal(FULL, **opening(book.job.digest, number))
     book.reveal(FULL, **opening(drawn(book)))
+    refused(Refusal.POLICY, "1 openings over", lambda: book.sign(FULL, **opening(drawn(book, nonce="5"))))
+    book.reveal(FULL, **opening(book.job.digest, 4))
 
 
 def test_openings_are_capped_over_all_jobs_of_a_data_set(book: Book) -> None:
