@@ -6,7 +6,7 @@ Source: docs/protocol.md 3, 5.1 and 7.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache, partial
@@ -21,7 +21,7 @@ from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind, phase_number, signed_body_from_wire
 from chorale.v1 import federation_pb2, session_pb2
 from crypto import encoding
-from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from crypto.errors import ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout
 from crypto.identity.certificates import (
     Identity,
@@ -32,11 +32,11 @@ from crypto.identity.certificates import (
     verify,
 )
 from crypto.identity.roster import Roster
-from crypto.session.cohort import named_set
+from crypto.session.cohort import draw_seed, named_set
 from crypto.session.messages import SessionTerms
-from strategies.base import Array, Phase, PhaseContext, PhaseResult
+from strategies.base import DRAW_SEED, Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
-from strategies.phases.enrollment import ENROLLMENT
+from strategies.phases.enrollment import DRAW_SEED_BYTES, ENROLLMENT, draw_seed_in
 
 __all__ = [
     "ColumnSpec",
@@ -198,15 +198,25 @@ class Job:
         """Phases outside rounds name all silos, under any `fraction`."""
         return phase_kind(phase) not in self.strategy.round_phases
 
-    def named(self, roster: Roster, round: int, everyone: bool) -> tuple[str, ...]:
-        """The silos that take part in a round, sorted. Source: docs/protocol.md 3.2."""
+    def opens_draw(self, round: int, phase: str) -> bool:
+        """Whether the phase, once applied, fixes what the job's rounds are drawn by."""
+        return self.spec.draws_rounds and round == 0 and phase_kind(phase) == ENROLLMENT
+
+    def named(self, silos: Container[str], round: int, phase: str, draw_seed: bytes) -> tuple[str, ...]:
+        """The silos that take part in a phase, sorted. silos: those on the roster. draw_seed: what the state
+        holds, empty where it holds none.
+
+        Raises ConfigError if the phase is drawn and there is no seed. Source: docs/protocol.md 3.2.
+        """
+        is_drawn = self.spec.draws_rounds and not self.names_everyone(phase)
+        if is_drawn and not draw_seed:
+            raise ConfigError(f"state: {DRAW_SEED}: expected {DRAW_SEED_BYTES} bytes, got none")
         return named_set(
             self.spec.silos,
-            on_roster=roster.silo_names,
-            job_digest=self.digest,
-            roster_digest=roster.digest,
+            on_roster=silos,
             round=round,
-            fraction=1.0 if everyone else self.spec.fraction,
+            fraction=self.spec.fraction if is_drawn else 1.0,
+            draw_seed=draw_seed if is_drawn else None,
         )
 
     def context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
@@ -225,6 +235,8 @@ class Job:
     ) -> PhaseResult:
         """What the tagged sums over so many silos do to the global state. The sums are handed over.
 
+        self_mask_seeds: b of each of them, needed where the phase opens the draw.
+
         Security: the update is divided by the sum of p, and a silo that lies about its p can bring that sum
         close to zero. A sum of p below a hundredth of its usual size is not applied.
         Source: docs/protocol.md 7.4.
@@ -232,6 +244,10 @@ class Job:
         privacy = self.spec.privacy
         usual = 1.0 / len(self.spec.silos) if privacy is None else privacy.declared_weight(context.members)
         guarded = replace(context, min_weight=max(context.min_weight, MIN_WEIGHT * survivors * usual))
+        if self.opens_draw(context.round, phase):
+            if self_mask_seeds is None or len(self_mask_seeds) != survivors:
+                raise LocalProtocolError(f"job {self.id}: {phase}: expected {survivors} self-mask seeds")
+            guarded = replace(guarded, draw_seed=draw_seed(self.digest, self_mask_seeds))
         return self.phase(phase).next_state(guarded, sums)
 
     def figures(self, phase: str, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
@@ -285,10 +301,15 @@ class Job:
     ) -> SessionTerms:
         """What a session is about. Coordinator and silo each compute it here; no message carries it.
 
-        Raises ConfigError if the roster leaves too few silos or the job has no such phase or round.
+        Raises ConfigError if the roster leaves too few silos, the job has no such phase or round, or the
+        state's seed of the draw is not what it must be.
         """
         self.check_phase(round, phase)
-        names = self.named(roster, round, self.names_everyone(phase))
+        seed = draw_seed_in(state)
+        if self.opens_draw(round, phase) and seed:
+            # Security: it would be the choice of whoever made the state
+            raise ConfigError(f"state: {DRAW_SEED}: expected none before the opening enrollment")
+        names = self.named(roster.silo_names, round, phase, seed)
         key = PhaseKey(job_digest=self.digest, round=round, phase=phase, attempt=attempt)
         return SessionTerms(
             federation=self.spec.federation,

@@ -22,6 +22,9 @@ from cli.operator import OperatorSettings, operator_settings
 from cli.output.progress import JobHistory, personal_figures, show
 from cli.output.promise import promise_of
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.session.cohort import default_colluders, draw_risk
+from silo_agent.policy.policy import Policy
+from strategies.base import DRAW_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +79,7 @@ def submit(
     Of a private job it also prints epsilon and the noise, which it solves for where the file leaves it out.
     """
     spec = read_spec(file)
+    tell_draw(spec)
     state = initial_bytes(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=state_digest(state))
     spec, promised = solved(spec, state)
@@ -113,6 +117,24 @@ def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
     promise = promise_of(spec, shapes)
     told = f" (solved for: {', '.join(unsolved)})" if unsolved else ""
     return spec, [promise.line() + told, *promise.warnings()]
+
+
+def tell_draw(spec: JobSpec) -> None:
+    """What a draw of silos risks, and whether silos under the default policy refuse it; others may differ."""
+    if not spec.draws_rounds:
+        return
+    silos, members = len(spec.silos), spec.named_per_round
+    colluders = default_colluders(silos)
+    risk = float(draw_risk(silos, members, colluders=colluders, rounds=spec.rounds))
+    click.echo(
+        f"fraction {spec.fraction:g}: if {colluders} of {silos} silos collude, a round names more than "
+        f"{members // 3} of them with a chance of at most {risk:.2g} over the job",
+        err=True,
+    )
+    try:
+        Policy(federation=spec.federation).check_draw(spec)
+    except PolicyRefusal as refusal:
+        click.echo(f"silos with the default policy refuse this job: {refusal}", err=True)
 
 
 def tell_absent(spec: JobSpec, connected: Mapping[str, bool]) -> None:
@@ -229,6 +251,7 @@ def initial_bytes(spec: JobSpec, init: Path | None) -> bytes:
         except RemoteProtocolError as error:
             raise ConfigError(f"{init}: expected a safetensors file: {error}") from None
         _check_model(spec, given, source=init)
+        given.pop(DRAW_SEED, None)  # of the job that made the file: a job draws by its own
         return state_to_bytes(given)
     try:
         require_extra("silo", "torch", what="building the model here")

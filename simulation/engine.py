@@ -15,7 +15,6 @@ time on a CPU, however many workers compute them. Source: docs/simulation.md.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,8 +24,8 @@ from chorale.job import Job, SignedJob
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import GlobalState, state_digest, state_to_bytes
 from chorale.transport.wire import PhaseKey, phase_kind
+from crypto import encoding
 from crypto.errors import ConfigError
-from crypto.session.cohort import named_set
 from silo_agent.data.base import SiloData
 from silo_agent.objective import Objective
 from silo_agent.policy.policy import Policy
@@ -37,6 +36,7 @@ from simulation.results import PhaseReport, RoundResult, SimulationFailed, round
 from simulation.silos import Answer, SilosHere, built_in
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, Arrays, PhaseResult
+from strategies.phases.enrollment import draw_seed_in
 
 NO_NONCE = "0" * 32  # of a job that is not submitted
 Step = tuple[int, str]  # round and phase
@@ -63,7 +63,7 @@ class Simulation:
     policy: of every silo; None: the defaults, which hold back class rows of few silos and round counts.
     objective: None: the built-in training on `device` (auto, cpu or cuda).
     is_secure: sums go through the real sessions and masks. workers: processes that compute, each one thread;
-    0: this one. roster_digest: of the draw by `fraction`; None: one of the names.
+    0: this one. self_mask_seeds: b of every silo, which rounds are drawn by; None: by the job's seed.
     Raises ConfigError where job, data and state do not go together.
     """
 
@@ -78,7 +78,7 @@ class Simulation:
         device: str = "auto",
         is_secure: bool = False,
         workers: int = 0,
-        roster_digest: bytes | None = None,
+        self_mask_seeds: Mapping[str, bytes] | None = None,
     ) -> None:
         odd = sorted(set(spec.silos) ^ set(silos))
         if odd:
@@ -89,7 +89,9 @@ class Simulation:
 
             state = initial_state(spec)
         self.job = unsigned_job(spec, state)
-        self._roster_digest = roster_digest or hashlib.sha256("\n".join(sorted(silos)).encode()).digest()
+        self._self_mask_seeds = self_mask_seeds or {
+            name: encoding.digest("simulated-self-mask", spec.seed, name) for name in spec.silos
+        }
         policy = policy or Policy(federation=spec.federation)
         self._silos: SilosHere | Pool
         if workers:
@@ -169,7 +171,8 @@ class Simulation:
         return round_result(round, reports, wall_seconds=time.monotonic() - started)
 
     def _run_phase(self, round: int, phase: str) -> PhaseReport:
-        names, state = self._named(round, phase), self.progress.state
+        state = self.progress.state
+        names = self.job.named(self.job.spec.silos, round, phase, draw_seed_in(state))
         key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=1)
         request = PhaseRequest.of(self.job, key, state, members=len(names))
         as_words = self._secure is not None or needs_words(request.layout)
@@ -179,9 +182,12 @@ class Simulation:
             result = PhaseResult(state=None, reason="too-few-silos")
         else:
             sums = self._sums(request, names, here, as_words)
+            seeds = {answer.silo: self._self_mask_seeds[answer.silo] for answer in here}
             figures = self.job.figures(phase, request.context, sums)
             tagged = {each.name: sums[each.name] for each in request.layout.quantities if each.is_tagged}
-            result = self.job.next_state(phase, request.context, tagged, survivors=len(here))
+            result = self.job.next_state(
+                phase, request.context, tagged, survivors=len(here), self_mask_seeds=seeds
+            )
             result = replace(result, figures={**figures, **result.figures})
         if result.state is not None:
             moved = {answer.silo: answer.proposed for answer in here if answer.proposed is not None}
@@ -206,18 +212,6 @@ class Simulation:
         if as_words:
             return word_sums(request.layout, encoded.values())
         return plain_sums(request.layout, here)
-
-    def _named(self, round: int, phase: str) -> tuple[str, ...]:
-        """Whom the phase names: the rule of docs/protocol.md 3.2."""
-        silos = self.job.spec.silos
-        return named_set(
-            silos,
-            on_roster=silos,
-            job_digest=self.job.digest,
-            roster_digest=self._roster_digest,
-            round=round,
-            fraction=1.0 if self.job.names_everyone(phase) else self.job.spec.fraction,
-        )
 
 
 def unsigned_job(spec: JobSpec, state: GlobalState) -> Job:

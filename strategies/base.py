@@ -26,6 +26,7 @@ MODEL = "model/"  # prefix of a model's parameters and buffers in the global sta
 METHOD = "method/"  # prefix of what a method keeps between rounds
 PRESENCE = "method/presence"  # (C,) int64: how many silos hold each class, written by class-presence
 TOTAL = "method/total"  # sum of the rounded sample counts, written by enrollment
+DRAW_SEED = "method/draw_seed"  # (32,) uint8: what rounds are drawn by, written once, at the opening
 
 
 class PartOptions(BaseModel):
@@ -56,6 +57,7 @@ class PhaseContext:
     buffers (BatchNorm) averaged as a quantity of their own. members: m of this session.
     public_seed: 32 bytes of job, round and phase.
     update_clip: L2 norm to which every silo's update is clipped, where noise protects silos; else None.
+    draw_seed: what the opening enrollment of a job that draws its rounds writes into the state; else None.
     noise: of each noised quantity, the standard deviation of the noise of all m silos in a number of the
     sum, in the quantity's units; public, and of no use to what a silo computes.
     """
@@ -70,6 +72,7 @@ class PhaseContext:
     update_bits: int = 32
     update_clip: float | None = None
     public_seed: bytes = bytes(32)
+    draw_seed: bytes | None = None
     min_weight: float = 0.0
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)

@@ -204,7 +204,10 @@ class JobSpec(_Part):
     )
     rounds: int = Field(ge=1, le=100_000, description="training rounds, used-up ones included")
     fraction: float = Field(
-        default=1.0, gt=0, le=1, description="share of the silos that each round names, drawn by hash"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of the silos that each round names, by a draw of what all silos contribute to",
     )
     threshold: int | None = Field(
         default=None,
@@ -313,6 +316,11 @@ class JobSpec(_Part):
         return drawn_count(len(self.silos), self.fraction)
 
     @property
+    def draws_rounds(self) -> bool:
+        """Whether a round names fewer silos than the job has."""
+        return self.named_per_round < len(self.silos)
+
+    @property
     def expected_cohort_changes(self) -> float:
         """Overlapping cohorts that the rounds are expected to count while no silo drops out; an upper bound.
 
@@ -322,9 +330,9 @@ class JobSpec(_Part):
         it names the same silos as the round before. 0 where every round names all silos.
         Source: docs/protocol.md 6.
         """
-        silos, named = len(self.silos), self.named_per_round
-        if named == silos:
+        if not self.draws_rounds:
             return 0.0
+        silos, named = len(self.silos), self.named_per_round
         # two uniform sets of `named` silos share `common` of them with hypergeometric probability
         min_cohort = self.rule(named).min_cohort
         overlapping = [common for common in range(named) if 2 * (named - common) < min_cohort]

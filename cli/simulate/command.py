@@ -20,7 +20,7 @@ from chorale.spec.state import state_from_bytes
 from chorale.transport.wire import MAX_SILOS
 from cli.demo.setup import OPEN_POLICY
 from cli.errors import require_extra
-from cli.job import initial_bytes, read_spec, solved
+from cli.job import initial_bytes, read_spec, solved, tell_draw
 from cli.output.progress import personal_of
 from cli.simulate.data import DataOptions
 from crypto.errors import ConfigError
@@ -125,6 +125,7 @@ def simulate(
     options = DataOptions(**data_options, named=named)
     options.check_used()
     spec = _spec(file, options, silos)
+    tell_draw(spec)
     rules = _policy(spec, policy)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
     folder = None if out is None else _folder(out, spec, options, rules, init=init, is_secure=is_secure)

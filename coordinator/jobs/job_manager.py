@@ -20,6 +20,7 @@ from coordinator.resources import Resources
 from coordinator.storage.store import JobRow, JobStatus
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.session.cohort import SMALLEST_FEDERATION
+from strategies.phases.enrollment import draw_seed_in
 
 log = get_logger("coordinator.jobs.job_manager")
 
@@ -113,8 +114,8 @@ class JobManager:
                 f"expected at least {SMALLEST_FEDERATION} that are",
                 code=Refusal.JOB_INVALID,
             )
-        members = len(job.named(roster, 0, everyone=True))
         try:
+            members = len(job.named(roster.silo_names, 0, job.opening, draw_seed_in(state)))
             job.spec.rule(members)
             for round, phase in [(0, job.opening), *((1, kind) for kind in job.strategy.round_phases)]:
                 key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)

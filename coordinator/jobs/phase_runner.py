@@ -244,7 +244,12 @@ class PhaseRunner:
             await asyncio.to_thread(unmask_stored, masked, revealed, plan=plan)
             sent = {silo: total - before[silo] for silo, total in attempt.sent_bytes.items()}
             self._upload_bytes += _mean_of(sent, plan.survivors)
-            self._resources.store.enter_revealed(self._row.sequence, upload_bytes=self._upload_bytes)
+            opens_draw = self._job.opens_draw(self._row.round, self._row.phase)
+            self._resources.store.enter_revealed(
+                self._row.sequence,
+                upload_bytes=self._upload_bytes,
+                self_mask_seeds=plan.self_mask_seeds if opens_draw else None,
+            )
             self._row = self._resources.store.phase(self._row.sequence)
             self._advance(PhaseEvent.SUM_REVEALED)
             completed = AttemptResult.COMPLETED.value
@@ -279,7 +284,7 @@ class PhaseRunner:
             key=self._key,
             record=record,
             unsigned=unsigned,
-            self_mask_seeds=self._self_mask_seeds() or {},
+            self_mask_seeds=self._row.self_mask_seeds or {},
             on_progress=self._tell_progress,
         )
         try:
@@ -312,7 +317,7 @@ class PhaseRunner:
             context,
             StoredSum(path, layout=terms.layout.tagged),
             survivors=len(record.survivors),
-            self_mask_seeds=self._self_mask_seeds(),
+            self_mask_seeds=self._row.self_mask_seeds,
         )
         result = replace(result, figures={**result.figures, **figures})
         following, digest = result.state or state, self._row.state_digest
@@ -414,9 +419,6 @@ class PhaseRunner:
         )
 
     # helpers
-
-    def _self_mask_seeds(self) -> dict[str, bytes] | None:
-        return None
 
     @property
     def _key(self) -> PhaseKey:

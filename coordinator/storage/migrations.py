@@ -87,7 +87,8 @@ _OTHER_PHASE_NAMES: Migration = (
     """,
 )
 
-# Silos compute the states themselves: none continues a job whose states they did not.
+# Silos compute the states themselves: none continues a job whose states they did not. What the draw of a job
+# is made of is stored with the sum that reveals it.
 _COMPUTED_STATES: Migration = (
     """
     CREATE TABLE state_proofs ( -- that t silos computed the state that a phase led to
@@ -95,6 +96,7 @@ _COMPUTED_STATES: Migration = (
         proof BLOB NOT NULL -- chorale.v1.StateProof
     )
     """,
+    "ALTER TABLE phases ADD COLUMN self_mask_seeds JSON",
     """
     UPDATE jobs SET status = 'failed', reason = 'the coordinator was upgraded: submit the job again'
     WHERE status IN ('running', 'paused')

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -51,7 +51,7 @@ class JobRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRow:
     """state_digest: of the global state that the phase starts from. cohort: U3, from UNMASK on.
-    session: what UNMASK resumes."""
+    session: what UNMASK resumes. self_mask_seeds: b by silo of U3, of a revealed phase that opens a draw."""
 
     sequence: int
     job: bytes
@@ -66,6 +66,7 @@ class PhaseRow:
     session: bytes | None
     state_digest: bytes
     record_json: str | None
+    self_mask_seeds: dict[str, bytes] | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -250,12 +251,17 @@ class Store:
                 (PhaseState.UNMASK, session, json.dumps(list(cohort)), upload_bytes, sequence),
             )
 
-    def enter_revealed(self, sequence: int, *, upload_bytes: int) -> None:
+    def enter_revealed(
+        self, sequence: int, *, upload_bytes: int, self_mask_seeds: Mapping[str, bytes] | None = None
+    ) -> None:
         """The sum is known and stored; no share is asked for again."""
+        seeds = None
+        if self_mask_seeds is not None:
+            seeds = json.dumps({silo: seed.hex() for silo, seed in self_mask_seeds.items()})
         with self._database.transaction() as connection:
             connection.execute(
-                "UPDATE phases SET state = ?, upload_bytes = ? WHERE sequence = ?",
-                (PhaseState.REVEALED, upload_bytes, sequence),
+                "UPDATE phases SET state = ?, upload_bytes = ?, self_mask_seeds = ? WHERE sequence = ?",
+                (PhaseState.REVEALED, upload_bytes, seeds, sequence),
             )
 
     def end_phase(
@@ -363,4 +369,6 @@ def _phase_row(row: sqlite3.Row) -> PhaseRow:
     values = dict(row)
     values["state"] = PhaseState(row["state"])
     values["cohort"] = None if row["cohort"] is None else json.loads(row["cohort"])
+    if (seeds := row["self_mask_seeds"]) is not None:
+        values["self_mask_seeds"] = {silo: bytes.fromhex(seed) for silo, seed in json.loads(seeds).items()}
     return PhaseRow(**values)

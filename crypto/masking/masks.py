@@ -125,6 +125,11 @@ class UnmaskPlan:
     seeds: tuple[SignedSeed, ...] = field(repr=False)
     survivors: tuple[str, ...]
 
+    @property
+    def self_mask_seeds(self) -> dict[str, bytes]:
+        """b by survivor; they come first among the seeds, in order of name."""
+        return {name: signed.seed for name, signed in zip(self.survivors, self.seeds, strict=False)}
+
     def unmask(self, sums: Mapping[int, Words], *, workers: int | None = None) -> None:
         """Remove the masks in place, in as many threads as there are cores, or `workers`."""
         ring.check_vectors(sums, layout=self.layout)

@@ -5,15 +5,18 @@ Source: docs/protocol.md 3 (guarantee G1): t, m and min_cohort follow from job a
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from crypto.errors import ConfigError
+from crypto import encoding
+from crypto.errors import ConfigError, LocalProtocolError
 
 SMALLEST_FEDERATION = 3  # below it a sum of two would show each of them the other
+# Draws that a coordinator can choose from are fewer: every opening that is revealed takes more than m/3
+# honest silos, and a silo reveals two of a job at most.
+DRAW_CHOICES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,26 +70,70 @@ def named_set(
     silos: Sequence[str],
     *,
     on_roster: Container[str],
-    job_digest: bytes,
-    roster_digest: bytes,
     round: int,
     fraction: float = 1.0,
+    draw_seed: bytes | None = None,
 ) -> tuple[str, ...]:
     """Names of the round's silos, sorted: all of the job's R silos that stand on the roster,
     or the ceil(q R) smallest hashes of them.
 
+    draw_seed: 32 bytes, of the job; needed where not all R silos are wanted.
     Source: docs/protocol.md 3.2.
     """
     present = [name for name in silos if name in on_roster]
     wanted = drawn_count(len(silos), fraction)
-    drawn_by = b"chorale/v1/named-set\0" + job_digest + roster_digest + round.to_bytes(8, "big")
-    ranked = sorted(present, key=lambda name: hashlib.sha256(drawn_by + name.encode()).digest())
+    if wanted == len(silos):
+        return tuple(sorted(present))
+    if draw_seed is None:
+        raise LocalProtocolError("named set: a draw needs the job's draw seed")
+    ranked = sorted(present, key=lambda name: encoding.digest("named-set", draw_seed, round, name))
     return tuple(sorted(ranked[:wanted]))
+
+
+def draw_seed(job_digest: bytes, self_mask_seeds: Mapping[str, bytes]) -> bytes:
+    """What a job's rounds are drawn by. self_mask_seeds: b of every silo in U3 of the opening enrollment.
+
+    Security: adverts hold the hash of each b, and an honest silo's b is uniform and secret until the opening
+    is revealed. So nobody chooses the draw, and nobody knows it before. Source: docs/protocol.md 3.2.
+    """
+    seeds = [self_mask_seeds[name] for name in sorted(self_mask_seeds)]
+    return encoding.digest("draw", job_digest, seeds)
 
 
 def drawn_count(silos: int, fraction: float) -> int:
     """ceil(q R), with q as it is written: 0.07 of 100 silos are 7, though 0.07 * 100 is a little more."""
     return math.ceil(Fraction(str(fraction)) * silos)
+
+
+def default_colluders(silos: int) -> int:
+    """A: colluding silos among R that are assumed where a policy says nothing: a tenth, at least one."""
+    return max(1, silos // 10)
+
+
+def draw_risk(silos: int, members: int, *, colluders: int, rounds: int) -> Fraction:
+    """Bound of the chance that a round of the job names more than floor(m/3) of the A colluders.
+
+    The tail of a hypergeometric law (R silos, A of them colluders, m drawn), times the rounds, times the
+    openings that could be chosen from; at most 1. Source: docs/protocol.md 3.2.
+    """
+    colluders = min(colluders, silos)
+    too_many = range(members // 3 + 1, min(colluders, members) + 1)
+    bad = sum(math.comb(colluders, each) * math.comb(silos - colluders, members - each) for each in too_many)
+    return min(Fraction(1), Fraction(bad, math.comb(silos, members)) * rounds * DRAW_CHOICES)
+
+
+def smallest_draw(silos: int, *, colluders: int, rounds: int, max_risk: Fraction) -> int | None:
+    """The smallest m below R whose risk is at most max_risk; None if there is none."""
+    for members in range(SMALLEST_FEDERATION, silos):
+        if draw_risk(silos, members, colluders=colluders, rounds=rounds) <= max_risk:
+            return members
+    return None
+
+
+def fraction_for(members: int, silos: int) -> float:
+    """The decimal of fewest digits, rounded down, that draws m of R silos."""
+    cuts = (float(Fraction(members * 10**digits // silos, 10**digits)) for digits in range(1, 10))
+    return next(fraction for fraction in cuts if drawn_count(silos, fraction) == members)
 
 
 def _raised(field: str, default: int, given: int | None, members: int) -> int:

@@ -107,6 +107,9 @@ class Ledger:
                     self._clock().timestamp(),
                 ),
             )
+            connection.execute(  # of a job that an earlier version recorded, too
+                "UPDATE jobs SET draws_rounds = ? WHERE job_digest = ?", (job.spec.draws_rounds, job.digest)
+            )
             if is_approved:
                 connection.execute(
                     "UPDATE jobs SET decision = ? WHERE job_digest = ? AND decision = ?",

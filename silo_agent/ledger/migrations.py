@@ -192,4 +192,7 @@ _COMPUTED_STATES: Migration = (
     """,
 )
 
-MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _COMPUTED_STATES)
+# Openings are counted where they fix a draw. An earlier file holds none that does.
+_DRAWS: Migration = ("ALTER TABLE jobs ADD COLUMN draws_rounds BOOLEAN NOT NULL DEFAULT 0",)
+
+MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _COMPUTED_STATES, _DRAWS)

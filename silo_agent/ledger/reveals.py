@@ -19,12 +19,14 @@ from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import SessionTerms
 from crypto.session.reveal import PendingReveal
 from silo_agent.policy.policy import Policy
+from strategies.phases.enrollment import ENROLLMENT
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
 DIFFERENCED_KINDS = frozenset({"class-presence", "calibrate", "fine-tune"})
 # A phase that was revealed under the name it had before is the same phase.
 FORMER_KINDS = {"enrollment": "roll-call", "class-presence": "presence", "fine-tune": "personal"}
 SHARES_KEPT = timedelta(days=30)
+MAX_OPENINGS_OF_A_JOB = 2  # revealed here: all silos together then leave fewer than 4 draws to choose from
 
 
 class RevealStatus(StrEnum):
@@ -69,6 +71,7 @@ class Reveals:
         """What `begin_attempt` would refuse, before any data is touched. Writes nothing."""
         with self._database.transaction() as connection:
             _check_attempt(connection, terms)
+            self._check_openings(connection, terms)
 
     def begin_attempt(self, terms: SessionTerms) -> None:
         """Bind the phase to roster and state, and erase what an earlier attempt left pending.
@@ -77,6 +80,7 @@ class Reveals:
         attempt is out of range, or roster or state differ from the first attempt's.
         """
         with self._database.transaction() as connection:
+            self._check_openings(connection, terms)
             if not _check_attempt(connection, terms):
                 connection.execute(
                     "INSERT INTO phases"
@@ -101,6 +105,7 @@ class Reveals:
         with self._database.transaction() as connection:
             _approved_job(connection, terms)
             _check_not_revealed(connection, terms)
+            self._check_openings(connection, terms)
             self._check_near(connection, terms, survivors, terms.rule.min_cohort)
 
     def write_pending(self, pending: PendingReveal) -> None:
@@ -152,6 +157,7 @@ class Reveals:
             if found["status"] == RevealStatus.REVEALED:
                 return
             _approved_job(connection, pending)
+            self._check_openings(connection, pending)  # several may have been signed before one is revealed
             connection.execute(
                 f"UPDATE reveals SET status = :revealed WHERE {_SAME_PHASE}",
                 _phase_of(pending) | {"revealed": RevealStatus.REVEALED},
@@ -203,6 +209,33 @@ class Reveals:
                 " WHERE status = ? AND written_unix_seconds < ? AND answer IS NOT NULL",
                 (RevealStatus.REVEALED, oldest),
             ).rowcount
+
+    def _check_openings(self, connection: sqlite3.Connection, key: SessionTerms | PendingReveal) -> None:
+        """Raises PolicyRefusal where one more opening of a draw may not be revealed, whatever became of those
+        before. Source: docs/protocol.md 6.10."""
+        if key.round != 0 or phase_kind(key.phase) != ENROLLMENT:
+            return
+        if not _approved_job(connection, key)["draws_rounds"]:
+            return
+        of_job, of_data_set = connection.execute(
+            "SELECT count(*) FILTER (WHERE job_digest = :job), count(*) FILTER (WHERE data_set = :data_set)"
+            " FROM reveals JOIN jobs USING (job_digest)"
+            " WHERE draws_rounds AND round = 0 AND phase LIKE :opening AND status = :revealed",
+            {
+                "job": key.job_digest,
+                "data_set": self._data_set,
+                "opening": f"{ENROLLMENT}.%",
+                "revealed": RevealStatus.REVEALED,
+            },
+        ).fetchone()
+        if of_job >= MAX_OPENINGS_OF_A_JOB:
+            raise _refusal(key, f"{of_job} openings of the job were revealed", Refusal.POLICY)
+        if of_data_set >= self._policy.max_openings:
+            raise _refusal(
+                key,
+                f"{of_data_set} openings over this data set were revealed (max_openings)",
+                Refusal.POLICY,
+            )
 
     def _check_near(
         self,

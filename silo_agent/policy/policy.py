@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sized
 from enum import StrEnum
+from fractions import Fraction
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -18,7 +19,13 @@ from chorale.spec.fields import Name
 from chorale.spec.settings_file import load_settings
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Quantity
-from crypto.session.cohort import SMALLEST_FEDERATION
+from crypto.session.cohort import (
+    SMALLEST_FEDERATION,
+    default_colluders,
+    draw_risk,
+    fraction_for,
+    smallest_draw,
+)
 from crypto.session.messages import SessionTerms
 from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names
 from strategies.presets import PRESETS
@@ -92,6 +99,25 @@ class Policy(BaseModel):
         description="overlapping cohorts, per job and kind of phase: sums whose cohort nearly equals an "
         "earlier one and is not the one just before",
     )
+    assumed_colluders: int | None = Field(
+        default=None,
+        ge=0,
+        le=10_000,
+        description="silos of a job that may side with the coordinator; null: a tenth of them, at least 1",
+    )
+    max_draw_risk: float = Field(
+        default=1e-6,
+        ge=0,
+        le=1,
+        description="chance, over a whole job with fraction below 1, that a round names more than a third of "
+        "assumed colluders; 1 accepts every fraction",
+    )
+    max_openings: int = Field(
+        default=100,
+        ge=1,
+        le=1_000_000,
+        description="opening enrollments over a data set that are revealed, in all jobs with a draw",
+    )
     count_granularity: int = Field(
         default=10,
         ge=1,
@@ -141,6 +167,7 @@ class Policy(BaseModel):
                 f"about {expected:.3g} overlapping cohorts by fraction {spec.fraction:g}",
                 f"at most {self.max_cohort_changes} (max_cohort_changes)",
             )
+        self.check_draw(spec)
         # here and not in the phase that sums it: rounds may come before
         self.check_quantities(spec.quantities, is_private=spec.privacy is not None)
         # Security: two sums between which one silo's state alone moved show that silo, unless the sums' noise
@@ -152,6 +179,29 @@ class Policy(BaseModel):
                 f"strategy {spec.strategy.name}", "a method without local state (local_state: refuse)"
             )
         self.privacy.check_job(spec)
+
+    def check_draw(self, spec: JobSpec) -> None:
+        """Raises PolicyRefusal where a job's rounds are so small that colluders may be too many in one.
+
+        Source: docs/protocol.md 3.2.
+        """
+        if not spec.draws_rounds:
+            return
+        silos, members, rounds = len(spec.silos), spec.named_per_round, spec.rounds
+        colluders = default_colluders(silos) if self.assumed_colluders is None else self.assumed_colluders
+        limit = Fraction(str(self.max_draw_risk))
+        risk = draw_risk(silos, members, colluders=colluders, rounds=rounds)
+        if risk <= limit:
+            return
+        enough = smallest_draw(silos, colluders=colluders, rounds=rounds, max_risk=limit)
+        way_out = "no fraction below 1 has so little"
+        if enough is not None:
+            way_out = f"{enough} silos a round are enough (fraction {fraction_for(enough, silos):g})"
+        raise _refusal(
+            f"{float(risk):.2g} by rounds of {members} of {silos} silos; {way_out}",
+            f"a chance of at most {self.max_draw_risk:g} (max_draw_risk) that a round names more than "
+            f"{members // 3} of {colluders} colluders",
+        )
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""
@@ -209,6 +259,8 @@ class Policy(BaseModel):
             f"jobs and sums of fewer than {self.min_silos} silos",
             f"attempt {self.max_attempts + 1} at any phase",
             f"more than {self.max_cohort_changes} overlapping cohorts, per job and kind of phase",
+            f"jobs with fraction below 1 whose draw risk is above {self.max_draw_risk:g}",
+            f"a third opening enrollment of such a job, and more than {self.max_openings} over one data set",
             f"rosters signed more than {self.max_roster_age_days:g} days ago",
             f"global models above {self.max_state_megabytes} MB",
         ]

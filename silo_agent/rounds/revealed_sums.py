@@ -127,7 +127,7 @@ class RevealedSums:
         """The next global state, on disk. Blocks. Raises RemoteProtocolError(code=SUM) for a false sum."""
         check.check_sum(np.memmap(path, np.uint8, "r").data, layout, revealed.survivors)
         seeds = None
-        if key.phase == job.opening and job.spec.fraction < 1.0:
+        if job.opens_draw(key.round, key.phase):
             check.check_self_mask_seeds(revealed.self_mask_seeds, revealed.survivors)
             seeds = revealed.self_mask_seeds
         result = job.next_state(

@@ -75,7 +75,8 @@ class StateChain:
             if known is not None and position <= known.position:
                 return  # sent to several silos, of which this one knows more
             roster = read_roster(proof.roster, authority=self._authority, federation=job.spec.federation)
-            names = job.named(roster, proof.round, job.names_everyone(proof.phase))
+            seed = b"" if known is None else known.draw_seed
+            names = job.named(roster.silo_names, proof.round, proof.phase, seed)
             proof.check(job_digest=job.digest, roster=roster, names=names, rule=job.spec.rule(len(names)))
         except ConfigError as error:
             raise RemoteProtocolError(f"proof of a state: {error}", code=Refusal.STATE) from None

@@ -12,6 +12,10 @@ the classes of one, so silos refuse the second (docs/protocol.md 6.2).
 A private job has no such phase: its noise would hide the few silos that it counts, and the class rows
 carry noise of their own.
 
+The opening enrollment of a job that draws its rounds also writes the seed of the draw. It is made of the
+silos' self-mask seeds, which nobody knows before the enrollment is revealed, and it is never replaced.
+Source: docs/protocol.md 3.2.
+
 C = classes.
 """
 
@@ -22,13 +26,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext, PhaseResult
+from strategies.base import DRAW_SEED, PRESENCE, TOTAL, Array, Arrays, PhaseContext, PhaseResult
 from strategies.phases.evaluation import MAX_COUNT
 
 ENROLLMENT = "enrollment"
-DRAW_SEED = "method/draw_seed"
 CLASS_PRESENCE = "class-presence"
+DRAW_SEED_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +56,14 @@ class EnrollmentPhase:
         )
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        """Write method/total, an int64 array of shape ()."""
+        """Write method/total, an int64 array of shape (), and method/draw_seed where it is not there yet."""
         samples = round(float(sums["samples"]))  # whole unless noised
         figures = {"samples": float(samples)}
         if samples <= 0:
             return PhaseResult(state=None, figures=figures, reason="no-data")
         state = {**context.state, TOTAL: np.array(samples, dtype=np.int64)}
+        if context.draw_seed is not None and DRAW_SEED not in context.state:
+            state[DRAW_SEED] = np.frombuffer(context.draw_seed, np.uint8)
         return PhaseResult(state=state, figures=figures)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
@@ -94,6 +101,12 @@ class ClassPresencePhase:
 
 
 def draw_seed_in(state: Arrays) -> bytes:
-    """The seed of the draw as the state holds it; empty where it holds none."""
+    """What the opening enrollment wrote; empty where none did. Raises ConfigError for another array."""
     seed = state.get(DRAW_SEED)
-    return b"" if seed is None else seed.tobytes()
+    if seed is None:
+        return b""
+    if seed.shape != (DRAW_SEED_BYTES,) or seed.dtype != np.uint8:
+        raise ConfigError(
+            f"state: {DRAW_SEED}: expected {DRAW_SEED_BYTES} bytes, got {seed.dtype} of shape {seed.shape}"
+        )
+    return seed.tobytes()

@@ -28,7 +28,7 @@ from crypto.identity.roster import sign_roster
 from crypto.session.messages import Envelopes
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.ledger.reveals import Decision
-from strategies.base import TOTAL
+from strategies.base import DRAW_SEED, TOTAL
 from tests.support.agents import Exchange, changed
 from tests.support.ceremony import stranger
 from tests.support.rogue import SPARE, Line, Message, Rogue
@@ -251,6 +251,50 @@ async def test_silo_that_the_draw_does_not_name_joins_nothing(tmp_path) -> None:
         await rogue.advertise(exchange, without=outside)
         rogue.agents[outside[0]].tell(task=exchange.task)
         await rogue.agents[outside[0]].refuses(Refusal.NOT_NAMED, "round 1: this silo is not named")
+        rogue.check_nothing_left(exchange)
+
+
+@pytest.mark.parametrize(
+    ("seed", "reason"),
+    [
+        (None, "method/draw_seed: expected 32 bytes, got none"),
+        (np.zeros(31, np.uint8), r"method/draw_seed: expected 32 bytes, got uint8 of shape \(31,\)"),
+        (np.zeros(32, np.float32), r"method/draw_seed: expected 32 bytes, got float32 of shape \(32,\)"),
+    ],
+    ids=["missing", "short", "floats"],
+)
+async def test_silo_refuses_a_drawn_round_over_a_state_without_its_seed(
+    tmp_path, seed: np.ndarray | None, reason: str
+) -> None:
+    async with Rogue(tmp_path, silos=5, fraction=0.6) as rogue:
+        await rogue.start()
+        await rogue.run(0, "enrollment.0")
+        exchange = rogue.begin(1, "train")
+        target = exchange.session.terms.names[0]
+        planted = {name: array for name, array in rogue.state.items() if name != DRAW_SEED}
+        digest = rogue.put(planted if seed is None else {**planted, DRAW_SEED: seed})
+        size = len(rogue.states[digest])
+        rogue.agents[target].tell(task=changed(exchange.task, state_digest=digest, state_bytes=size))
+        await rogue.agents[target].refuses(Refusal.TERMS, reason)
+        rogue.check_nothing_left(exchange)
+        # control: over the state with the opening's seed the same silos advertise
+        await rogue.advertise(exchange, without=set(rogue.names) - set(exchange.session.terms.names))
+
+
+async def test_silo_reveals_two_openings_of_a_draw_and_no_third(tmp_path) -> None:
+    """A coordinator could throw revealed openings away until a draw suits it."""
+    async with Rogue(tmp_path, silos=5, fraction=0.6) as rogue:
+        await rogue.start()
+        first, seeds = rogue.state, []
+        for number in range(2):  # the first two are the control
+            rogue.state = first
+            await rogue.run(0, f"enrollment.{number}")
+            seeds.append(rogue.state[DRAW_SEED].tobytes())
+        assert len(set(seeds)) == 2
+        exchange = rogue.begin(0, "enrollment.2", state=first)
+        for name in rogue.names:
+            rogue.agents[name].tell(task=exchange.task)
+            await rogue.agents[name].refuses(Refusal.POLICY, "2 openings of the job were revealed")
         rogue.check_nothing_left(exchange)
 
 

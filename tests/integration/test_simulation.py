@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,15 @@ import yaml
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import GlobalState, state_from_file, state_to_bytes
 from cli.main import run
+from coordinator.storage.store import Store
 from crypto.fixed_point.layout import Quantity
-from crypto.identity.roster import roster_from_file_bytes
 from silo_agent.data.loading import load_partition
 from silo_agent.data.settings import DataSettings
 from silo_agent.policy.policy import Policy
 from silo_agent.training.models.state import initial_state
 from simulation.engine import Simulation
 from simulation.results import RoundResult
-from tests.support.federation import LocalFederation
+from tests.support.federation import COORDINATOR, LocalFederation
 from tests.support.processes import REPOSITORY, environment, wait_until
 
 pytest.importorskip("torch", reason="trains for real: needs the extra silo")
@@ -39,9 +40,9 @@ KILLED_ROUNDS = 30
 
 
 def test_simulation_and_federation_give_the_same_parameters_for_the_same_seed(tmp_path: Path) -> None:
-    """Three of four silos a round, drawn by the digests of job and roster. Bound: stochastic rounding moves
-    the mean of a round by less than m / (scale * sum of p), and float32 storage by an ulp; the next round
-    starts from there."""
+    """Three of four silos a round, drawn by the silos' seeds of the opening, which the coordinator keeps.
+    Bound: stochastic rounding moves the mean of a round by less than m / (scale * sum of p), and float32
+    storage by an ulp; the next round starts from there."""
     with LocalFederation(
         folder=tmp_path, silos=SILOS, policy=POLICY, silo={"objective": None, "device": "cpu"}
     ) as federation:
@@ -56,8 +57,10 @@ def test_simulation_and_federation_give_the_same_parameters_for_the_same_seed(tm
         assert federation.finish()["status"] == "done"
         ended = federation.hub.records()
         fetched, report = federation.fetch(job_id), federation.report(job_id)
-        roster = roster_from_file_bytes(federation.ceremony.roster_path.read_bytes())
-    simulated = _simulated(spec, roster_digest=hashlib.sha256(roster.body).digest())
+        with closing(Store(tmp_path / COORDINATOR / "coordinator.sqlite")) as store:
+            (job,) = store.jobs()
+            self_mask_seeds = store.phases(job.digest)[0].self_mask_seeds
+    simulated = _simulated(spec, self_mask_seeds)
     results = list(simulated.run())
     assert simulated.job.id == job_id
     trained = [each for each in ended if each["event"] == "phase ended" and each["phase"] == "train"]
@@ -113,14 +116,14 @@ def _spec(federation: LocalFederation) -> JobSpec:
     )
 
 
-def _simulated(spec: JobSpec, *, roster_digest: bytes) -> Simulation:
+def _simulated(spec: JobSpec, self_mask_seeds: Mapping[str, bytes] | None) -> Simulation:
     parts = load_partition(DataSettings.model_validate(_data(0)), spec)
     return Simulation(
         spec,
         dict(zip(spec.silos, parts, strict=True)),
         policy=Policy(federation=spec.federation),
         device="cpu",
-        roster_digest=roster_digest,
+        self_mask_seeds=self_mask_seeds,
     )
 
 

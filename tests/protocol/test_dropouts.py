@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto.masking.masks import UnmaskPlan
+from crypto.session import seeds
 from crypto.session.coordinator_session import AbortReason, CoordinatorState, SessionAborted
 from tests.support.sessions import STAGES, Exchange, make_session
 from tests.support.soak import examples
@@ -55,6 +56,20 @@ def test_tolerated_losses_are_those_of_the_design():
         assert make_session(silos).run({"masked": names[:losses]}).sum() == silos - losses
         with pytest.raises(SessionAborted, match="masked: expected at least"):
             make_session(silos).run({"masked": names[: losses + 1]})
+
+
+def test_a_plan_holds_the_self_mask_seed_of_every_survivor_as_its_advert_committed_to_it():
+    exchange = make_session(7)
+    exchange.run_until("masked")
+    names, adverts = exchange.coordinator.cohort, exchange.told["silo-000"].adverts
+    exchange.mask(drop=["silo-001"])
+    exchange.consistency()
+    exchange.unmask()
+    found = exchange.plan.self_mask_seeds
+    assert tuple(found) == tuple(name for name in names if name != "silo-001")
+    for name, advert in zip(names, adverts, strict=True):
+        if name in found:
+            assert seeds.self_mask_commitment(found[name], name=name) in advert.body
 
 
 def check_outcome(exchange: Exchange, drops: Mapping[str, Collection[str]]) -> None:

@@ -276,6 +276,7 @@ class Exchange:
     task: pb.PhaseTask
     vectors: dict[str, bytes] = field(default_factory=dict)
     revealed: dict[int, Words] = field(default_factory=dict)  # the whole sum, by word size
+    self_mask_seeds: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def wire_key(self) -> Any:
@@ -432,6 +433,7 @@ class Hub:
             ring.add_into(total, masks.vectors_from_stream(layout, exchange.vectors[name]))
         plan.unmask(total)
         exchange.revealed = total
+        exchange.self_mask_seeds = plan.self_mask_seeds
         return ring.decode(total, layout=layout)
 
     async def until_signed(self, exchange: Exchange, *, lost: Sequence[str] = ()) -> None:

@@ -44,6 +44,7 @@ def main(arguments: list[str]) -> int:
         "projection": check_projection,
         "ring": check_ring,
         "session": check_session,
+        "draw": check_draw,
     }
     for name, check in checks.items():
         try:
@@ -216,6 +217,21 @@ def in_units(value: float, quantity: Any, rounding_bits: int) -> int:
     exact = max(-bound, min(bound, Fraction(value))) * Fraction(2) ** quantity["scale_exponent"]
     whole: int = math.floor(exact)
     return whole + int(rounding_bits < (exact - whole) * 2**16)
+
+
+def check_draw(vectors: Any) -> int:
+    """The seed of b in order of name, and the ceil(q R) smallest hashes of those on the roster."""
+    for vector in vectors:
+        seeds = {name: bytes.fromhex(seed) for name, seed in vector["self_mask_seeds"].items()}
+        seed = digest("draw", bytes.fromhex(vector["job_digest"]), [seeds[name] for name in sorted(seeds)])
+        expect("draw seed", seed.hex(), vector["draw_seed"])
+        wanted = math.ceil(Fraction(vector["fraction"]) * len(seeds))
+        for round, named in vector["named"].items():
+            ranked = {digest("named-set", seed, int(round), name): name for name in vector["on_roster"]}
+            expect(
+                f"named set of round {round}", sorted(ranked[rank] for rank in sorted(ranked)[:wanted]), named
+            )
+    return len(vectors)
 
 
 if __name__ == "__main__":

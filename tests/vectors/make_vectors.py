@@ -1,4 +1,4 @@
-"""Writes the vectors of encoding, Shamir, PRG and ring next to this file from the package itself.
+"""Writes the vectors of encoding, Shamir, PRG, ring and draw next to this file from the package itself.
 
 Run it only when docs/protocol.md changes what they hold: python -m tests.vectors.make_vectors
 `check_vectors.py` then re-checks them without the package.
@@ -19,14 +19,15 @@ from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import Projection
-from crypto.session import shamir
+from crypto.session import cohort, shamir
 
 FOLDER = Path(__file__).parent
 WIDE = 64
 
 
 def main() -> None:
-    for make in (encoding_vectors, shamir_vectors, prg_vectors, projection_vectors, ring_vectors):
+    makers = (encoding_vectors, shamir_vectors, prg_vectors, projection_vectors, ring_vectors, draw_vectors)
+    for make in makers:
         name = make.__name__.removesuffix("_vectors")
         (FOLDER / f"{name}.json").write_text(json.dumps(make(), indent=1) + "\n")
 
@@ -237,6 +238,34 @@ def quantity_row(quantity: Quantity, members: int) -> dict[str, Any]:
         "is_tagged": quantity.is_tagged,
         "scale_exponent": int(np.log2(quantity.scale(members))),
     }
+
+
+def draw_vectors() -> list[dict[str, Any]]:
+    """Jobs of R silos, of which the last is not on the roster where `is_one_away`."""
+    vectors = []
+    for silos, fraction, is_one_away in [(5, "0.6", False), (30, "0.3", True), (100, "0.07", False)]:
+        random = counter_bytes(f"draw {silos}")
+        names = [f"clinic-{place}" for place in range(silos)]
+        job_digest, seeds = random(32), {name: random(32) for name in names}
+        seed = cohort.draw_seed(job_digest, seeds)
+        present = names[:-1] if is_one_away else names
+        named = {
+            str(round): cohort.named_set(
+                names, on_roster=present, round=round, fraction=float(fraction), draw_seed=seed
+            )
+            for round in (1, 2, 100_000)
+        }
+        vectors.append(
+            {
+                "job_digest": job_digest.hex(),
+                "self_mask_seeds": {name: each.hex() for name, each in seeds.items()},
+                "fraction": fraction,
+                "on_roster": present,
+                "draw_seed": seed.hex(),
+                "named": named,
+            }
+        )
+    return vectors
 
 
 if __name__ == "__main__":

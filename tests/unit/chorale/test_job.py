@@ -15,10 +15,11 @@ from chorale.spec.state import state_digest, state_to_bytes
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2
 from crypto import encoding
-from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from crypto.errors import ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.identity.certificates import Role
+from crypto.session.cohort import draw_seed
 from crypto.session.messages import SessionTerms
-from strategies.base import Array
+from strategies.base import DRAW_SEED, Array
 from tests.unit.chorale.conftest import NOW, SILOS, Party
 
 MakeSpec = Callable[..., JobSpec]
@@ -239,11 +240,56 @@ class TestTerms:
         self, make_job: Callable[..., Job], party: Party, state: State
     ) -> None:
         job = make_job(fraction=0.75)
-        drawn = {terms_of(job, party, state, round=round).names for round in range(1, 11)}
+        seeded = {**state, DRAW_SEED: np.arange(32, dtype=np.uint8)}
+        drawn = {terms_of(job, party, seeded, round=round).names for round in range(1, 11)}
         assert {len(names) for names in drawn} == {3}
         assert len(drawn) > 1  # the same three in 10 rounds: 4 ** -9
         assert terms_of(job, party, state, round=0, phase="enrollment.0").names == SILOS
-        assert terms_of(job, party, state, round=10, phase="evaluate.0").names == SILOS
+        assert terms_of(job, party, seeded, round=10, phase="evaluate.0").names == SILOS
+
+    def test_the_draw_follows_from_the_states_seed_and_from_no_digest(
+        self, make_job: Callable[..., Job], party: Party, state: State
+    ) -> None:
+        """Job nonce, roster and the rest of the state are chosen by somebody; the seed is not."""
+
+        def draws(job: Job, seed: int, **changes: object) -> list[tuple[str, ...]]:
+            seeded = {**state, DRAW_SEED: np.full(32, seed, np.uint8), "method/kept": np.zeros(seed)}
+            return [terms_of(job, party, seeded, round=round, **changes).names for round in range(1, 11)]
+
+        first = draws(make_job(fraction=0.75), 1)
+        assert draws(make_job(fraction=0.75, name="another"), 1) == first
+        assert draws(make_job(fraction=0.75), 1, roster=party.roster(version=2)) == first
+        assert draws(make_job(fraction=0.75), 2) != first
+
+    @pytest.mark.parametrize(
+        ("seed", "message"),
+        [
+            (None, "method/draw_seed: expected 32 bytes, got none"),
+            (np.zeros(31, np.uint8), r"expected 32 bytes, got uint8 of shape \(31,\)"),
+            (np.zeros((1, 32), np.uint8), r"expected 32 bytes, got uint8 of shape \(1, 32\)"),
+            (np.zeros(32, np.int64), r"expected 32 bytes, got int64 of shape \(32,\)"),
+        ],
+    )
+    def test_a_state_without_a_seed_of_32_bytes_gets_no_drawn_terms(
+        self, make_job: Callable[..., Job], party: Party, state: State, seed: Array | None, message: str
+    ) -> None:
+        given = state if seed is None else {**state, DRAW_SEED: seed}
+        with pytest.raises(ConfigError, match=message):
+            terms_of(make_job(fraction=0.75), party, given)
+        assert terms_of(make_job(), party, given).names == SILOS  # full participation draws nothing
+
+    def test_a_first_state_that_brings_a_seed_gets_no_terms(
+        self, make_job: Callable[..., Job], party: Party, state: State
+    ) -> None:
+        """The operator's initial state would choose every draw."""
+        seeded = {**state, DRAW_SEED: np.zeros(32, np.uint8)}
+        for phase in ("enrollment.0", "enrollment.1"):
+            opening = {"round": 0, "phase": phase}
+            with pytest.raises(ConfigError, match="draw_seed: expected none before the opening enrollment"):
+                terms_of(make_job(fraction=0.75), party, seeded, **opening)
+            assert terms_of(make_job(), party, seeded, **opening).names == SILOS
+        later = {"round": 5, "phase": "enrollment.1"}
+        assert terms_of(make_job(fraction=0.75, enrollment_every=1), party, seeded, **later).names == SILOS
 
     @pytest.mark.parametrize(
         ("round", "phase", "message"),
@@ -331,6 +377,53 @@ def test_a_sum_of_weights_far_below_the_silos_share_is_not_applied(
 
     assert reason(0.99 * least) == "min-weight"
     assert reason(1.01 * least) == ""
+
+
+SEEDS = {name: bytes([place]) * 32 for place, name in enumerate(SILOS)}
+
+
+class TestDrawSeed:
+    """What an enrollment writes of the silos' self-mask seeds."""
+
+    def enrolled(self, job: Job, state: State, round: int, phase: str, **changes: object) -> State:
+        key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
+        sums = {"silos": np.array(4), "samples": np.array(400)}
+        given = {"survivors": 4, "self_mask_seeds": SEEDS} | changes
+        result = job.apply(phase, job.context(key, state, 4), sums, **given)
+        assert result.state is not None
+        return dict(result.state)
+
+    def test_the_opening_writes_it_for_the_jobs_rounds(
+        self, make_job: Callable[..., Job], state: State, party: Party
+    ) -> None:
+        job = make_job(fraction=0.75)
+        after = self.enrolled(job, state, 0, "enrollment.0")
+        seed = after[DRAW_SEED]
+        assert (seed.dtype, seed.shape) == (np.uint8, (32,))
+        assert seed.tobytes() == draw_seed(job.digest, SEEDS)
+        assert len(terms_of(job, party, after).names) == 3
+        assert DRAW_SEED not in self.enrolled(make_job(), state, 0, "enrollment.0", self_mask_seeds=None)
+
+    def test_a_second_opening_writes_it_where_the_first_was_used_up(
+        self, make_job: Callable[..., Job], state: State
+    ) -> None:
+        assert DRAW_SEED in self.enrolled(make_job(fraction=0.75), state, 0, "enrollment.1")
+
+    def test_no_later_enrollment_replaces_it(self, make_job: Callable[..., Job], state: State) -> None:
+        job = make_job(fraction=0.75, enrollment_every=1)
+        first = self.enrolled(job, state, 0, "enrollment.0")
+        others = dict.fromkeys(SILOS, b"\xff" * 32)
+        for round, phase in ((3, "enrollment.1"), (0, "enrollment.1")):
+            later = self.enrolled(job, first, round, phase, self_mask_seeds=others)
+            assert later[DRAW_SEED].tobytes() == first[DRAW_SEED].tobytes()
+        assert DRAW_SEED not in self.enrolled(job, state, 3, "enrollment.1", self_mask_seeds=others)
+
+    @pytest.mark.parametrize("seeds", [None, {"clinic-a": bytes(32)}])
+    def test_an_opening_without_every_survivors_seed_is_not_applied(
+        self, make_job: Callable[..., Job], state: State, seeds: dict[str, bytes] | None
+    ) -> None:
+        with pytest.raises(LocalProtocolError, match=r"enrollment\.0: expected 4 self-mask seeds"):
+            self.enrolled(make_job(fraction=0.75), state, 0, "enrollment.0", self_mask_seeds=seeds)
 
 
 def test_an_update_in_16_bits_is_bound_by_the_rounds_before(

@@ -90,6 +90,22 @@ def test_a_policy_that_would_refuse_the_job_refuses_its_simulation(desk: Desk, c
     assert chorale("simulate", job, "--device", "cpu").code == 0
 
 
+def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_their_policy(
+    desk: Desk, chorale: Calls
+) -> None:
+    policy = desk.write("strict.yaml", {"federation": "test", "max_cohort_changes": 1000})
+    job = desk.job(silos=[f"silo-{place:02}" for place in range(20)], fraction=0.15, rounds=2)
+    refused = chorale("simulate", job, "--policy", policy, "--device", "cpu")
+    assert refused.code == 3
+    told = "fraction 0.15: if 2 of 20 silos collude, a round names more than 1 of them with a chance of"
+    assert refused.err.startswith(told)
+    assert "6 silos a round are enough (fraction 0.3)" in refused.err
+    open_wide = chorale("simulate", job, "--device", "cpu", "--partition", "iid")
+    assert open_wide.code == 0
+    assert open_wide.err.startswith(told)
+    assert len(json.loads(open_wide.out.splitlines()[0])["silos"]) == 3
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

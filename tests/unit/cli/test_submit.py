@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from chorale.privacy.plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_to_bytes
-from cli.job import initial_bytes, read_spec, solved, tell_absent
+from cli.job import initial_bytes, read_spec, solved, tell_absent, tell_draw
 from cli.output.promise import promise_of
 from crypto.errors import ConfigError
-from tests.unit.cli.conftest import Desk
+from tests.unit.cli.conftest import Desk, Ended
+
+Calls = Callable[..., Ended]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,53 @@ def test_silos_that_are_not_there_are_named(
     tell_absent(read_spec(desk.job()), connected)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", told)
+
+
+@pytest.mark.parametrize(
+    ("silos", "fraction", "told"),
+    [
+        (30, 1.0, ""),
+        (
+            30,
+            0.3,
+            "fraction 0.3: if 3 of 30 silos collude, a round names more than 3 of them with a chance of at "
+            "most 0 over the job\n",
+        ),
+        (
+            200,
+            0.235,
+            "fraction 0.235: if 20 of 200 silos collude, a round names more than 15 of them with a chance of "
+            "at most 8.6e-06 over the job\n"
+            "silos with the default policy refuse this job: policy: expected a chance of at most 1e-06 "
+            "(max_draw_risk) that a round names more than 15 of 20 colluders, got 8.6e-06 by rounds of 47 of "
+            "200 silos; 48 silos a round are enough (fraction 0.24)\n",
+        ),
+    ],
+)
+def test_the_risk_of_a_draw_is_told_first(
+    silos: int, fraction: float, told: str, desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"silo-{place}" for place in range(silos)]
+    tell_draw(read_spec(desk.job(silos=names, fraction=fraction, rounds=100)))
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", told)
+
+
+def test_submit_tells_the_draw_before_it_reaches_for_the_coordinator(desk: Desk, chorale: Calls) -> None:
+    pytest.importorskip("torch", reason="builds the initial model")
+    names = [f"silo-{place}" for place in range(30)]
+    job = desk.job(silos=names, fraction=0.1, rounds=100)
+    ended = chorale("job", "submit", job, "--config", desk.operator())
+    assert ended.code != 0
+    assert ended.err.startswith("fraction 0.1: if 3 of 30 silos collude, ")
+    assert "9 silos a round are enough (fraction 0.3)" in ended.err
+
+
+def test_the_draw_seed_of_an_earlier_job_is_left_out_of_the_first_state(desk: Desk, tmp_path: Path) -> None:
+    init = tmp_path / "init.safetensors"
+    init.write_bytes(state_to_bytes({**VOTES, "method/draw_seed": np.zeros(32, np.uint8)}))
+    spec = read_spec(desk.job(model={"name": "custom"}))
+    assert initial_bytes(spec, init) == state_to_bytes(VOTES)
 
 
 VOTES = {"model/votes": np.zeros(100, np.float32)}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from chorale.spec.state import state_from_bytes
 from chorale.v1 import operations_pb2
-from coordinator.jobs.aggregate import MaskedSum
+from coordinator.jobs.aggregate import MaskedSum, StoredSum
 from coordinator.jobs.job_runner import JobRunner
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.storage.store import Store
 from crypto.errors import Refusal
 from crypto.identity.certificates import Role
+from crypto.session.cohort import draw_seed, named_set
 
 
 async def test_job_runs_to_its_end_and_sums_every_silo_once(make_hub):
@@ -227,6 +229,43 @@ async def test_job_goes_on_by_itself_after_a_fault_of_this_machine(make_hub, mon
     assert (summary.status, summary.rounds_completed) == ("done", 1)
     assert (records[0].phase, records[0].attempts, records[0].result) == ("enrollment.0", 2, "applied")
     assert list(records[0].cohort) == hub.names
+
+
+async def test_draw_is_fixed_by_the_stored_seeds_where_the_coordinator_stops_before_it_applies(
+    make_hub, monkeypatch
+):
+    """Between the reveal and the next state: nothing but the store knows the silos' b any more."""
+    faults = iter([OSError(errno.EMFILE, "too many open files")])
+
+    def open_after_a_fault(path, *, layout):
+        for fault in faults:
+            raise fault
+        return StoredSum(path, layout=layout)
+
+    monkeypatch.setattr("coordinator.jobs.phase_runner.StoredSum", open_after_a_fault)
+    monkeypatch.setattr("coordinator.jobs.job_runner.RESUME_SECONDS", 0.05)
+    hub = make_hub(silos=5)
+    await hub.start()
+    hub.start_silos()
+    digest = await hub.submit(rounds=4, fraction=0.6)
+
+    summary, records = await hub.finish(digest)
+
+    assert (summary.status, summary.rounds_completed) == ("done", 4)
+    assert (records[0].phase, records[0].attempts, records[0].result) == ("enrollment.0", 1, "applied")
+    state = state_from_bytes(await hub.fetch(digest))
+    with closing(Store(hub.settings.directory / "coordinator.sqlite")) as store:
+        rows = store.phases(digest)
+    self_mask_seeds = rows[0].self_mask_seeds
+    assert list(self_mask_seeds) == hub.names
+    assert [row.self_mask_seeds for row in rows[1:]] == [None] * 5
+    seed = draw_seed(digest, self_mask_seeds)
+    assert state["method/draw_seed"].tobytes() == seed
+    for record in records[1:-1]:
+        assert tuple(record.cohort) == named_set(
+            hub.names, on_roster=hub.names, round=record.round, fraction=0.6, draw_seed=seed
+        )
+    assert list(records[-1].cohort) == hub.names
 
 
 async def test_a_job_waits_twice_as_long_after_each_fault_until_a_phase_has_ended(make_hub, monkeypatch):

@@ -8,8 +8,10 @@ import sqlite3
 from contextlib import closing
 
 import grpc
+import numpy as np
 import pytest
 
+from chorale.spec.state import state_digest, state_to_bytes
 from chorale.v1 import operations_pb2 as pb
 from coordinator.service.operations_service import MAX_SUBMISSIONS
 from crypto.errors import Refusal
@@ -83,6 +85,20 @@ async def test_initial_state_larger_than_allowed_is_refused(make_hub):
     signed, _ = hub.job()
     with pytest.raises(grpc.aio.AioRpcError, match="exceeds 1024 bytes"):
         await submit(hub, signed, b"x" * 1025)
+
+
+async def test_initial_state_that_brings_a_draw_seed_is_refused(make_hub):
+    hub = make_hub(silos=5)
+    await hub.start()
+    votes = {"model/votes": np.zeros(5, np.float32)}
+    brought = state_to_bytes({**votes, "method/draw_seed": np.zeros(32, np.uint8)})
+    drawn, full = (
+        hub.job(fraction=fraction, initial_state=state_digest(brought).hex())[0] for fraction in (0.6, 1.0)
+    )
+    with pytest.raises(grpc.aio.AioRpcError, match="draw_seed: expected none before the opening") as raised:
+        await submit(hub, drawn, brought)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await submit(hub, full, brought)).job_digest == full.digest
 
 
 async def test_more_jobs_than_allowed_are_refused(make_hub):

@@ -96,6 +96,16 @@ def test_unmask_is_found_again_with_its_session_and_cohort(store, reopened):
     assert found.upload_bytes == 77
 
 
+def test_self_mask_seeds_are_stored_in_the_step_that_reveals_the_sum(store, reopened):
+    rows = begin(store, phase="enrollment.0", round=0), begin(store)
+    seeds = {"a": bytes(range(32)), "b": b"\xff" * 32}
+    store.enter_revealed(rows[0].sequence, upload_bytes=9, self_mask_seeds=seeds)
+    store.enter_revealed(rows[1].sequence, upload_bytes=9)
+    first, second = reopened().phases(SIGNED.digest)
+    assert (first.state, first.self_mask_seeds) == (PhaseState.REVEALED, seeds)
+    assert (second.state, second.self_mask_seeds) == (PhaseState.REVEALED, None)
+
+
 def test_beginning_a_phase_again_gives_the_row_as_it_stands(store, reopened):
     row = begin(store)
     store.begin_attempt(row.sequence, 1)

@@ -11,10 +11,8 @@ from crypto.session.cohort import CohortRule, named_set
 SILOS = tuple(f"clinic-{i:02d}" for i in range(20))
 
 
-def draw(on_roster=frozenset(SILOS), *, job: bytes = bytes(32), round: int = 1, fraction: float = 0.25):
-    return named_set(
-        SILOS, on_roster=on_roster, job_digest=job, roster_digest=bytes(32), round=round, fraction=fraction
-    )
+def draw(on_roster=frozenset(SILOS), *, seed: bytes = bytes(32), round: int = 1, fraction: float = 0.25):
+    return named_set(SILOS, on_roster=on_roster, round=round, fraction=fraction, draw_seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +56,10 @@ def test_without_fraction_all_on_the_roster_are_named() -> None:
 
 def test_fraction_names_the_smallest_hashes() -> None:
     def rank(name: str) -> bytes:
-        head = b"chorale/v1/named-set\0" + bytes(32) + bytes(32) + (1).to_bytes(8, "big")
-        return hashlib.sha256(head + name.encode()).digest()
+        head = b"chorale/v1/named-set\0" + (3).to_bytes(4, "big") + b"b" + (32).to_bytes(4, "big") + bytes(32)
+        round = b"i" + (1).to_bytes(8, "big")
+        text = b"s" + len(name).to_bytes(4, "big") + name.encode()
+        return hashlib.sha256(head + round + text).digest()
 
     assert draw() == tuple(sorted(sorted(SILOS, key=rank)[:5]))
     assert len(draw(fraction=0.26)) == math.ceil(0.26 * 20)
@@ -69,15 +69,13 @@ def test_fraction_names_the_smallest_hashes() -> None:
 def test_fraction_counts_as_it_is_written(fraction: float, named: int) -> None:
     """0.07 * 100 is 7.000000000000001 in floats: one silo more than the operator wrote."""
     silos = tuple(f"clinic-{i}" for i in range(100))
-    drawn = named_set(
-        silos, on_roster=set(silos), job_digest=b"", roster_digest=b"", round=1, fraction=fraction
-    )
+    drawn = named_set(silos, on_roster=set(silos), round=1, fraction=fraction, draw_seed=bytes(32))
     assert len(drawn) == named
 
 
-def test_the_draw_differs_by_round_and_job_and_counts_from_the_jobs_silos() -> None:
+def test_the_draw_differs_by_round_and_seed_and_counts_from_the_jobs_silos() -> None:
     assert len({draw(round=r) for r in range(10)}) == 10
-    assert draw(job=bytes([1]) * 32) != draw()
+    assert draw(seed=bytes([1]) * 32) != draw()
     assert len(draw(frozenset(SILOS[:4]))) == 4  # fewer on the roster than wanted: all of them
 
 
@@ -85,9 +83,8 @@ def test_the_draw_ignores_the_order_of_the_list() -> None:
     backwards = named_set(
         SILOS[::-1],
         on_roster=frozenset(SILOS),
-        job_digest=bytes(32),
-        roster_digest=bytes(32),
         round=1,
         fraction=0.25,
+        draw_seed=bytes(32),
     )
     assert backwards == draw()

@@ -26,7 +26,7 @@ from crypto.session.sum_check import SumCheck
 from tests.vectors import make_vectors
 
 FOLDER = Path(make_vectors.__file__).parent
-NAMES = ("encoding", "shamir", "prg", "projection", "ring", "session")
+NAMES = ("encoding", "shamir", "prg", "projection", "ring", "session", "draw")
 
 
 def load(name: str) -> Any:
@@ -81,6 +81,9 @@ def swap_digit(text: str) -> str:
         ("session", ("sum_check",)),
         ("session", ("tagged_sum",)),
         ("session", ("sum", "64", -1)),
+        ("draw", (0, "self_mask_seeds", "clinic-4")),
+        ("draw", (1, "job_digest")),
+        ("draw", (2, "named", "2", 3)),
     ],
 )
 def test_the_checker_notices_one_changed_digit(
@@ -107,6 +110,7 @@ def test_the_checker_notices_one_changed_digit(
         make_vectors.prg_vectors,
         make_vectors.projection_vectors,
         make_vectors.ring_vectors,
+        make_vectors.draw_vectors,
     ],
 )
 def test_the_package_still_makes_the_committed_vectors(make: Any) -> None:

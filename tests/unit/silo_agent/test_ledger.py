@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,6 +194,74 @@ def test_attempts_at_one_phase_exclude_each_other_and_only_the_revealed_one_stay
     book.sign(FULL, phase="class-presence.0", round=0)
     book.reveal(FULL[:5], phase="class-presence.0", round=0, attempt=2)
     book.sign(FULL[:5], phase="class-presence.0", round=0, job_digest=book.other_job.digest)
+
+
+# openings of a draw
+
+
+def drawn(book: Book, nonce: str = "4", **fields: Any) -> bytes:
+    """Digest of a job whose rounds name four of the six silos."""
+    job = Hub(book.folder, silos=6, rounds=5, nonce=nonce * 32, fraction=0.6, **fields).job
+    book.ledger.record_job(job, is_approved=True)
+    return job.digest
+
+
+def opening(job: bytes, number: int = 0) -> dict[str, Any]:
+    return {"job_digest": job, "round": 0, "phase": f"enrollment.{number}"}
+
+
+def test_a_third_opening_of_a_draw_is_refused_at_every_step(book: Book) -> None:
+    job = drawn(book)
+    signed = [book.sign(FULL, **opening(job, number)) for number in range(3)]  # none is revealed yet
+    for pending in signed[:2]:
+        book.reveals.mark_revealed(pending)
+    book.reopen()
+    told = "enrollment.2: 2 openings of the job were revealed"
+    again = book.terms(**opening(job, 2), attempt=2)
+    refused(Refusal.POLICY, told, lambda: book.reveals.mark_revealed(signed[2]))
+    refused(Refusal.POLICY, told, lambda: book.reveals.check_attempt(again))
+    refused(Refusal.POLICY, told, lambda: book.reveals.begin_attempt(again))
+    refused(Refusal.POLICY, told, lambda: book.reveals.check_reveal(again, FULL))
+    book.reveals.mark_revealed(signed[0])  # the same answer once more
+    book.reveal(FULL, job_digest=job, round=3, phase="enrollment.3")  # fixes no draw
+    book.reveal(FULL, **opening(drawn(book, nonce="5")))
+
+
+def test_openings_of_full_participation_are_not_counted(book: Book) -> None:
+    book.reveals = book.reveals_of("data", max_openings=1)
+    for number in range(4):
+        book.reveal(FULL, **opening(book.job.digest, number))
+    book.reveal(FULL, **opening(drawn(book)))
+    refused(Refusal.POLICY, "1 openings over", lambda: book.sign(FULL, **opening(drawn(book, nonce="5"))))
+    book.reveal(FULL, **opening(book.job.digest, 4))
+
+
+def test_openings_are_capped_over_all_jobs_of_a_data_set(book: Book) -> None:
+    book.reveals = book.reveals_of("data", max_openings=3)
+    first, second, third = (drawn(book, nonce=nonce) for nonce in "789")
+    for phase in (opening(first), opening(first, 1), opening(second)):
+        book.reveal(FULL, **phase)
+        book.reopen()
+    book.reveals = book.reveals_of("data", max_openings=3)
+    told = r"3 openings over this data set were revealed \(max_openings\)"
+    refused(Refusal.POLICY, told, lambda: book.sign(FULL, **opening(third)))
+    other = book.reveals_of("other-data", max_openings=3)
+    book.sign(FULL, **opening(drawn(book)), reveals=other)
+    book.reveals = book.reveals_of("data", max_openings=4)
+    book.reveal(FULL, **opening(third))
+
+
+def test_a_drawn_job_that_an_earlier_version_recorded_is_counted_once_it_is_offered_again(book: Book) -> None:
+    job = drawn(book)
+    with book.ledger._database.transaction() as connection:
+        connection.execute("UPDATE jobs SET draws_rounds = 0")  # as the migration leaves it
+    drawn(book)
+    for number in range(2):
+        book.reveal(FULL, **opening(job, number))
+    refused(Refusal.POLICY, "2 openings of the job", lambda: book.sign(FULL, **opening(job, 2)))
+
+
+# changes of the cohort
 
 
 def test_near_cohorts_of_training_count_each_time_the_cohort_changes(book: Book) -> None:

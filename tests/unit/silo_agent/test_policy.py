@@ -96,6 +96,62 @@ def test_a_job_whose_drawn_cohorts_come_too_near_is_refused(spec: JobSpec) -> No
     )
 
 
+def drawn_job(spec: JobSpec, silos: int, fraction: float, rounds: int = 100) -> JobSpec:
+    names = tuple(f"silo-{place:03d}" for place in range(silos))
+    return spec.model_copy(update={"silos": names, "fraction": fraction, "rounds": rounds})
+
+
+@pytest.mark.parametrize(
+    ("silos", "fraction", "fields", "words"),
+    [
+        (
+            30,
+            0.1,
+            {},
+            r"expected a chance of at most 1e-06 \(max_draw_risk\) that a round names more than 1 of 3 "
+            r"colluders, got 1 by rounds of 3 of 30 silos; 9 silos a round are enough \(fraction 0\.3\)$",
+        ),
+        (30, 0.26, {}, r"more than 2 of 3 colluders, got 1 by rounds of 8 of 30 silos; 9 silos a round"),
+        (
+            200,
+            0.2,
+            {},
+            r"got 0\.00013 by rounds of 40 of 200 silos; 48 silos a round are enough \(fraction 0\.24\)$",
+        ),
+        (10, 0.5, {"assumed_colluders": 2}, r"got 1 by .*; 6 silos a round are enough \(fraction 0\.6\)$"),
+        (
+            10,
+            0.5,
+            {"assumed_colluders": 4},
+            r"got 1 by rounds of 5 of 10 silos; no fraction below 1 has so little$",
+        ),
+        (10, 0.5, {"assumed_colluders": 90}, "; no fraction below 1 has so little$"),
+    ],
+)
+def test_a_draw_that_may_name_too_many_colluders_is_refused_with_the_smallest_that_may_not(
+    spec: JobSpec, silos: int, fraction: float, fields: dict[str, Any], words: str
+) -> None:
+    job = drawn_job(spec, silos, fraction)
+    everything = {"max_cohort_changes": 1000, **fields}
+    refused(words, lambda: policy(**everything).check_job(job, operator="ops"))
+    policy(**everything, max_draw_risk=1).check_job(job, operator="ops")
+
+
+def test_a_draw_whose_risk_is_that_of_the_policy_passes(spec: JobSpec) -> None:
+    """Both colluders among 3 of 20: 3 in 190, times 4, times 5 rounds, is 6 / 19."""
+    job = drawn_job(spec, 20, 0.15, rounds=5)
+    policy(max_draw_risk=0.315790).check_draw(job)
+    refused("got 0.32 by rounds of 3 of 20 silos", lambda: policy(max_draw_risk=0.315789).check_draw(job))
+
+
+def test_a_draw_without_colluders_or_of_all_silos_passes(spec: JobSpec) -> None:
+    policy(max_draw_risk=0).check_draw(drawn_job(spec, 19, 0.2))  # one colluder is never more than a third
+    policy(max_draw_risk=0).check_draw(drawn_job(spec, 30, 0.3))
+    policy(max_draw_risk=0, assumed_colluders=0).check_draw(drawn_job(spec, 30, 0.1))
+    policy(max_draw_risk=0, assumed_colluders=30).check_draw(drawn_job(spec, 30, 1.0))
+    policy(max_draw_risk=0, assumed_colluders=30).check_draw(drawn_job(spec, 30, 0.99))  # ceil(29.7)
+
+
 def test_terms_are_checked_beyond_the_job() -> None:
     terms = make_terms(make_federation(4), attempt=3)
     everything = {"class_statistics": "allow"}

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 
 from crypto.errors import ConfigError
+from crypto.session.cohort import draw_seed
 from silo_agent.objective import Work
 from simulation.engine import Simulation, unsigned_job
-from simulation.members import enroll
 from simulation.pool import dealt
 from simulation.results import SimulationFailed
-from strategies.base import Array
+from strategies.base import DRAW_SEED, Array
+from strategies.phases.enrollment import draw_seed_in
 from tests.support import one_hot
 from tests.unit.simulation.conftest import SILOS, Makes, spec_of, votes
 
@@ -38,19 +38,28 @@ def test_every_silo_counts_once_in_every_round(make: Makes) -> None:
     assert results[0].accuracy == simulation.final_accuracy
 
 
-def test_a_round_sums_the_silos_that_the_digests_draw_and_no_other(make: Makes) -> None:
-    now = datetime.now(UTC) - timedelta(minutes=1)
-    roster = enroll(spec_of().silos, federation="test", now=now).roster
-    simulation = make(fraction=0.5, rounds=4, simulation={"roster_digest": roster.digest})
+def test_a_round_sums_the_silos_that_the_seed_draws_and_no_other(make: Makes) -> None:
+    seeds = {name: name.encode() * 2 for name in spec_of().silos}
+    simulation = make(fraction=0.5, rounds=4, simulation={"self_mask_seeds": seeds})
     results = list(simulation.run())
+    assert simulation.state[DRAW_SEED].tobytes() == draw_seed(simulation.job.digest, seeds)
+    silos = simulation.job.spec.silos
     assert [each.silos for each in results] == [
-        simulation.job.named(roster, round, everyone=False) for round in (1, 2, 3, 4)
+        simulation.job.named(silos, round, "train", draw_seed_in(simulation.state)) for round in (1, 2, 3, 4)
     ]
     drawn = np.zeros(SILOS)
     for each in results:
         drawn[[int(name.removeprefix("silo-")) for name in each.silos]] += 1 / 4
     assert model(simulation) == pytest.approx(drawn, abs=1e-6)
     assert len({each.silos for each in results}) > 1
+
+
+def test_the_jobs_seed_decides_the_draws(make: Makes) -> None:
+    def drawn(seed: int) -> list[tuple[str, ...]]:
+        return [each.silos for each in make(fraction=0.5, rounds=4, seed=seed).run()]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
 
 
 @pytest.mark.parametrize(
