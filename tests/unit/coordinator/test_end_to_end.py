@@ -10,12 +10,13 @@ import pytest
 
 from chorale.spec.state import state_from_bytes
 from chorale.v1 import operations_pb2
-from coordinator.jobs.aggregate import MaskedSum, StoredSum
+from coordinator.jobs.aggregate import MaskedSum
 from coordinator.jobs.job_runner import JobRunner
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.storage.store import Store
 from crypto.errors import Refusal
 from crypto.identity.certificates import Role
+from crypto.masking.stored_sum import StoredSum
 from crypto.session.cohort import draw_seed, named_set
 
 
