@@ -44,7 +44,7 @@ SUBSETS = [
 
 
 def revealed(silos: int, drops: Mapping[str, Collection[str]], *, attempt: int = 1) -> tuple[Exchange, Sums]:
-    """A session to its end. A silo that drops at `masked` learns its masks, but its upload does not arrive."""
+    """A session to its end. A silo that drops at `masked` learns its masks; its upload does not arrive."""
     exchange = make_session(silos, attempt=attempt)
     exchange.advertise(drops.get("advertise", ()))
     exchange.share(drops.get("share", ()))
