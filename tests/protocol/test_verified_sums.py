@@ -105,7 +105,9 @@ def without(exchange: Exchange, sums: Sums, name: str) -> Sums:
 
 def assert_refused(exchange: Exchange, name: str, sums: Sums) -> None:
     with pytest.raises(RemoteProtocolError, match=r"sum: (its tags are not|a tagged word)") as caught:
-        exchange.check(name, exchange.tagged_stream(sums))
+        exchange.checks[name].check_sum(
+            exchange.tagged_stream(sums), exchange.terms.layout.tagged, exchange.coordinator.survivors
+        )
     assert caught.value.code is Refusal.SUM
 
 
