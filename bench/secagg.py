@@ -2,7 +2,8 @@
 
 `--drop` silos are lost after SHARE, so that masks must be recovered. Every step takes turns with the
 key streams that it cannot do without, so that a busy machine slows both. The revealed sum is compared
-with the sum of the encoded inputs, bit for bit.
+with the sum of the encoded inputs, bit for bit. Tags are those of the whole vector, and what they read of
+it is encoded once more.
 
 With `--noise` every silo clips its whole vector to half its norm, rounds it within that norm and adds Skellam
 noise, and the errors are those of the noise.
@@ -37,8 +38,10 @@ from coordinator.process import return_large_blocks
 from crypto.errors import LocalProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
-from crypto.fixed_point.layout import RING_BITS
+from crypto.fixed_point.layout import RING_BITS, TAG_WORDS
+from crypto.masking import tags
 from crypto.masking.masks import Masker, UnmaskPlan, vectors_from_stream
+from crypto.masking.tags import Tagger
 from crypto.noise.sensitivity import MAX_DEVIATION, Noise
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule
 
@@ -46,6 +49,7 @@ TURNS = 7  # of every timed step at every silo
 UNMASK_TURNS = 25  # there is one coordinator: seven turns are over in a fifth of a second
 MAX_SILOS = 200
 MAX_VALUES = 1 << 27
+_SUM_KEY = bytes(32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,8 @@ class Report:
     Ratios are of CPU seconds of all threads, unless they say wall. There are as many threads as cores, unless
     the name says one. A key stream has the bytes of the vector and is drawn in one thread; a silo needs one
     per silo, the coordinator one per survivor and one per pair of survivor and lost silo.
-    noise_cpu_seconds: what clip and noise add to encoding.
+    noise_cpu_seconds: what clip and noise add to encoding. tag_cpu_seconds: of a silo's own tags.
+    check_cpu_seconds: of one revealed sum.
     """
 
     silos: int
@@ -85,6 +90,9 @@ class Report:
     noise_to_mask: float
     one_thread_mask_to_keystream: float
     one_thread_unmask_to_keystream: float
+    tag_cpu_seconds: float
+    check_cpu_seconds: float
+    tags_and_check_to_mask: float
 
     def rows(self) -> list[Row]:
         """The figures that have a target."""
@@ -109,6 +117,11 @@ class Report:
                 name=f"coordinator unmasking / its key streams, {word}",
                 target=2.0,
                 value=self.unmask_to_keystream,
+            ),
+            Row(
+                name=f"tags and check / silo masking, {word}",
+                target=1.5 * max(1, 32 // self.word),  # the factors have 64 bits, whatever a word has
+                value=self.tags_and_check_to_mask,
             ),
             Row(name=f"silo peak extra memory / vector, {word}", target=2.0, value=self.silo_peak_to_vector),
             Row(
@@ -166,6 +179,8 @@ class _Run:
         self._layout = session.terms.layout
         bare = tuple(replace(quantity, noise=None) for quantity in self._layout.quantities)
         self._bare_layout = replace(self._layout, quantities=bare)
+        tagged = tuple(replace(quantity, is_tagged=True) for quantity in self._layout.quantities)
+        self._tagged_layout = replace(self._layout, quantities=tagged)
         self._masked = ring.zeros(self._layout)  # what the coordinator holds
         self._encoded = ring.zeros(self._layout)  # the sum that only this bench knows
         self._exact_L: NDArray[np.float64] = np.zeros(length)
@@ -177,7 +192,7 @@ class _Run:
             values_L = masks.values(self._exact_L.size, seed=index)
             masker = self._session.masker(name)
             encoded = self._encode(values_L)
-            self._mask(masker, encoded)
+            self._mask(masker, encoded, Encoder({masks.QUANTITY: values_L}, layout=self._tagged_layout))
             upload = b"".join(masker.stream(encoded))
             ring.add_into(self._masked, vectors_from_stream(self._layout, upload))
             ring.add_into(self._encoded, encoded.vectors)
@@ -206,6 +221,7 @@ class _Run:
         encode, unmask = self.clock.median("encode"), self.clock.median("unmask")
         one_thread_mask = self.clock.median("mask in one thread")
         one_thread_unmask = self.clock.median("unmask in one thread")
+        tag, check = self.clock.median("tags"), self.clock.median("check")
         unmask_keystream = self.clock.median("unmask keystream")
         setup = self._session.setup_cpu_seconds(self._session.terms.names)
         noise = encode.cpu_seconds - self.clock.median("encode alone").cpu_seconds if self._is_noised else 0.0
@@ -237,6 +253,9 @@ class _Run:
             noise_to_mask=noise / mask.cpu_seconds,
             one_thread_mask_to_keystream=one_thread_mask.cpu_seconds / keystream.cpu_seconds,
             one_thread_unmask_to_keystream=one_thread_unmask.cpu_seconds / unmask_keystream.cpu_seconds,
+            tag_cpu_seconds=tag.cpu_seconds,
+            check_cpu_seconds=check.cpu_seconds,
+            tags_and_check_to_mask=(tag.cpu_seconds + check.cpu_seconds) / mask.cpu_seconds,
         )
 
     @property
@@ -255,11 +274,21 @@ class _Run:
                     Encoder(values, layout=self._bare_layout).encode()
         return encoded
 
-    def _mask(self, masker: Masker, encoded: ring.Encoded) -> None:
-        for _ in range(TURNS):
-            self._draw("keystream", len(self._session.terms.names))
+    def _mask(self, masker: Masker, encoded: ring.Encoded, tagged: Encoder) -> None:
+        survivors = self._session.terms.names
+        sums = tagged.encode().vectors  # of all silos, of which all but one put in zeros
+        for turn in range(TURNS):
+            self._draw("keystream", len(survivors))
             with self.clock.step("mask"):
                 masks.exhaust(masker, encoded)
+            tagger = Tagger(layout=self._tagged_layout, sum_key=_SUM_KEY, name=survivors[0])
+            with self.clock.step("tags"):
+                own = tagger.tags(tagged)
+            if not turn:
+                others = np.array([tags.offsets(_SUM_KEY, name) for name in survivors[1:]], np.uint64)
+                sums[64][-TAG_WORDS:] = own + others.sum(axis=0, dtype=np.uint64)
+            with self.clock.step("check"):
+                tags.check(sums, layout=self._tagged_layout, sum_key=_SUM_KEY, survivors=survivors)
             with self.clock.step("mask in one thread"):
                 masks.exhaust(masker, encoded, workers=1)
 

@@ -318,6 +318,8 @@ def test_snapshot_keeps_every_field_of_the_layout():
             Quantity(name="four", bound=0.5, noise=Noise(variance=9.5, scale=8.0)),
             Quantity(name="five", bound=0.5, noise=Noise(variance=9.5, scale=8.0, clip_l2=0.3)),
             Quantity(name="six", shape=(100,), bound=1.0, ring_bits=16, projection=projection),
+            Quantity(name="seven", bound=0.5, is_tagged=True),
+            Quantity(name="eight", bound=0.5, noise=Noise(variance=9.5, scale=8.0), is_tagged=True),
         ),
     )
     exchange = make_session(4, layout=layout)

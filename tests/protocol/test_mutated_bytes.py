@@ -15,6 +15,7 @@ from crypto.errors import RemoteProtocolError
 from crypto.identity.certificates import SignedBody
 from crypto.session.coordinator_session import CoordinatorSession, SessionAborted
 from crypto.session.reveal import PendingReveal
+from crypto.session.sum_check import SumCheck
 from tests.support.sessions import NOW, STAGES, Exchange, make_session
 from tests.support.soak import examples
 
@@ -132,6 +133,7 @@ def test_stored_bytes_that_changed_are_refused_or_read_as_what_they_say(random):
     session, row = exchange.coordinator, next(iter(exchange.ledgers[VICTIM].pending.values()))
     for read, written in (
         (PendingReveal.from_bytes, row.to_bytes()),
+        (SumCheck.from_bytes, exchange.checks[VICTIM].to_bytes()),
         (lambda damaged: resume(exchange, damaged), session.snapshot()),
     ):
         damaged = mutate_bytes(random, written)
@@ -139,7 +141,7 @@ def test_stored_bytes_that_changed_are_refused_or_read_as_what_they_say(random):
             again = read(damaged)
         except RemoteProtocolError:
             continue
-        rewritten = again.to_bytes() if isinstance(again, PendingReveal) else again.snapshot()
+        rewritten = again.snapshot() if isinstance(again, CoordinatorSession) else again.to_bytes()
         assert rewritten == damaged  # one value has one encoding
 
 
@@ -155,6 +157,10 @@ def test_stored_bytes_that_say_the_same_in_another_way_are_refused():
     swapped = row.replace(b"silo-000", b"tilo-000")  # no longer before silo-001
     with pytest.raises(RemoteProtocolError, match="pending reveal: it is not written as it would be"):
         PendingReveal.from_bytes(swapped)
+    kept = exchange.checks[VICTIM].to_bytes()
+    swapped = kept.replace(b"silo-000", b"tilo-000")
+    with pytest.raises(RemoteProtocolError, match="sum check: it is not written as it would be"):
+        SumCheck.from_bytes(swapped)
 
 
 STORED: list[Exchange] = []

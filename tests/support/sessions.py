@@ -26,9 +26,10 @@ from crypto.masking import masks
 from crypto.masking.masks import Masker, UnmaskPlan
 from crypto.session.cohort import CohortRule
 from crypto.session.coordinator_session import CoordinatorSession
-from crypto.session.messages import RecoverRequest, SessionTerms, UnmaskShares
+from crypto.session.messages import Envelopes, RecoverRequest, SessionTerms, UnmaskShares
 from crypto.session.reveal import PendingReveal
 from crypto.session.silo_session import SiloSession
+from crypto.session.sum_check import SumCheck
 from tests.support.ceremony import issue
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -85,13 +86,13 @@ def make_federation(silos: int) -> Federation:
 
 
 def one_hot_layout(members: int) -> Layout:
-    """One vector in each word size, each of m values."""
+    """One vector in each word size, each of m values, all of which silos check."""
     return Layout(
         members=members,
         quantities=(
-            Quantity(name="counts", shape=(members,), bound=1, is_count=True),
-            Quantity(name="delta", shape=(members,), bound=8.0, ring_bits=32),
-            Quantity(name="half", shape=(members,), bound=1.0, ring_bits=16),
+            Quantity(name="counts", shape=(members,), bound=1, is_count=True, is_tagged=True),
+            Quantity(name="delta", shape=(members,), bound=8.0, ring_bits=32, is_tagged=True),
+            Quantity(name="half", shape=(members,), bound=1.0, ring_bits=16, is_tagged=True),
         ),
     )
 
@@ -159,7 +160,8 @@ class MemoryLedger:
 class Exchange:
     """One session, one method a stage; a dropped silo sends nothing from that stage on.
 
-    What left each silo is in `sent` (shares) and `masked` (vectors); the last message to it in `told`.
+    What left each silo is in `sent` (shares) and `masked` (vectors); the last message to it in `told`; what
+    it keeps to check the sum in `checks`.
     """
 
     federation: Federation
@@ -170,6 +172,7 @@ class Exchange:
     dropped: set[str] = field(default_factory=set)
     maskers: dict[str, Masker] = field(default_factory=dict)
     masked: dict[str, bytes] = field(default_factory=dict)
+    checks: dict[str, SumCheck] = field(default_factory=dict)
     sent: dict[str, UnmaskShares] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
     hooks: dict[str, Callable[[], object]] = field(default_factory=dict)  # run when a stage opens
@@ -192,7 +195,7 @@ class Exchange:
     def mask(self, drop: Collection[str] = ()) -> None:
         envelopes = self.coordinator.close_share()
         for name in self._staying("masked", self.coordinator.sharers, drop):
-            self.maskers[name] = self.tell(name, envelopes[name])
+            self.mask_one(name, envelopes[name])
             self.upload(name)
 
     def consistency(self, drop: Collection[str] = ()) -> None:
@@ -217,6 +220,13 @@ class Exchange:
         for name, request in requests.items():
             self.coordinator.on_recovered(name, self.tell(name, request))
         self.plan = self.coordinator.close_recover()
+
+    def mask_one(self, name: str, envelopes: Envelopes) -> None:
+        """One silo of U2 learns its masks, and what it will check the sum with."""
+        self.maskers[name] = self.tell(name, envelopes)
+        check = self.silos[name].sum_check
+        if check is not None:
+            self.checks[name] = check
 
     def upload(self, name: str) -> None:
         """The masked vector of one silo, and word to the coordinator that it is there."""
@@ -245,14 +255,32 @@ class Exchange:
             steps[name]((drops or {}).get(name, ()))
 
     def revealed(self) -> np.ndarray[Any, Any]:
-        """The decoded sum, the same in every word size."""
-        assert self.plan is not None
-        sums = self.masked_sum(self.plan.survivors)
-        self.plan.unmask(sums)
+        """The decoded sum, the same in every word size; every silo that can check it does."""
+        sums = self.unmasked()
+        for name in self.checks:
+            self.check(name, self.tagged_stream(sums))
         decoded = ring.decode(sums, layout=self.terms.layout)
         assert np.array_equal(decoded["counts"], decoded["delta"])
         assert np.array_equal(decoded["counts"], decoded["half"])
         return decoded["counts"]
+
+    def unmasked(self) -> dict[int, ring.Words]:
+        assert self.plan is not None
+        sums = self.masked_sum(self.plan.survivors)
+        self.plan.unmask(sums)
+        return sums
+
+    def tagged_stream(self, sums: Mapping[int, ring.Words]) -> bytes:
+        """What silos fetch of a sum."""
+        return b"".join(masks.tagged_stream(self.terms.layout, sums))
+
+    def check(self, name: str, stream: bytes) -> None:
+        """All that a silo of U2 checks of a revealed sum, from its row of the ledger."""
+        check, survivors = SumCheck.from_bytes(self.checks[name].to_bytes()), self.coordinator.survivors
+        assert self.terms.layout.tagged is not None
+        check.check_survivors(survivors, self.coordinator.unmask_request())
+        check.check_sum(stream, self.terms.layout.tagged, survivors)
+        check.check_self_mask_seeds(self.coordinator.self_mask_seeds, survivors)
 
     def masked_sum(self, names: Collection[str]) -> dict[int, ring.Words]:
         layout = self.terms.layout

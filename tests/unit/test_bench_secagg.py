@@ -42,6 +42,9 @@ KEYS = [
     "noise_to_mask",
     "one_thread_mask_to_keystream",
     "one_thread_unmask_to_keystream",
+    "tag_cpu_seconds",
+    "check_cpu_seconds",
+    "tags_and_check_to_mask",
 ]
 
 
@@ -84,7 +87,12 @@ def test_every_row_of_its_json_is_a_figure_of_its_json_with_the_target_of_the_wo
         report["one_thread_unmask_to_keystream"],
         1.5,
     )
-    assert len(rows) == 9
+    tags = rows["tags and check / silo masking, w = 16"]
+    assert (tags["value"], tags["target"]) == (report["tags_and_check_to_mask"], 3.0)
+    assert report["tags_and_check_to_mask"] == pytest.approx(
+        (report["tag_cpu_seconds"] + report["check_cpu_seconds"]) / report["silo_mask_cpu_seconds"]
+    )
+    assert len(rows) == 10
 
 
 @pytest.mark.parametrize("word", [16, 32, 64])

@@ -92,6 +92,23 @@ def test_any_piece_is_that_piece_of_the_whole(data: st.DataObject) -> None:
 ENCODER = encoder_of()
 
 
+@pytest.mark.parametrize("ring_bits", [16, 32, 64])
+def test_tag_words_read_as_zeros_behind_the_same_words(ring_bits: int) -> None:
+    quantities = (
+        Quantity(name="delta", shape=(3,), bound=8.0, ring_bits=ring_bits, is_tagged=True),
+        Quantity(name="loss", bound=8.0),
+    )
+    encoder = encoder_of({"delta": [8.0, -8.0, 0.5], "loss": 0.5}, Layout(quantities=quantities, members=3))
+    whole = encoder.encode().vectors[64]
+    assert whole[-4:].tolist() == [0, 0, 0, 0]
+    assert all(whole[:-4])
+    for start in range(whole.size):
+        for stop in range(start, whole.size + 1):
+            out = np.full(stop - start, 7, np.uint64)
+            encoder.read(64, start, out)
+            assert np.array_equal(out, whole[start:stop])
+
+
 def test_pieces_of_odd_sizes_make_the_whole_in_any_order() -> None:
     for ring_bits in LAYOUT.ring_sizes:
         out = np.zeros(LAYOUT.length(ring_bits), ring.WORD_TYPES[ring_bits])

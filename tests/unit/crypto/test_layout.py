@@ -7,9 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crypto import encoding
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import CLIPPED, MAX_QUANTITIES, MAX_VALUES, Disclosure, Layout, Quantity
+from crypto.fixed_point.layout import (
+    CLIPPED,
+    MAX_QUANTITIES,
+    MAX_VALUES,
+    Disclosure,
+    Layout,
+    Quantity,
+    quantity_fields,
+    read_quantity,
+)
 from crypto.fixed_point.projection import Projection
+from crypto.noise.sensitivity import Noise
 from tests.support.projections import keeping
 
 DELTA = Quantity(name="delta", shape=(5,), bound=8.0, ring_bits=32)
@@ -83,6 +94,68 @@ def test_quantities_lie_in_declared_order_in_the_vector_of_their_word_size() -> 
     assert mixed.slices(16) == {"half": slice(0, 6)}
 
 
+@pytest.mark.parametrize("ring_bits", [16, 32, 64])
+def test_four_tag_words_end_the_upload_where_a_quantity_is_tagged(ring_bits: int) -> None:
+    one = replace(DELTA, ring_bits=ring_bits)
+    plain, tagged = layout(one), layout(replace(one, is_tagged=True))
+    assert plain.ring_sizes == (ring_bits,)
+    assert tagged.ring_sizes == tuple(sorted({ring_bits, 64}))
+    assert tagged.total_bytes == plain.total_bytes + 32
+    assert tagged.length(64) == plain.length(64) + 4
+    assert tagged.values_end(64) == plain.length(64)
+    assert tagged.slices(64) == plain.slices(64)
+    assert plain.tag_words == 0
+    assert plain.tagged is None
+
+
+def test_the_tagged_part_holds_the_tagged_quantities_in_their_order_and_the_tag_words() -> None:
+    marked = [replace(each, is_tagged=True) for each in (CORRECT, HALF, DELTA)]
+    mixed = layout(WEIGHT, marked[0], replace(DELTA, name="other"), marked[1], marked[2], members=7)
+    part = mixed.tagged
+    assert part is not None
+    assert part == Layout(quantities=tuple(marked), members=7)
+    assert part.tagged == part
+    assert [part.length(each) for each in part.ring_sizes] == [6, 5, 1 + 4]
+    assert part.total_bytes == 6 * 2 + 5 * 4 + 5 * 8
+    assert (mixed.length(64), mixed.values_end(64)) == (6, 2)
+
+
+@given(st.floats(1e-30, 1e30), st.integers(1, 1000))
+def test_a_tagged_sum_of_64_bits_stays_within_47(bound: float, members: int) -> None:
+    scale = Quantity(name="x", bound=bound, is_tagged=True).scale(members)
+    assert members * math.ceil(scale * bound) <= 2**47 - 1
+    assert members * math.ceil(2 * scale * bound) > 2**47 - 1
+    for ring_bits in (16, 32):
+        of_word = Quantity(name="x", bound=bound, ring_bits=ring_bits)
+        assert replace(of_word, is_tagged=True).scale(members) == of_word.scale(members)
+
+
+def test_a_tagged_count_has_room_for_47_bits() -> None:
+    most = (2**47 - 1) // 10
+    assert replace(CORRECT, bound=most, is_tagged=True).scale(10) == 1.0
+    assert replace(CORRECT, bound=most + 1).scale(10) == 1.0
+    with pytest.raises(ConfigError, match="quantity correct: 48 bits do not hold the sum of 10 silos"):
+        replace(CORRECT, bound=most + 1, is_tagged=True).scale(10)
+
+
+def test_under_noise_a_tagged_sum_of_64_bits_leaves_47_no_more_often_than_a_word() -> None:
+    noise = Noise(variance=2.0**20, scale=2.0**46)
+    plain = Quantity(name="x", bound=1.0, noise=noise)
+    assert layout(plain, members=1).wrap_probability < 2.0**-100
+    assert layout(replace(plain, is_tagged=True), members=1).wrap_probability < 2.0**-100
+    with pytest.raises(ConfigError, match="expected noised sums to leave their words"):
+        layout(replace(plain, is_tagged=True), members=2)
+    assert layout(plain, members=2).wrap_probability < 2.0**-100
+
+
+@pytest.mark.parametrize("noise", [None, Noise(variance=1.0, scale=1.0)])
+@pytest.mark.parametrize("is_tagged", [True, False])
+def test_the_mark_survives_its_fields(is_tagged: bool, noise: Noise | None) -> None:
+    quantity = replace(DELTA, is_tagged=is_tagged, noise=noise)
+    fields = encoding.decode("test", encoding.encode("test", *quantity_fields(quantity)))
+    assert read_quantity(encoding.FieldReader(fields, what="quantity")) == quantity
+
+
 def test_a_projected_quantity_takes_the_words_that_are_kept() -> None:
     quarter = replace(DELTA, projection=keeping(0.25, 5, seed=bytes(32)))
     mixed = layout(quarter, replace(DELTA, name="after"))
@@ -120,6 +193,9 @@ def test_the_digest_binds_every_field_order_and_members() -> None:
         layout(replace(DELTA, bound=8.000000000000002), WEIGHT),
         layout(replace(DELTA, ring_bits=64), WEIGHT),
         layout(replace(DELTA, is_count=True), WEIGHT),
+        layout(replace(DELTA, is_tagged=True), WEIGHT),
+        layout(DELTA, replace(WEIGHT, is_tagged=True)),
+        layout(replace(DELTA, is_tagged=True), replace(WEIGHT, is_tagged=True)),
         layout(replace(DELTA, sensitivity_l2=1.0), WEIGHT),
         layout(replace(DELTA, projection=ROTATION), WEIGHT),
         layout(replace(DELTA, projection=replace(ROTATION, seed=bytes(31) + b"\1")), WEIGHT),

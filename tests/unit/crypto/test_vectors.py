@@ -155,6 +155,8 @@ def test_the_package_checks_the_recorded_sum() -> None:
     vector = load("session")
     check, tagged = SumCheck.from_bytes(bytes.fromhex(vector["sum_check"])), _layout(vector).tagged
     assert tagged is not None
+    sum_keys = {name: bytes.fromhex(vector["silos"][name]["sum_key"]) for name in vector["sharers"]}
+    assert seeds.cohort_sum_key(sum_keys, cohort_digest=check.cohort_digest) == check.sum_key
     survivors = tuple(vector["survivors"])
     signed = [vector["silos"][name]["consistency"] for name in survivors]
     signatures = [
