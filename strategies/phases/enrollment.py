@@ -85,7 +85,7 @@ class ClassPresencePhase:
         """Write method/presence, (C,) int64. Figure: classes that no silo holds."""
         # below 0 under noise alone
         holders_C = np.maximum(np.rint(sums["class_presence"]), 0).astype(np.int64)
-        figures = {"classes_without_holder": float(np.sum(holders_C == 0))}
+        figures = {"classes_without_holder": float(np.count_nonzero(holders_C == 0))}
         return PhaseResult(state={**context.state, PRESENCE: holders_C}, figures=figures)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:

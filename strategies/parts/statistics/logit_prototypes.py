@@ -96,7 +96,7 @@ class PrototypesPhase:
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write method/prototypes, (C, C) float64; a row is zero where no silo sent its own."""
         prototypes_CC = _joined(context, sums)
-        figures = {"classes_with_prototype": float(np.sum(prototypes_CC.any(axis=1)))}
+        figures = {"classes_with_prototype": float(np.count_nonzero(prototypes_CC.any(axis=1)))}
         return PhaseResult(state={**context.state, PROTOTYPES: prototypes_CC}, figures=figures)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
