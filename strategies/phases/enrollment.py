@@ -24,10 +24,10 @@ import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import PRESENCE, TOTAL, Array, PhaseContext, PhaseResult
-from strategies.phases.evaluation import MAX_COUNT
 
 ENROLLMENT = "enrollment"
 CLASS_PRESENCE = "class-presence"
+MAX_SAMPLES = float(1 << 32)  # at one silo; 2^15 such silos fit the 47 bits of a tagged sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class EnrollmentPhase:
             Quantity(name="silos", bound=1.0, is_count=True, discloses=Disclosure.CONSTANT),
             Quantity(
                 name="samples",
-                bound=MAX_COUNT,
+                bound=MAX_SAMPLES,
                 is_count=True,
                 sensitivity_l2=1.0,
                 is_tagged=True,

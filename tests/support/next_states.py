@@ -36,7 +36,7 @@ from strategies.presets import PRESETS
 VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "next_state.json"
 MEMBERS, ROUNDS, CLASSES, INPUTS, WIDTH = 4, 3, 10, 24, 16
 SAMPLES = 240  # whose features the Gram matrix is made of
-GRAIN = 20  # values are multiples of 2^-GRAIN: their words lose nothing at any scale
+GRAIN = 12  # values are multiples of 2^-GRAIN: their words lose nothing at any scale
 SIGNED = ("delta", "buffers", "control_delta", "prototypes", "prototype_sums")
 PRIVATE = {"delta": 1e-5, "statistics_noise_multiplier": 1.0, "weight": 0.25}
 RECORDS = {"records": {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}}
@@ -190,16 +190,17 @@ def words_of(quantity: Quantity, seed: str) -> ring.Words:
 def grains(quantity: Quantity, seed: str) -> NDArray[np.int64]:
     """Values of a sum in units of 2^-GRAIN, as large as a training's."""
     if quantity.name == "weight":
-        return np.array([3 << (GRAIN - 2)]) + numbers(seed, (1,), bits=12)
+        return np.array([3 << (GRAIN - 2)]) + numbers(seed, (1,), bits=GRAIN - 8)
     if quantity.name == "samples":  # of a private job
         return np.array([SAMPLES << GRAIN])
     if quantity.name in ("gram", "moment"):
         feature_ND = numbers("features", (SAMPLES, WIDTH), bits=5)  # of a mean square of 85
+        square = (1 << GRAIN) // (85 * WIDTH)  # so that they have about unit length
         if quantity.name == "gram":
-            return (feature_ND.T @ feature_ND)[np.triu_indices(WIDTH)] * ((1 << GRAIN) // (85 * WIDTH))
+            return (feature_ND.T @ feature_ND)[np.triu_indices(WIDTH)] * square
         is_of_class_NC = np.argmax(feature_ND[:, :CLASSES], axis=1)[:, None] == np.arange(CLASSES)
-        return (feature_ND.T @ is_of_class_NC).reshape(-1) * ((1 << GRAIN) // math.isqrt(85 * WIDTH))
-    values_N = numbers(seed, (quantity.size,), bits=GRAIN - 3)
+        return (feature_ND.T @ is_of_class_NC).reshape(-1) * math.isqrt(square << GRAIN)
+    values_N = numbers(seed, (quantity.size,), bits=GRAIN - 2)
     return values_N if quantity.name in SIGNED else np.abs(values_N)
 
 

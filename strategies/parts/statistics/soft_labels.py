@@ -34,7 +34,7 @@ from strategies.recipe import Need, Options, Recipe, Regularizer, Standing, Stat
 
 SOFT_LABELS = METHOD + "soft_labels"  # (C, C) float64: row = true class, column = predicted class
 KNOWN_ROWS = METHOD + "soft_labels_valid"  # (C,) uint8: 1 where the row is known
-MAX_CLASS_SAMPLES = float(1 << 32)  # of one class at one silo; leaves 29 fractional bits to 4 silos
+MAX_CLASS_SAMPLES = float(1 << 28)  # of one class at one silo; leaves 16 fractional bits to 4 silos
 
 
 class InitialSoftLabels(StrEnum):

@@ -340,7 +340,8 @@ def test_upper_triangle_is_packed_row_by_row_and_unpacked_again(width: int) -> N
 def test_message_has_the_size_that_the_card_says(width: int, classes: int, numbers: int) -> None:
     of = context(np.zeros((classes, width)), total=50_000, members=200)
     layout = Layout(quantities=CalibratePhase().quantities(of), members=200)
-    assert (layout.length(64), layout.total_bytes) == (numbers, 8 * numbers)
+    assert sum(each.size for each in layout.quantities) == numbers
+    assert {each.ring_bits for each in layout.quantities} == {64}
 
 
 def test_bound_of_both_sums_is_the_number_of_samples_that_enrollment_counted() -> None:
