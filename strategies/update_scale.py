@@ -50,7 +50,7 @@ class UpdateScale:
         return (
             Quantity(
                 name=MEAN_SQUARE,
-                bound=max(context.update_bound**2, BOUND_RANGE[0]),
+                bound=max(context.update_bound * context.update_bound, BOUND_RANGE[0]),
                 is_tagged=True,
                 discloses=Disclosure.FROM_UPDATE,
             ),

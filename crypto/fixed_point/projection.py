@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +31,12 @@ BLOCKS: Final = 256  # fewest blocks of a large vector: padding costs at most on
 _ROW_BYTES: Final = 8  # of the random number that a row is drawn by
 _SIGNS: Final = 1 - 2 * np.unpackbits(
     np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
-).astype(np.float32)  # (256, 8): by byte of the key stream
+).astype(np.float64)  # (256, 8): by byte of the key stream
 _COMPILED_COLUMNS: Final = 128  # of 1024 rows: 512 KiB, cheapest of 32 .. 192
 _SIGN_BYTES: Final = 1 << 13  # signs of 64 Ki values at a time: they stay in the L2 cache
 
 FloatArray = NDArray[np.floating[Any]]
+Number = TypeVar("Number", np.float32, np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class Projection:
         work_BK = np.empty((self.block, self.blocks), np.float32)
         flat = work_BK.reshape(-1)
         flat[self.size :] = 0.0
-        self._signed(value_N, out_N=flat[: self.size], factor=self.block**-0.5)
+        self._signed(value_N, out_N=flat[: self.size], factor=1.0 / math.sqrt(self.block))
         # compiled where that pays: at silos, never at a coordinator, which only expands
         loop = compiled.transform() if self.size >= compiled.WORTH_VALUES else None
         if loop is None:
@@ -102,15 +103,15 @@ class Projection:
     def expand(self, sum_M: FloatArray) -> NDArray[np.float64]:
         """The transpose over the kept share: the values again if all words are kept, else without bias.
 
-        Shapes: (kept,) -> (size,). Computed in float32: rounding to 16 bits or sampling cost far more.
+        Shapes: (kept,) -> (size,). In float64 and a fixed order: the global state follows from it.
         """
         if sum_M.shape != (self.kept,):
             raise LocalProtocolError(f"projection: expected {self.kept} words, got {sum_M.size}")
-        work_BK = np.zeros((self.block, self.blocks), np.float32)
+        work_BK = np.zeros((self.block, self.blocks))
         work_BK[self._kept_R] = sum_M.reshape(self.rows, self.blocks)
         value_N = _transformed(work_BK).reshape(-1)[: self.size]
-        self._signed(value_N, out_N=value_N, factor=self.block**0.5 / self.rows)
-        return value_N.astype(np.float64)
+        self._signed(value_N, out_N=value_N, factor=math.sqrt(self.block) / self.rows)
+        return value_N
 
     @cached_property
     def _kept_R(self) -> slice | NDArray[np.intp]:
@@ -121,11 +122,11 @@ class Projection:
         prg.Keystream(self.seed).fill(drawn_B.view(np.uint8))
         return np.sort(np.argsort(drawn_B, kind="stable")[: self.rows])
 
-    def _signed(self, value_N: FloatArray, *, out_N: NDArray[np.float32], factor: float) -> None:
-        """Write every value times its sign and the factor."""
-        signs = _SIGNS * np.float32(factor)
+    def _signed(self, value_N: FloatArray, *, out_N: FloatArray, factor: float) -> None:
+        """Write every value times its sign and the factor, in the numbers that it is written to."""
+        signs = (_SIGNS * factor).astype(out_N.dtype)
         stream = prg.Keystream(self.seed, offset_bytes=_ROW_BYTES * self.block)
-        bits, sign_8 = np.empty(_SIGN_BYTES, np.uint8), np.empty((_SIGN_BYTES, 8), np.float32)
+        bits, sign_8 = np.empty(_SIGN_BYTES, np.uint8), np.empty((_SIGN_BYTES, 8), out_N.dtype)
         for start in range(0, self.size, 8 * _SIGN_BYTES):
             part = slice(start, min(start + 8 * _SIGN_BYTES, self.size))
             stream.fill(bits)
@@ -134,7 +135,7 @@ class Projection:
             np.multiply(value_N[part], sign_N, out=out_N[part], casting="same_kind")
 
 
-def _transformed(work_BK: NDArray[np.float32]) -> NDArray[np.float32]:
+def _transformed(work_BK: NDArray[Number]) -> NDArray[Number]:
     """The transform of every column, not yet divided by sqrt(B). Uses `work_BK` up.
 
     Whole rows at a time: numpy adds long rows at the speed of memory, and short ones at that of a call.

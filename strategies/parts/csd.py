@@ -34,12 +34,13 @@ class EmaTeacher:
     """Keeps method/teacher/<parameter> once a round was applied; until then the model is the teacher."""
 
     def arrays(self, context: PhaseContext, state: Arrays) -> dict[str, Array]:
-        """The next teacher: (alpha * old + (1 - alpha) * the round's new model), float32."""
+        """The next teacher: alpha * old + (1 - alpha) * the round's new model, rounded to float32 once."""
         alpha = options_of(TeacherOptions, context.options).alpha
         teacher, before = {}, context.state
         for name in (*context.trained, *context.buffers):
             old = before.get(TEACHER + name, before[MODEL + name]).astype(np.float64)
-            teacher[TEACHER + name] = (alpha * old + (1.0 - alpha) * state[MODEL + name]).astype(np.float32)
+            new = state[MODEL + name].astype(np.float64)
+            teacher[TEACHER + name] = (alpha * old + (1.0 - alpha) * new).astype(np.float32)
         return teacher
 
 

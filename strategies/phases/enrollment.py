@@ -29,11 +29,11 @@ import numpy as np
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import DRAW_SEED, PRESENCE, TOTAL, Array, Arrays, PhaseContext, PhaseResult
-from strategies.phases.evaluation import MAX_COUNT
 
 ENROLLMENT = "enrollment"
 CLASS_PRESENCE = "class-presence"
 DRAW_SEED_BYTES = 32
+MAX_SAMPLES = float(1 << 32)  # at one silo; 2^15 such silos fit the 47 bits of a tagged sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class EnrollmentPhase:
             Quantity(name="silos", bound=1.0, is_count=True, discloses=Disclosure.CONSTANT),
             Quantity(
                 name="samples",
-                bound=MAX_COUNT,
+                bound=MAX_SAMPLES,
                 is_count=True,
                 sensitivity_l2=1.0,
                 is_tagged=True,
@@ -93,7 +93,7 @@ class ClassPresencePhase:
         """Write method/presence, (C,) int64. Figure: classes that no silo holds."""
         # below 0 under noise alone
         holders_C = np.maximum(np.rint(sums["class_presence"]), 0).astype(np.int64)
-        figures = {"classes_without_holder": float(np.sum(holders_C == 0))}
+        figures = {"classes_without_holder": float(np.count_nonzero(holders_C == 0))}
         return PhaseResult(state={**context.state, PRESENCE: holders_C}, figures=figures)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:

@@ -89,7 +89,7 @@ class PersonalAccuracy:
         if silos > 0:
             # rounding in the ring may take a mean out of its range, and a variance of zero just below it
             mean, square = (min(max(float(sums[name]) / silos, 0.0), 1.0) for name in (ACCURACY, SQUARE))
-            figures |= {ACCURACY: mean, DEVIATION: math.sqrt(max(square - mean**2, 0.0))}
+            figures |= {ACCURACY: mean, DEVIATION: math.sqrt(max(square - mean * mean, 0.0))}
         return figures
 
     def arrays(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, Array]:

@@ -136,7 +136,7 @@ def _averaged_buffers(context: PhaseContext, mean_B: FloatArray) -> dict[str, Ar
     for name, value in unflatten(mean_B, context.state, names).items():
         # stochastic rounding may take a variance of zero just below it
         floor = 0.0 if name.endswith("running_var") else -np.inf
-        arrays[name] = np.maximum(value, floor).astype(np.float32)
+        arrays[name] = np.where(value > floor, value, floor).astype(np.float32)
     return arrays
 
 

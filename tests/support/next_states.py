@@ -1,9 +1,10 @@
 """Next states from fixed sums: every phase of a job in order, over words that no training made.
 
 Sums and the first state follow from SHAKE-256 by integer arithmetic, so wherever the server steps are exact
-the states are the same bytes. `python -m tests.support.next_states` prints their digests.
+the states are the same bytes. Run it only where a server step is meant to change: it writes their digests to
+tests/vectors/next_state.json. With `--print` it prints them.
 
-D = feature width, C = classes, T = D(D+1)/2.
+N = numbers, D = feature width, C = classes, L = width of a system.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +28,15 @@ from chorale.spec.phase_context import phase_context
 from chorale.spec.state import state_digest, state_to_bytes
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.projection import Projection
+from strategies import exact
 from strategies.base import Array, Arrays, Phase, PhaseContext
 from strategies.presets import PRESETS
 
+VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "next_state.json"
 MEMBERS, ROUNDS, CLASSES, INPUTS, WIDTH = 4, 3, 10, 24, 16
 SAMPLES = 240  # whose features the Gram matrix is made of
-GRAIN = 20  # values are multiples of 2^-GRAIN: their words lose nothing at any scale
+GRAIN = 12  # values are multiples of 2^-GRAIN: their words lose nothing at any scale
 SIGNED = ("delta", "buffers", "control_delta", "prototypes", "prototype_sums")
 PRIVATE = {"delta": 1e-5, "statistics_noise_multiplier": 1.0, "weight": 0.25}
 RECORDS = {"records": {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}}
@@ -98,6 +103,30 @@ def digests(variant: str) -> dict[str, str]:
     return {step.name: state_digest(state_to_bytes(step.state)).hex() for step in steps(variant)}
 
 
+def arithmetic() -> dict[str, str]:
+    """SHA-256 of results in float64, of addends with all their bits: a state in float32 hides most orders."""
+    long_N = reals("total", (10_007,))
+    left_NL, right_LC = reals("left", (29, 83)), reals("right", (83, 41))
+    # a system of rank 29 and one of rank 83
+    flat_LL, full_LL = exact.product(left_NL.T, left_NL), exact.product(left_NL, left_NL.T)
+    found = {
+        "total": exact.total(long_N),
+        "total of rows": exact.total(right_LC),
+        "product": exact.product(left_NL, right_LC),
+        "solved": exact.solved(full_LL, left_NL, least_pivot=1e-12),
+        "solved with the least norm": exact.solved(flat_LL, right_LC, least_pivot=1e-9),
+    }
+    for size, block in ((1_000, 16), (5_000, 512)):
+        whole = Projection(seed=bytes(32), size=size, block=block, kept=block * math.ceil(size / block))
+        found[f"expanded from blocks of {block}"] = whole.expand(reals("expand", (whole.kept,)))
+    return {name: hashlib.sha256(array.astype("<f8").tobytes()).hexdigest() for name, array in found.items()}
+
+
+def reals(seed: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Of at least -1 and less than 1, each with all the bits of a float64."""
+    return numbers(seed, shape, bits=54) / 2.0**53
+
+
 def job_spec(variant: str) -> JobSpec:
     """Four silos and a model of few weights."""
     preset, options, fields = VARIANTS[variant]
@@ -161,22 +190,28 @@ def words_of(quantity: Quantity, seed: str) -> ring.Words:
 def grains(quantity: Quantity, seed: str) -> NDArray[np.int64]:
     """Values of a sum in units of 2^-GRAIN, as large as a training's."""
     if quantity.name == "weight":
-        return np.array([3 << (GRAIN - 2)]) + numbers(seed, (1,), bits=12)
+        return np.array([3 << (GRAIN - 2)]) + numbers(seed, (1,), bits=GRAIN - 8)
     if quantity.name == "samples":  # of a private job
         return np.array([SAMPLES << GRAIN])
     if quantity.name in ("gram", "moment"):
         feature_ND = numbers("features", (SAMPLES, WIDTH), bits=5)  # of a mean square of 85
+        square = (1 << GRAIN) // (85 * WIDTH)  # so that they have about unit length
         if quantity.name == "gram":
-            return (feature_ND.T @ feature_ND)[np.triu_indices(WIDTH)] * ((1 << GRAIN) // (85 * WIDTH))
+            return (feature_ND.T @ feature_ND)[np.triu_indices(WIDTH)] * square
         is_of_class_NC = np.argmax(feature_ND[:, :CLASSES], axis=1)[:, None] == np.arange(CLASSES)
-        return (feature_ND.T @ is_of_class_NC).reshape(-1) * ((1 << GRAIN) // math.isqrt(85 * WIDTH))
-    values_N = numbers(seed, (quantity.size,), bits=GRAIN - 3)
+        return (feature_ND.T @ is_of_class_NC).reshape(-1) * math.isqrt(square << GRAIN)
+    values_N = numbers(seed, (quantity.size,), bits=GRAIN - 2)
     return values_N if quantity.name in SIGNED else np.abs(values_N)
 
 
-def main() -> None:
-    sys.stdout.write(json.dumps({variant: digests(variant) for variant in VARIANTS}, indent=1))
+def main(arguments: list[str]) -> None:
+    states = {variant: digests(variant) for variant in VARIANTS}
+    text = json.dumps({"arithmetic": arithmetic(), "states": states}, indent=1) + "\n"
+    if arguments == ["--print"]:
+        sys.stdout.write(text)
+    else:
+        VECTORS.write_text(text)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

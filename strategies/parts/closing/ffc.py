@@ -26,13 +26,15 @@ from pydantic import Field
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import TOTAL, Array, FloatArray, PartOptions, PhaseContext, PhaseResult, options_of
+from strategies.exact import product, solved, total
 from strategies.parts.heads import HEAD, UNIT
 from strategies.recipe import Closing, Need, Options, Standing
 
 CALIBRATE = "calibrate"
 RIDGE = 0.1  # of sums without noise
-MAX_CONDITION = 1e6  # of the summed Gram matrix: above it Cholesky's answer is mostly rounding
-SMALLEST_EIGENVALUE = 1e-12  # relative to the largest: what lies below is rounding, not data
+LEAST_PIVOT = 1e-12  # relative to the largest: what lies below is rounding, not data
+LEAST_OF_RIDGE = 1.0 / 16.0  # of samples every pivot is at least the ridge; under noise most are half of it
+BELOW_ZERO = 1e-6  # of the samples: what rounding may leave of a squared error of zero
 UNIT_ROUNDING = 1e-6  # in a private job lengths are taken in float64, which leaves less at any width
 
 
@@ -91,20 +93,25 @@ class CalibratePhase:
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Install the solution where it lowers the squared error; under a large ridge it may not.
 
+        Security: without noise no head has an error below zero. One that has comes of a false moment, which
+        could make it as long as the ridge is small, and is not installed.
         Figures: squared error of the head before and after, mean over the silos' training samples.
         """
         before_CD = _head(context)
         gram_DD = unpacked(sums["gram"], before_CD.shape[1])
         moment_DC = np.asarray(sums["moment"], dtype=np.float64)
-        ridge = self.ridge_under(context)
-        after_CD = least_squares(gram_DD, moment_DC, ridge=ridge).T.astype(np.float32)
+        ridge, resolution = self.ridge_under(context), self._resolution(context)
+        after_DC = least_squares(gram_DD, moment_DC, ridge=ridge, resolution=resolution)
+        after_CD = after_DC.T.astype(np.float32)
         before = squared_error(before_CD, gram_DD, moment_DC)
         after = squared_error(after_CD, gram_DD, moment_DC)
-        state = {**context.state, HEAD: np.ascontiguousarray(after_CD)} if after < before else context.state
-        samples = max(float(np.trace(gram_DD)), 1.0)
+        samples = max(float(total(np.diagonal(gram_DD))), 1.0)
+        is_possible = "gram" in context.noise or after >= -BELOW_ZERO * samples
+        is_better = is_possible and after < before
+        state = {**context.state, HEAD: np.ascontiguousarray(after_CD)} if is_better else context.state
         figures = {
             "squared_error_before": before / samples,
-            "squared_error_after": min(before, after) / samples,
+            "squared_error_after": (after if is_better else before) / samples,
         }
         return PhaseResult(state=state, figures=figures)
 
@@ -117,6 +124,11 @@ class CalibratePhase:
             return self.ridge
         deviation = context.noise.get("gram", 0.0)
         return 2.0 * deviation * math.sqrt(_head(context).shape[1]) if deviation else RIDGE
+
+    def _resolution(self, context: PhaseContext) -> float:
+        """How far the silos' rounding may move an eigenvalue of the sum."""
+        gram, moment = self.quantities(context)
+        return moment.shape[0] * context.members / gram.scale(context.members)
 
 
 def packed(gram_DD: FloatArray) -> FloatArray:
@@ -131,17 +143,22 @@ def unpacked(gram_T: Array, width: int) -> FloatArray:
     return upper_DD + np.triu(upper_DD, 1).T
 
 
-def least_squares(gram_DD: FloatArray, moment_DC: FloatArray, *, ridge: float) -> FloatArray:
+def least_squares(
+    gram_DD: FloatArray, moment_DC: FloatArray, *, ridge: float, resolution: float = 0.0
+) -> FloatArray:
     """W with (V + lambda I) W = U, the one of least norm where there are many. Shapes: -> (D, C).
 
-    Features that are zero in every sample get zero rows.
+    Features that are zero in every sample get zero rows. A direction counts as one that the samples do not
+    have where its pivot is at most 1e-12 of the largest, a sixteenth of the ridge, or the resolution.
     """
     solution_DC = np.zeros_like(moment_DC)
     is_live_D = np.diagonal(gram_DD) > 0
     if is_live_D.any():
         live_LL = gram_DD[np.ix_(is_live_D, is_live_D)]
         system_LL = (live_LL + live_LL.T) / 2 + ridge * np.eye(len(live_LL))
-        solution_DC[is_live_D] = _solved(system_LL, moment_DC[is_live_D])
+        largest = float(np.max(np.diagonal(system_LL)))
+        least_pivot = max(LEAST_PIVOT * largest, LEAST_OF_RIDGE * ridge, resolution)
+        solution_DC[is_live_D] = solved(system_LL, moment_DC[is_live_D], least_pivot=least_pivot)
     return solution_DC
 
 
@@ -149,22 +166,8 @@ def squared_error(head_CD: Array, gram_DD: FloatArray, moment_DC: FloatArray) ->
     """sum_i ||W z_i - onehot(y_i)||^2 from the sums alone, over the samples whose feature is not zero:
     tr V - 2 tr(W U) + tr(W V W^T)."""
     weight_CD = head_CD.astype(np.float64)
-    explained = 2.0 * np.sum(weight_CD * moment_DC.T) - np.sum((weight_CD @ gram_DD) * weight_CD)
-    return float(np.trace(gram_DD) - explained)
-
-
-def _solved(system_LL: FloatArray, moment_LC: FloatArray) -> FloatArray:
-    eigenvalues_L = np.linalg.eigvalsh(system_LL)
-    # rounding in the ring may take an eigenvalue of zero just below it
-    if eigenvalues_L[0] * MAX_CONDITION < eigenvalues_L[-1]:
-        # the limit of vanishing ridge: no component along directions that the samples do not have
-        eigenvalues_L, vectors_LL = np.linalg.eigh(system_LL)
-        is_kept_L = eigenvalues_L > SMALLEST_EIGENVALUE * eigenvalues_L[-1]
-        kept_LK = vectors_LL[:, is_kept_L]
-        coordinates_KC = (kept_LK.T @ moment_LC) / eigenvalues_L[is_kept_L, None]
-        return np.asarray(kept_LK @ coordinates_KC, dtype=np.float64)
-    lower_LL = np.linalg.cholesky(system_LL)
-    return np.linalg.solve(lower_LL.T, np.linalg.solve(lower_LL, moment_LC))
+    explained_CD = 2.0 * (weight_CD * moment_DC.T) - product(weight_CD, gram_DD) * weight_CD
+    return float(total(np.diagonal(gram_DD)) - total(explained_CD.reshape(-1)))
 
 
 def _head(context: PhaseContext) -> Array:

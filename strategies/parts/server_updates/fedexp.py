@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 from pydantic import Field
 
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import MODEL, Array, PartOptions, PhaseContext, ServerStep, options_of
+from strategies.exact import total
 from strategies.recipe import ServerUpdate, Standing
 
 SQUARED_LENGTH = "update_sq_norm"
@@ -45,7 +45,7 @@ class FedExP:
         return (
             Quantity(
                 name=SQUARED_LENGTH,
-                bound=max(1.0, trained * context.update_bound**2),
+                bound=max(1.0, trained * (context.update_bound * context.update_bound)),
                 is_tagged=True,
                 discloses=Disclosure.FROM_UPDATE,
             ),
@@ -58,7 +58,7 @@ class FedExP:
         mean_P = sums["delta"] / weight
         rate = extrapolation(
             mean_of_squares=float(sums[SQUARED_LENGTH]) / weight,
-            square_of_mean=float(np.dot(mean_P, mean_P)),
+            square_of_mean=float(total(mean_P * mean_P)),
             epsilon=epsilon,
         )
         return ServerStep(step_P=rate * mean_P, figures={"server_step": rate})

@@ -83,7 +83,7 @@ class FedOpt:
             return ServerStep(step_P=options.learning_rate * moment_P, arrays=arrays)
         beta1, beta2, tau = options.server_beta1, options.server_beta2, options.server_tau
         moment_P = beta1 * before_P + (1.0 - beta1) * mean_P
-        squares_P, square_P = _kept(context, SQUARES, mean_P, start=tau**2), mean_P**2
+        squares_P, square_P = _kept(context, SQUARES, mean_P, start=tau * tau), mean_P * mean_P
         if options.server_optimizer is ServerOptimizer.ADAM:
             squares_P = beta2 * squares_P + (1.0 - beta2) * square_P
         else:

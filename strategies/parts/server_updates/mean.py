@@ -28,7 +28,7 @@ from strategies.base import Array, PhaseContext, ServerStep
 from strategies.recipe import ServerUpdate, Standing
 
 NORMALIZER = "normalizer"
-MAX_NORMALIZER = float(1 << 32)  # p a_k; a_k is at most local steps / (1 - momentum)
+MAX_NORMALIZER = float(1 << 24)  # p a_k; a_k is at most local steps / (1 - momentum)
 POST_PROCESSING = Standing(why="post-processing of the summed delta")
 
 

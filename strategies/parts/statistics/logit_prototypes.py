@@ -26,14 +26,14 @@ from crypto.errors import ConfigError
 from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Disclosure, Quantity
 from strategies.base import METHOD, Array, FloatArray, PartOptions, PhaseContext, PhaseResult, options_of
 from strategies.parts.csd import CSD
-from strategies.phases.evaluation import MAX_COUNT
+from strategies.phases.enrollment import MAX_SAMPLES
 from strategies.recipe import Need, Options, Standing, Statistic
 
 PROTOTYPES_KIND = "prototypes"
 PROTOTYPES = METHOD + "prototypes"  # (C, C) float64: row = true class, column = logit
 
 LOGIT_BOUND = float(1 << 20)  # of a class's mean logit; a model with larger ones has diverged
-LOGIT_SUM_BOUND = float(1 << 36)  # of a class's summed logits at one silo
+LOGIT_SUM_BOUND = float(1 << 32)  # of a class's summed logits at one silo
 
 
 class PrototypeOptions(PartOptions):
@@ -85,7 +85,7 @@ class PrototypesPhase:
         counts = Quantity(
             name="class_counts",
             shape=(C,),
-            bound=MAX_COUNT,
+            bound=MAX_SAMPLES,
             is_count=True,
             sensitivity_l2=1.0,
             is_tagged=True,
@@ -96,7 +96,7 @@ class PrototypesPhase:
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write method/prototypes, (C, C) float64; a row is zero where no silo sent its own."""
         prototypes_CC = _joined(context, sums)
-        figures = {"classes_with_prototype": float(np.sum(prototypes_CC.any(axis=1)))}
+        figures = {"classes_with_prototype": float(np.count_nonzero(prototypes_CC.any(axis=1)))}
         return PhaseResult(state={**context.state, PROTOTYPES: prototypes_CC}, figures=figures)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:

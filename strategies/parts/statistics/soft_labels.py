@@ -27,13 +27,14 @@ from pydantic import Field
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import METHOD, Array, Arrays, FloatArray, PartOptions, PhaseContext, options_of
+from strategies.exact import total
 from strategies.parts.heads import TRAINED_UNBIASED
 from strategies.parts.regularizers import WEIGHTS_ALONE
 from strategies.recipe import Need, Options, Recipe, Regularizer, Standing, Statistic
 
 SOFT_LABELS = METHOD + "soft_labels"  # (C, C) float64: row = true class, column = predicted class
 KNOWN_ROWS = METHOD + "soft_labels_valid"  # (C,) uint8: 1 where the row is known
-MAX_CLASS_SAMPLES = float(1 << 32)  # of one class at one silo; leaves 29 fractional bits to 4 silos
+MAX_CLASS_SAMPLES = float(1 << 28)  # of one class at one silo; leaves 16 fractional bits to 4 silos
 
 
 class InitialSoftLabels(StrEnum):
@@ -105,7 +106,7 @@ class SoftLabels:
         """soft_label_rows: classes with samples in this sum. soft_label_row_error: how far a row's sum is
         from its count; beyond the ring's rounding a silo sent sums and counts that do not belong together."""
         counts_C = sums["class_counts"]
-        errors_C = np.abs(sums["soft_labels"].sum(axis=1) - counts_C)
+        errors_C = np.abs(total(sums["soft_labels"].T) - counts_C)
         return {
             "soft_label_rows": float(np.count_nonzero(counts_C > 0)),
             "soft_label_row_error": float(errors_C.max()),
@@ -130,7 +131,7 @@ class SoftLabels:
 def _distributions(noised_CC: FloatArray) -> FloatArray:
     """Rows without what noise took below zero, at sum 1; even where nothing is left. Shapes: -> (C, C)."""
     positive_CC = np.maximum(noised_CC, 0.0)
-    totals_C1 = positive_CC.sum(axis=1, keepdims=True)
+    totals_C1 = total(positive_CC.T)[:, None]
     has_left_C1 = totals_C1 > 0
     return np.where(has_left_C1, positive_CC / np.where(has_left_C1, totals_C1, 1.0), 1.0 / len(noised_CC))
 

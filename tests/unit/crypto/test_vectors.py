@@ -26,7 +26,7 @@ from crypto.session.sum_check import SumCheck
 from tests.vectors import make_vectors
 
 FOLDER = Path(make_vectors.__file__).parent
-NAMES = ("encoding", "shamir", "prg", "projection", "ring", "session", "draw")
+NAMES = ("encoding", "shamir", "prg", "projection", "ring", "session", "draw", "next_state")
 
 
 def load(name: str) -> Any:
@@ -84,6 +84,8 @@ def swap_digit(text: str) -> str:
         ("draw", (0, "self_mask_seeds", "clinic-4")),
         ("draw", (1, "job_digest")),
         ("draw", (2, "named", "2", 3)),
+        ("next_state", ("arithmetic", "total")),
+        ("next_state", ("arithmetic", "solved with the least norm")),
     ],
 )
 def test_the_checker_notices_one_changed_digit(

@@ -1,16 +1,23 @@
-"""The next state follows from the tagged sums alone, whatever the method."""
+"""The next state follows from the tagged sums alone and has the same bits everywhere, for every method."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chorale.spec.state import state_to_bytes
 from strategies.base import Array
-from tests.support.next_states import VARIANTS, steps
+from tests.support.next_states import VARIANTS, VECTORS, arithmetic, digests, steps
 
+ROOT = Path(__file__).resolve().parents[3]
 # figures that move no state: they stay with coordinator and operator
 UNTAGGED = {
     *("silos", "correct", "tested", "loss_sum", "clipped"),
@@ -64,3 +71,39 @@ def test_figures_move_nothing_that_the_next_state_reads(variant: str) -> None:
         assert all(isinstance(figure, float) for figure in figures.values())
         for name, value in step.sums.items():
             np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_states_have_the_bits_that_other_machines_computed(variant: str) -> None:
+    """A machine or a library that differs here computes another model than its federation."""
+    assert digests(variant) == vectors()["states"][variant]
+
+
+def test_sums_and_solutions_have_the_bits_that_other_machines_computed() -> None:
+    assert arithmetic() == vectors()["arithmetic"]
+
+
+def test_vectors_hold_no_other_variant() -> None:
+    assert vectors()["states"].keys() == VARIANTS.keys()
+
+
+def vectors() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(VECTORS.read_text())
+    return found
+
+
+def dispatched() -> list[str]:
+    """Instruction sets beyond the baseline that numpy uses on this machine, the oldest first."""
+    from numpy._core import _multiarray_umath as umath
+
+    return [name for name in umath.__cpu_dispatch__ if umath.__cpu_features__[name]]
+
+
+@pytest.mark.parametrize("kept", range(len(dispatched())))
+def test_states_do_not_follow_from_the_processors_instructions(kept: int) -> None:
+    """With none of them, and with each more of them, but for all: those run above."""
+    without = " ".join(dispatched()[kept:])
+    command = [sys.executable, "-m", "tests.support.next_states", "--print"]
+    environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": without}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout == VECTORS.read_text()
