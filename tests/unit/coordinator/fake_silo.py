@@ -34,6 +34,7 @@ from crypto.masking.stored_sum import StoredSum
 from crypto.session import bodies
 from crypto.session.messages import Complaint, NextState, RevealedSum, SessionTerms
 from crypto.session.silo_session import SiloSession
+from crypto.session.sum_check import SumCheck
 from strategies.phases.enrollment import draw_seed_in
 from tests.support.ceremony import Ceremony
 from tests.support.sessions import MemoryLedger
@@ -78,6 +79,7 @@ class FakeSilo:
         self._jobs: dict[bytes, SignedJob] = {}
         self._terms: dict[bytes, SessionTerms] = {}
         self._states: dict[bytes, bytes] = {}
+        self._checks: dict[bytes, SumCheck] = {}
         self._outgoing: asyncio.Queue[pb.SiloMessage] = asyncio.Queue()
         self._news = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
@@ -190,9 +192,8 @@ class FakeSilo:
         """Check the sum, compute the next state and sign it, as an agent does."""
         key, raw = wire.key_from_wire(body.key), body.key.SerializeToString()
         revealed = wire.from_coordinator(pb.CoordinatorMessage(revealed_sum=body))
-        check, layout = self.sessions[raw].sum_check, self._terms[raw].layout.tagged
+        check, layout = self._checks[raw], self._terms[raw].layout.tagged
         assert isinstance(revealed, RevealedSum)
-        assert check is not None
         assert layout is not None
         stream = await self._download(key, revealed.sum_digest)
         check.check_survivors(revealed.survivors, revealed.signatures)
@@ -259,6 +260,8 @@ class FakeSilo:
             self._complain(key, self._terms[raw], self.accuse[1])
         elif kind == "envelopes":
             masker = session.receive(wire.from_coordinator(pb.CoordinatorMessage(envelopes=body)))
+            if session.sum_check is not None:
+                self._checks[raw] = session.sum_check
             self._uploads.append(asyncio.create_task(self._upload(body.key, self._terms[raw], masker)))
         elif kind == "survivors":
             signed = session.receive(wire.from_coordinator(pb.CoordinatorMessage(survivors=body)))
