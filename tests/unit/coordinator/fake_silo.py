@@ -72,18 +72,24 @@ class FakeSilo:
     told: dict[str, list[Any]] = field(default_factory=dict)
     inputs: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
     sessions: dict[bytes, SiloSession] = field(default_factory=dict)
+    terms: dict[bytes, SessionTerms] = field(default_factory=dict)
+    states: dict[bytes, bytes] = field(default_factory=dict)
+    checks: dict[bytes, SumCheck] = field(default_factory=dict)
     error: grpc.aio.AioRpcError | None = None
     is_gone: bool = False
 
     def __post_init__(self) -> None:
         self._jobs: dict[bytes, SignedJob] = {}
-        self._terms: dict[bytes, SessionTerms] = {}
-        self._states: dict[bytes, bytes] = {}
-        self._checks: dict[bytes, SumCheck] = {}
         self._outgoing: asyncio.Queue[pb.SiloMessage] = asyncio.Queue()
         self._news = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._uploads: list[asyncio.Task[None]] = []
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What an agent's ledger and disk would hold."""
+        kept = ("ledger", "sessions", "terms", "states", "checks")
+        return {name: getattr(self, name) for name in kept}
 
     def start(self) -> None:
         self.is_gone = False
@@ -168,7 +174,7 @@ class FakeSilo:
         if self.refuse_with is not None and key.round >= self.refuse_from:
             self.say(pb.SiloMessage(refused=wire.refused_to_wire(self.refuse_with, key)))
             return
-        data = self._states[task.key.SerializeToString()] = await self._download(key, task.state_digest)
+        data = self.states[task.key.SerializeToString()] = await self._download(key, task.state_digest)
         terms = self._compute_terms(key, task, data)
         session = SiloSession(
             terms=terms,
@@ -179,7 +185,7 @@ class FakeSilo:
             now=datetime.now(UTC),
         )
         self.sessions[task.key.SerializeToString()] = session
-        self._terms[task.key.SerializeToString()] = terms
+        self.terms[task.key.SerializeToString()] = terms
         self.say(wire.to_coordinator("advert", session.advertise(), key))
 
     async def _download(self, key: PhaseKey, digest: bytes) -> bytes:
@@ -191,14 +197,17 @@ class FakeSilo:
     async def _on_revealed_sum(self, body: Any) -> None:
         """Check the sum, compute the next state and sign it, as an agent does."""
         key, raw = wire.key_from_wire(body.key), body.key.SerializeToString()
+        if raw not in self.checks:  # it dealt, and masked nothing
+            self.say(pb.SiloMessage(refused=wire.refused_to_wire(Refusal.STAGE, key)))
+            return
         revealed = wire.from_coordinator(pb.CoordinatorMessage(revealed_sum=body))
-        check, layout = self._checks[raw], self._terms[raw].layout.tagged
+        check, layout = self.checks[raw], self.terms[raw].layout.tagged
         assert isinstance(revealed, RevealedSum)
         assert layout is not None
         stream = await self._download(key, revealed.sum_digest)
         check.check_survivors(revealed.survivors, revealed.signatures)
         check.check_sum(stream, layout, revealed.survivors)
-        job, state = self._job(key), state_from_bytes(self._states[raw])
+        job, state = self._job(key), state_from_bytes(self.states[raw])
         with tempfile.NamedTemporaryFile() as file:
             Path(file.name).write_bytes(stream)
             result = job.next_state(
@@ -257,12 +266,12 @@ class FakeSilo:
             shares = session.receive(wire.from_coordinator(pb.CoordinatorMessage(cohort=body)))
             self.say(wire.to_coordinator("shares", shares, key))
         elif kind == "envelopes" and self.accuse is not None and key.round == self.accuse[0]:
-            self._complain(key, self._terms[raw], self.accuse[1])
+            self._complain(key, self.terms[raw], self.accuse[1])
         elif kind == "envelopes":
             masker = session.receive(wire.from_coordinator(pb.CoordinatorMessage(envelopes=body)))
             if session.sum_check is not None:
-                self._checks[raw] = session.sum_check
-            self._uploads.append(asyncio.create_task(self._upload(body.key, self._terms[raw], masker)))
+                self.checks[raw] = session.sum_check
+            self._uploads.append(asyncio.create_task(self._upload(body.key, self.terms[raw], masker)))
         elif kind == "survivors":
             signed = session.receive(wire.from_coordinator(pb.CoordinatorMessage(survivors=body)))
             self.say(wire.to_coordinator("consistency", signed, key))

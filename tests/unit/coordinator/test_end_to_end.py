@@ -174,11 +174,10 @@ async def test_coordinator_that_stops_in_unmask_resumes_the_same_session(make_hu
     assert rows == 1
     # silos keep their sessions over a lost connection, as their ledger would over a restart
     await hub.stop_silos()
-    sessions = {name: fake.sessions for name, fake in hub.fakes.items()}
-    ledgers = {name: fake.ledger for name, fake in hub.fakes.items()}
+    kept = {name: fake.kept for name, fake in hub.fakes.items()}
     await hub.start()
     for name in hub.names:
-        hub.silo(name, sessions=sessions[name], ledger=ledgers[name])
+        hub.silo(name, **kept[name])
 
     summary, records = await hub.finish(digest)
 
