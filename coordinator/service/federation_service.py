@@ -6,7 +6,7 @@ gRPC codes are set here and nowhere below. Source: docs/protocol.md 8.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -37,6 +37,7 @@ FAREWELL_CODES = {
     Leaving.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Leaving.REFUSED: grpc.StatusCode.PERMISSION_DENIED,
     Leaving.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    Leaving.FAILED: grpc.StatusCode.INTERNAL,
 }
 
 log = get_logger("coordinator.federation")
@@ -85,11 +86,10 @@ class FederationService:
         )
         yield pb.CoordinatorMessage(welcome=welcome)
         tasks = [
-            asyncio.create_task(self._read(connection, request_iterator, caller)),
-            asyncio.create_task(self._beat(connection, caller)),
+            asyncio.create_task(self._serve(connection, self._read(connection, request_iterator, caller))),
+            asyncio.create_task(self._serve(connection, self._beat(connection, caller))),
             asyncio.create_task(self._leave_at_end(connection)),
         ]
-        self._resources.attendance.join(connection)
         try:
             async with aclosing(connection.outgoing()) as messages:
                 async for message in messages:
@@ -180,37 +180,40 @@ class FederationService:
                 f"the silo {first.hello.protocol_version}; upgrade the older side",
             )
 
-    async def _read(
-        self,
-        connection: Connection,
-        messages: AsyncIterator[pb.SiloMessage],
-        caller: Caller,
-    ) -> None:
-        """Pass the silo's messages on until it closes its side; every heartbeat is a check."""
+    async def _serve(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
+        """Do a part of a connection's work. Whatever it raises ends the connection: a silo whose messages
+        nobody reads must not count as connected."""
         try:
-            async for message in messages:
-                if connection.ended.is_set():
-                    return
-                if message.WhichOneof("kind") == "heartbeat":
-                    self._guard.check(caller, ATTEND)
-                self._resources.attendance.deliver(caller.member.name, message)
-            connection.end()
+            await work
         except AccessDenied as denied:
             connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
         except RemoteProtocolError as error:
             connection.end(Farewell(why=Leaving.MALFORMED, sentence=str(error)))
         except (grpc.RpcError, grpc.aio.BaseError, grpc.aio.UsageError):
             connection.end()
+        except Exception:
+            log.exception("control stream failed", silo=connection.silo)
+            sentence = "control stream: the coordinator had an internal error"
+            connection.end(Farewell(why=Leaving.FAILED, sentence=sentence))
+
+    async def _read(
+        self, connection: Connection, messages: AsyncIterator[pb.SiloMessage], caller: Caller
+    ) -> None:
+        """Join, and pass the silo's messages on until it closes its side; every heartbeat is a check."""
+        self._resources.attendance.join(connection)
+        async for message in messages:
+            if connection.ended.is_set():
+                return
+            if message.WhichOneof("kind") == "heartbeat":
+                self._guard.check(caller, ATTEND)
+            self._resources.attendance.deliver(caller.member.name, message)
+        connection.end()
 
     async def _beat(self, connection: Connection, caller: Caller) -> None:
         """Heartbeats, each after a check of certificate and current roster."""
         while not connection.ended.is_set():
             await asyncio.sleep(self._resources.settings.heartbeat_seconds)
-            try:
-                self._guard.check(caller, ATTEND)
-            except AccessDenied as denied:
-                connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
-                return
+            self._guard.check(caller, ATTEND)
             beat = pb.Heartbeat(unix_seconds=self._resources.clock.unix_seconds())
             connection.send(pb.CoordinatorMessage(heartbeat=beat))
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+from cryptography import x509
 
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
@@ -142,6 +143,62 @@ async def test_revoked_silo_that_reads_nothing_counts_as_gone_and_is_not_heard(m
         while await call.read() is not grpc.aio.EOF:
             pass
     assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("method", ["on_connected", "on_message", "on_lost"])
+async def test_a_stream_whose_reader_fails_ends_and_its_silo_is_not_connected(make_hub, caplog, method):
+    """The reader's task died of InvalidVersion, and the silo stayed connected without being heard."""
+    hub = make_hub()
+    await hub.start()
+    attendance = hub.host.resources.attendance
+    kept = hub.silo("silo-1")
+    await kept.wait_for("heartbeat")
+
+    def fail(silo, *message):
+        if silo == "silo-0":
+            raise x509.InvalidVersion("9 is not a valid X509 version", 9)
+
+    heard = SimpleNamespace(on_connected=print, on_message=print, on_lost=print)
+    setattr(heard, method, fail)
+    lost = []
+    attendance.listeners += [
+        heard,
+        SimpleNamespace(on_connected=print, on_message=print, on_lost=lost.append),
+    ]
+    fake = hub.silo("silo-0")
+    if method == "on_message":
+        await fake.wait_for("heartbeat")
+        assert "silo-0" in attendance.connections  # the control
+        fake.say(REFUSED)
+    if method == "on_lost":
+        await fake.wait_for("heartbeat")
+        await fake.stop()
+    else:
+        error = await fake.wait_for("error")
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert error.details() == "control stream: the coordinator had an internal error"
+    while not lost:
+        await asyncio.sleep(0.01)
+    assert lost == ["silo-0"]
+    assert list(attendance.connections) == ["silo-1"]
+    assert [record.levelname for record in caplog.records].count("ERROR") == 1
+    await kept.wait_for("heartbeat", count=3)
+
+
+async def test_a_stream_whose_checks_fail_ends_with_them(make_hub, monkeypatch):
+    hub = make_hub()
+    await hub.start()
+    fake = hub.silo("silo-0")
+    await fake.wait_for("heartbeat")
+
+    def fail(guard, caller, method):
+        raise OSError("no such disk")
+
+    monkeypatch.setattr(access.AccessGuard, "check", fail)
+    error = await fake.wait_for("error")
+    assert error.code() is grpc.StatusCode.INTERNAL
+    while hub.host.resources.attendance.connections:
+        await asyncio.sleep(0.01)
 
 
 async def test_stopping_ends_streams_with_a_reason(make_hub):
