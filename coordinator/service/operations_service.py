@@ -27,7 +27,7 @@ MAX_SUBMISSIONS = 4  # of one operator at once
 
 
 class OperationsService(operations_pb2_grpc.OperationsServicer):
-    """What operators ask for. A job is theirs by its signature, not by who hands it in."""
+    """What operators ask for. A job is its signer's, not of who hands it in; the others may watch it."""
 
     def __init__(self, *, resources: Resources, job_manager: JobManager) -> None:
         self._resources = resources
@@ -90,15 +90,16 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                 yield event
 
     async def ControlJob(self, request: pb.ControlRequest, context: Context) -> records_pb2.JobSummary:
-        """Pause, resume or cancel; the answer is the job's summary afterwards."""
+        """Pause, resume or cancel one's own job, or any as an admin; the answer is its summary."""
         async with errors_as_codes(context):
-            return await self._job_manager.control(request.job_digest, request.action)
+            caller = caller_of(context).member.name
+            return await self._job_manager.control(request.job_digest, request.action, caller=caller)
         raise AssertionError("unreachable: errors end the call")
 
     async def FetchModel(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchMessage]:
-        """The summary, then the newest global state."""
+        """The summary, then the newest global state: for the job's operator alone."""
         async with errors_as_codes(context):
-            row = self._job_manager.row(request.job_digest)
+            row = self._job_manager.model(request.job_digest, caller=caller_of(context).member.name)
             path = self._resources.checkpoints.path(row.digest, row.state_digest)
             with path.open("rb") as file:
                 yield pb.FetchMessage(summary=self._job_manager.summary(row))

@@ -56,8 +56,14 @@ class Ceremony:
     def path_of(self, role: Role, name: str, ending: str) -> Path:
         return self.folder / f"{role.value}-{name}.{ending}"
 
-    def publish(self, *, without: tuple[str, ...] = (), issued: datetime | None = None) -> None:
-        """Write the next version of the roster, without the named members."""
+    def publish(
+        self,
+        *,
+        without: tuple[str, ...] = (),
+        admins: tuple[str, ...] = (),
+        issued: datetime | None = None,
+    ) -> None:
+        """Write the next version of the roster, without the named members; these operators are admins."""
         self.version += 1
         begin = issued or _now()
         signed = roster.sign_roster(
@@ -66,7 +72,12 @@ class Ceremony:
             issued=begin,
             expires=begin + timedelta(days=5),
             members=[
-                Member(role, name, certificates.fingerprint(certificate))
+                Member(
+                    role,
+                    name,
+                    certificates.fingerprint(certificate),
+                    is_admin=role is Role.OPERATOR and name in admins,
+                )
                 for (role, name), certificate in self.members.items()
                 if name not in without
             ],
