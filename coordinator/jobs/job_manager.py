@@ -153,7 +153,9 @@ class JobManager:
             raise RemoteProtocolError("job: no such job is running", code=Refusal.STAGE)
         return runner
 
-    async def control(self, digest: bytes, action: int, *, caller: str) -> records_pb2.JobSummary:
+    async def control(
+        self, digest: bytes, action: pb.ControlRequest.Action.ValueType, *, caller: str
+    ) -> records_pb2.JobSummary:
         """Pause, resume or cancel, as its operator or an admin of the roster.
 
         Raises NotTheOperator, and RemoteProtocolError where the job has ended.

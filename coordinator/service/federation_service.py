@@ -24,6 +24,7 @@ from coordinator.metrics import Transfer
 from coordinator.resources import Resources
 from coordinator.service.access import AccessDenied, AccessGuard, Caller, caller_of
 from coordinator.service.service_errors import Context, abort, errors_as_codes
+from coordinator.service.streams import received, send
 from coordinator.storage.spool import Spool
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.identity.roster import Roster
@@ -101,9 +102,9 @@ class FederationService:
         if connection.farewell is not None:
             await abort(context, FAREWELL_CODES[connection.farewell.why], connection.farewell.sentence)
 
-    async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[Chunk]:
-        """The bytes of a global state, from an offset on."""
-        caller = caller_of(context)
+    async def Download(self, request: pb.DownloadRequest, context: Context) -> None:
+        """The bytes of a global state, from an offset on, as chunks."""
+        caller, seconds = caller_of(context), self._resources.settings.chunk_seconds
         async with errors_as_codes(context):
             runner = self._job_manager.runner(wire.checked_digest(request.job_digest, what="job digest"))
             digest = wire.checked_digest(request.state_digest, what="state digest")
@@ -119,7 +120,8 @@ class FederationService:
             with path.open("rb", buffering=0) as file:
                 pieces = Pieces(file, size=wire.CHUNK_BYTES)
                 while offset < state_bytes and (data := await pieces.at(offset)):
-                    yield Chunk(offset, data)  # framed before the next piece is read
+                    # framed before the next piece is read
+                    await send(context, Chunk(offset, data), seconds=seconds, what="download")
                     offset += len(data)
                     sent.inc(len(data))
 
@@ -128,19 +130,21 @@ class FederationService:
     ) -> AsyncIterator[pb.UploadReceipt]:
         """One masked vector: header, receipt with the offset to resume from, chunks, end, receipt."""
         caller = caller_of(context)
-        received = self._resources.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value)
+        counted = self._resources.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value)
+        seconds = self._resources.settings.chunk_seconds
+        messages = received(request_iterator, seconds=seconds, what="upload")
         async with errors_as_codes(context):
-            attempt, spool = await self._open_upload(caller.member.name, request_iterator)
+            attempt, spool = await self._open_upload(caller.member.name, messages)
             yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=spool.is_complete)
             if spool.is_complete:
                 return
-            async for message in request_iterator:
+            async for message in messages:
                 if isinstance(message, Chunk):
                     chunk_bytes = len(check_chunk(message).data)
                     await spool.append(message.offset, message.data)
                     framed_bytes = chunk_bytes + wire.CHUNK_FRAME_BYTES
                     attempt.on_upload_progress(caller.member.name, spool, chunk_bytes=framed_bytes)
-                    received.inc(chunk_bytes)
+                    counted.inc(chunk_bytes)
                     continue
                 if message.WhichOneof("kind") != "end":
                     raise RemoteProtocolError("upload: expected a chunk or the end")

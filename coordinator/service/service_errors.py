@@ -10,6 +10,7 @@ import grpc
 
 from chorale.observability.logs import get_logger
 from coordinator.jobs.job_manager import Draining, NotTheOperator, TooManyJobs, UnknownJob
+from coordinator.service.streams import TooManyCalls, TooSlow
 from crypto.errors import ChoraleError, PolicyRefusal, Refusal, RemoteProtocolError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -18,7 +19,9 @@ log = get_logger("coordinator.calls")
 
 _BY_TYPE: dict[type[ChoraleError], grpc.StatusCode] = {
     Draining: grpc.StatusCode.UNAVAILABLE,
+    TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TooManyJobs: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    TooSlow: grpc.StatusCode.DEADLINE_EXCEEDED,
     UnknownJob: grpc.StatusCode.NOT_FOUND,
     NotTheOperator: grpc.StatusCode.PERMISSION_DENIED,
     PolicyRefusal: grpc.StatusCode.PERMISSION_DENIED,
