@@ -150,4 +150,14 @@ _OTHER_PHASE_NAMES: Migration = (
     """,
 )
 
-MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES)
+# A ledger of before takes the delta of the first start with this version (Budget.open_account).
+_ACCOUNTS: Migration = (
+    """
+    CREATE TABLE accounts ( -- the delta at which everything that a data set ever released is valued
+        data_set VARCHAR NOT NULL PRIMARY KEY,
+        delta FLOAT NOT NULL
+    )
+    """,
+)
+
+MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _ACCOUNTS)
