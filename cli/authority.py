@@ -18,6 +18,7 @@ import click
 from cryptography import x509
 
 from chorale.runtime.files import read_limited, write_atomic
+from chorale.runtime.key_files import forbid_core_dumps, read_key
 from cli.errors import with_hint
 from cli.keys import PRIVATE, check_new, write_new
 from crypto.errors import ConfigError, RemoteProtocolError
@@ -77,6 +78,7 @@ def authority() -> None:
 )
 def init(federation: str, directory: Path, valid_days: int) -> None:
     """Make the federation's CA key and certificate."""
+    forbid_core_dumps()
     key, certificate = new_authority(federation, now=datetime.now(UTC), valid_days=valid_days)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_new(directory / KEY, key_to_pem(key), what="a key", mode=PRIVATE)
@@ -209,7 +211,7 @@ class Folder:
             error = ConfigError(f"{directory}: expected an authority's folder, it has no {CERTIFICATE}")
             raise with_hint(error, "chorale authority init --federation NAME --directory DIR")
         certificate = load_certificate(read_limited(directory / CERTIFICATE, MAX_FILE_BYTES))
-        key = load_key(read_limited(directory / KEY, MAX_FILE_BYTES))
+        key = load_key(read_key(directory / KEY, MAX_FILE_BYTES))
         return cls(
             directory=directory, key=key, certificate=certificate, federation=federation_of(certificate)
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from chorale.runtime.files import write_atomic
 from crypto.identity import certificates, issuing, roster
 from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member
@@ -49,7 +50,7 @@ class Ceremony:
         self.path_of(member.role, member.name, "crt").write_bytes(
             certificates.certificate_to_pem(certificate)
         )
-        self.path_of(member.role, member.name, "key").write_bytes(certificates.key_to_pem(key))
+        write_atomic(self.path_of(member.role, member.name, "key"), certificates.key_to_pem(key))
         self.members[member.role, member.name] = certificate
         return Identity(member=member, certificate=certificate, key=key)
 

@@ -42,6 +42,16 @@ def test_keys_are_private_and_certificates_fit_the_role(founded: Path) -> None:
     }
 
 
+def test_an_authority_key_that_others_may_read_is_refused(founded: Path, chorale: Chorale) -> None:
+    key = founded / "ca" / "authority.key"
+    key.chmod(0o644)
+    ended = chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca")
+    assert ended.code == 2
+    assert f"{key}: a key that others may use (mode 0644): run chmod 600 {key}\n" in ended.err
+    key.chmod(0o600)
+    assert chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca").code == 0
+
+
 def test_roster_grows_by_certificates_and_shrinks_by_revoking(founded: Path, chorale: Chorale) -> None:
     ca, out = founded / "ca", founded / "roster.json"
     assert chorale("authority", "roster", founded / "a.crt", "--directory", ca, "--out", out).code == 0
