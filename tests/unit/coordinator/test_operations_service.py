@@ -46,6 +46,21 @@ async def test_job_with_a_forged_signature_is_refused(make_hub):
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_job_under_a_certificate_of_an_unknown_version_is_refused(make_hub):
+    # what a parser raised past every handler was an error of the coordinator
+    hub = make_hub()
+    await hub.start()
+    signed, state = hub.job()
+    version_3, version_9 = bytes.fromhex("a003020102"), bytes.fromhex("a003020108")
+    odd = signed.operator_certificate.replace(version_3, version_9)
+    assert odd != signed.operator_certificate
+    forged = dataclasses.replace(signed, operator_certificate=odd)
+    with pytest.raises(grpc.aio.AioRpcError, match="certificate: the bytes are no certificate") as raised:
+        await submit(hub, forged, state)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await submit(hub, signed, state)).job_digest == signed.digest  # the control
+
+
 async def test_job_for_silos_that_nobody_knows_is_refused_by_their_names(make_hub):
     hub = make_hub()
     await hub.start()
