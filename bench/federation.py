@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from chorale.runtime.files import write_atomic
 from crypto.identity import certificates
 from crypto.identity.certificates import Identity, Role
 from crypto.identity.roster import roster_to_file_bytes
@@ -27,7 +28,7 @@ class Federation(Members):
         (folder / ROSTER_FILE).write_bytes(roster_to_file_bytes(self.roster.signed))
         for one in (self.coordinator, *self.silos.values()):
             (folder / f"{one.member.name}.crt").write_bytes(certificates.certificate_to_pem(one.certificate))
-            (folder / f"{one.member.name}.key").write_bytes(certificates.key_to_pem(one.key))
+            write_atomic(folder / f"{one.member.name}.key", certificates.key_to_pem(one.key))
 
 
 def make_federation(silos: int, *, now: datetime) -> Federation:

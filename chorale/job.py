@@ -29,6 +29,7 @@ from crypto.identity.certificates import (
     SignedBody,
     certificate_from_der,
     check_certificate,
+    member_of,
     verify,
 )
 from crypto.identity.roster import Roster
@@ -74,6 +75,14 @@ class SignedJob:
     def id(self) -> str:
         """What people call the job by."""
         return self.digest.hex()[:12]
+
+    @property
+    def operator(self) -> str:
+        """The name in the certificate that came with the signature, which `open_job` checks: whose job it is.
+
+        Raises RemoteProtocolError.
+        """
+        return member_of(certificate_from_der(self.operator_certificate)).name
 
     def to_wire(self) -> federation_pb2.SignedJob:
         return federation_pb2.SignedJob(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,11 +18,13 @@ import click
 from cryptography import x509
 
 from chorale.runtime.files import read_limited, write_atomic
+from chorale.runtime.key_files import forbid_core_dumps, read_key
 from cli.errors import with_hint
 from cli.keys import PRIVATE, check_new, write_new
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import (
     PrivateKey,
+    Role,
     certificate_to_pem,
     check_certificate,
     federation_of,
@@ -76,6 +78,7 @@ def authority() -> None:
 )
 def init(federation: str, directory: Path, valid_days: int) -> None:
     """Make the federation's CA key and certificate."""
+    forbid_core_dumps()
     key, certificate = new_authority(federation, now=datetime.now(UTC), valid_days=valid_days)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_new(directory / KEY, key_to_pem(key), what="a key", mode=PRIVATE)
@@ -117,16 +120,33 @@ def sign(
 
 
 @authority.command()
-@click.argument("certificates", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="CERT...")
+@click.argument("certificates", nargs=-1, type=click.Path(path_type=Path), metavar="[CERT...]")
 @DIRECTORY
+@click.option(
+    "--admin",
+    "admins",
+    multiple=True,
+    metavar="NAME",
+    help="Operator who may pause, resume and cancel the jobs of others; later rosters keep it.",
+)
+@click.option("--no-admin", "former", multiple=True, metavar="NAME", help="Operator who may no longer do so.")
 @OUT_ROSTER
 @ROSTER_DAYS
-def roster(certificates: tuple[Path, ...], directory: Path, out: Path | None, valid_days: int) -> None:
+def roster(
+    certificates: tuple[Path, ...],
+    directory: Path,
+    admins: tuple[str, ...],
+    former: tuple[str, ...],
+    out: Path | None,
+    valid_days: int,
+) -> None:
     """Add members and sign the next version of the roster.
 
     CERT is a certificate file or a folder of .crt files. A member that is already on the roster
     gets the certificate given here. A certificate that was revoked or replaced is refused.
     """
+    if not (certificates or admins or former):
+        raise ConfigError("roster: expected a certificate, --admin or --no-admin")
     folder = Folder.open(directory)
     revoked = folder.revoked()
     found: list[Path] = []
@@ -137,7 +157,19 @@ def roster(certificates: tuple[Path, ...], directory: Path, out: Path | None, va
         found += inside
     added = [folder.member(path, revoked=revoked) for path in found]
     members = {(entry.role, entry.name): entry for entry in (*folder.members(), *added)}
-    folder.publish(members.values(), valid_days=valid_days, out=out)
+    marked = {entry.name for entry in folder.members() if entry.is_admin}
+    for name in (*admins, *former):
+        if (Role.OPERATOR, name) not in members:
+            raise ConfigError(f"operator {name}: not on the roster and not among the certificates")
+    marked = (marked | set(admins)) - set(former)
+    folder.publish(
+        [
+            replace(entry, is_admin=entry.role is Role.OPERATOR and entry.name in marked)
+            for entry in members.values()
+        ],
+        valid_days=valid_days,
+        out=out,
+    )
 
 
 @authority.command()
@@ -179,7 +211,7 @@ class Folder:
             error = ConfigError(f"{directory}: expected an authority's folder, it has no {CERTIFICATE}")
             raise with_hint(error, "chorale authority init --federation NAME --directory DIR")
         certificate = load_certificate(read_limited(directory / CERTIFICATE, MAX_FILE_BYTES))
-        key = load_key(read_limited(directory / KEY, MAX_FILE_BYTES))
+        key = load_key(read_key(directory / KEY, MAX_FILE_BYTES))
         return cls(
             directory=directory, key=key, certificate=certificate, federation=federation_of(certificate)
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from chorale.runtime.key_files import forbid_core_dumps
 from cli.errors import with_hint
 from crypto.errors import ConfigError
 from crypto.identity.certificates import MemberId, Role, key_to_pem, new_key
@@ -39,6 +40,7 @@ def csr_command(role_name: str) -> click.Command:
             raise ConfigError(f"--host: only a coordinator is dialed; a {role_name} takes none")
         member = MemberId(federation=federation, role=Role(role_name), name=name)
         key_path, csr_path = out / f"{name}.key", out / f"{name}.csr"
+        forbid_core_dumps()
         key = new_key()
         request = new_csr(key, member, hosts)
         out.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from chorale.spec.fields import Address, Name
 from chorale.spec.settings_file import load_settings
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, HeartbeatSeconds, KeepaliveSeconds
 from chorale.transport.tls import IdentityFiles
+from chorale.transport.wire import CHUNK_BYTES
 
 ENV_PREFIX = "CHORALE_COORDINATOR_"
 GIB = 1 << 30
@@ -75,6 +76,11 @@ class CoordinatorSettings(BaseModel):
         if self.stage_hard_cap_seconds < self.stage_deadline_seconds:
             raise ValueError("stage_hard_cap_seconds: must be at least stage_deadline_seconds")
         return self
+
+    @property
+    def chunk_seconds(self) -> float:
+        """How long a transfer may stand still: a stage's deadline, and what the slowest chunk takes."""
+        return self.stage_deadline_seconds + CHUNK_BYTES / self.min_upload_bytes_per_second
 
     @property
     def spool_directory(self) -> Path:

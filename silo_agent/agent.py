@@ -161,6 +161,7 @@ class _Agent:
         from silo_agent.connection.transfer import Transfer
 
         settings, outbox, draw = self._settings, Outbox(), random.SystemRandom().random
+        self._budget.open_account()
         self._reveals.blank_old_shares()
         if given_back := self._budget.release_dead():
             log.info("reservations given back", inputs=given_back)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from chorale.runtime.files import write_atomic
 from chorale.spec.state import state_to_bytes
 from crypto.identity import certificates, issuing
 from crypto.identity.certificates import MemberId, Role
@@ -109,7 +110,7 @@ class FederationFiles:
             )
             party = self.party(name)
             party.certificate.write_bytes(certificates.certificate_to_pem(certificate))
-            party.key.write_bytes(certificates.key_to_pem(own))
+            write_atomic(party.key, certificates.key_to_pem(own))
             members.append(Member(role, name, certificates.fingerprint(certificate)))
         signed = sign_roster(
             authority_key=key,

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from io import BufferedIOBase, BufferedReader, RawIOBase
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, disable_created_metrics, make_wsgi_app
@@ -19,7 +22,10 @@ from crypto.errors import ConfigError
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-SOCKET_SECONDS = 5.0  # a client that says nothing is cut off
+    from typing_extensions import Buffer
+
+REQUEST_SECONDS = 5.0  # request line and headers together; as long again for each part of the answer
+MAX_CONNECTIONS = 32  # a thread each; beyond them the oldest is cut off
 POLL_SECONDS = 0.1  # how soon `stop` is noticed
 
 
@@ -37,6 +43,7 @@ class ProbeServer:
         registry: CollectorRegistry,
         is_live: Callable[[], bool],
         is_ready: Callable[[], bool],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         application = _application(registry, {"/livez": is_live, "/readyz": is_ready})
@@ -48,6 +55,7 @@ class ProbeServer:
                 server_class=_ServerOfIPv6 if ":" in host else _Server,
                 handler_class=_QuietHandler,
             )
+            self._server.monotonic = monotonic
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(f"metrics: cannot listen on {host}:{port}: {reason}") from error
@@ -71,11 +79,51 @@ class ProbeServer:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request, so that a client that says nothing holds up no other."""
+    """A thread for each connection, so that a client that says nothing holds up no other; at most
+    MAX_CONNECTIONS of them. The oldest gives way to a new one: a probe is never turned away by clients that
+    only wait."""
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128  # of connections at one moment: with five, the sixth waits a second to be seen
+    monotonic: Callable[[], float] = staticmethod(time.monotonic)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._free = threading.Semaphore(MAX_CONNECTIONS)
+        self._open: dict[int, socket.socket] = {}  # oldest first
+        self._turn = threading.Lock()
+        super().__init__(*args, **options)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self._cut_oldest()
+            self._free.acquire()  # its thread ends now, or another did before
+        with self._turn:
+            self._open[id(request)] = request
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread began, so none gives its place back
+            self._leave(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._leave(request)
+
+    def _leave(self, request: Any) -> None:
+        with self._turn:
+            self._open.pop(id(request), None)
+        self._free.release()
+
+    def _cut_oldest(self) -> None:
+        """What its thread waits for is the end of the stream."""
+        with self._turn:
+            oldest = next(iter(self._open.values()), None)
+            if oldest is not None:
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is no news."""
@@ -86,10 +134,37 @@ class _ServerOfIPv6(_Server):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    timeout = SOCKET_SECONDS
+    timeout = REQUEST_SECONDS
+
+    def setup(self) -> None:
+        super().setup()
+        incoming = _Incoming(self.connection, cast(_Server, self.server).monotonic)
+        self.rfile = cast(BufferedIOBase, BufferedReader(incoming))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Probes come every few seconds; the metrics count what matters."""
+
+
+class _Incoming(RawIOBase):
+    """What a client sends within REQUEST_SECONDS in all: a byte now and then does not extend them."""
+
+    def __init__(self, connection: socket.socket, monotonic: Callable[[], float]) -> None:
+        self._connection = connection
+        self._monotonic = monotonic
+        self._ends = monotonic() + REQUEST_SECONDS
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        left = self._ends - self._monotonic()
+        if left <= 0:
+            raise TimeoutError("probes: the request took too long")
+        self._connection.settimeout(left)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(REQUEST_SECONDS)  # for the answer
 
 
 def _application(

@@ -50,10 +50,16 @@ def write_all(file: RawIOBase, data: Part) -> None:
         rest = rest[file.write(rest) or 0 :]
 
 
-def read_limited(path: Path, max_bytes: int) -> bytes:
-    """A file that a person named. Raises ConfigError if it is missing, unreadable or larger."""
+def read_limited(
+    path: Path, max_bytes: int, *, check: Callable[[Path, os.stat_result], None] = lambda _, __: None
+) -> bytes:
+    """A file that a person named. Raises ConfigError if it is missing, unreadable or larger.
+
+    check: of the file that is open, before it is read.
+    """
     try:
         with path.open("rb") as file:
+            check(path, os.fstat(file.fileno()))
             data = file.read(max_bytes + 1)
     except OSError as error:
         refused = ConfigError(f"{path}: {(error.strerror or str(error)).lower()}")

@@ -16,6 +16,7 @@ from cryptography import x509
 from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.runtime.files import read_limited
+from chorale.runtime.key_files import read_key
 from crypto.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role, check_certificate, load_certificate
 
@@ -66,7 +67,7 @@ def restrict_to_tls13() -> None:
 def load_identity(files: IdentityFiles) -> Identity:
     """Raises ConfigError that names the file."""
     certificate = read_limited(files.certificate, MAX_PEM_BYTES)
-    key = read_limited(files.key, MAX_PEM_BYTES)
+    key = read_key(files.key, MAX_PEM_BYTES)
     try:
         return Identity.load(certificate, key)
     except ConfigError as error:
@@ -86,7 +87,7 @@ def server_credentials(files: IdentityFiles, authority_pem: bytes) -> grpc.Serve
     import grpc
 
     return grpc.ssl_server_credentials(
-        [(read_limited(files.key, MAX_PEM_BYTES), read_limited(files.certificate, MAX_PEM_BYTES))],
+        [(read_key(files.key, MAX_PEM_BYTES), read_limited(files.certificate, MAX_PEM_BYTES))],
         root_certificates=authority_pem,
         require_client_auth=True,
     )
@@ -98,7 +99,7 @@ def channel_credentials(files: IdentityFiles, authority_pem: bytes) -> grpc.Chan
 
     return grpc.ssl_channel_credentials(
         root_certificates=authority_pem,
-        private_key=read_limited(files.key, MAX_PEM_BYTES),
+        private_key=read_key(files.key, MAX_PEM_BYTES),
         certificate_chain=read_limited(files.certificate, MAX_PEM_BYTES),
     )
 

@@ -33,6 +33,10 @@ class UnknownJob(RemoteProtocolError):
     """No job of this digest was ever submitted here."""
 
 
+class NotTheOperator(RemoteProtocolError):
+    """The job belongs to another operator."""
+
+
 class Draining(ChoraleError):
     """The coordinator is going away; a watcher asks again later."""
 
@@ -150,9 +154,16 @@ class JobManager:
             raise RemoteProtocolError("job: no such job is running", code=Refusal.STAGE)
         return runner
 
-    async def control(self, digest: bytes, action: int) -> records_pb2.JobSummary:
-        """Pause, resume or cancel. Raises RemoteProtocolError where the job has ended."""
+    async def control(
+        self, digest: bytes, action: pb.ControlRequest.Action.ValueType, *, caller: str
+    ) -> records_pb2.JobSummary:
+        """Pause, resume or cancel, as its operator or an admin of the roster.
+
+        Raises NotTheOperator, and RemoteProtocolError where the job has ended.
+        """
         row = self._resources.store.job(digest)
+        if row is not None and not self._resources.roster_book.current.is_admin(caller):
+            self._check_owner(row, caller, "only this operator or an admin of the roster may control it")
         if row is not None and row.status.is_ended:
             raise RemoteProtocolError(
                 f"job {row.signed.id}: it has ended ({row.status.value})", code=Refusal.STAGE
@@ -172,6 +183,8 @@ class JobManager:
             self._forget(digest)
         else:
             raise RemoteProtocolError("control: expected pause, resume or cancel")
+        word = pb.ControlRequest.Action.Name(action).removeprefix("ACTION_").lower()
+        self._resources.audit.append("job_controlled", job=runner.job.id, action=word, operator=caller)
         self._count_jobs()
         self._note_change(digest)
         return self.summary(self.row(digest))
@@ -183,6 +196,12 @@ class JobManager:
         row = self._resources.store.job(digest)
         if row is None:
             raise UnknownJob("job: not known here", code=Refusal.JOB_INVALID)
+        return row
+
+    def model(self, digest: bytes, *, caller: str) -> JobRow:
+        """The job whose newest state its operator fetches. Raises UnknownJob and NotTheOperator."""
+        row = self.row(digest)
+        self._check_owner(row, caller, "only this operator may fetch its model")
         return row
 
     def summary(self, row: JobRow) -> records_pb2.JobSummary:
@@ -223,6 +242,11 @@ class JobManager:
             await change.wait()
 
     # helpers
+
+    def _check_owner(self, row: JobRow, caller: str, rule: str) -> None:
+        owner = row.signed.operator
+        if caller != owner:
+            raise NotTheOperator(f"job {row.signed.id}: it belongs to operator {owner}; {rule}")
 
     def _count_jobs(self) -> None:
         self._resources.metrics.count_jobs(self._resources.store.count_jobs())

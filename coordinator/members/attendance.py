@@ -31,6 +31,7 @@ class Leaving(Enum):
     DRAINING = auto()
     REFUSED = auto()
     MALFORMED = auto()
+    FAILED = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,10 @@ class Attendance:
         reason = connection.farewell.sentence if connection.farewell is not None else ""
         log.info("silo disconnected", silo=connection.silo, reason=reason)
         for listener in tuple(self.listeners):
-            listener.on_lost(connection.silo)
+            try:
+                listener.on_lost(connection.silo)
+            except Exception:  # one job's bug must not leave the silo connected for the others
+                log.exception("a job was not told that a silo is gone", silo=connection.silo)
 
     def deliver(self, silo: str, message: pb.SiloMessage) -> None:
         self._received_bytes.inc(message.ByteSize())

@@ -7,8 +7,8 @@ reads the TLS session first. Identity never comes from a message. Source: docs/p
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from chorale.observability.logs import get_logger
 from coordinator.resources import Resources
+from coordinator.service.streams import Calls, TooManyCalls
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.identity.certificates import (
     MemberId,
@@ -46,8 +47,10 @@ ALLOWED: dict[Role, frozenset[str]] = {
     Role.OPERATOR: OPERATIONS_METHODS | COMMON_METHODS,
 }
 
+MIN_CALLS = 32  # of one member and method, at once; more where many jobs may be unfinished
+
 Context = grpc.aio.ServicerContext[Any, Any]
-Admit = Callable[[Any, Context], Awaitable[Any]]
+Admitted = Callable[[Any, Context], AbstractAsyncContextManager[Any]]
 Parse = Callable[[bytes], Any]
 
 log = get_logger("coordinator.service.access")
@@ -76,14 +79,20 @@ class AccessGuard:
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
+        # two for each job: a stream that a silo lost may linger when it begins again
+        self._calls = Calls(max(MIN_CALLS, 2 * resources.settings.max_jobs))
 
-    def admit(self, context: Context, method: str) -> None:
-        """A call that begins. Raises AccessDenied that says which check failed."""
+    @contextmanager
+    def admitted(self, context: Context, method: str) -> Iterator[None]:
+        """A call, while it lasts. Raises AccessDenied that says which check failed, and TooManyCalls."""
         with self._telling_refusals(method):
-            self._check(caller_of(context), method)
+            caller = caller_of(context)
+            self._check(caller, method)
+        with self._calls.counted(caller.member, method):
+            yield
 
     def check(self, caller: Caller, method: str) -> None:
-        """A call in progress: whether it would still be admitted. Raises AccessDenied as `admit`."""
+        """A call in progress: whether it would still be admitted. Raises AccessDenied as `admitted`."""
         with self._telling_refusals(method):
             self._check(caller, method)
 
@@ -140,31 +149,40 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             except DecodeError:
                 raise RemoteProtocolError("message: the bytes do not parse") from None
 
-        async def admit(request: Any, context: Context) -> Any:
+        @asynccontextmanager
+        async def admitted(request: Any, context: Context) -> AsyncIterator[Any]:
             """The request, parsed after its sender was checked: gRPC would do it the other way round."""
-            try:
-                self._guard.admit(context, method)
-                return request if handler.request_streaming else parse(request)
-            except AccessDenied as denied:
-                await context.abort(denied.code, str(denied))
-            except RemoteProtocolError as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            with ExitStack() as call:
+                try:
+                    call.enter_context(self._guard.admitted(context, method))
+                    request = request if handler.request_streaming else parse(request)
+                except AccessDenied as denied:
+                    await context.abort(denied.code, str(denied))
+                except TooManyCalls as error:
+                    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                except RemoteProtocolError as error:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                yield request
 
-        return _guarded(handler, admit, parse if handler.request_streaming else None)
+        return _guarded(handler, admitted, parse if handler.request_streaming else None)
 
 
-def _guarded(handler: Any, admit: Admit, parse: Parse | None) -> Any:
+def _guarded(handler: Any, admitted: Admitted, parse: Parse | None) -> Any:
     """The same handler behind the check. gRPC treats coroutines and async generators differently,
     so each is wrapped as what it is."""
     behavior = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
 
     async def generating(request: Any, context: Context) -> AsyncIterator[Any]:
-        async with aclosing(behavior(await admit(request, context), context)) as replies:
+        async with (
+            admitted(request, context) as parsed,
+            aclosing(behavior(parsed, context)) as replies,
+        ):
             async for reply in replies:
                 yield reply
 
     async def answering(request: Any, context: Context) -> Any:
-        return await behavior(await admit(request, context), context)
+        async with admitted(request, context) as parsed:
+            return await behavior(parsed, context)
 
     factory = {
         (False, False): grpc.unary_unary_rpc_method_handler,

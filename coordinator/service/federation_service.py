@@ -6,7 +6,7 @@ gRPC codes are set here and nowhere below. Source: docs/protocol.md 8.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -24,6 +24,7 @@ from coordinator.metrics import Transfer
 from coordinator.resources import Resources
 from coordinator.service.access import AccessDenied, AccessGuard, Caller, caller_of
 from coordinator.service.service_errors import Context, abort, errors_as_codes
+from coordinator.service.streams import received, send
 from coordinator.storage.spool import Spool
 from crypto.errors import RemoteProtocolError
 from crypto.identity.roster import Roster
@@ -37,6 +38,7 @@ FAREWELL_CODES = {
     Leaving.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Leaving.REFUSED: grpc.StatusCode.PERMISSION_DENIED,
     Leaving.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    Leaving.FAILED: grpc.StatusCode.INTERNAL,
 }
 
 log = get_logger("coordinator.federation")
@@ -85,11 +87,10 @@ class FederationService:
         )
         yield pb.CoordinatorMessage(welcome=welcome)
         tasks = [
-            asyncio.create_task(self._read(connection, request_iterator, caller)),
-            asyncio.create_task(self._beat(connection, caller)),
+            asyncio.create_task(self._serve(connection, self._read(connection, request_iterator, caller))),
+            asyncio.create_task(self._serve(connection, self._beat(connection, caller))),
             asyncio.create_task(self._leave_at_end(connection)),
         ]
-        self._resources.attendance.join(connection)
         try:
             async with aclosing(connection.outgoing()) as messages:
                 async for message in messages:
@@ -101,9 +102,9 @@ class FederationService:
         if connection.farewell is not None:
             await abort(context, FAREWELL_CODES[connection.farewell.why], connection.farewell.sentence)
 
-    async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[Chunk]:
-        """The bytes of a global state or of a revealed sum, from an offset on."""
-        caller = caller_of(context)
+    async def Download(self, request: pb.DownloadRequest, context: Context) -> None:
+        """The bytes of a global state or of a revealed sum, from an offset on, as chunks."""
+        caller, seconds = caller_of(context), self._resources.settings.chunk_seconds
         async with errors_as_codes(context):
             runner = self._job_manager.runner(wire.checked_digest(request.job_digest, what="job digest"))
             path = runner.download(caller.member.name, wire.checked_digest(request.digest, what="digest"))
@@ -114,7 +115,8 @@ class FederationService:
             with path.open("rb", buffering=0) as file:
                 pieces = Pieces(file, size=wire.CHUNK_BYTES)
                 while offset < total_bytes and (data := await pieces.at(offset)):
-                    yield Chunk(offset, data)  # framed before the next piece is read
+                    # framed before the next piece is read
+                    await send(context, Chunk(offset, data), seconds=seconds, what="download")
                     offset += len(data)
                     sent.inc(len(data))
 
@@ -123,19 +125,21 @@ class FederationService:
     ) -> AsyncIterator[pb.UploadReceipt]:
         """One masked vector: header, receipt with the offset to resume from, chunks, end, receipt."""
         caller = caller_of(context)
-        received = self._resources.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value)
+        counted = self._resources.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value)
+        seconds = self._resources.settings.chunk_seconds
+        messages = received(request_iterator, seconds=seconds, what="upload")
         async with errors_as_codes(context):
-            attempt, spool = await self._open_upload(caller.member.name, request_iterator)
+            attempt, spool = await self._open_upload(caller.member.name, messages)
             yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=spool.is_complete)
             if spool.is_complete:
                 return
-            async for message in request_iterator:
+            async for message in messages:
                 if isinstance(message, Chunk):
                     chunk_bytes = len(check_chunk(message).data)
                     await spool.append(message.offset, message.data)
                     framed_bytes = chunk_bytes + wire.CHUNK_FRAME_BYTES
                     attempt.on_upload_progress(caller.member.name, spool, chunk_bytes=framed_bytes)
-                    received.inc(chunk_bytes)
+                    counted.inc(chunk_bytes)
                     continue
                 if message.WhichOneof("kind") != "end":
                     raise RemoteProtocolError("upload: expected a chunk or the end")
@@ -175,37 +179,40 @@ class FederationService:
                 f"the silo {first.hello.protocol_version}; upgrade the older side",
             )
 
-    async def _read(
-        self,
-        connection: Connection,
-        messages: AsyncIterator[pb.SiloMessage],
-        caller: Caller,
-    ) -> None:
-        """Pass the silo's messages on until it closes its side; every heartbeat is a check."""
+    async def _serve(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
+        """Do a part of a connection's work. Whatever it raises ends the connection: a silo whose messages
+        nobody reads must not count as connected."""
         try:
-            async for message in messages:
-                if connection.ended.is_set():
-                    return
-                if message.WhichOneof("kind") == "heartbeat":
-                    self._guard.check(caller, ATTEND)
-                self._resources.attendance.deliver(caller.member.name, message)
-            connection.end()
+            await work
         except AccessDenied as denied:
             connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
         except RemoteProtocolError as error:
             connection.end(Farewell(why=Leaving.MALFORMED, sentence=str(error)))
         except (grpc.RpcError, grpc.aio.BaseError, grpc.aio.UsageError):
             connection.end()
+        except Exception:
+            log.exception("control stream failed", silo=connection.silo)
+            sentence = "control stream: the coordinator had an internal error"
+            connection.end(Farewell(why=Leaving.FAILED, sentence=sentence))
+
+    async def _read(
+        self, connection: Connection, messages: AsyncIterator[pb.SiloMessage], caller: Caller
+    ) -> None:
+        """Join, and pass the silo's messages on until it closes its side; every heartbeat is a check."""
+        self._resources.attendance.join(connection)
+        async for message in messages:
+            if connection.ended.is_set():
+                return
+            if message.WhichOneof("kind") == "heartbeat":
+                self._guard.check(caller, ATTEND)
+            self._resources.attendance.deliver(caller.member.name, message)
+        connection.end()
 
     async def _beat(self, connection: Connection, caller: Caller) -> None:
         """Heartbeats, each after a check of certificate and current roster."""
         while not connection.ended.is_set():
             await asyncio.sleep(self._resources.settings.heartbeat_seconds)
-            try:
-                self._guard.check(caller, ATTEND)
-            except AccessDenied as denied:
-                connection.end(Farewell(why=Leaving.REFUSED, sentence=str(denied)))
-                return
+            self._guard.check(caller, ATTEND)
             beat = pb.Heartbeat(unix_seconds=self._resources.clock.unix_seconds())
             connection.send(pb.CoordinatorMessage(heartbeat=beat))
 

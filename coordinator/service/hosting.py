@@ -32,6 +32,7 @@ from coordinator.service.operations_service import OperationsService
 from coordinator.settings import CoordinatorSettings
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import certificate_to_pem
+from crypto.identity.roster import MAX_MEMBERS
 
 ENDPOINT_FILE = "endpoint.json"
 DRAIN_SECONDS = 5.0  # calls that are under way may end by themselves
@@ -43,6 +44,9 @@ OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.server_handshake_timeout_ms", 20_000),  # a peer without a certificate holds a descriptor as long
+    # four for each member of the largest roster; peers without a certificate leave theirs after the handshake
+    ("grpc.max_allowed_incoming_connections", 4 * MAX_MEMBERS),
+    ("grpc.max_connection_idle_ms", 300_000),  # without a call on it: a silo always has one
     ("grpc.so_reuseport", 0),  # else a second coordinator would share the port in silence
     ("grpc.max_concurrent_streams", 100),  # of one connection; eight jobs take a silo about 25
     # what a silo may have under way before it is read: gRPC would widen it to 16 MB a silo; at 100 ms there

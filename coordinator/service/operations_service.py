@@ -21,13 +21,14 @@ from coordinator.jobs.job_manager import JobManager, TooManyJobs
 from coordinator.resources import Resources
 from coordinator.service.access import caller_of
 from coordinator.service.service_errors import Context, errors_as_codes
+from coordinator.service.streams import received, send
 from crypto.errors import RemoteProtocolError
 
 MAX_SUBMISSIONS = 4  # of one operator at once
 
 
 class OperationsService(operations_pb2_grpc.OperationsServicer):
-    """What operators ask for. A job is theirs by its signature, not by who hands it in."""
+    """What operators ask for. A job is its signer's, not of who hands it in; the others may watch it."""
 
     def __init__(self, *, resources: Resources, job_manager: JobManager) -> None:
         self._resources = resources
@@ -39,35 +40,37 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
     ) -> pb.SubmitReceipt:
         """The signed job first, then its initial state. Handing it in twice is no error. One operator may
         have so many under way: each may take `max_state_bytes` of disk."""
-        received = self._resources.settings.spool_directory / f"submit-{secrets.token_hex(8)}"
+        path = self._resources.settings.spool_directory / f"submit-{secrets.token_hex(8)}"
         async with errors_as_codes(context):
             operator = caller_of(context).member.name
             if self._submissions[operator] >= MAX_SUBMISSIONS:
                 raise TooManyJobs(f"submit: {MAX_SUBMISSIONS} jobs of {operator} are being handed in already")
             self._submissions[operator] += 1
             try:
-                return await self._submit(request_iterator, received)
+                seconds = self._resources.settings.chunk_seconds
+                messages = received(request_iterator, seconds=seconds, what="submit")
+                return await self._submit(messages, path)
             finally:
                 self._submissions[operator] -= 1
-                received.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         raise AssertionError("unreachable: errors end the call")
 
-    async def _submit(self, messages: AsyncIterator[pb.SubmitMessage], received: Path) -> pb.SubmitReceipt:
+    async def _submit(self, messages: AsyncIterator[pb.SubmitMessage], path: Path) -> pb.SubmitReceipt:
         first = await anext(aiter(messages), None)
         if first is None or first.WhichOneof("kind") != "job":
             raise RemoteProtocolError("submit: expected the signed job first")
         signed = SignedJob.from_wire(first.job)
         if self._resources.store.job(signed.digest) is None:
             job = self._job_manager.check(signed)
-            await self._receive(messages, received)
-            await asyncio.to_thread(state_from_file, received)  # a bad file takes no time of the event loop
-            self._job_manager.submit(job, received)
+            await self._receive(messages, path)
+            await asyncio.to_thread(state_from_file, path)  # a bad file takes no time of the event loop
+            self._job_manager.submit(job, path)
         return pb.SubmitReceipt(job_digest=signed.digest)
 
-    async def _receive(self, messages: AsyncIterator[pb.SubmitMessage], received: Path) -> None:
+    async def _receive(self, messages: AsyncIterator[pb.SubmitMessage], path: Path) -> None:
         """The chunks of the initial state, in order. Raises RemoteProtocolError beyond `max_state_bytes`."""
         limit = self._resources.settings.max_state_bytes
-        with received.open("xb") as file:
+        with path.open("xb") as file:
             async for message in messages:
                 if message.WhichOneof("kind") != "chunk":
                     raise RemoteProtocolError("submit: expected chunks of the initial state")
@@ -90,21 +93,27 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                 yield event
 
     async def ControlJob(self, request: pb.ControlRequest, context: Context) -> records_pb2.JobSummary:
-        """Pause, resume or cancel; the answer is the job's summary afterwards."""
+        """Pause, resume or cancel one's own job, or any as an admin; the answer is its summary."""
         async with errors_as_codes(context):
-            return await self._job_manager.control(request.job_digest, request.action)
+            caller = caller_of(context).member.name
+            return await self._job_manager.control(request.job_digest, request.action, caller=caller)
         raise AssertionError("unreachable: errors end the call")
 
-    async def FetchModel(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchMessage]:
-        """The summary, then the newest global state."""
+    async def FetchModel(  # type: ignore[override]  # a coroutine that writes, so that each write has a deadline
+        self, request: pb.FetchRequest, context: Context
+    ) -> None:
+        """The summary, then the newest global state: for the job's operator alone."""
         async with errors_as_codes(context):
-            row = self._job_manager.row(request.job_digest)
+            row = self._job_manager.model(request.job_digest, caller=caller_of(context).member.name)
             path = self._resources.checkpoints.path(row.digest, row.state_digest)
+            seconds = self._resources.settings.chunk_seconds
             with path.open("rb") as file:
-                yield pb.FetchMessage(summary=self._job_manager.summary(row))
+                message = pb.FetchMessage(summary=self._job_manager.summary(row))
+                await send(context, message, seconds=seconds, what="fetch")
                 offset = 0
                 while data := await asyncio.to_thread(file.read, wire.CHUNK_BYTES):
-                    yield pb.FetchMessage(chunk=federation_pb2.Chunk(offset=offset, data=data))
+                    message = pb.FetchMessage(chunk=federation_pb2.Chunk(offset=offset, data=data))
+                    await send(context, message, seconds=seconds, what="fetch")
                     offset += len(data)
 
     async def ListSilos(self, request: pb.ListSilosRequest, context: Context) -> pb.ListSilosReply:

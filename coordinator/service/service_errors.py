@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import grpc
 
 from chorale.observability.logs import get_logger
-from coordinator.jobs.job_manager import Draining, TooManyJobs, UnknownJob
+from coordinator.jobs.job_manager import Draining, NotTheOperator, TooManyJobs, UnknownJob
+from coordinator.service.streams import TooManyCalls, TooSlow
 from crypto.errors import ChoraleError, PolicyRefusal, Refusal, RemoteProtocolError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -18,8 +19,11 @@ log = get_logger("coordinator.calls")
 
 _BY_TYPE: dict[type[ChoraleError], grpc.StatusCode] = {
     Draining: grpc.StatusCode.UNAVAILABLE,
+    TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TooManyJobs: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    TooSlow: grpc.StatusCode.DEADLINE_EXCEEDED,
     UnknownJob: grpc.StatusCode.NOT_FOUND,
+    NotTheOperator: grpc.StatusCode.PERMISSION_DENIED,
     PolicyRefusal: grpc.StatusCode.PERMISSION_DENIED,
 }
 _BY_REFUSAL = {  # of any other RemoteProtocolError; the rest of them is malformed

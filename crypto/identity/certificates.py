@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
@@ -32,9 +32,28 @@ CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it w
 REMEMBERED = 512
 
 _HASH = ec.ECDSA(hashes.SHA256())
-# what cryptography raises for a certificate that it cannot read; the last three are no ValueError
-ODD_CERTIFICATE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
-                    x509.UnsupportedGeneralNameType)  # fmt: skip
+# what cryptography raises for bytes that it cannot read: its parsers state no closed list, so it is wide
+ODD_CERTIFICATE = (
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+    NotImplementedError,
+    UnsupportedAlgorithm,
+    InternalError,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+# a reader refuses a certificate with any other critical extension (RFC 5280, 4.2)
+_KNOWN_EXTENSIONS = frozenset(
+    {
+        ExtensionOID.BASIC_CONSTRAINTS,
+        ExtensionOID.KEY_USAGE,
+        ExtensionOID.EXTENDED_KEY_USAGE,
+        ExtensionOID.SUBJECT_ALTERNATIVE_NAME,
+    }
+)
 
 
 class Role(StrEnum):
@@ -253,7 +272,7 @@ def load_key(pem: bytes) -> PrivateKey:
     """Raises ConfigError if it is no unencrypted PEM private key on P-256."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except ODD_CERTIFICATE:
         raise ConfigError("key: expected an unencrypted PEM private key") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ConfigError("key: expected a P-256 key")
@@ -283,6 +302,7 @@ def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate) ->
         certificate.verify_directly_issued_by(authority)
     except (*ODD_CERTIFICATE, InvalidSignature):
         raise _refused("it was not issued by this federation's authority") from None
+    _check_critical("authority", authority, allows="key_cert_sign")
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -295,6 +315,7 @@ def _member_with_usage(certificate: x509.Certificate, role: Role) -> MemberId:
         usages = list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     except (*ODD_CERTIFICATE, x509.ExtensionNotFound):
         raise _refused("basic constraints or extended key usage are missing or unreadable") from None
+    _check_critical("certificate", certificate, allows="digital_signature")
     if constraints.ca:
         raise _refused("it is an authority's own, expected a member's")
     if usages != [role.key_usage]:
@@ -303,6 +324,20 @@ def _member_with_usage(certificate: x509.Certificate, role: Role) -> MemberId:
     if hosts and role is not Role.COORDINATOR:
         raise _refused(f"only a coordinator has host names or addresses, got role {role}")
     return member_of(certificate)
+
+
+def _check_critical(what: str, certificate: x509.Certificate, *, allows: str) -> None:
+    """Nothing critical in it is unknown here, and its key may be used for what it is used for."""
+    try:
+        extensions = {extension.oid: extension for extension in certificate.extensions}
+    except ODD_CERTIFICATE:
+        raise _refused(f"{what}: its extensions are unreadable") from None
+    for oid, extension in extensions.items():
+        if extension.critical and oid not in _KNOWN_EXTENSIONS:
+            raise _refused(f"{what}: a critical extension is not known here ({oid.dotted_string})")
+    usage = extensions.get(ExtensionOID.KEY_USAGE)
+    if usage is not None and not getattr(usage.value, allows):
+        raise _refused(f"{what}: its key usage lacks {allows}")
 
 
 def _check_validity(what: str, certificate: x509.Certificate, *, now: datetime) -> None:

@@ -21,6 +21,7 @@ from crypto.identity import certificates
 from crypto.identity.certificates import CLOCK_SKEW, MemberId, PrivateKey, Role, SignedBody
 
 PURPOSE = "roster"
+ADMIN = "admin"
 MAX_MEMBERS = 4096
 MAX_FILE_BYTES = 2 << 20
 
@@ -30,6 +31,8 @@ class Member:
     role: Role
     name: str
     fingerprint: bytes  # SHA-256 of the certificate's DER
+    # an operator who may also pause, resume and cancel the jobs of others; no part of who a member is
+    is_admin: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,10 @@ class Roster:
 
     def holds(self, role: Role, name: str, fingerprint: bytes) -> bool:
         return Member(role, name, fingerprint) in self.members
+
+    def is_admin(self, operator: str) -> bool:
+        """Whether the operator of this name has the mark."""
+        return any(member.is_admin and member.name == operator for member in self.members)
 
     def check_member(self, certificate: x509.Certificate) -> MemberId:
         """The member whose certificate this is.
@@ -94,7 +101,12 @@ def sign_roster(
         raise ConfigError("roster: expected a version from 1 on that expires after it is issued")
     if not _has_distinct_names(ordered) or len(ordered) > MAX_MEMBERS:
         raise ConfigError(f"roster: expected at most {MAX_MEMBERS} members, each named once")
-    rows = [[member.role.value, member.name, member.fingerprint] for member in ordered]
+    if any(member.is_admin and member.role is not Role.OPERATOR for member in ordered):
+        raise ConfigError("roster: only an operator can be an admin")
+    rows = [
+        [member.role.value, member.name, member.fingerprint, *([ADMIN] if member.is_admin else [])]
+        for member in ordered
+    ]
     issued_seconds, expires_seconds = int(issued.timestamp()), int(expires.timestamp())
     return certificates.sign(
         authority_key, PURPOSE, federation, version, issued_seconds, expires_seconds, rows
@@ -161,10 +173,13 @@ def _parse(fields: list[encoding.Value], signed: SignedBody) -> Roster:
     members = []
     for row in reader.rows():
         role, name, fingerprint = row.text(), row.text(), row.data(32)
+        is_admin = role == Role.OPERATOR and row.left > 0
+        if is_admin and row.text() != ADMIN:
+            raise _refused("an operator's mark is malformed")
         row.end()
         if role not in set(Role) or not certificates.NAME_PATTERN.fullmatch(name):
             raise _refused("a member's role or name is malformed")
-        members.append(Member(Role(role), name, fingerprint))
+        members.append(Member(Role(role), name, fingerprint, is_admin=is_admin))
     reader.end()
     roster = Roster(
         federation=federation,

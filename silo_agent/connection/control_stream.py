@@ -127,6 +127,13 @@ class ControlStream:
             return await self._exchange(call, heartbeat_seconds=welcome.heartbeat_seconds)
         except PolicyRefusal as error:
             return str(error)
+        except ChoraleError:
+            raise
+        except (
+            Exception
+        ):  # a bug or a full disk: a silo that stayed would count as connected and answer nothing
+            log.exception("control stream failed")
+            return "this silo had an internal error, see its log"
         finally:
             self.is_connected = False
             self._metrics.connected.set(0)
@@ -163,13 +170,19 @@ class ControlStream:
             max(heartbeat_seconds, channel_options.MIN_HEARTBEAT_SECONDS),
             channel_options.MAX_HEARTBEAT_SECONDS,
         )
-        concurrent = [asyncio.ensure_future(self._write(call)), asyncio.ensure_future(self._beat(every))]
+        reading = asyncio.ensure_future(self._read(call, silence_seconds=4 * every + SILENCE_SECONDS))
+        tasks = {reading, asyncio.ensure_future(self._write(call)), asyncio.ensure_future(self._beat(every))}
+        running: set[asyncio.Future[Any]] = set(tasks)
         try:
-            reason = await self._read(call, silence_seconds=4 * every + SILENCE_SECONDS)
+            while not reading.done():
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()  # what one of them raises ends the stream
         finally:
-            for task in concurrent:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*concurrent, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        reason = reading.result()
         if reason is not None:
             return reason  # the call is still open, and the coordinator need never end it
         code, details = await call.code(), await call.details()

@@ -3,7 +3,7 @@
 A *reservation* is written before an input's data are touched, and counts like spend. It becomes spend
 before the first byte of y(u) leaves, and is given back if nothing left. Every check and the write that
 it allows share one transaction. Nothing is ever subtracted: epsilon is composed again from all stored
-releases at the policy's present delta. Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
+releases at the delta that the account began with. Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
 """
 
 from __future__ import annotations
@@ -101,6 +101,24 @@ class Budget:
         self._tell = tell
         self._process = os.urandom(8)
         self._costs: dict[bytes, Cost] = {}  # by digest, so an entry never changes
+        with database.transaction() as connection:
+            self._delta = self._account_delta(connection) or policy.privacy.delta
+
+    def open_account(self) -> None:
+        """When an agent starts: the first policy's delta is the data set's for good.
+
+        Raises ConfigError for a policy with another one, under which all that was spent would have other
+        values.
+        """
+        with self._database.transaction() as connection:
+            self._write_account(connection)
+            self._delta = self._account_delta(connection) or self._policy.privacy.delta
+        if self._delta != self._policy.privacy.delta:
+            raise ConfigError(
+                f"policy: privacy.delta: the account of data set {self._data_set} was opened with "
+                f"{self._delta:g}, got {self._policy.privacy.delta:g}: set privacy.delta back to "
+                f"{self._delta:g}, for all that was spent is valued at it"
+            )
 
     def release_dead(self) -> int:
         """Give back what processes before this one reserved and never spent; how many inputs that were.
@@ -143,11 +161,11 @@ class Budget:
         """
         what = f"job {job.id} round {key.round} {key.phase}"
         cost = None if job.spec.privacy is None else releases_of(job.spec, key.kind, state, members)
-        delta = self._policy.privacy.delta
         if cost is not None:
-            epsilon(cost, delta)  # what takes long is done before the lock is held
+            epsilon(cost, self._delta)  # what takes long is done before the lock is held
         input_id, cost_digest = os.urandom(INPUT_ID_BYTES), None
         with self._database.transaction() as connection:
+            self._write_account(connection)
             self._check_attempts(connection, key, what)
             if cost is not None:
                 self._check_fits(self._inputs_by_cost(connection), Counter(cost), what=what)
@@ -167,7 +185,7 @@ class Budget:
                     key.round,
                     key.phase,
                     cost_digest,
-                    delta,
+                    self._delta,
                     ReleaseStatus.RESERVED,
                     self._process,
                     self._clock().timestamp(),
@@ -184,7 +202,7 @@ class Budget:
         return BudgetBalance(
             data_set=self._data_set,
             budget=self._policy.privacy.epsilon,
-            delta=self._policy.privacy.delta,
+            delta=self._delta,
             spent=self._epsilon(spent),
             held=self._epsilon(held),
             unnoised=spent[None],
@@ -242,19 +260,32 @@ class Budget:
     def _check_fits(self, held: Counter[Cost | None], more: Mapping[Release, int], *, what: str) -> None:
         privacy = self._policy.privacy
         before = self._epsilon(held)
-        after = epsilon(_composed(held) + Counter(more), privacy.delta)
+        after = epsilon(_composed(held) + Counter(more), self._delta)
         if after <= privacy.epsilon:
             return
-        alone = epsilon(more, privacy.delta)
+        alone = epsilon(more, self._delta)
         raise PolicyRefusal(
             f"{what}: expected at most epsilon {privacy.epsilon:g} on data set {self._data_set} "
-            f"(delta {privacy.delta:g}), got {after:.4g}: {before:.4g} spent or reserved before, "
+            f"(delta {self._delta:g}), got {after:.4g}: {before:.4g} spent or reserved before, "
             f"{alone:.4g} by itself",
             code=Refusal.BUDGET,
         )
 
     def _epsilon(self, inputs: Counter[Cost | None]) -> float:
-        return epsilon(_composed(inputs), self._policy.privacy.delta)
+        return epsilon(_composed(inputs), self._delta)
+
+    def _account_delta(self, connection: sqlite3.Connection) -> float | None:
+        found = connection.execute(
+            "SELECT delta FROM accounts WHERE data_set = ?", (self._data_set,)
+        ).fetchone()
+        return None if found is None else found["delta"]
+
+    def _write_account(self, connection: sqlite3.Connection) -> None:
+        """The account's first row; what it says stays."""
+        connection.execute(
+            "INSERT INTO accounts (data_set, delta) VALUES (?, ?) ON CONFLICT (data_set) DO NOTHING",
+            (self._data_set, self._delta),
+        )
 
     def _inputs_by_cost(
         self, connection: sqlite3.Connection, only: ReleaseStatus | None = None

@@ -192,7 +192,17 @@ _COMPUTED_STATES: Migration = (
     """,
 )
 
+# A ledger of before takes the delta of the first start with this version (Budget.open_account).
+_ACCOUNTS: Migration = (
+    """
+    CREATE TABLE accounts ( -- the delta at which everything that a data set ever released is valued
+        data_set VARCHAR NOT NULL PRIMARY KEY,
+        delta FLOAT NOT NULL
+    )
+    """,
+)
+
 # Openings are counted where they fix a draw. An earlier file holds none that does.
 _DRAWS: Migration = ("ALTER TABLE jobs ADD COLUMN draws_rounds BOOLEAN NOT NULL DEFAULT 0",)
 
-MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _COMPUTED_STATES, _DRAWS)
+MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _COMPUTED_STATES, _DRAWS, _ACCOUNTS)

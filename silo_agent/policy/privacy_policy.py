@@ -51,7 +51,8 @@ class PrivacyPolicy(BaseModel):
         ge=1e-12,
         le=1e-2,
         allow_inf_nan=False,
-        description="chance that epsilon does not hold; below 1 / records of this silo",
+        description="chance that epsilon does not hold; below 1 / records of this silo; fixed once the agent "
+        "has started",
     )
     required: bool = Field(
         default=False, description="true: jobs without privacy are refused; they spend without a bound"

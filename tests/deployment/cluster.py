@@ -104,6 +104,10 @@ class Pod:
         for name, content in files.items():
             path = folder / f".{name}"
             path.write_bytes(content)
+            if (
+                "secret" in sources[0]
+            ):  # root owns it there, and the pod's group reads it; here its process owns it
+                path.chmod(sources[0]["secret"]["defaultMode"] & 0o700)
             path.replace(folder / name)  # at once, as the kubelet turns its link
 
     def start(self) -> None:

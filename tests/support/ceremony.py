@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from chorale.runtime.files import write_atomic
 from crypto.identity import certificates, issuing, roster
 from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member
@@ -49,15 +50,21 @@ class Ceremony:
         self.path_of(member.role, member.name, "crt").write_bytes(
             certificates.certificate_to_pem(certificate)
         )
-        self.path_of(member.role, member.name, "key").write_bytes(certificates.key_to_pem(key))
+        write_atomic(self.path_of(member.role, member.name, "key"), certificates.key_to_pem(key))
         self.members[member.role, member.name] = certificate
         return Identity(member=member, certificate=certificate, key=key)
 
     def path_of(self, role: Role, name: str, ending: str) -> Path:
         return self.folder / f"{role.value}-{name}.{ending}"
 
-    def publish(self, *, without: tuple[str, ...] = (), issued: datetime | None = None) -> None:
-        """Write the next version of the roster, without the named members."""
+    def publish(
+        self,
+        *,
+        without: tuple[str, ...] = (),
+        admins: tuple[str, ...] = (),
+        issued: datetime | None = None,
+    ) -> None:
+        """Write the next version of the roster, without the named members; these operators are admins."""
         self.version += 1
         begin = issued or _now()
         signed = roster.sign_roster(
@@ -66,7 +73,12 @@ class Ceremony:
             issued=begin,
             expires=begin + timedelta(days=5),
             members=[
-                Member(role, name, certificates.fingerprint(certificate))
+                Member(
+                    role,
+                    name,
+                    certificates.fingerprint(certificate),
+                    is_admin=role is Role.OPERATOR and name in admins,
+                )
                 for (role, name), certificate in self.members.items()
                 if name not in without
             ],

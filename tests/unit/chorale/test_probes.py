@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import prometheus_client
 import pytest
 
+from chorale.observability import probes
 from chorale.observability.probes import ProbeServer
 from crypto.errors import ConfigError
 
@@ -22,8 +25,25 @@ def checks() -> Checks:
     return Checks()
 
 
+class Clock:
+    """Monotonic seconds that a test moves. asked: how often the server looked."""
+
+    def __init__(self) -> None:
+        self.seconds, self.asked = 0.0, 0
+
+    def __call__(self) -> float:
+        now = self.seconds
+        self.asked += 1
+        return now
+
+
 @pytest.fixture
-def server(checks: Checks) -> Iterator[ProbeServer]:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server(checks: Checks, clock: Clock) -> Iterator[ProbeServer]:
     registry = prometheus_client.CollectorRegistry()
     prometheus_client.Counter("chorale_test_rounds", "Rounds.", registry=registry).inc()
     server = ProbeServer(
@@ -32,6 +52,7 @@ def server(checks: Checks) -> Iterator[ProbeServer]:
         registry=registry,
         is_live=lambda: checks.is_live,
         is_ready=lambda: checks.is_ready,
+        monotonic=clock,
     )
     server.start()
     yield server
@@ -91,6 +112,66 @@ def test_a_client_that_says_nothing_holds_up_nobody(
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as silent:
         assert get("/livez") == (200, "ok\n")
         assert silent.getpeername()[1] == server.port
+
+
+def test_headers_that_drip_in_have_one_deadline(
+    server: ProbeServer, clock: Clock, get: Callable[[str], tuple[int, str]]
+) -> None:
+    # each byte gave the client another five seconds, and it held a thread as long as it liked
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+        slow.sendall(b"GET /livez HTTP/1.0\r\nX-Slow: ")
+        wait_until(lambda: clock.asked >= 2)  # when it began, and before it waits for more
+        clock.seconds += probes.REQUEST_SECONDS - 0.5
+        slow.sendall(b"a")
+        wait_until(lambda: clock.asked >= 3)  # still served, with half a second left
+        clock.seconds += 0.5
+        slow.sendall(b"a")
+        assert rest_of(slow) == b""
+    assert get("/livez") == (200, "ok\n")
+
+
+def test_headers_that_end_in_time_are_answered_however_they_come(server: ProbeServer, clock: Clock) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+        for byte in b"GET /livez HTTP/1.0\r\n\r\n":
+            slow.sendall(bytes([byte]))
+            clock.seconds += probes.REQUEST_SECONDS / 100
+        assert rest_of(slow).endswith(b"ok\n")
+
+
+def test_the_oldest_of_too_many_connections_gives_way(
+    server: ProbeServer, get: Callable[[str], tuple[int, str]]
+) -> None:
+    # each held a thread, without a bound
+    def threads() -> int:
+        return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+    with contextlib.ExitStack() as closing:
+        waiting = []
+        for _ in range(3 * probes.MAX_CONNECTIONS):
+            waiting.append(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+            closing.enter_context(waiting[-1])
+            waiting[-1].sendall(b"GET /livez HTTP/1.0\r\n")  # and nothing more
+        # one is served after them, so all were accepted
+        assert get("/livez") == (200, "ok\n")
+        assert threads() <= probes.MAX_CONNECTIONS
+        for cut in waiting[: 2 * probes.MAX_CONNECTIONS]:
+            assert rest_of(cut) == b""
+        waiting[-1].sendall(b"\r\n")  # the control: a young one is still served
+        assert rest_of(waiting[-1]).endswith(b"ok\n")
+
+
+def rest_of(client: socket.socket) -> bytes:
+    """All until the server closes; a socket's timeout of 30 s is a failure."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while more := client.recv(4096):
+            received += more
+    return received
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        os.sched_yield()
 
 
 def has_ipv6() -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from chorale.runtime.files import write_atomic
 from chorale.transport import tls
 from chorale.transport.tls import check_own_certificate, load_authority, load_identity
 from crypto.errors import ConfigError
@@ -64,7 +65,7 @@ def write(party: Party, member: Identity, folder: Path) -> Files:
     files = Files(folder / "certificate.pem", folder / "key.pem", folder / "authority.pem")
     folder.mkdir(exist_ok=True)
     files.certificate.write_bytes(certificates.certificate_to_pem(member.certificate))
-    files.key.write_bytes(certificates.key_to_pem(member.key))
+    write_atomic(files.key, certificates.key_to_pem(member.key))
     files.authority.write_bytes(certificates.certificate_to_pem(party.authority))
     return files
 

@@ -42,6 +42,16 @@ def test_keys_are_private_and_certificates_fit_the_role(founded: Path) -> None:
     }
 
 
+def test_an_authority_key_that_others_may_read_is_refused(founded: Path, chorale: Chorale) -> None:
+    key = founded / "ca" / "authority.key"
+    key.chmod(0o644)
+    ended = chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca")
+    assert ended.code == 2
+    assert f"{key}: a key that others may use (mode 0644): run chmod 600 {key}\n" in ended.err
+    key.chmod(0o600)
+    assert chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca").code == 0
+
+
 def test_roster_grows_by_certificates_and_shrinks_by_revoking(founded: Path, chorale: Chorale) -> None:
     ca, out = founded / "ca", founded / "roster.json"
     assert chorale("authority", "roster", founded / "a.crt", "--directory", ca, "--out", out).code == 0
@@ -60,6 +70,42 @@ def test_revoking_a_stranger_names_who_is_there(founded: Path, chorale: Chorale)
     ended = chorale("authority", "revoke", "z", "--directory", founded / "ca")
     assert ended.code == 2
     assert "silo z: not on the roster; it names a\n" in ended.err
+
+
+def test_an_operator_gets_and_loses_the_admin_mark(founded: Path, chorale: Chorale) -> None:
+    ca = founded / "ca"
+
+    def admins() -> list[str]:
+        return [member.name for member in _newest(ca).members if member.is_admin]
+
+    for name in ("lead", "olga"):
+        _request(chorale, founded, "operator", name)
+        assert chorale("authority", "sign", founded / f"{name}.csr", "--directory", ca).code == 0
+    assert chorale("authority", "roster", founded, "--directory", ca, "--admin", "lead").code == 0
+    assert admins() == ["lead"]
+    assert _newest(ca).is_admin("lead")
+    # the mark is of the name: it stays when the roster is renewed, with another certificate, too
+    newer = _signed_again(chorale, founded, "lead")
+    assert chorale("authority", "roster", newer, "--directory", ca).code == 0
+    assert admins() == ["lead"]
+    assert chorale("authority", "revoke", "c", "--directory", ca).code == 0
+    assert admins() == ["lead"]
+    changed = chorale("authority", "roster", "--directory", ca, "--admin", "olga", "--no-admin", "lead")
+    assert changed.code == 0
+    assert admins() == ["olga"]
+    assert (_newest(ca).version, _newest(ca).silo_names) == (4, {"a", "b"})
+
+
+def test_the_admin_mark_is_for_operators_of_the_roster(founded: Path, chorale: Chorale) -> None:
+    ca = founded / "ca"
+    for name in ("a", "nobody"):
+        ended = chorale("authority", "roster", founded, "--directory", ca, "--admin", name)
+        assert ended.code == 2
+        assert f"operator {name}: not on the roster and not among the certificates" in ended.err
+    ended = chorale("authority", "roster", "--directory", ca)
+    assert ended.code == 2
+    assert "roster: expected a certificate, --admin or --no-admin" in ended.err
+    assert not (ca / "roster.json").exists()
 
 
 def test_revoked_certificate_is_not_listed_again(founded: Path, chorale: Chorale) -> None:

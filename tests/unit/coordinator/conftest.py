@@ -122,14 +122,14 @@ class Hub:
         )
         return sign_job(spec.to_yaml(), self.operator), state
 
-    def operations(self, identity: Identity | None = None) -> Any:
+    def operations(self, identity: Identity | None = None, *, options: Any = ()) -> Any:
         member = (identity or self.operator).member
         files = IdentityFiles(
             certificate=self.ceremony.path_of(member.role, member.name, "crt"),
             key=self.ceremony.path_of(member.role, member.name, "key"),
         )
         credentials = tls.channel_credentials(files, certificate_to_pem(self.ceremony.certificate))
-        channel = grpc.aio.secure_channel(self.host.grpc_address, credentials)
+        channel = grpc.aio.secure_channel(self.host.grpc_address, credentials, options=options)
         self.stack.push_async_callback(channel.close)
         return operations_pb2_grpc.OperationsStub(channel)  # type: ignore[no-untyped-call]
 

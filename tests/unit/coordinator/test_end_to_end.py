@@ -434,7 +434,7 @@ async def test_job_whose_operator_left_the_roster_starts_no_further_phase(make_h
     await hub.fakes["silo-0"].wait_for("outcome")
     del hub.ceremony.members[Role.OPERATOR, "ops"]
     hub.operator = hub.ceremony.enroll(Role.OPERATOR, "other")
-    hub.ceremony.publish()
+    hub.ceremony.publish(admins=("other",))
     await hub.fakes["silo-0"].wait_for("roster")
     await control(hub, digest, "RESUME")
 

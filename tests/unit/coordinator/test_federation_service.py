@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from contextlib import suppress
 from types import SimpleNamespace
 
 import grpc
+import numpy as np
 import pytest
+from cryptography import x509
 
+from chorale.spec.state import state_digest, state_to_bytes
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
-from chorale.v1 import federation_pb2_grpc
+from chorale.v1 import federation_pb2_grpc, operations_pb2
 from coordinator.service import access, federation_service
 from coordinator.service.access import FEDERATION_METHODS
 from coordinator.service.federation_service import SERVICE, FederationService
@@ -144,6 +148,62 @@ async def test_revoked_silo_that_reads_nothing_counts_as_gone_and_is_not_heard(m
     assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
+@pytest.mark.parametrize("method", ["on_connected", "on_message", "on_lost"])
+async def test_a_stream_whose_reader_fails_ends_and_its_silo_is_not_connected(make_hub, caplog, method):
+    """The reader's task died of InvalidVersion, and the silo stayed connected without being heard."""
+    hub = make_hub()
+    await hub.start()
+    attendance = hub.host.resources.attendance
+    kept = hub.silo("silo-1")
+    await kept.wait_for("heartbeat")
+
+    def fail(silo, *message):
+        if silo == "silo-0":
+            raise x509.InvalidVersion("9 is not a valid X509 version", 9)
+
+    heard = SimpleNamespace(on_connected=print, on_message=print, on_lost=print)
+    setattr(heard, method, fail)
+    lost = []
+    attendance.listeners += [
+        heard,
+        SimpleNamespace(on_connected=print, on_message=print, on_lost=lost.append),
+    ]
+    fake = hub.silo("silo-0")
+    if method == "on_message":
+        await fake.wait_for("heartbeat")
+        assert "silo-0" in attendance.connections  # the control
+        fake.say(REFUSED)
+    if method == "on_lost":
+        await fake.wait_for("heartbeat")
+        await fake.stop()
+    else:
+        error = await fake.wait_for("error")
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert error.details() == "control stream: the coordinator had an internal error"
+    while not lost:
+        await asyncio.sleep(0.01)
+    assert lost == ["silo-0"]
+    assert list(attendance.connections) == ["silo-1"]
+    assert [record.levelname for record in caplog.records].count("ERROR") == 1
+    await kept.wait_for("heartbeat", count=3)
+
+
+async def test_a_stream_whose_checks_fail_ends_with_them(make_hub, monkeypatch):
+    hub = make_hub()
+    await hub.start()
+    fake = hub.silo("silo-0")
+    await fake.wait_for("heartbeat")
+
+    def fail(guard, caller, method):
+        raise OSError("no such disk")
+
+    monkeypatch.setattr(access.AccessGuard, "check", fail)
+    error = await fake.wait_for("error")
+    assert error.code() is grpc.StatusCode.INTERNAL
+    while hub.host.resources.attendance.connections:
+        await asyncio.sleep(0.01)
+
+
 async def test_stopping_ends_streams_with_a_reason(make_hub):
     hub = make_hub()
     await hub.start()
@@ -196,3 +256,144 @@ async def test_malformed_upload_is_refused(make_hub, first, sentence):
     with pytest.raises(grpc.aio.AioRpcError, match=sentence) as raised:
         await call.read()
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+QUICK = {"stage_deadline_seconds": 0.1, "min_upload_bytes_per_second": 10**9}  # of transfers that stand still
+
+
+async def test_an_upload_that_never_says_what_it_is_ends(make_hub):
+    # it held its call for as long as the silo liked
+    hub = make_hub(**QUICK)
+    await hub.start()
+    call = (await stub_of(hub)).Upload()
+    with pytest.raises(grpc.aio.AioRpcError, match=r"upload: nothing came for 0\.1.* seconds") as raised:
+        await call.read()
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def big_job(hub):
+    """A signed job whose state is larger than what a connection takes in unread."""
+    state = state_to_bytes({"model/votes": np.zeros(4 << 20, np.float32)})
+    signed, _ = hub.job(initial_state=state_digest(state).hex())
+    return signed, state
+
+
+async def hand_in(hub):
+    """Submit the large job; its digest, its state and where that lies."""
+    signed, state = big_job(hub)
+
+    async def messages():
+        yield operations_pb2.SubmitMessage(job=signed.to_wire())
+        for offset in range(0, len(state), wire.CHUNK_BYTES):
+            data = state[offset : offset + wire.CHUNK_BYTES]
+            yield operations_pb2.SubmitMessage(chunk=pb.Chunk(offset=offset, data=data))
+
+    await hub.operations().SubmitJob(messages())
+    path = hub.host.resources.checkpoints.path(signed.digest, hashlib.sha256(state).digest())
+    return signed.digest, state, path
+
+
+def times_open(path):
+    """How often this process has the file open: a running job may do so, too."""
+    count = 0
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/self/fd/{entry}") == str(path)
+    return count
+
+
+async def closed(path, before):
+    while times_open(path) > before:
+        await asyncio.sleep(0.01)
+
+
+async def read_to_the_end(call):
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+NARROW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
+
+
+async def test_a_download_that_nobody_reads_gives_its_file_back(make_hub):
+    hub = make_hub(**QUICK)
+    await hub.start()
+    digest, state, path = await hand_in(hub)
+    channel = hub.silo("silo-0").channel([*NARROW, ("grpc.max_receive_message_length", 8 << 20)])
+    hub.stack.push_async_callback(channel.close)
+    stub = federation_pb2_grpc.FederationStub(channel)
+    request = pb.DownloadRequest(job_digest=digest, state_digest=hashlib.sha256(state).digest())
+    before = times_open(path)  # the job's own memory map of it
+    whole = b"".join([chunk.data async for chunk in stub.Download(request)])
+    assert whole == state  # the control: one that is read
+    await closed(path, before)
+
+    call = stub.Download(request)
+    await call.read()
+    await closed(path, before)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"download: nothing was read for 0\.1") as raised:
+        await read_to_the_end(call)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_model_that_its_operator_does_not_read_gives_its_file_back(make_hub):
+    hub = make_hub(**QUICK)
+    await hub.start()
+    digest, state, path = await hand_in(hub)
+    before = times_open(path)
+    assert await hub.fetch(digest) == state  # the control
+    await closed(path, before)
+    call = hub.operations(options=NARROW).FetchModel(operations_pb2.FetchRequest(job_digest=digest))
+    await call.read()
+    await closed(path, before)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"fetch: nothing was read for 0\.1") as raised:
+        await read_to_the_end(call)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("says", ["nothing", "a job", "half a state"])
+async def test_a_submission_that_stands_still_ends_and_leaves_nothing(make_hub, says):
+    hub = make_hub(**QUICK)
+    await hub.start()
+    signed, state = big_job(hub)
+    call = hub.operations().SubmitJob()
+    if says != "nothing":
+        await call.write(operations_pb2.SubmitMessage(job=signed.to_wire()))
+    if says == "half a state":
+        await call.write(operations_pb2.SubmitMessage(chunk=pb.Chunk(offset=0, data=state[:100])))
+    with pytest.raises(grpc.aio.AioRpcError, match=r"submit: nothing came for 0\.1.* seconds") as raised:
+        await call
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert not list(hub.settings.spool_directory.glob("submit-*"))
+
+
+async def test_a_member_has_only_so_many_calls_of_a_method_over_all_its_connections(make_hub, monkeypatch):
+    monkeypatch.setattr(access, "MIN_CALLS", 2)
+    hub = make_hub(max_jobs=1)
+    await hub.start()
+    stubs = [await stub_of(hub) for _ in range(3)]  # a connection each
+    for fake in hub.fakes.values():
+        await fake.stop()
+    calls = [stub.Upload() for stub in stubs]
+    reads = {asyncio.ensure_future(call.read()): call for call in calls}
+    done, waiting = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+    with pytest.raises(grpc.aio.AioRpcError, match="2 calls of silo silo-0 are under way already") as raised:
+        done.pop().result()
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (len(done), len(waiting)) == (0, 2)
+
+    # the control: another silo's call, and one of this silo when one of the two has ended
+    assert await refusal_of(await stub_of(hub, "silo-1")) is grpc.StatusCode.INVALID_ARGUMENT
+    assert await refusal_of(stubs[0]) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    reads[waiting.pop()].cancel()
+    while await refusal_of(stubs[0]) is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        await asyncio.sleep(0.01)
+    assert await refusal_of(stubs[0]) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def refusal_of(stub):
+    """The code by which an upload with a malformed header ends."""
+    call = stub.Upload()
+    with suppress(asyncio.InvalidStateError):  # it has ended already
+        await call.write(pb.UploadMessage(header=pb.UploadHeader(total_bytes=10)))
+    return await call.code()

@@ -37,6 +37,24 @@ async def test_peer_that_never_shakes_hands_is_dropped(make_hub, monkeypatch):
     writer.close()
 
 
+async def test_connections_beyond_the_most_are_closed_at_once(make_hub, monkeypatch):
+    options = {**dict(hosting.OPTIONS), "grpc.max_allowed_incoming_connections": 2}
+    assert dict(hosting.OPTIONS).keys() == options.keys()
+    monkeypatch.setattr(hosting, "OPTIONS", tuple(options.items()))
+    hub = make_hub()
+    await hub.start()
+    host, _, port = hub.host.grpc_address.rpartition(":")
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+    reads = {asyncio.ensure_future(reader.read()): writer for reader, writer in silent}
+    done, waiting = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+    assert (len(done), len(waiting)) == (1, 2)  # within 20 seconds, which the two have for their handshake
+    with suppress(ConnectionResetError):
+        assert done.pop().result() == b""
+    for read, writer in reads.items():
+        read.cancel()
+        writer.close()
+
+
 async def test_two_coordinators_never_share_a_directory(make_hub):
     hub = make_hub()
     await hub.start()

@@ -11,10 +11,12 @@ import grpc
 import numpy as np
 import pytest
 
+from chorale.runtime.audit import read_entries
 from chorale.spec.state import state_digest, state_to_bytes
 from chorale.v1 import operations_pb2 as pb
 from coordinator.service.operations_service import MAX_SUBMISSIONS
 from crypto.errors import Refusal
+from crypto.identity.certificates import Role
 from tests.unit.coordinator.conftest import submission
 
 
@@ -44,6 +46,21 @@ async def test_job_with_a_forged_signature_is_refused(make_hub):
     with pytest.raises(grpc.aio.AioRpcError, match="the signature does not hold") as raised:
         await submit(hub, forged, state)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_job_under_a_certificate_of_an_unknown_version_is_refused(make_hub):
+    # what a parser raised past every handler was an error of the coordinator
+    hub = make_hub()
+    await hub.start()
+    signed, state = hub.job()
+    version_3, version_9 = bytes.fromhex("a003020102"), bytes.fromhex("a003020108")
+    odd = signed.operator_certificate.replace(version_3, version_9)
+    assert odd != signed.operator_certificate
+    forged = dataclasses.replace(signed, operator_certificate=odd)
+    with pytest.raises(grpc.aio.AioRpcError, match="certificate: the bytes are no certificate") as raised:
+        await submit(hub, forged, state)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await submit(hub, signed, state)).job_digest == signed.digest  # the control
 
 
 async def test_job_for_silos_that_nobody_knows_is_refused_by_their_names(make_hub):
@@ -144,6 +161,79 @@ async def test_cancelled_job_ends_and_its_silos_are_told(make_hub):
     with pytest.raises(grpc.aio.AioRpcError, match=r"it has ended \(cancelled\)") as raised:
         await hub.operations().ControlJob(request)
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+ACTIONS = {
+    "pause": pb.ControlRequest.ACTION_PAUSE,
+    "resume": pb.ControlRequest.ACTION_RESUME,
+    "cancel": pb.ControlRequest.ACTION_CANCEL,
+}
+
+
+async def control(hub, digest, action, identity=None):
+    request = pb.ControlRequest(job_digest=digest, action=ACTIONS[action])
+    return (await hub.operations(identity).ControlJob(request)).status
+
+
+async def test_another_operator_may_watch_a_job_and_nothing_else(make_hub):
+    # any operator could cancel the job of another and fetch its model
+    hub = make_hub()
+    other = hub.ceremony.enroll(Role.OPERATOR, "other")
+    hub.ceremony.publish()
+    await hub.start()
+    digest = await hub.submit()
+    for action in ACTIONS:
+        with pytest.raises(grpc.aio.AioRpcError, match="it belongs to operator ops; only this") as raised:
+            await control(hub, digest, action, other)
+        assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert "or an admin of the roster may control it" in raised.value.details()
+    with pytest.raises(grpc.aio.AioRpcError, match="only this operator may fetch its model") as raised:
+        await anext(aiter(hub.operations(other).FetchModel(pb.FetchRequest(job_digest=digest))))
+    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert await status_of(hub, digest) == "running"
+
+    stub = hub.operations(other)
+    assert [job.job_digest for job in (await stub.ListJobs(pb.ListJobsRequest())).jobs] == [digest]
+    event = await anext(aiter(stub.WatchJob(pb.WatchRequest(job_digest=digest))))
+    assert event.summary.job_digest == digest
+    # the control: its own operator, also after a restart, and at the end with another certificate
+    assert await hub.fetch(digest)
+    assert await control(hub, digest, "pause") == "paused"
+    await hub.stop()
+    await hub.start()
+    assert await control(hub, digest, "resume") == "running"
+    with pytest.raises(grpc.aio.AioRpcError, match="it belongs to operator ops"):
+        await control(hub, digest, "cancel", other)
+    assert await control(hub, digest, "cancel") == "cancelled"
+    renewed = hub.ceremony.enroll(Role.OPERATOR, "ops")
+    hub.ceremony.publish()
+    assert hub.operator.fingerprint != renewed.fingerprint
+    assert await hub.fetch(digest)
+
+
+async def test_an_admin_of_the_roster_may_steer_the_job_of_another_and_not_fetch_its_model(make_hub):
+    hub = make_hub()
+    lead = hub.ceremony.enroll(Role.OPERATOR, "lead")
+    hub.ceremony.publish(admins=("lead",))
+    await hub.start()
+    digest = await hub.submit()
+    with pytest.raises(grpc.aio.AioRpcError, match="only this operator may fetch its model") as raised:
+        await anext(aiter(hub.operations(lead).FetchModel(pb.FetchRequest(job_digest=digest))))
+    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert await control(hub, digest, "pause", lead) == "paused"
+    assert await control(hub, digest, "resume", lead) == "running"
+    hub.ceremony.publish()  # the mark is gone at once
+    with pytest.raises(grpc.aio.AioRpcError, match="it belongs to operator ops"):
+        await control(hub, digest, "cancel", lead)
+    hub.ceremony.publish(admins=("lead",))
+    assert await control(hub, digest, "cancel", lead) == "cancelled"
+    entries = read_entries(hub.host.resources.settings.directory / "audit.jsonl")
+    steered = [entry for entry in entries if entry["event"] == "job_controlled"]
+    assert [(entry["action"], entry["operator"]) for entry in steered] == [
+        ("pause", "lead"),
+        ("resume", "lead"),
+        ("cancel", "lead"),
+    ]
 
 
 async def test_paused_job_stays_paused_over_a_restart_and_goes_on_when_resumed(make_hub):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import Any
 
@@ -154,3 +155,25 @@ async def test_vector_of_a_stage_that_has_closed_is_refused(make_hub):
     with pytest.raises(grpc.aio.AioRpcError, match="FAILED_PRECONDITION(?s:.)*the stage has closed"):
         await call.read()
     assert int(state_from_bytes(await hub.fetch(digest))["method/total"]) == 300
+
+
+async def test_an_upload_whose_chunks_stop_ends_and_the_silo_may_go_on_where_it_was(make_hub):
+    # the call stayed for as long as the silo liked, and its stage with it
+    hub = make_hub(silos=3, stage_deadline_seconds=0.5, min_upload_bytes_per_second=10**6)
+    held = asyncio.Event()
+
+    class Standing(Uploader):
+        async def send(self, key: Any, data: bytes) -> None:
+            start = 0
+            if not self.refusals:
+                await self.refused(key, data, pb.UploadMessage(chunk=pb.Chunk(offset=0, data=data[:10])))
+                held.set()
+            call, receipt = await self.open(key, len(data))
+            start = receipt.received_bytes
+            await self.finish(call, data, start=start)
+
+    await hub.start()
+    fakes = [hub.silo(name, kind=Standing) if name == "silo-0" else hub.silo(name) for name in hub.names]
+    await hub.submit(rounds=1)
+    await held.wait()
+    assert fakes[0].refusals == ["DEADLINE_EXCEEDED: upload: nothing came for 1.54858 seconds"]

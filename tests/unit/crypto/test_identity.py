@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import base64
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
+from cryptography.exceptions import InternalError
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -419,6 +421,38 @@ class TestCheckCertificate:
         with pytest.raises(RemoteProtocolError, match="expected a P-256 key"):
             check(certificate, authority)
 
+    @pytest.mark.parametrize("critical", [True, False])
+    def test_refuses_a_critical_extension_that_it_does_not_know(self, authority, critical: bool) -> None:
+        """Its issuer said that a reader who does not know it must not go by the certificate."""
+        unknown = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.3.6.1.4.1.99999.1"), b"\x05\x00")
+        certificate = forge(authority, SILO.uri, change=lambda b: b.add_extension(unknown, critical=critical))
+        if not critical:  # the control
+            assert check(certificate, authority) == SILO
+            return
+        with pytest.raises(
+            RemoteProtocolError, match=r"critical extension is not known here \(1\.3\.6"
+        ) as caught:
+            check(certificate, authority)
+        assert caught.value.code is Refusal.ROSTER
+
+    def test_refuses_known_extensions_that_it_does_not_read_where_they_are_critical(self, authority) -> None:
+        constraints = x509.NameConstraints([x509.DNSName("example.org")], None)
+        certificate = forge(authority, SILO.uri, change=lambda b: b.add_extension(constraints, critical=True))
+        with pytest.raises(
+            RemoteProtocolError, match=r"critical extension is not known here \(2\.5\.29\.30\)"
+        ):
+            check(certificate, authority)
+
+    def test_refuses_a_key_that_may_not_sign(self, authority) -> None:
+        uses = dict.fromkeys(
+            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign",
+             "crl_sign", "encipher_only", "decipher_only", "digital_signature"), False
+        )  # fmt: skip
+        sealing = x509.KeyUsage(**{**uses, "key_agreement": True})
+        certificate = forge(authority, SILO.uri, change=lambda b: b.add_extension(sealing, critical=True))
+        with pytest.raises(RemoteProtocolError, match="its key usage lacks digital_signature"):
+            check(certificate, authority)
+
 
 class TestDer:
     def test_der_is_read_back(self, silo: Identity) -> None:
@@ -452,6 +486,76 @@ class TestDer:
             certificates.certificate_from_der(der.replace(right, odd))
         with pytest.raises(ConfigError, match="expected a PEM certificate"):
             certificates.load_certificate(pem("CERTIFICATE", der.replace(right, odd)))
+
+    @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
+    def test_no_byte_of_a_certificate_makes_anything_but_the_family_escape(
+        self, authority, silo: Identity, coordinator: Identity
+    ) -> None:
+        """InvalidVersion was one of several errors of a parser that are no ValueError."""
+
+        def readings(odd: x509.Certificate) -> list[Callable[[], object]]:
+            return [
+                lambda: certificates.member_of(odd),
+                lambda: certificates.federation_of(odd),
+                lambda: check(odd, authority),
+                lambda: certificates._check_issuer(odd, authority.certificate),
+                lambda: certificates._member_with_usage(odd, Role.SILO),
+                lambda: certificates._member_with_usage(odd, Role.COORDINATOR),
+                lambda: certificates._check_issuer(silo.certificate, odd),
+                lambda: certificates._check_critical("certificate", odd, allows="digital_signature"),
+            ]
+
+        read = 0
+        for der in (silo.certificate_der, coordinator.certificate_der):
+            for odd in one_byte_changed(der):
+                with suppress(ConfigError):
+                    certificates.load_certificate(pem("CERTIFICATE", odd))
+                with suppress(RemoteProtocolError):
+                    certificate = certificates.certificate_from_der(odd)
+                    for reading in readings(certificate):
+                        with suppress(ConfigError, RemoteProtocolError):
+                            reading()
+                    read += 1
+        assert read > 1000  # of them, most in a serial number, a name, a date, a key's place or a signature
+
+    def test_no_byte_of_a_key_or_request_makes_anything_but_the_family_escape(
+        self, authority, silo: Identity
+    ) -> None:
+        key = silo.key.private_bytes(
+            serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        for odd in one_byte_changed(key):
+            with suppress(ConfigError):
+                certificates.load_key(pem("PRIVATE KEY", odd))
+        request = x509.load_pem_x509_csr(issuing.new_csr(silo.key, SILO))
+        for odd in one_byte_changed(request.public_bytes(serialization.Encoding.DER)):
+            with suppress(ConfigError):
+                sign_request(authority, pem("CERTIFICATE REQUEST", odd))
+
+    @pytest.mark.parametrize(
+        "error", [NotImplementedError("x400"), OverflowError("year"), KeyError("oid"), InternalError("", [])]
+    )
+    def test_what_the_parser_may_raise_stays_inside_the_family(
+        self, silo: Identity, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        def raising(data: bytes) -> x509.Certificate:
+            raise error
+
+        monkeypatch.setattr(x509, "load_der_x509_certificate", raising)
+        monkeypatch.setattr(x509, "load_pem_x509_certificate", raising)
+        with pytest.raises(RemoteProtocolError, match="the bytes are no certificate"):
+            certificates.certificate_from_der(b"read by nobody before" + type(error).__name__.encode())
+        with pytest.raises(ConfigError, match="expected a PEM certificate"):
+            certificates.load_certificate(certificates.certificate_to_pem(silo.certificate))
+
+
+def one_byte_changed(data: bytes) -> Iterator[bytes]:
+    """Every byte replaced in turn: by its neighbors, by the ends of its range and by other tags' classes."""
+    for place, byte in enumerate(data):
+        for other in {byte ^ 1, byte ^ 0x20, byte ^ 0x80, (byte + 1) & 0xFF, (byte - 1) & 0xFF, 0, 0xFF} - {
+            byte
+        }:
+            yield data[:place] + bytes([other]) + data[place + 1 :]
 
 
 def pem(label: str, der: bytes) -> bytes:

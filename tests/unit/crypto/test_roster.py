@@ -119,6 +119,14 @@ def test_a_roster_of_another_authority_or_federation_is_refused(signed, authorit
         (["hospitals", 1, *DATES, [["silo", "A", bytes(32)]]], "role or name is malformed"),
         (["hospitals", 1, *DATES, [["silo", "a", bytes(31)]]], "expected 32 bytes, got 31"),
         (["hospitals", 1, *DATES, [[*ROW, 1]]], "1 fields too many"),
+        (["hospitals", 1, *DATES, [[*ROW, "admin"]]], "1 fields too many"),
+        (
+            ["hospitals", 1, *DATES, [["operator", "olga", bytes(32), "root"]]],
+            "an operator's mark is malformed",
+        ),
+        (["hospitals", 1, *DATES, [["operator", "olga", bytes(32), ""]]], "an operator's mark is malformed"),
+        (["hospitals", 1, *DATES, [["operator", "olga", bytes(32), 1]]], "expected text, got int"),
+        (["hospitals", 1, *DATES, [["operator", "olga", bytes(32), "admin", ""]]], "1 fields too many"),
         (["hospitals", 1, *DATES, ["silo"]], "expected a list, got str"),
         (["hospitals", 1, DATES[0], encoding.MAX_NUMBER, [ROW]], "a date is out of range"),
     ],
@@ -128,6 +136,32 @@ def test_a_signed_but_odd_roster_is_refused(authority, fields, message) -> None:
     with pytest.raises(RemoteProtocolError, match=message) as caught:
         open_(odd, authority)
     assert caught.value.code is Refusal.ROSTER
+
+
+def test_an_operator_may_have_the_admin_mark(authority, silo) -> None:
+    lead = Member(Role.OPERATOR, "lead", bytes([1] * 32), is_admin=True)
+    olga = Member(Role.OPERATOR, "olga", bytes([2] * 32))
+    opened = open_(sign(authority, [as_member(silo), olga, lead]), authority)
+    assert [opened.is_admin(name) for name in ("lead", "olga", "clinic-a", "nobody")] == [
+        True, False, False, False
+    ]  # fmt: skip
+    assert opened.holds(Role.OPERATOR, "lead", lead.fingerprint)  # the mark is no part of who it is
+    with pytest.raises(ConfigError, match="only an operator can be an admin"):
+        sign(authority, [Member(Role.SILO, "lead", bytes(32), is_admin=True)])
+
+
+def test_a_roster_without_marks_has_the_bytes_that_it_always_had(authority, silo, coordinator) -> None:
+    members = [as_member(silo), as_member(coordinator), Member(Role.OPERATOR, "olga", bytes(32))]
+    rows = [[member.role.value, member.name, member.fingerprint] for member in sorted(members)]
+    expected = encoding.encode(
+        "roster", "hospitals", 3, int(NOW.timestamp()), int((NOW + timedelta(days=30)).timestamp()), rows
+    )
+    assert sign(authority, members).body == expected
+    marked = [*members[:2], Member(Role.OPERATOR, "olga", bytes(32), is_admin=True)]
+    rows[1].append("admin")
+    assert sign(authority, marked).body == encoding.encode(
+        "roster", "hospitals", 3, int(NOW.timestamp()), int((NOW + timedelta(days=30)).timestamp()), rows
+    )
 
 
 def test_sign_roster_refuses_what_nobody_would_accept(authority, silo) -> None:

@@ -71,6 +71,22 @@ async def test_an_agent_serves_probes_while_it_dials_and_stops_on_sigterm(
     await asyncio.wait_for(asyncio.shield(running), 20)
 
 
+async def test_a_policy_with_another_delta_than_the_account_is_refused(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    for delta in ("1.0e-6", "1.0e-6"):  # the control: a second start with the same one
+        settings.policy.write_text(f"federation: test\nprivacy:\n  delta: {delta}\n")
+        (settings.directory / "endpoint.json").unlink(missing_ok=True)
+        running = asyncio.ensure_future(run_agent(settings))
+        while not (settings.directory / "endpoint.json").exists() and not running.done():
+            await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(asyncio.shield(running), 20)
+    settings.policy.write_text("federation: test\n")
+    sentence = "of data set .* was opened with 1e-06, got 1e-05: set privacy.delta back to 1e-06"
+    with pytest.raises(ConfigError, match=sentence):
+        await run_agent(settings)
+
+
 async def test_a_directory_in_use_is_refused(make_settings: MakeSettings) -> None:
     settings = make_settings()
     settings.directory.mkdir()

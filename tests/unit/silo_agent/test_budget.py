@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,15 +171,41 @@ def test_a_job_that_is_gone_keeps_its_spend(make_book: MakeBook, job: Job) -> No
     assert book.balance.spent == spent > 0
 
 
-def test_another_delta_counts_all_that_was_ever_spent_again(make_book: MakeBook, job: Job) -> None:
+def test_another_delta_is_refused_and_values_nothing_that_was_spent_again(
+    make_book: MakeBook, job: Job
+) -> None:
+    # a policy with another delta made all that was ever spent cheaper, or dearer, without a word
     book = make_book(delta=1e-5)
+    book.budget.open_account()
     book.spend(job)
-    cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
-    stricter = book.of("data", policy(delta=1e-9))
-    assert stricter.balance().spent == pytest.approx(by_hand(cost, 1e-9))
-    assert stricter.balance().spent > book.balance.spent
-    tight = book.of("data", policy(delta=1e-9, epsilon=by_hand(cost, 1e-9)))
-    refused("delta 1e-09", lambda: book.reserve(job, round=2, budget=tight))
+    spent = book.balance.spent
+    assert spent == pytest.approx(by_hand(list(releases_of(job.spec, "train", STATE, MEMBERS)), 1e-5))
+    for delta in (1e-9, 1e-4):
+        shown = book.of("data", policy(delta=delta)).balance()
+        assert (shown.spent, shown.delta) == (spent, 1e-5)
+        other = book.of("data", policy(delta=delta))
+        sentence = (
+            f"policy: privacy.delta: the account of data set data was opened with 1e-05, got {delta:g}: "
+            "set privacy.delta back to 1e-05"
+        )
+        with pytest.raises(ConfigError, match=sentence):
+            other.open_account()
+        book.reserve(job, round=2, budget=other)
+        assert {row["delta"] for row in rows_of(book)} == {1e-5}
+    book.of("data", policy(delta=1e-5, epsilon=5.0)).open_account()  # the control: any other change
+    book.of("other", policy(delta=1e-9)).open_account()  # an account of its own
+
+
+def test_the_first_reservation_opens_an_account(make_book: MakeBook, job: Job) -> None:
+    book = make_book(delta=1e-6)
+    book.reserve(job)
+    with pytest.raises(ConfigError, match="was opened with 1e-06, got 1e-05"):
+        book.of("data", policy(delta=1e-5)).open_account()
+
+
+def rows_of(book: Book) -> list[sqlite3.Row]:
+    with book.ledger._database.transaction() as connection:
+        return connection.execute("SELECT * FROM releases").fetchall()
 
 
 def test_dp_sgd_and_noised_sums_are_composed_into_one_epsilon(make_book: MakeBook, tmp_path: Path) -> None:

@@ -282,6 +282,51 @@ async def test_bytes_that_are_no_message_are_left_even_where_the_coordinator_kee
     await server.stop(None)
 
 
+@pytest.mark.parametrize("broken", ["poll", "receive", "preparing"])
+async def test_an_error_beside_the_reader_ends_the_stream_and_the_agent_dials_again(
+    make_stub: MakeStub, tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    """The task that beats died, and the silo stayed connected without a heartbeat."""
+    agent, calls = Agent(tmp_path, waits=1), 0
+
+    class Broken:
+        preparing: tuple[PhaseKey, ...] = ()
+
+        def receive(self, message: pb.CoordinatorMessage) -> None: ...
+        def poll(self) -> None: ...
+
+    def fail(*_: Any) -> Any:
+        raise OSError("database or disk is full")
+
+    setattr(Broken, broken, property(fail) if broken == "preparing" else fail)
+
+    async def Attend(self: Any, requests: Any, context: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        yield welcome()
+        await asyncio.Event().wait()  # this side never ends it
+
+    stream = ControlStream(
+        await make_stub(Attend=Attend),
+        target="chorale.example:8443",
+        software_version="1.0",
+        served=Broken(),
+        outbox=agent.outbox,
+        rosters=agent.rosters,
+        metrics=agent.metrics,
+        check_own_certificate=lambda: None,
+        clock=lambda: NOW,
+        random=lambda: 0.0,
+        sleep=agent._sleep,
+    )
+    with pytest.raises(Enough):
+        await stream.run()
+    assert calls == 2
+    assert not stream.is_connected
+    assert [record.levelname for record in caplog.records].count("ERROR") == calls
+    agent.ledger.close()
+
+
 async def test_the_outbox_drops_the_oldest_while_the_line_is_down() -> None:
     outbox = Outbox()
     for number in range(MAX_QUEUED_MESSAGES + 2):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crypto.errors import PolicyRefusal, Refusal
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger.budget import BudgetBalance
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger
@@ -47,6 +47,16 @@ def book(tmp_path: Path) -> Iterator[OldBook]:
     opened.ledger.close()
 
 
+def test_a_file_of_before_takes_the_delta_of_the_first_start(book: OldBook) -> None:
+    def open_with(delta: float) -> None:
+        book.ledger.budget(policy=policy(delta=delta), data_set="data").open_account()
+
+    open_with(1e-6)
+    open_with(1e-6)
+    with pytest.raises(ConfigError, match="was opened with 1e-06, got 1e-05"):
+        open_with(1e-5)
+
+
 def figures(balance: BudgetBalance) -> dict[str, Any]:
     jobs = [[job.job_digest.hex(), job.epsilon, job.inputs, job.unnoised] for job in balance.jobs]
     return {"spent": balance.spent, "held": balance.held, "unnoised": balance.unnoised, "jobs": jobs}
@@ -55,7 +65,7 @@ def figures(balance: BudgetBalance) -> dict[str, Any]:
 def test_a_file_of_before_gets_the_schema_of_a_new_one(book: OldBook, tmp_path: Path) -> None:
     Ledger(tmp_path / "new.sqlite").close()
     assert schema(book.path) == schema(tmp_path / "new.sqlite")
-    tables = {"jobs", "phases", "reveals", "signed_sets", "roster_mark", "costs", "releases"}
+    tables = {"jobs", "phases", "reveals", "signed_sets", "roster_mark", "costs", "releases", "accounts"}
     assert set(schema(book.path)) == {"version"} | tables
     assert schema(book.path)["version"] == (4,)
 
