@@ -309,6 +309,17 @@ class Charge:
         self._budget.release(self._input_id)
 
 
+def is_covered(connection: sqlite3.Connection, data_set: str, of_phase: Mapping[str, object]) -> bool:
+    """Whether epsilon covers all that this silo sends in a phase: a private job's quantities carry noise, or
+    follow from DP-SGD, or are the same whatever the data are. of_phase: job, round, phase."""
+    rows = connection.execute(
+        "SELECT DISTINCT cost_digest IS NOT NULL AS is_bounded FROM releases"
+        " WHERE data_set = :data_set AND job_digest = :job AND round = :round AND phase = :phase",
+        {"data_set": data_set, **of_phase},
+    ).fetchall()
+    return [row["is_bounded"] for row in rows] == [1]
+
+
 def spend_of(row: sqlite3.Row) -> Spend:
     """A row of the ledger as the audit log shows it."""
     return Spend(

@@ -28,6 +28,7 @@ from silo_agent.policy.policy import Policy
 REVEALED_EVENT = "revealed"  # audit entry: job, round, phase and cohort, written before a share leaves
 REVEALED_FIELDS = ("job", "round", "phase", "cohort")
 SPENT_EVENT = "spent"  # audit entry: an input and the digest of its releases, written before a byte leaves
+GRANTED_EVENT = "cohort changes granted"  # audit entry: the institution allowed a job more of them
 SPENT_FIELDS = ("input", "data_set", "job", "round", "phase", "releases")
 
 
@@ -150,6 +151,33 @@ class Ledger:
                 "UPDATE jobs SET decision = ? WHERE job_digest = ?", (decision, found[0].job_digest)
             )
         return found[0]
+
+    def grant_cohort_changes(self, job_digest: bytes, changes: int, *, data_set: str) -> None:
+        """Allow a job so many more sums over overlapping cohorts, beyond the policy's and earlier grants."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO cohort_change_grants (job_digest, data_set, changes, is_told,"
+                " written_unix_seconds) VALUES (?, ?, ?, 0, ?)",
+                (job_digest, data_set, changes, self._clock().timestamp()),
+            )
+
+    def tell_grants(self, audit_log: audit.AuditLog) -> None:
+        """Enter grants into the audit log, which the agent alone writes; a crash between repeats an entry."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT * FROM cohort_change_grants WHERE NOT is_told ORDER BY number"
+            ).fetchall()
+        for row in rows:
+            audit_log.append(
+                GRANTED_EVENT,
+                job=row["job_digest"].hex(),
+                data_set=row["data_set"],
+                changes=row["changes"],
+            )
+            with self._database.transaction() as connection:
+                connection.execute(
+                    "UPDATE cohort_change_grants SET is_told = 1 WHERE number = ?", (row["number"],)
+                )
 
     def suspend(self, job_digest: bytes) -> None:
         """Stop serving an approved job until it is approved again; durable on return."""

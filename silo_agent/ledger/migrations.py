@@ -150,4 +150,19 @@ _OTHER_PHASE_NAMES: Migration = (
     """,
 )
 
-MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES)
+# Changes of the cohort are counted by data set, over jobs and kinds; what epsilon covers is not one.
+_GRANTED_CHANGES: Migration = (
+    "ALTER TABLE signed_sets ADD COLUMN is_covered BOOLEAN NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE cohort_change_grants ( -- further changes of the cohort that the institution allows a job
+        number INTEGER NOT NULL PRIMARY KEY,
+        job_digest BLOB NOT NULL,
+        data_set VARCHAR NOT NULL,
+        changes INTEGER NOT NULL,
+        is_told BOOLEAN NOT NULL, -- to the audit log
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+)
+
+MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _GRANTED_CHANGES)

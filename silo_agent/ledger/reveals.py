@@ -8,6 +8,7 @@ Source: docs/protocol.md 6.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -18,6 +19,7 @@ from chorale.transport.wire import phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import SessionTerms
 from crypto.session.reveal import PendingReveal
+from silo_agent.ledger.budget import is_covered
 from silo_agent.policy.policy import Policy
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
@@ -44,7 +46,7 @@ class Decision(StrEnum):
 _SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
 # Attempts at one phase exclude each other: quorums of t share an honest silo, and it
 # never adverts for a phase that it revealed (docs/protocol.md 3.1).
-_OTHER_SETS = f"kind = :kind AND data_set = :data_set AND NOT ({_SAME_PHASE})"
+_OTHER_SETS = f"data_set = :data_set AND NOT ({_SAME_PHASE})"
 
 
 class Reveals:
@@ -120,6 +122,7 @@ class Reveals:
                 "survivors": _joined(pending.survivors),
                 "min_cohort": pending.min_cohort,
                 "is_change": self._check_near(connection, pending, pending.survivors, pending.min_cohort),
+                "is_covered": is_covered(connection, self._data_set, _phase_of(pending)),
                 "status": RevealStatus.PENDING,
                 "state_digest": pending.state_digest,
                 "cohort_digest": pending.cohort_digest,
@@ -128,9 +131,9 @@ class Reveals:
             }
             connection.execute(
                 "INSERT INTO signed_sets"
-                " (job_digest, round, phase, attempt, kind, data_set, survivors, min_cohort, is_change)"
-                " VALUES (:job, :round, :phase, :attempt, :kind, :data_set, :survivors, :min_cohort,"
-                " :is_change)",
+                " (job_digest, round, phase, attempt, kind, data_set, survivors, min_cohort, is_change,"
+                " is_covered) VALUES (:job, :round, :phase, :attempt, :kind, :data_set, :survivors,"
+                " :min_cohort, :is_change, :is_covered)",
                 values,
             )
             connection.execute(
@@ -211,36 +214,63 @@ class Reveals:
         survivors: tuple[str, ...],
         min_cohort: int,
     ) -> bool:
-        """Whether the cohort overlaps an earlier one and counts against the policy."""
+        """Whether the sum counts as a change of the cohort. Raises PolicyRefusal where none may follow.
+
+        Sums of all jobs and kinds of the data set are compared and counted, but those that epsilon covers.
+        """
         kind = phase_kind(key.phase)
         of = {**_phase_of(key), "kind": kind, "data_set": self._data_set}
-        if not _is_near(connection, of, survivors, min_cohort):
-            return False
-        if kind in DIFFERENCED_KINDS:
+        of_kind = f"{_OTHER_SETS} AND kind = :kind"
+        if kind in DIFFERENCED_KINDS and _is_near(connection, of_kind, of, survivors, min_cohort):
             raise _refusal(
                 key, f"a {kind} sum over nearly the same silos was signed before", Refusal.OVERLAPPING_COHORT
             )
+        bare = f"{_OTHER_SETS} AND NOT is_covered"
+        if is_covered(connection, self._data_set, of):
+            return False
+        if not _is_near(connection, bare, of, survivors, min_cohort):
+            return False
         # of the phase before, all its attempts: any of them may have been revealed by others' shares
         before = connection.execute(
             f"""
             SELECT DISTINCT survivors FROM signed_sets JOIN (
-                SELECT job_digest, round, phase FROM signed_sets WHERE {_OTHER_SETS}
-                ORDER BY number DESC LIMIT 1
+                SELECT job_digest, round, phase FROM signed_sets WHERE {bare} ORDER BY number DESC LIMIT 1
             ) USING (job_digest, round, phase)
             """,
             of,
         ).fetchall()
         if [row["survivors"] for row in before] == [_joined(survivors)]:  # a dropout that lasts counts once
             return False
-        (changes,) = connection.execute(  # attempts at one phase count once
-            "SELECT count(DISTINCT round || ' ' || phase) FROM signed_sets"
-            f" WHERE job_digest = :job AND kind = :kind AND is_change AND NOT ({_SAME_PHASE})",
-            of,
-        ).fetchone()
-        limit = self._policy.max_cohort_changes
-        if changes >= limit:
-            raise _refusal(key, f"cohort changed nearly, more than {limit} times", Refusal.OVERLAPPING_COHORT)
+        limit, granted = self._policy.max_cohort_changes, self._granted(connection, key.job_digest)
+        if self._beyond_grants(connection, of) > limit:
+            also = f" and {granted} that were granted" if granted else ""
+            why = f"cohort changed nearly, more than {limit}{also} times"
+            raise _refusal(key, why, Refusal.OVERLAPPING_COHORT)
         return True
+
+    def _granted(self, connection: sqlite3.Connection, job_digest: bytes) -> int:
+        """Changes that the institution granted to a job on this data set."""
+        (granted,) = connection.execute(
+            "SELECT coalesce(sum(changes), 0) FROM cohort_change_grants"
+            " WHERE job_digest = ? AND data_set = ?",
+            (job_digest, self._data_set),
+        ).fetchone()
+        return int(granted)
+
+    def _beyond_grants(self, connection: sqlite3.Connection, of: dict[str, Any]) -> int:
+        """Changes of all jobs, this one included, less what each job was granted.
+
+        Attempts at one phase count once. A ledger of version 0 does not say of which data set a change was,
+        so it counts for each.
+        """
+        rows = connection.execute(
+            "SELECT job_digest, count(DISTINCT round || ' ' || phase) AS changes FROM signed_sets"
+            f" WHERE is_change AND data_set IN (:data_set, '') AND NOT ({_SAME_PHASE}) GROUP BY job_digest",
+            of,
+        ).fetchall()
+        changes = Counter({row["job_digest"]: row["changes"] for row in rows})
+        changes[of["job"]] += 1
+        return sum(max(0, count - self._granted(connection, job)) for job, count in changes.items())
 
 
 def _names_of(phase: str) -> tuple[str, ...]:
@@ -311,10 +341,14 @@ def _recorded(connection: sqlite3.Connection, of_phase: dict[str, Any]) -> sqlit
 
 
 def _is_near(
-    connection: sqlite3.Connection, of: dict[str, Any], survivors: tuple[str, ...], min_cohort: int
+    connection: sqlite3.Connection,
+    which: str,
+    of: dict[str, Any],
+    survivors: tuple[str, ...],
+    min_cohort: int,
 ) -> bool:
     sets = connection.execute(
-        f"SELECT DISTINCT survivors, min_cohort FROM signed_sets WHERE {_OTHER_SETS}", of
+        f"SELECT DISTINCT survivors, min_cohort FROM signed_sets WHERE {which}", of
     ).fetchall()
     for row in sets:
         changed = len(set(survivors) ^ set(row["survivors"].split("\n")))

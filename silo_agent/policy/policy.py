@@ -89,8 +89,8 @@ class Policy(BaseModel):
         default=10,
         ge=0,
         le=1_000_000,
-        description="overlapping cohorts, per job and kind of phase: sums whose cohort nearly equals an "
-        "earlier one and is not the one just before",
+        description="overlapping cohorts, per data set over all jobs: sums whose cohort nearly equals an "
+        "earlier one and is not the one just before; `chorale silo approve --more-cohort-changes` adds to it",
     )
     count_granularity: int = Field(
         default=10,
@@ -208,7 +208,7 @@ class Policy(BaseModel):
             f"jobs of more than {self.max_rounds} rounds",
             f"jobs and sums of fewer than {self.min_silos} silos",
             f"attempt {self.max_attempts + 1} at any phase",
-            f"more than {self.max_cohort_changes} overlapping cohorts, per job and kind of phase",
+            f"more than {self.max_cohort_changes} overlapping cohorts of a data set, in all jobs together",
             f"rosters signed more than {self.max_roster_age_days:g} days ago",
             f"global models above {self.max_state_megabytes} MB",
         ]
