@@ -60,6 +60,7 @@ class Part:
     check_options: raises ConfigError for options with which the part makes no sense in this recipe.
     check_private: the same for options with which a private job cannot bound what one record moves.
     keeps_local_state: whether silos keep arrays of their own for it between rounds (docs/protocol.md 7.8).
+    reads: what silos read for it of the global state besides the model: names of arrays, or prefixes.
     """
 
     word: str
@@ -69,6 +70,7 @@ class Part:
     check_options: Callable[[Recipe, Options], None] | None = None
     check_private: Callable[[Options], None] | None = None
     keeps_local_state: bool = False
+    reads: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.word

@@ -165,4 +165,29 @@ _GRANTED_CHANGES: Migration = (
     """,
 )
 
-MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _GRANTED_CHANGES)
+_STATE_USES: Migration = (
+    """
+    CREATE TABLE state_uses ( -- phases whose input was made from training arrays and may have left
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        training_digest BLOB NOT NULL, -- of the arrays
+        min_distance INTEGER NOT NULL,
+        survivors VARCHAR, -- U3, sorted, one name a line, once t signatures prove it
+        written_unix_seconds FLOAT NOT NULL,
+        UNIQUE (data_set, job_digest, round, phase)
+    )
+    """,
+    "CREATE INDEX state_uses_by_arrays ON state_uses (data_set, training_digest)",
+    """
+    CREATE TABLE abandoned_phases ( -- never revealed by this silo, and it may have signed that
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        UNIQUE (job_digest, round, phase)
+    )
+    """,
+)
+
+MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _GRANTED_CHANGES, _STATE_USES)

@@ -20,6 +20,7 @@ from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import SessionTerms
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger.budget import is_covered
+from silo_agent.ledger.state_uses import StateUse, check_survivors, check_use, forget_use, settle_use
 from silo_agent.policy.policy import Policy
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
@@ -103,6 +104,7 @@ class Reveals:
         with self._database.transaction() as connection:
             _approved_job(connection, terms)
             _check_not_revealed(connection, terms)
+            check_survivors(connection, _phase_of(terms), survivors, data_set=self._data_set)
             self._check_near(connection, terms, survivors, terms.rule.min_cohort)
 
     def write_pending(self, pending: PendingReveal) -> None:
@@ -115,6 +117,8 @@ class Reveals:
             if found is not None:
                 raise _refusal(pending, "another answer is recorded already", Refusal.ALREADY_REVEALED)
             _approved_job(connection, pending)
+            _check_not_abandoned(connection, pending)
+            check_survivors(connection, _phase_of(pending), pending.survivors, data_set=self._data_set)
             values = _phase_of(pending) | {
                 "attempt": pending.attempt,
                 "kind": phase_kind(pending.phase),
@@ -155,6 +159,7 @@ class Reveals:
             if found["status"] == RevealStatus.REVEALED:
                 return
             _approved_job(connection, pending)
+            _check_not_abandoned(connection, pending)
             connection.execute(
                 f"UPDATE reveals SET status = :revealed WHERE {_SAME_PHASE}",
                 _phase_of(pending) | {"revealed": RevealStatus.REVEALED},
@@ -166,6 +171,36 @@ class Reveals:
                 _phase_of(pending) | {"attempt": pending.attempt},
             )
         self._tell(pending)
+
+    def check_use(self, use: StateUse) -> None:
+        """Before data are touched for a sum over training arrays. Raises PolicyRefusal.
+
+        `Budget.spend` records the use; `check_reveal` compares its U3.
+        """
+        with self._database.transaction() as connection:
+            check_use(connection, use, data_set=self._data_set, max_repeats=self._policy.max_repeats)
+
+    def settle(self, job_digest: bytes, round: int, phase: str, survivors: Iterable[str]) -> None:
+        """t valid signatures of the phase's silos name this U3: further sums over its arrays may follow."""
+        of = {"job": job_digest, "round": round, "phase": phase}
+        with self._database.transaction() as connection:
+            settle_use(connection, of, survivors, data_set=self._data_set)
+
+    def abandon(self, job_digest: bytes, round: int, phase: str) -> None:
+        """This silo never reveals the phase, in any attempt; durable before it signs that.
+
+        Raises PolicyRefusal(code=ALREADY_REVEALED) if its shares may have left.
+        """
+        with self._database.transaction() as connection:
+            _abandon(connection, job_digest, round, phase)
+
+    def note_abandoned(self, job_digest: bytes, round: int, phase: str) -> None:
+        """t named silos signed that they never reveal the phase: it has no sum, and was no use of a state.
+
+        Raises PolicyRefusal(code=ALREADY_REVEALED) as `abandon`, which this includes.
+        """
+        with self._database.transaction() as connection:
+            forget_use(connection, _abandon(connection, job_digest, round, phase))
 
     def bound_roster(self, job_digest: bytes, round: int, phase: str) -> int | None:
         """Version of the roster under which this silo adverted for the round; None if it did not."""
@@ -331,6 +366,31 @@ def _check_not_revealed(connection: sqlite3.Connection, key: SessionTerms | Pend
         found = _recorded(connection, _phase_of(key) | {"phase": phase})
         if found is not None and found["status"] == RevealStatus.REVEALED:
             raise _refusal(key, "was revealed before", Refusal.ALREADY_REVEALED)
+    _check_not_abandoned(connection, key)
+
+
+def _abandon(connection: sqlite3.Connection, job_digest: bytes, round: int, phase: str) -> dict[str, Any]:
+    """The phase as statements name it."""
+    of = {"job": job_digest, "round": round, "phase": phase}
+    for name in _names_of(phase):
+        found = _recorded(connection, of | {"phase": name})
+        if found is not None and found["status"] == RevealStatus.REVEALED:
+            scope = f"job {job_digest.hex()[:12]} round {round} {phase}"
+            raise PolicyRefusal(f"{scope}: was revealed before", code=Refusal.ALREADY_REVEALED)
+    connection.execute(
+        "INSERT INTO abandoned_phases (job_digest, round, phase) VALUES (:job, :round, :phase)"
+        " ON CONFLICT DO NOTHING",
+        of,
+    )
+    return of
+
+
+def _check_not_abandoned(connection: sqlite3.Connection, key: SessionTerms | PendingReveal) -> None:
+    found = connection.execute(
+        f"SELECT 1 FROM abandoned_phases WHERE {_SAME_PHASE}", _phase_of(key)
+    ).fetchone()
+    if found is not None:
+        raise _refusal(key, "was abandoned, and is never revealed", Refusal.ALREADY_REVEALED)
 
 
 def _recorded(connection: sqlite3.Connection, of_phase: dict[str, Any]) -> sqlite3.Row | None:

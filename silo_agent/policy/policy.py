@@ -92,6 +92,12 @@ class Policy(BaseModel):
         description="overlapping cohorts, per data set over all jobs: sums whose cohort nearly equals an "
         "earlier one and is not the one just before; `chorale silo approve --more-cohort-changes` adds to it",
     )
+    max_repeats: int = Field(
+        default=2,
+        ge=0,
+        le=1_000,
+        description="further sums over a model that a sum was taken of, by other phases or jobs",
+    )
     count_granularity: int = Field(
         default=10,
         ge=1,
@@ -209,6 +215,7 @@ class Policy(BaseModel):
             f"jobs and sums of fewer than {self.min_silos} silos",
             f"attempt {self.max_attempts + 1} at any phase",
             f"more than {self.max_cohort_changes} overlapping cohorts of a data set, in all jobs together",
+            f"more than {self.max_repeats} further sums over one model",
             f"rosters signed more than {self.max_roster_age_days:g} days ago",
             f"global models above {self.max_state_megabytes} MB",
         ]
