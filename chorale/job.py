@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 PURPOSE = "job"
-MIN_WEIGHT = 0.01  # of what the silos of a sum bring on average: room for federations of very uneven silos
+MIN_WEIGHT = 0.1  # of what the silos of a sum bring on average: room for federations of uneven silos
 FIRST_REPEAT = 0
 MAX_CERTIFICATE_BYTES = 8 << 10  # ours take about 700
 HELD_SPECS = 64  # as many jobs as a silo opens at once
@@ -209,7 +209,7 @@ class Job:
         """What the revealed sums over so many silos do to the global state. The sums are handed over.
 
         Security: the update is divided by the sum of p, and a silo that lies about its p can bring that sum
-        close to zero. A sum of p below a hundredth of its usual size is not applied.
+        close to zero. A sum of p below a tenth of its usual size is not applied.
         Source: docs/protocol.md 7.4.
         """
         privacy = self.spec.privacy

@@ -16,6 +16,7 @@ class FailureReason(StrEnum):
     UNMASK_HARD_CAP = "unmask-hard-cap"
     MIN_WEIGHT = "min-weight"
     NO_DATA = "no-data"
+    IMPLAUSIBLE = "implausible"
     ROSTER = "roster"
     RESTARTED = "restarted"
     CANCELLED = "cancelled"

@@ -14,6 +14,7 @@ import numpy as np
 from chorale.runtime.files import write_atomic
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout
+from crypto.fixed_point.plausible import check_plausible
 from crypto.fixed_point.ring import Words
 from crypto.masking.masks import UnmaskPlan, vectors_from_stream
 from strategies.base import Array
@@ -66,6 +67,13 @@ class StoredSum(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._quantities)
+
+
+def check_stored(path: Path, *, layout: Layout, survivors: int) -> None:
+    """Raises ImplausibleSum unless so many honest silos can have given the sum that is stored there."""
+    words = vectors_from_stream(layout, np.memmap(path, np.uint8, "r").data)
+    native = {bits: vector_L.astype(ring.WORD_TYPES[bits], copy=False) for bits, vector_L in words.items()}
+    check_plausible(native, layout=layout, survivors=survivors)
 
 
 def store_vectors(path: Path, vectors: dict[int, Words], *, layout: Layout) -> None:

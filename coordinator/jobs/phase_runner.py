@@ -23,7 +23,7 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint, sitting_out
-from coordinator.jobs.aggregate import MaskedSum, StoredSum, unmask_stored
+from coordinator.jobs.aggregate import MaskedSum, StoredSum, check_stored, unmask_stored
 from coordinator.jobs.attempt_runner import AttemptFailed, AttemptRunner
 from coordinator.metrics import AttemptResult
 from coordinator.phase_machine import RETRYABLE, PhaseEvent, PhaseMachine, PhaseState
@@ -32,6 +32,7 @@ from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool
 from coordinator.storage.store import Absence, PhaseRow
 from crypto.errors import ConfigError, RemoteProtocolError
+from crypto.fixed_point.plausible import ImplausibleSum
 from crypto.identity.roster import Roster
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import SessionTerms
@@ -229,9 +230,15 @@ class PhaseRunner:
     def _next_state(self, terms: SessionTerms, state: GlobalState) -> tuple[PhaseResult, bytes]:
         """Write what the stored sum does to the global state. To do it twice changes nothing: the
         checkpoint is named by its digest, and one transaction ends the phase."""
+        assert self._row.cohort is not None  # stored with the masked sum
+        try:
+            check_stored(self._sum_path("revealed"), layout=terms.layout, survivors=len(self._row.cohort))
+        except ImplausibleSum as error:
+            log.warning("implausible sum", reason=str(error), **self._scope)
+            result = PhaseResult(state=None, reason=FailureReason.IMPLAUSIBLE.value)
+            return result, self._row.state_digest
         sums = StoredSum(self._sum_path("revealed"), layout=terms.layout)
         context = self._job.context(self._key, state, len(terms.names))
-        assert self._row.cohort is not None  # stored with the masked sum
         result = self._job.apply(self._row.phase, context, sums, survivors=len(self._row.cohort))
         del sums  # its pages, before the next state is written
         if any(quantity.noise is not None for quantity in terms.layout.quantities):
