@@ -49,6 +49,12 @@ class Strategy:
         has_no_sum = self.recipe.head.is_frozen or self.recipe.personalization.has_own_head
         return not (has_no_sum and parameter.startswith("head."))
 
+    @property
+    def server_rate(self) -> float:
+        """What the mean delta is multiplied by; for the adaptive optimizers their step by parameter."""
+        rate = self.recipe.server_update.rate
+        return 1.0 if rate is None else rate(self.options)
+
     def reads_state(self, kind: str) -> bool:
         """Whether silos put into such a phase what follows from the training arrays: all but the opening."""
         return kind not in self.opening

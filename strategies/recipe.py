@@ -124,9 +124,13 @@ class Mix(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServerUpdate(Part):
-    """What the mean delta does to the model. counts_steps: reads the local steps out of a delta."""
+    """What the mean delta does to the model. counts_steps: reads the local steps out of a delta.
+
+    rate: its learning rate, over all rounds in which a delta still moves the model; None: 1.
+    """
 
     rule: ServerRule
+    rate: Callable[[Options], float] | None = None
     counts_steps: bool = False
 
 

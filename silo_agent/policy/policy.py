@@ -7,6 +7,7 @@ Source: docs/protocol.md 6, 9 (guarantee G3).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sized
 from enum import StrEnum
 from pathlib import Path
@@ -104,6 +105,24 @@ class Policy(BaseModel):
         le=1_000_000,
         description="sample counts are rounded down to a multiple; 1 accepts that they are published",
     )
+    min_learning_rate: float = Field(
+        default=1e-6,
+        ge=0,
+        le=100,
+        description="lowest learning rate of a job in any round; of a cosine schedule, in the first one",
+    )
+    max_learning_rate: float = Field(
+        default=10.0, gt=0, le=100, description="highest learning rate of a job in its first round"
+    )
+    min_server_learning_rate: float = Field(
+        default=1e-3, ge=0, le=1e3, description="lowest learning rate of the server update"
+    )
+    max_server_learning_rate: float = Field(
+        default=10.0,
+        gt=0,
+        le=1e6,
+        description="highest learning rate of the server update, divided by 1 - momentum where it has one",
+    )
     max_roster_age_days: float = Field(
         default=7.0, gt=0, le=366, description="a roster signed longer ago than this is refused"
     )
@@ -147,6 +166,7 @@ class Policy(BaseModel):
                 f"about {expected:.3g} overlapping cohorts by fraction {spec.fraction:g}",
                 f"at most {self.max_cohort_changes} (max_cohort_changes)",
             )
+        self._check_rates(spec)
         # here and not in the phase that sums it: rounds may come before
         self.check_quantities(spec.quantities, is_private=spec.privacy is not None)
         # Security: two sums between which one silo's state alone moved show that silo, unless the sums' noise
@@ -158,6 +178,23 @@ class Policy(BaseModel):
                 f"strategy {spec.strategy.name}", "a method without local state (local_state: refuse)"
             )
         self.privacy.check_job(spec)
+
+    def _check_rates(self, spec: JobSpec) -> None:
+        """Raises PolicyRefusal where a state would hardly move, or move beyond what the silos sent.
+
+        Security: a state that does not move is asked again as another one (docs/protocol.md 6.10).
+        """
+        first, server = spec.training.learning_rate, spec.method.server_rate
+        lowest = first if spec.training.schedule.kind == "cosine" else spec.learning_rate_at(spec.rounds)
+        for what, got, low, high in (
+            ("learning_rate", lowest, self.min_learning_rate, math.inf),
+            ("learning_rate", first, 0.0, self.max_learning_rate),
+            ("server_learning_rate", server, self.min_server_learning_rate, self.max_server_learning_rate),
+        ):
+            if got < low:
+                raise _refusal(f"{what} {got:.4g}", f"at least {low:g} (min_{what})")
+            if got > high:
+                raise _refusal(f"{what} {got:.4g}", f"at most {high:g} (max_{what})")
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""
@@ -216,6 +253,9 @@ class Policy(BaseModel):
             f"attempt {self.max_attempts + 1} at any phase",
             f"more than {self.max_cohort_changes} overlapping cohorts of a data set, in all jobs together",
             f"more than {self.max_repeats} further sums over one model",
+            f"learning rates below {self.min_learning_rate:g} or above {self.max_learning_rate:g}",
+            f"server learning rates below {self.min_server_learning_rate:g} or above "
+            f"{self.max_server_learning_rate:g}",
             f"rosters signed more than {self.max_roster_age_days:g} days ago",
             f"global models above {self.max_state_megabytes} MB",
         ]
