@@ -59,14 +59,18 @@ class Strategy:
         """Whether silos put into such a phase what follows from the training arrays: all but the opening."""
         return kind not in self.opening
 
+    def training_arrays(self, state: Arrays) -> list[str]:
+        """Names of the arrays that silos train and test with: the model's, and what parts declare."""
+        read = (MODEL, *(name for part in self.recipe.parts.values() for name in part.reads))
+        return [name for name in sorted(state) if name.startswith(read)]
+
     def training_digest(self, state: Arrays) -> bytes:
         """Digest of the arrays that silos train and test with: equal for states that are the same to them.
 
         An array that a part reads and does not declare (`Part.reads`) is not in it: a state that moves
         that array alone is then the same one, which is the cautious mistake. Source: docs/protocol.md 6.10.
         """
-        read = (MODEL, *(name for part in self.recipe.parts.values() for name in part.reads))
-        arrays = [[name, *_fingerprint(state[name])] for name in sorted(state) if name.startswith(read)]
+        arrays = [[name, *_fingerprint(state[name])] for name in self.training_arrays(state)]
         return encoding.digest("training-arrays", arrays)
 
     def under_noise(self) -> Strategy:

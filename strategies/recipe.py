@@ -127,10 +127,12 @@ class ServerUpdate(Part):
     """What the mean delta does to the model. counts_steps: reads the local steps out of a delta.
 
     rate: its learning rate, over all rounds in which a delta still moves the model; None: 1.
+    stretch: how much longer the step of so many silos may be than one silo's by the rule itself; None: 1.
     """
 
     rule: ServerRule
     rate: Callable[[Options], float] | None = None
+    stretch: Callable[[int], float] | None = None
     counts_steps: bool = False
 
 

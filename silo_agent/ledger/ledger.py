@@ -23,6 +23,7 @@ from crypto.session.reveal import PendingReveal
 from silo_agent.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
 from silo_agent.ledger.migrations import MIGRATIONS
 from silo_agent.ledger.reveals import Decision, Reveals, RevealStatus
+from silo_agent.ledger.steps import Steps
 from silo_agent.policy.policy import Policy
 
 REVEALED_EVENT = "revealed"  # audit entry: job, round, phase and cohort, written before a share leaves
@@ -76,6 +77,10 @@ class Ledger:
         tell: called for every spend when it is durable and before a byte leaves.
         """
         return Budget(self._database, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
+
+    def steps(self, *, policy: Policy, data_set: str) -> Steps:
+        """How far global states moved, beside this silo's own steps on one data set."""
+        return Steps(self._database, policy=policy, data_set=data_set)
 
     def data_sets(self) -> list[str]:
         """Every data set that an input was ever made of."""
@@ -150,6 +155,9 @@ class Ledger:
             connection.execute(
                 "UPDATE jobs SET decision = ? WHERE job_digest = ?", (decision, found[0].job_digest)
             )
+            if decision is Decision.APPROVED:  # its steps are compared from here on (docs/protocol.md 6.11)
+                for table in ("stopped_data_sets", "array_steps"):
+                    connection.execute(f"DELETE FROM {table} WHERE job_digest = ?", (found[0].job_digest,))
         return found[0]
 
     def grant_cohort_changes(self, job_digest: bytes, changes: int, *, data_set: str) -> None:

@@ -190,4 +190,34 @@ _STATE_USES: Migration = (
     """,
 )
 
-MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _GRANTED_CHANGES, _STATE_USES)
+_STEPS: Migration = (
+    """
+    CREATE TABLE array_steps ( -- how far the arrays that training reads moved, and this silo's own part
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        array VARCHAR NOT NULL,
+        total FLOAT NOT NULL,
+        own_total FLOAT NOT NULL,
+        first VARCHAR NOT NULL, -- this silo's first lengths, a JSON list
+        UNIQUE (data_set, job_digest, array)
+    )
+    """,
+    """
+    CREATE TABLE compared_phases ( -- whose step is in array_steps
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        UNIQUE (data_set, job_digest, round, phase)
+    )
+    """,
+    """
+    CREATE TABLE stopped_data_sets ( -- no input leaves until the job is approved again
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        UNIQUE (data_set, job_digest)
+    )
+    """,
+)
+
+MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _GRANTED_CHANGES, _STATE_USES, _STEPS)

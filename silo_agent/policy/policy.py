@@ -105,6 +105,13 @@ class Policy(BaseModel):
         le=1_000_000,
         description="sample counts are rounded down to a multiple; 1 accepts that they are published",
     )
+    max_step_ratio: float = Field(
+        default=3.0,
+        ge=1,
+        le=1e6,
+        description="how many of this silo's own steps a step of the global model may be long; beyond it no "
+        "further input leaves until the job is approved again",
+    )
     min_learning_rate: float = Field(
         default=1e-6,
         ge=0,
@@ -253,6 +260,7 @@ class Policy(BaseModel):
             f"attempt {self.max_attempts + 1} at any phase",
             f"more than {self.max_cohort_changes} overlapping cohorts of a data set, in all jobs together",
             f"more than {self.max_repeats} further sums over one model",
+            f"every input, once a model moved {self.max_step_ratio:g} times as far as this silo moves it",
             f"learning rates below {self.min_learning_rate:g} or above {self.max_learning_rate:g}",
             f"server learning rates below {self.min_server_learning_rate:g} or above "
             f"{self.max_server_learning_rate:g}",
