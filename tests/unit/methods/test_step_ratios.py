@@ -201,5 +201,5 @@ def test_small_steps_in_one_direction_add_up() -> None:
     still = replace(history, own_total=100.0)
     assert not still.is_too_long(step=1.5, own=0.0, max_ratio=3.0)
     assert still.is_too_long(step=1.51, own=0.0, max_ratio=3.0)
-    stretched = replace(history, total=3.0 * history.own_total)
-    assert stretched.is_too_long(step=3.0 + 1e-9, own=1.0, max_ratio=3.0)
+    stretched = replace(history, total=3.0 * history.own_total + 1e-6)
+    assert stretched.is_too_long(step=3.0, own=1.0, max_ratio=3.0)
