@@ -23,6 +23,7 @@ from chorale.v1 import federation_pb2, session_pb2
 from crypto import encoding
 from crypto.errors import ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout
+from crypto.fixed_point.plausible import ImplausibleSum
 from crypto.identity.certificates import (
     Identity,
     Role,
@@ -33,6 +34,7 @@ from crypto.identity.certificates import (
     verify,
 )
 from crypto.identity.roster import Roster
+from crypto.masking.stored_sum import StoredSum
 from crypto.session.cohort import draw_seed, named_set
 from crypto.session.messages import SessionTerms
 from strategies.base import DRAW_SEED, Array, Phase, PhaseContext, PhaseResult
@@ -53,7 +55,8 @@ __all__ = [
 ]
 
 PURPOSE = "job"
-MIN_WEIGHT = 0.01  # of what the silos of a sum bring on average: room for federations of very uneven silos
+IMPLAUSIBLE = "implausible"
+MIN_WEIGHT = 0.1  # of what the silos of a sum bring on average: room for federations of uneven silos
 FIRST_REPEAT = 0
 MAX_CERTIFICATE_BYTES = 8 << 10  # ours take about 700
 HELD_SPECS = 64  # as many jobs as a silo opens at once
@@ -233,6 +236,24 @@ class Job:
         noise = noise_deviations(self.layout(key, state, members).quantities, members)
         return replace(self._context(key, state, members), noise=noise)
 
+    def outcome(
+        self,
+        phase: str,
+        context: PhaseContext,
+        tagged: StoredSum,
+        *,
+        survivors: int,
+        self_mask_seeds: Mapping[str, bytes] | None = None,
+    ) -> PhaseResult:
+        """What the tagged part of a revealed sum does to the global state, bit for bit the same at every silo
+        and at the coordinator: nothing where no honest silos could have given it. docs/protocol.md 4.12, 7.9.
+        """
+        try:
+            tagged.check_plausible(survivors)
+        except ImplausibleSum:
+            return PhaseResult(state=None, reason=IMPLAUSIBLE)
+        return self.next_state(phase, context, tagged, survivors=survivors, self_mask_seeds=self_mask_seeds)
+
     def next_state(
         self,
         phase: str,
@@ -247,7 +268,7 @@ class Job:
         self_mask_seeds: b of each of them, needed where the phase opens the draw.
 
         Security: the update is divided by the sum of p, and a silo that lies about its p can bring that sum
-        close to zero. A sum of p below a hundredth of its usual size is not applied.
+        close to zero. A sum of p below a tenth of its usual size is not applied.
         Source: docs/protocol.md 7.4.
         """
         privacy = self.spec.privacy

@@ -56,15 +56,28 @@ def policy(config: Path) -> None:
 @silo.command()
 @CONFIG
 @click.argument("job", required=False)
-def approve(config: Path, job: str | None) -> None:
+@click.option(
+    "--more-cohort-changes",
+    "more_changes",
+    type=click.IntRange(1, 1_000_000),
+    help="Allow JOB so many more sums over overlapping cohorts, beyond the policy's max_cohort_changes.",
+)
+def approve(config: Path, job: str | None, more_changes: int | None) -> None:
     """Approve JOB; without it, list the jobs that wait."""
     from silo_agent.ledger.reveals import Decision
 
+    if more_changes is not None and job is None:
+        raise ConfigError("--more-cohort-changes: expected JOB with it")
+    settings = load_silo_settings(config)
     notes = {Decision.OFFERED: "", Decision.SUSPENDED: "  suspended: its data could not answer, see the log"}
-    with closing(_ledger(load_silo_settings(config))) as ledger:
+    with closing(_ledger(settings)) as ledger:
         if job is not None:
             approved = ledger.decide(job, Decision.APPROVED)
             click.echo(f"{approved.id}: {approved.name} by {approved.operator} is approved")
+            if more_changes is not None:
+                data_set = settings.data.name
+                ledger.grant_cohort_changes(approved.job_digest, more_changes, data_set=data_set)
+                click.echo(f"{approved.id}: {more_changes} more cohort changes on data set {data_set}")
             return
         waiting = [each for each in ledger.jobs() if each.decision in notes]
         if not waiting:

@@ -17,6 +17,7 @@ class FailureReason(StrEnum):
     TOO_FEW_STATEMENTS = "too-few-statements"
     MIN_WEIGHT = "min-weight"
     NO_DATA = "no-data"
+    IMPLAUSIBLE = "implausible"
     ROSTER = "roster"
     RESTARTED = "restarted"
     CANCELLED = "cancelled"

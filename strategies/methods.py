@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
+from crypto import encoding
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
-from strategies.base import MODEL, TOTAL, Phase, PhaseContext, T, options_of
+from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T, options_of
 from strategies.checks import check_recipe
 from strategies.parts.heads import HEAD
 from strategies.parts.regularizers import NO_REGULARIZER
@@ -46,6 +48,30 @@ class Strategy:
         """Whether silos train a parameter together: all but those of a frozen head or one of their own."""
         has_no_sum = self.recipe.head.is_frozen or self.recipe.personalization.has_own_head
         return not (has_no_sum and parameter.startswith("head."))
+
+    @property
+    def server_rate(self) -> float:
+        """What the mean delta is multiplied by; for the adaptive optimizers their step by parameter."""
+        rate = self.recipe.server_update.rate
+        return 1.0 if rate is None else rate(self.options)
+
+    def reads_state(self, kind: str) -> bool:
+        """Whether silos put into such a phase what follows from the training arrays: all but the opening."""
+        return kind not in self.opening
+
+    def training_arrays(self, state: Arrays) -> list[str]:
+        """Names of the arrays that silos train and test with: the model's, and what parts declare."""
+        read = (MODEL, *(name for part in self.recipe.parts.values() for name in part.reads))
+        return [name for name in sorted(state) if name.startswith(read)]
+
+    def training_digest(self, state: Arrays) -> bytes:
+        """Digest of the arrays that silos train and test with: equal for states that are the same to them.
+
+        An array that a part reads and does not declare (`Part.reads`) is not in it: a state that moves
+        that array alone is then the same one, which is the cautious mistake. Source: docs/protocol.md 6.10.
+        """
+        arrays = [[name, *_fingerprint(state[name])] for name in self.training_arrays(state)]
+        return encoding.digest("training-arrays", arrays)
 
     def under_noise(self) -> Strategy:
         """The method in a private job: without the class-presence phase (strategies/phases/enrollment.py)."""
@@ -92,6 +118,10 @@ def parts_with_options(recipe: Recipe) -> list[Part]:
     """Whose numbers a job with this recipe may set: without a regularizer there is nothing to mix."""
     has_mix = recipe.regularizer is not NO_REGULARIZER
     return [part for part in recipe.parts.values() if has_mix or part is not recipe.mix]
+
+
+def _fingerprint(array: Array) -> list[encoding.Field]:
+    return [array.dtype.str, list(array.shape), hashlib.sha256(array.tobytes()).digest()]
 
 
 def _smallest_context(options: Options, *, has_buffers: bool, update_bits: int) -> PhaseContext:

@@ -60,6 +60,7 @@ class Part:
     check_options: raises ConfigError for options with which the part makes no sense in this recipe.
     check_private: the same for options with which a private job cannot bound what one record moves.
     keeps_local_state: whether silos keep arrays of their own for it between rounds (docs/protocol.md 7.8).
+    reads: what silos read for it of the global state besides the model: names of arrays, or prefixes.
     """
 
     word: str
@@ -69,6 +70,7 @@ class Part:
     check_options: Callable[[Recipe, Options], None] | None = None
     check_private: Callable[[Options], None] | None = None
     keeps_local_state: bool = False
+    reads: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.word
@@ -122,9 +124,15 @@ class Mix(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServerUpdate(Part):
-    """What the mean delta does to the model. counts_steps: reads the local steps out of a delta."""
+    """What the mean delta does to the model. counts_steps: reads the local steps out of a delta.
+
+    rate: its learning rate, over all rounds in which a delta still moves the model; None: 1.
+    stretch: how much longer the step of so many silos may be than one silo's by the rule itself; None: 1.
+    """
 
     rule: ServerRule
+    rate: Callable[[Options], float] | None = None
+    stretch: Callable[[int], float] | None = None
     counts_steps: bool = False
 
 

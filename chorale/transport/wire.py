@@ -27,7 +27,7 @@ from crypto.session.messages import (
     Survivors,
     UnmaskShares,
 )
-from crypto.session.statements import StateProof, StateSigner
+from crypto.session.statements import Signer, StateProof
 
 PROTOCOL_VERSION = 2
 CHUNK_BYTES = 1 << 20  # fastest and cheapest of 64 KiB .. 4 MiB over mutual TLS
@@ -272,12 +272,12 @@ def proof_from_wire(wire: session_pb2.StateProof) -> tuple[bytes, StateProof]:
         raise RemoteProtocolError(f"draw seed: expected none or {SECRET_BYTES} bytes")
     if len(wire.signers) > MAX_SILOS:
         raise RemoteProtocolError(f"signers: expected at most {MAX_SILOS}, got {len(wire.signers)}")
-    signers: dict[str, StateSigner] = {}
+    signers: dict[str, Signer] = {}
     for each in wire.signers:
         _check_name(each.name)
         signed = session_pb2.SignedBody(body=each.certificate, signature=each.signature)
         signed_body_from_wire(signed)  # for the sizes
-        signers[each.name] = StateSigner(certificate=each.certificate, signature=each.signature)
+        signers[each.name] = Signer(certificate=each.certificate, signature=each.signature)
     proof = StateProof(
         roster=signed_body_from_wire(wire.roster, max_bytes=MAX_ROSTER_BYTES),
         round=key.round,

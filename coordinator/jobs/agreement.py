@@ -22,7 +22,7 @@ from crypto.identity.certificates import SignedBody
 from crypto.session import bodies
 from crypto.session.messages import RevealedSum, Signatures
 from crypto.session.session_record import SessionRecord
-from crypto.session.statements import StateProof, StateSigner
+from crypto.session.statements import Signer, StateProof
 
 KINDS = frozenset({"next_state", "refused"})
 
@@ -53,7 +53,7 @@ class Agreement:
         self._unsigned = unsigned
         self._session_digest = record.terms.digest()
         self._on_progress = on_progress
-        self._signers: dict[str, StateSigner] = {}
+        self._signers: dict[str, Signer] = {}
         self._out: dict[str, str] = {}  # silos that will not sign, and why
         self._news = asyncio.Event()
         signatures = tuple(record.signatures[name] for name in sorted(record.signatures))
@@ -114,9 +114,9 @@ class Agreement:
         advert = self._record.adverts[silo]
         federation = self._record.terms.federation
         expected = self._unsigned.statement(silo, federation=federation, session_digest=self._session_digest)
-        bodies.check_next_state(signed, certificate=advert.certificate, expected=expected)
+        bodies.check_statement(signed, certificate=advert.certificate, expected=expected)
         certificate = advert.advert.certificate
-        self._signers[silo] = StateSigner(certificate=certificate, signature=signed.signature)
+        self._signers[silo] = Signer(certificate=certificate, signature=signed.signature)
         self._out.pop(silo, None)
 
     def _tell(self, awaited: list[str]) -> None:

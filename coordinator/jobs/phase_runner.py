@@ -35,6 +35,7 @@ from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool
 from coordinator.storage.store import Absence, PhaseRow
 from crypto.errors import ConfigError, RemoteProtocolError
+from crypto.fixed_point.plausible import ImplausibleSum
 from crypto.identity.roster import Roster
 from crypto.masking.stored_sum import StoredSum, tagged_stream
 from crypto.session.coordinator_session import CoordinatorSession
@@ -302,17 +303,25 @@ class PhaseRunner:
         checkpoint is named by its digest, and one transaction ends the phase."""
         context = self._job.context(self._key, state, len(terms.names))
         sums = StoredSum(self._sum_path("revealed"), layout=terms.layout)
-        figures = dict(self._job.figures(self._row.phase, context, sums))
+        figures: dict[str, float] = {}
+        reason = ""
+        try:
+            sums.check_plausible(len(record.survivors))
+            figures.update(self._job.figures(self._row.phase, context, sums))
+        except ImplausibleSum as error:  # silos see the tagged part alone, and decide by it alone
+            log.warning("implausible sum", reason=str(error), **self._scope)
+            reason = FailureReason.IMPLAUSIBLE.value
         if any(quantity.noise is not None for quantity in terms.layout.quantities):
             figures["wrap_probability"] = terms.layout.wrap_probability
         if terms.layout.tagged is None:
-            return _Following(result=PhaseResult(state={}, figures=figures), digest=self._row.state_digest)
+            result = PhaseResult(state=None if reason else {}, figures=figures, reason=reason)
+            return _Following(result=result, digest=self._row.state_digest)
         del sums  # its pages, before those of the tagged part
         path = self._sum_path("tagged")
         write_atomic(path, tagged_stream(self._sum_path("revealed"), layout=terms.layout))
         with path.open("rb") as file:
             self.revealed = RevealedFile(digest=hashlib.file_digest(file, "sha256").digest(), path=path)
-        result = self._job.next_state(
+        result = self._job.outcome(
             self._row.phase,
             context,
             StoredSum(path, layout=terms.layout.tagged),

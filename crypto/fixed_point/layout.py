@@ -57,7 +57,8 @@ class Quantity:
     projection: the values are summed as its numbers, of which `bound` is the largest; shape stays theirs.
     noise: what every silo adds to its own; the sum of a noised count is a real number.
     is_tagged: whether silos check its sum, because the next global state is computed from it.
-    discloses: not encoded, so not compared either; the default is what policies refuse.
+    discloses: not encoded, so not compared either; the default is what policies refuse. at_most: the count
+    beside it that it never exceeds at any silo; not encoded either.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Quantity:
     noise: Noise | None = None
     is_tagged: bool = False
     discloses: Disclosure = field(default=Disclosure.CLASS_STATISTIC, compare=False)
+    at_most: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if self.ring_bits not in RING_BITS:

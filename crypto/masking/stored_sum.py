@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from crypto.errors import LocalProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout
+from crypto.fixed_point.plausible import check_plausible
 from crypto.masking.masks import vectors_from_stream
 
 
@@ -29,6 +30,14 @@ class StoredSum(Mapping[str, NDArray[Any]]):
         self._layout = layout
         self._quantities = {quantity.name: quantity for quantity in layout.quantities}
         self._vectors = vectors_from_stream(layout, np.memmap(path, np.uint8, "r").data)
+
+    def check_plausible(self, survivors: int) -> None:
+        """Raises ImplausibleSum unless so many honest silos can have given this sum."""
+        native = {
+            ring_bits: words.astype(ring.WORD_TYPES[ring_bits], copy=False)
+            for ring_bits, words in self._vectors.items()
+        }
+        check_plausible(native, layout=self._layout, survivors=survivors)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         quantity = self._quantities[name]

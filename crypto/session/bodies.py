@@ -30,6 +30,7 @@ from crypto.identity.certificates import (
 from crypto.identity.roster import Roster
 from crypto.session.envelope import OVERHEAD_BYTES, PUBLIC_BYTES, SEED_BYTES
 from crypto.session.messages import (
+    Abandoned,
     Advert,
     Complaint,
     Consistency,
@@ -173,11 +174,13 @@ def check_consistency(signed: SignedBody, *, certificate: x509.Certificate, expe
     _check_signed(signed, expected.PURPOSE, certificate, scope)
 
 
-def check_next_state(signed: SignedBody, *, certificate: x509.Certificate, expected: NextState) -> None:
-    """Compared and not parsed, as consistency signatures are. docs/protocol.md 5.10."""
-    scope = f"next state of {expected.sender}"
+def check_statement(
+    signed: SignedBody, *, certificate: x509.Certificate, expected: NextState | Abandoned
+) -> None:
+    """What a silo signed of a phase that is over; compared and not parsed. docs/protocol.md 5.10, 6.10."""
+    scope = f"{expected.PURPOSE} of {expected.sender}"
     if signed.body != body_of(expected):
-        raise RemoteProtocolError(f"{scope}: another state, sum or session", code=Refusal.STATE)
+        raise RemoteProtocolError(f"{scope}: signed of another phase or outcome", code=Refusal.STATE)
     _check_signed(signed, expected.PURPOSE, certificate, scope)
 
 

@@ -147,7 +147,20 @@ class NextState:
     draw_seed: bytes
 
 
-Signable: TypeAlias = Advert | Envelope | OwnShare | Consistency | Complaint | NextState
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    """Signed. The sender has not revealed the phase, in no attempt, and never will."""
+
+    PURPOSE: ClassVar[str] = "abandoned"
+
+    federation: str
+    job_digest: bytes
+    round: int
+    phase: str
+    sender: str
+
+
+Signable: TypeAlias = Advert | Envelope | OwnShare | Consistency | Complaint | NextState | Abandoned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,12 @@
-"""The proof of a global state: t named silos of a phase signed that they computed it.
+"""What named silos sign of a phase that is over, and the proof that t of them make together.
 
-Two sets of t share an honest silo, which signs one state a phase. Source: docs/protocol.md 5.10.
+Two sets of t share an honest silo. It signs one state a phase, and never abandons a phase that it revealed.
+Source: docs/protocol.md 5.10, 6.10.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from crypto.encoding import digest
@@ -14,12 +15,12 @@ from crypto.identity.certificates import Role, SignedBody, certificate_from_der,
 from crypto.identity.roster import Roster
 from crypto.session import bodies
 from crypto.session.cohort import CohortRule
-from crypto.session.messages import NextState
+from crypto.session.messages import Abandoned, NextState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateSigner:
-    """One silo's signature over the state. certificate: DER."""
+class Signer:
+    """One silo's signature over a statement that is known. certificate: DER."""
 
     certificate: bytes
     signature: bytes
@@ -43,12 +44,12 @@ class StateProof:
     sum_digest: bytes
     next_digest: bytes
     draw_seed: bytes
-    signers: Mapping[str, StateSigner]
+    signers: Mapping[str, Signer]
 
     def check(self, *, job_digest: bytes, roster: Roster, names: tuple[str, ...], rule: CohortRule) -> None:
         """At least t of the named silos signed this very state in this very session.
 
-        roster: as `self.roster` opens. Raises RemoteProtocolError(code=STATE or SIGNATURES).
+        roster: as `self.roster` opens. Raises RemoteProtocolError(code=ROSTER or SIGNATURES).
         """
         # the fields of SessionTerms.digest, with the layout's digest in place of the layout
         session_digest = digest(
@@ -67,18 +68,13 @@ class StateProof:
             rule.min_cohort,
             self.parent_digest,
         )
-        if unnamed := sorted(self.signers.keys() - set(names)):
-            raise _refused(f"{unnamed[0]} was not named", Refusal.STATE)
-        for name, signer in self.signers.items():
-            certificate = certificate_from_der(signer.certificate)
-            if not roster.holds(Role.SILO, name, fingerprint(certificate)):
-                raise _refused(f"the roster does not hold {name} with this certificate", Refusal.ROSTER)
-            said = self.statement(name, federation=roster.federation, session_digest=session_digest)
-            signed = SignedBody(body=bodies.body_of(said), signature=signer.signature)
-            bodies.check_next_state(signed, certificate=certificate, expected=said)
-        if len(self.signers) < rule.threshold:
-            wanted = f"expected signatures of {rule.threshold} silos"
-            raise _refused(f"{wanted}, got {len(self.signers)}", Refusal.SIGNATURES)
+        _check_signers(
+            self.signers,
+            lambda name: self.statement(name, federation=roster.federation, session_digest=session_digest),
+            roster=roster,
+            names=names,
+            threshold=rule.threshold,
+        )
 
     def statement(self, name: str, *, federation: str, session_digest: bytes) -> NextState:
         """What that silo signed."""
@@ -95,5 +91,57 @@ class StateProof:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonedProof:
+    """A phase that several named silos never reveal. roster: the phase's."""
+
+    roster: SignedBody
+    round: int
+    phase: str
+    signers: Mapping[str, Signer]
+
+    def check(self, *, job_digest: bytes, roster: Roster, names: tuple[str, ...], rule: CohortRule) -> None:
+        """At least t of the named silos signed that they never reveal this phase: no t answers come together
+        any more.
+
+        roster: as `self.roster` opens. Raises RemoteProtocolError(code=ROSTER or SIGNATURES).
+        """
+        _check_signers(
+            self.signers,
+            lambda name: self.statement(name, federation=roster.federation, job_digest=job_digest),
+            roster=roster,
+            names=names,
+            threshold=rule.threshold,
+        )
+
+    def statement(self, name: str, *, federation: str, job_digest: bytes) -> Abandoned:
+        """What that silo signed."""
+        return Abandoned(
+            federation=federation, job_digest=job_digest, round=self.round, phase=self.phase, sender=name
+        )
+
+
+def _check_signers(
+    signers: Mapping[str, Signer],
+    said_by: Callable[[str], NextState | Abandoned],
+    *,
+    roster: Roster,
+    names: tuple[str, ...],
+    threshold: int,
+) -> None:
+    """Every signature must hold; what was signed is known, so it is compared and not parsed."""
+    if unnamed := sorted(signers.keys() - set(names)):
+        raise _refused(f"{unnamed[0]} was not named", Refusal.SIGNATURES)
+    for name, signer in signers.items():
+        certificate = certificate_from_der(signer.certificate)
+        if not roster.holds(Role.SILO, name, fingerprint(certificate)):
+            raise _refused(f"the roster does not hold {name} with this certificate", Refusal.ROSTER)
+        said = said_by(name)
+        signed = SignedBody(body=bodies.body_of(said), signature=signer.signature)
+        bodies.check_statement(signed, certificate=certificate, expected=said)
+    if len(signers) < threshold:
+        raise _refused(f"expected signatures of {threshold} silos, got {len(signers)}", Refusal.SIGNATURES)
+
+
 def _refused(message: str, code: Refusal) -> RemoteProtocolError:
-    return RemoteProtocolError(f"proof of a state: {message}", code=code)
+    return RemoteProtocolError(f"proof: {message}", code=code)

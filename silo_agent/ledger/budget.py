@@ -26,6 +26,7 @@ from chorale.runtime.database import Database
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from silo_agent.ledger.state_uses import StateUse, record_use
 from silo_agent.policy.policy import Policy
 from silo_agent.policy.privacy_policy import PartialJobs
 
@@ -153,8 +154,10 @@ class Budget:
             held = self._inputs_by_cost(connection)
         self._check_fits(held, planned, what=f"job {job.id}: its plan")
 
-    def reserve(self, job: Job, key: PhaseKey, state: GlobalState, *, members: int) -> Charge:
-        """Room for one input of a phase, before its data are touched.
+    def reserve(
+        self, job: Job, key: PhaseKey, state: GlobalState, *, members: int, use: StateUse | None = None
+    ) -> Charge:
+        """Room for one input of a phase, before its data are touched. use: recorded when it is spent.
 
         Raises PolicyRefusal(code=BUDGET) where it does not fit; nothing is written then. Raises
         PolicyRefusal(code=POLICY) where as many inputs of this phase have left as policy has attempts.
@@ -191,7 +194,7 @@ class Budget:
                     self._clock().timestamp(),
                 ),
             )
-        return Charge(self, input_id)
+        return Charge(self, input_id, use)
 
     def balance(self) -> BudgetBalance:
         """Where the data set stands now, job by job."""
@@ -223,10 +226,10 @@ class Budget:
             inputs = self._inputs_by_cost(connection, ReleaseStatus.SPENT)
         return self._epsilon(inputs), inputs[None]
 
-    def spend(self, input_id: bytes) -> None:
+    def spend(self, input_id: bytes, use: StateUse | None = None) -> None:
         """Durable, and told, before the first byte leaves.
 
-        Raises PolicyRefusal(code=STAGE) if the reservation was given back.
+        Raises PolicyRefusal(code=STAGE) if the reservation was given back, and as `state_uses.check_use`.
         """
         with self._database.transaction() as connection:
             found = connection.execute("SELECT * FROM releases WHERE input_id = ?", (input_id,)).fetchone()
@@ -235,6 +238,14 @@ class Budget:
             connection.execute(
                 "UPDATE releases SET status = ? WHERE input_id = ?", (ReleaseStatus.SPENT, input_id)
             )
+            if use is not None:
+                record_use(
+                    connection,
+                    use,
+                    data_set=self._data_set,
+                    max_repeats=self._policy.max_repeats,
+                    unix_seconds=self._clock().timestamp(),
+                )
         self._tell(spend_of(found))
 
     def release(self, input_id: bytes) -> None:
@@ -325,19 +336,31 @@ class Budget:
 class Charge:
     """One input's reservation, and its spend once it leaves."""
 
-    def __init__(self, budget: Budget, input_id: bytes) -> None:
+    def __init__(self, budget: Budget, input_id: bytes, use: StateUse | None) -> None:
         self._budget = budget
         self._input_id = input_id
+        self._use = use
         self.is_spent = False
 
     def spend(self) -> None:
         """Once, however often the input is sent. Raises PolicyRefusal if it was given back."""
         if not self.is_spent:
-            self._budget.spend(self._input_id)
+            self._budget.spend(self._input_id, self._use)
             self.is_spent = True
 
     def release(self) -> None:
         self._budget.release(self._input_id)
+
+
+def is_covered(connection: sqlite3.Connection, data_set: str, of_phase: Mapping[str, object]) -> bool:
+    """Whether epsilon covers all that this silo sends in a phase: a private job's quantities carry noise, or
+    follow from DP-SGD, or are the same whatever the data are. of_phase: job, round, phase."""
+    rows = connection.execute(
+        "SELECT DISTINCT cost_digest IS NOT NULL AS is_bounded FROM releases"
+        " WHERE data_set = :data_set AND job_digest = :job AND round = :round AND phase = :phase",
+        {"data_set": data_set, **of_phase},
+    ).fetchall()
+    return [row["is_bounded"] for row in rows] == [1]
 
 
 def spend_of(row: sqlite3.Row) -> Spend:

@@ -24,11 +24,13 @@ from silo_agent.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
 from silo_agent.ledger.known_states import KnownStates
 from silo_agent.ledger.migrations import MIGRATIONS
 from silo_agent.ledger.reveals import Decision, Reveals, RevealStatus
+from silo_agent.ledger.steps import Steps
 from silo_agent.policy.policy import Policy
 
 REVEALED_EVENT = "revealed"  # audit entry: job, round, phase and cohort, written before a share leaves
 REVEALED_FIELDS = ("job", "round", "phase", "cohort")
 SPENT_EVENT = "spent"  # audit entry: an input and the digest of its releases, written before a byte leaves
+GRANTED_EVENT = "cohort changes granted"  # audit entry: the institution allowed a job more of them
 SPENT_FIELDS = ("input", "data_set", "job", "round", "phase", "releases")
 
 
@@ -80,6 +82,10 @@ class Ledger:
     def known_states(self) -> KnownStates:
         """The global states that this silo knows to be computed."""
         return KnownStates(self._database)
+
+    def steps(self, *, policy: Policy, data_set: str) -> Steps:
+        """How far global states moved, beside this silo's own steps on one data set."""
+        return Steps(self._database, policy=policy, data_set=data_set)
 
     def data_sets(self) -> list[str]:
         """Every data set that an input was ever made of."""
@@ -157,7 +163,37 @@ class Ledger:
             connection.execute(
                 "UPDATE jobs SET decision = ? WHERE job_digest = ?", (decision, found[0].job_digest)
             )
+            if decision is Decision.APPROVED:  # its steps are compared from here on (docs/protocol.md 6.11)
+                for table in ("stopped_data_sets", "array_steps"):
+                    connection.execute(f"DELETE FROM {table} WHERE job_digest = ?", (found[0].job_digest,))
         return found[0]
+
+    def grant_cohort_changes(self, job_digest: bytes, changes: int, *, data_set: str) -> None:
+        """Allow a job so many more sums over overlapping cohorts, beyond the policy's and earlier grants."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO cohort_change_grants (job_digest, data_set, changes, is_told,"
+                " written_unix_seconds) VALUES (?, ?, ?, 0, ?)",
+                (job_digest, data_set, changes, self._clock().timestamp()),
+            )
+
+    def tell_grants(self, audit_log: audit.AuditLog) -> None:
+        """Enter grants into the audit log, which the agent alone writes; a crash between repeats an entry."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT * FROM cohort_change_grants WHERE NOT is_told ORDER BY number"
+            ).fetchall()
+        for row in rows:
+            audit_log.append(
+                GRANTED_EVENT,
+                job=row["job_digest"].hex(),
+                data_set=row["data_set"],
+                changes=row["changes"],
+            )
+            with self._database.transaction() as connection:
+                connection.execute(
+                    "UPDATE cohort_change_grants SET is_told = 1 WHERE number = ?", (row["number"],)
+                )
 
     def suspend(self, job_digest: bytes) -> None:
         """Stop serving an approved job until it is approved again; durable on return."""

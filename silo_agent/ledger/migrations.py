@@ -205,4 +205,84 @@ _ACCOUNTS: Migration = (
 # Openings are counted where they fix a draw. An earlier file holds none that does.
 _DRAWS: Migration = ("ALTER TABLE jobs ADD COLUMN draws_rounds BOOLEAN NOT NULL DEFAULT 0",)
 
-MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _COMPUTED_STATES, _DRAWS, _ACCOUNTS)
+# Changes of the cohort are counted by data set, over jobs and kinds; what epsilon covers is not one.
+_GRANTED_CHANGES: Migration = (
+    "ALTER TABLE signed_sets ADD COLUMN is_covered BOOLEAN NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE cohort_change_grants ( -- further changes of the cohort that the institution allows a job
+        number INTEGER NOT NULL PRIMARY KEY,
+        job_digest BLOB NOT NULL,
+        data_set VARCHAR NOT NULL,
+        changes INTEGER NOT NULL,
+        is_told BOOLEAN NOT NULL, -- to the audit log
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+)
+
+_STATE_USES: Migration = (
+    """
+    CREATE TABLE state_uses ( -- phases whose input was made from training arrays and may have left
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        training_digest BLOB NOT NULL, -- of the arrays
+        min_distance INTEGER NOT NULL,
+        survivors VARCHAR, -- U3, sorted, one name a line, once t signatures prove it
+        written_unix_seconds FLOAT NOT NULL,
+        UNIQUE (data_set, job_digest, round, phase)
+    )
+    """,
+    "CREATE INDEX state_uses_by_arrays ON state_uses (data_set, training_digest)",
+    """
+    CREATE TABLE abandoned_phases ( -- never revealed by this silo, and it may have signed that
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        UNIQUE (job_digest, round, phase)
+    )
+    """,
+)
+
+_STEPS: Migration = (
+    """
+    CREATE TABLE array_steps ( -- how far the arrays that training reads moved, and this silo's own part
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        array VARCHAR NOT NULL,
+        total FLOAT NOT NULL,
+        own_total FLOAT NOT NULL,
+        first VARCHAR NOT NULL, -- this silo's first lengths, a JSON list
+        UNIQUE (data_set, job_digest, array)
+    )
+    """,
+    """
+    CREATE TABLE compared_phases ( -- whose step is in array_steps
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        UNIQUE (data_set, job_digest, round, phase)
+    )
+    """,
+    """
+    CREATE TABLE stopped_data_sets ( -- no input leaves until the job is approved again
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        UNIQUE (data_set, job_digest)
+    )
+    """,
+)
+
+MIGRATIONS = (
+    _FIRST,
+    _EVERY_CHANGE_COUNTS,
+    _OTHER_PHASE_NAMES,
+    _COMPUTED_STATES,
+    _DRAWS,
+    _ACCOUNTS,
+    _GRANTED_CHANGES,
+    _STATE_USES,
+    _STEPS,
+)

@@ -8,6 +8,7 @@ Source: docs/protocol.md 6.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -18,6 +19,8 @@ from chorale.transport.wire import phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import SessionTerms
 from crypto.session.reveal import PendingReveal
+from silo_agent.ledger.budget import is_covered
+from silo_agent.ledger.state_uses import StateUse, check_survivors, check_use, forget_use, settle_use
 from silo_agent.policy.policy import Policy
 from strategies.phases.enrollment import ENROLLMENT
 
@@ -46,7 +49,7 @@ class Decision(StrEnum):
 _SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
 # Attempts at one phase exclude each other: quorums of t share an honest silo, and it
 # never adverts for a phase that it revealed (docs/protocol.md 3.1).
-_OTHER_SETS = f"kind = :kind AND data_set = :data_set AND NOT ({_SAME_PHASE})"
+_OTHER_SETS = f"data_set = :data_set AND NOT ({_SAME_PHASE})"
 
 
 class Reveals:
@@ -106,6 +109,7 @@ class Reveals:
             _approved_job(connection, terms)
             _check_not_revealed(connection, terms)
             self._check_openings(connection, terms)
+            check_survivors(connection, _phase_of(terms), survivors, data_set=self._data_set)
             self._check_near(connection, terms, survivors, terms.rule.min_cohort)
 
     def write_pending(self, pending: PendingReveal) -> None:
@@ -118,6 +122,8 @@ class Reveals:
             if found is not None:
                 raise _refusal(pending, "another answer is recorded already", Refusal.ALREADY_REVEALED)
             _approved_job(connection, pending)
+            _check_not_abandoned(connection, pending)
+            check_survivors(connection, _phase_of(pending), pending.survivors, data_set=self._data_set)
             values = _phase_of(pending) | {
                 "attempt": pending.attempt,
                 "kind": phase_kind(pending.phase),
@@ -125,6 +131,7 @@ class Reveals:
                 "survivors": _joined(pending.survivors),
                 "min_cohort": pending.min_cohort,
                 "is_change": self._check_near(connection, pending, pending.survivors, pending.min_cohort),
+                "is_covered": is_covered(connection, self._data_set, _phase_of(pending)),
                 "status": RevealStatus.PENDING,
                 "state_digest": pending.state_digest,
                 "cohort_digest": pending.cohort_digest,
@@ -133,9 +140,9 @@ class Reveals:
             }
             connection.execute(
                 "INSERT INTO signed_sets"
-                " (job_digest, round, phase, attempt, kind, data_set, survivors, min_cohort, is_change)"
-                " VALUES (:job, :round, :phase, :attempt, :kind, :data_set, :survivors, :min_cohort,"
-                " :is_change)",
+                " (job_digest, round, phase, attempt, kind, data_set, survivors, min_cohort, is_change,"
+                " is_covered) VALUES (:job, :round, :phase, :attempt, :kind, :data_set, :survivors,"
+                " :min_cohort, :is_change, :is_covered)",
                 values,
             )
             connection.execute(
@@ -158,6 +165,7 @@ class Reveals:
                 return
             _approved_job(connection, pending)
             self._check_openings(connection, pending)  # several may have been signed before one is revealed
+            _check_not_abandoned(connection, pending)
             connection.execute(
                 f"UPDATE reveals SET status = :revealed WHERE {_SAME_PHASE}",
                 _phase_of(pending) | {"revealed": RevealStatus.REVEALED},
@@ -169,6 +177,36 @@ class Reveals:
                 _phase_of(pending) | {"attempt": pending.attempt},
             )
         self._tell(pending)
+
+    def check_use(self, use: StateUse) -> None:
+        """Before data are touched for a sum over training arrays. Raises PolicyRefusal.
+
+        `Budget.spend` records the use; `check_reveal` compares its U3.
+        """
+        with self._database.transaction() as connection:
+            check_use(connection, use, data_set=self._data_set, max_repeats=self._policy.max_repeats)
+
+    def settle(self, job_digest: bytes, round: int, phase: str, survivors: Iterable[str]) -> None:
+        """t valid signatures of the phase's silos name this U3: further sums over its arrays may follow."""
+        of = {"job": job_digest, "round": round, "phase": phase}
+        with self._database.transaction() as connection:
+            settle_use(connection, of, survivors, data_set=self._data_set)
+
+    def abandon(self, job_digest: bytes, round: int, phase: str) -> None:
+        """This silo never reveals the phase, in any attempt; durable before it signs that.
+
+        Raises PolicyRefusal(code=ALREADY_REVEALED) if its shares may have left.
+        """
+        with self._database.transaction() as connection:
+            _abandon(connection, job_digest, round, phase)
+
+    def note_abandoned(self, job_digest: bytes, round: int, phase: str) -> None:
+        """t named silos signed that they never reveal the phase: it has no sum, and was no use of a state.
+
+        Raises PolicyRefusal(code=ALREADY_REVEALED) as `abandon`, which this includes.
+        """
+        with self._database.transaction() as connection:
+            forget_use(connection, _abandon(connection, job_digest, round, phase))
 
     def bound_roster(self, job_digest: bytes, round: int, phase: str) -> int | None:
         """Version of the roster under which this silo adverted for the round; None if it did not."""
@@ -244,36 +282,63 @@ class Reveals:
         survivors: tuple[str, ...],
         min_cohort: int,
     ) -> bool:
-        """Whether the cohort overlaps an earlier one and counts against the policy."""
+        """Whether the sum counts as a change of the cohort. Raises PolicyRefusal where none may follow.
+
+        Sums of all jobs and kinds of the data set are compared and counted, but those that epsilon covers.
+        """
         kind = phase_kind(key.phase)
         of = {**_phase_of(key), "kind": kind, "data_set": self._data_set}
-        if not _is_near(connection, of, survivors, min_cohort):
-            return False
-        if kind in DIFFERENCED_KINDS:
+        of_kind = f"{_OTHER_SETS} AND kind = :kind"
+        if kind in DIFFERENCED_KINDS and _is_near(connection, of_kind, of, survivors, min_cohort):
             raise _refusal(
                 key, f"a {kind} sum over nearly the same silos was signed before", Refusal.OVERLAPPING_COHORT
             )
+        bare = f"{_OTHER_SETS} AND NOT is_covered"
+        if is_covered(connection, self._data_set, of):
+            return False
+        if not _is_near(connection, bare, of, survivors, min_cohort):
+            return False
         # of the phase before, all its attempts: any of them may have been revealed by others' shares
         before = connection.execute(
             f"""
             SELECT DISTINCT survivors FROM signed_sets JOIN (
-                SELECT job_digest, round, phase FROM signed_sets WHERE {_OTHER_SETS}
-                ORDER BY number DESC LIMIT 1
+                SELECT job_digest, round, phase FROM signed_sets WHERE {bare} ORDER BY number DESC LIMIT 1
             ) USING (job_digest, round, phase)
             """,
             of,
         ).fetchall()
         if [row["survivors"] for row in before] == [_joined(survivors)]:  # a dropout that lasts counts once
             return False
-        (changes,) = connection.execute(  # attempts at one phase count once
-            "SELECT count(DISTINCT round || ' ' || phase) FROM signed_sets"
-            f" WHERE job_digest = :job AND kind = :kind AND is_change AND NOT ({_SAME_PHASE})",
-            of,
-        ).fetchone()
-        limit = self._policy.max_cohort_changes
-        if changes >= limit:
-            raise _refusal(key, f"cohort changed nearly, more than {limit} times", Refusal.OVERLAPPING_COHORT)
+        limit, granted = self._policy.max_cohort_changes, self._granted(connection, key.job_digest)
+        if self._beyond_grants(connection, of) > limit:
+            also = f" and {granted} that were granted" if granted else ""
+            why = f"cohort changed nearly, more than {limit}{also} times"
+            raise _refusal(key, why, Refusal.OVERLAPPING_COHORT)
         return True
+
+    def _granted(self, connection: sqlite3.Connection, job_digest: bytes) -> int:
+        """Changes that the institution granted to a job on this data set."""
+        (granted,) = connection.execute(
+            "SELECT coalesce(sum(changes), 0) FROM cohort_change_grants"
+            " WHERE job_digest = ? AND data_set = ?",
+            (job_digest, self._data_set),
+        ).fetchone()
+        return int(granted)
+
+    def _beyond_grants(self, connection: sqlite3.Connection, of: dict[str, Any]) -> int:
+        """Changes of all jobs, this one included, less what each job was granted.
+
+        Attempts at one phase count once. A ledger of version 0 does not say of which data set a change was,
+        so it counts for each.
+        """
+        rows = connection.execute(
+            "SELECT job_digest, count(DISTINCT round || ' ' || phase) AS changes FROM signed_sets"
+            f" WHERE is_change AND data_set IN (:data_set, '') AND NOT ({_SAME_PHASE}) GROUP BY job_digest",
+            of,
+        ).fetchall()
+        changes = Counter({row["job_digest"]: row["changes"] for row in rows})
+        changes[of["job"]] += 1
+        return sum(max(0, count - self._granted(connection, job)) for job, count in changes.items())
 
 
 def _names_of(phase: str) -> tuple[str, ...]:
@@ -334,6 +399,31 @@ def _check_not_revealed(connection: sqlite3.Connection, key: SessionTerms | Pend
         found = _recorded(connection, _phase_of(key) | {"phase": phase})
         if found is not None and found["status"] == RevealStatus.REVEALED:
             raise _refusal(key, "was revealed before", Refusal.ALREADY_REVEALED)
+    _check_not_abandoned(connection, key)
+
+
+def _abandon(connection: sqlite3.Connection, job_digest: bytes, round: int, phase: str) -> dict[str, Any]:
+    """The phase as statements name it."""
+    of = {"job": job_digest, "round": round, "phase": phase}
+    for name in _names_of(phase):
+        found = _recorded(connection, of | {"phase": name})
+        if found is not None and found["status"] == RevealStatus.REVEALED:
+            scope = f"job {job_digest.hex()[:12]} round {round} {phase}"
+            raise PolicyRefusal(f"{scope}: was revealed before", code=Refusal.ALREADY_REVEALED)
+    connection.execute(
+        "INSERT INTO abandoned_phases (job_digest, round, phase) VALUES (:job, :round, :phase)"
+        " ON CONFLICT DO NOTHING",
+        of,
+    )
+    return of
+
+
+def _check_not_abandoned(connection: sqlite3.Connection, key: SessionTerms | PendingReveal) -> None:
+    found = connection.execute(
+        f"SELECT 1 FROM abandoned_phases WHERE {_SAME_PHASE}", _phase_of(key)
+    ).fetchone()
+    if found is not None:
+        raise _refusal(key, "was abandoned, and is never revealed", Refusal.ALREADY_REVEALED)
 
 
 def _recorded(connection: sqlite3.Connection, of_phase: dict[str, Any]) -> sqlite3.Row | None:
@@ -344,10 +434,14 @@ def _recorded(connection: sqlite3.Connection, of_phase: dict[str, Any]) -> sqlit
 
 
 def _is_near(
-    connection: sqlite3.Connection, of: dict[str, Any], survivors: tuple[str, ...], min_cohort: int
+    connection: sqlite3.Connection,
+    which: str,
+    of: dict[str, Any],
+    survivors: tuple[str, ...],
+    min_cohort: int,
 ) -> bool:
     sets = connection.execute(
-        f"SELECT DISTINCT survivors, min_cohort FROM signed_sets WHERE {_OTHER_SETS}", of
+        f"SELECT DISTINCT survivors, min_cohort FROM signed_sets WHERE {which}", of
     ).fetchall()
     for row in sets:
         changed = len(set(survivors) ^ set(row["survivors"].split("\n")))

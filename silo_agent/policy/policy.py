@@ -7,6 +7,7 @@ Source: docs/protocol.md 6, 9 (guarantee G3).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sized
 from enum import StrEnum
 from fractions import Fraction
@@ -96,8 +97,14 @@ class Policy(BaseModel):
         default=10,
         ge=0,
         le=1_000_000,
-        description="overlapping cohorts, per job and kind of phase: sums whose cohort nearly equals an "
-        "earlier one and is not the one just before",
+        description="overlapping cohorts, per data set over all jobs: sums whose cohort nearly equals an "
+        "earlier one and is not the one just before; `chorale silo approve --more-cohort-changes` adds to it",
+    )
+    max_repeats: int = Field(
+        default=2,
+        ge=0,
+        le=1_000,
+        description="further sums over a model that a sum was taken of, by other phases or jobs",
     )
     assumed_colluders: int | None = Field(
         default=None,
@@ -123,6 +130,31 @@ class Policy(BaseModel):
         ge=1,
         le=1_000_000,
         description="sample counts are rounded down to a multiple; 1 accepts that they are published",
+    )
+    max_step_ratio: float = Field(
+        default=3.0,
+        ge=1,
+        le=1e6,
+        description="how many of this silo's own steps a step of the global model may be long; beyond it no "
+        "further input leaves until the job is approved again",
+    )
+    min_learning_rate: float = Field(
+        default=1e-6,
+        ge=0,
+        le=100,
+        description="lowest learning rate of a job in any round; of a cosine schedule, in the first one",
+    )
+    max_learning_rate: float = Field(
+        default=10.0, gt=0, le=100, description="highest learning rate of a job in its first round"
+    )
+    min_server_learning_rate: float = Field(
+        default=1e-3, ge=0, le=1e3, description="lowest learning rate of the server update"
+    )
+    max_server_learning_rate: float = Field(
+        default=10.0,
+        gt=0,
+        le=1e6,
+        description="highest learning rate of the server update, divided by 1 - momentum where it has one",
     )
     max_roster_age_days: float = Field(
         default=7.0, gt=0, le=366, description="a roster signed longer ago than this is refused"
@@ -168,6 +200,7 @@ class Policy(BaseModel):
                 f"at most {self.max_cohort_changes} (max_cohort_changes)",
             )
         self.check_draw(spec)
+        self._check_rates(spec)
         # here and not in the phase that sums it: rounds may come before
         self.check_quantities(spec.quantities, is_private=spec.privacy is not None)
         # Security: two sums between which one silo's state alone moved show that silo, unless the sums' noise
@@ -202,6 +235,23 @@ class Policy(BaseModel):
             f"a chance of at most {self.max_draw_risk:g} (max_draw_risk) that a round names more than "
             f"{members // 3} of {colluders} colluders",
         )
+
+    def _check_rates(self, spec: JobSpec) -> None:
+        """Raises PolicyRefusal where a state would hardly move, or move beyond what the silos sent.
+
+        Security: a state that does not move is asked again as another one (docs/protocol.md 6.10).
+        """
+        first, server = spec.training.learning_rate, spec.method.server_rate
+        lowest = first if spec.training.schedule.kind == "cosine" else spec.learning_rate_at(spec.rounds)
+        for what, got, low, high in (
+            ("learning_rate", lowest, self.min_learning_rate, math.inf),
+            ("learning_rate", first, 0.0, self.max_learning_rate),
+            ("server_learning_rate", server, self.min_server_learning_rate, self.max_server_learning_rate),
+        ):
+            if got < low:
+                raise _refusal(f"{what} {got:.4g}", f"at least {low:g} (min_{what})")
+            if got > high:
+                raise _refusal(f"{what} {got:.4g}", f"at most {high:g} (max_{what})")
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""
@@ -258,9 +308,14 @@ class Policy(BaseModel):
             f"jobs of more than {self.max_rounds} rounds",
             f"jobs and sums of fewer than {self.min_silos} silos",
             f"attempt {self.max_attempts + 1} at any phase",
-            f"more than {self.max_cohort_changes} overlapping cohorts, per job and kind of phase",
+            f"more than {self.max_cohort_changes} overlapping cohorts of a data set, in all jobs together",
             f"jobs with fraction below 1 whose draw risk is above {self.max_draw_risk:g}",
             f"a third opening enrollment of such a job, and more than {self.max_openings} over one data set",
+            f"more than {self.max_repeats} further sums over one model",
+            f"every input, once a model moved {self.max_step_ratio:g} times as far as this silo moves it",
+            f"learning rates below {self.min_learning_rate:g} or above {self.max_learning_rate:g}",
+            f"server learning rates below {self.min_server_learning_rate:g} or above "
+            f"{self.max_server_learning_rate:g}",
             f"rosters signed more than {self.max_roster_age_days:g} days ago",
             f"global models above {self.max_state_megabytes} MB",
         ]

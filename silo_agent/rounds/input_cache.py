@@ -168,7 +168,9 @@ class InputCache:
         self, request: PhaseRequest, state_digest: bytes, is_cancelled: Callable[[], bool]
     ) -> Prepared:
         job, key = request.job, request.key
-        charge = self._budget.reserve(job, key, request.context.state, members=request.rule.members)
+        charge = self._budget.reserve(
+            job, key, request.context.state, members=request.rule.members, use=request.use
+        )
         try:
             local = self._local.begin(key.job_digest)
             started = time.monotonic()

@@ -167,7 +167,11 @@ class MessageHandler:
             log.exception("message failed", kind=kind)  # a bug or a full disk; the session is over
 
     def poll(self) -> None:
-        """Take up phases that waited for an approval which has been given since."""
+        """Take up phases that waited for an approval which has been given since; tell what was granted."""
+        try:
+            self._jobs.tell_grants(self._audit)
+        except OSError as error:  # a full disk; the next heartbeat tries again
+            log.warning("grant not told", error=type(error).__name__, reason=str(error))
         for job_digest, task in list(self._unapproved.items()):
             if self._jobs.is_approved(job_digest):
                 self._on_task(task)

@@ -9,6 +9,7 @@ from cryptography import x509
 
 from chorale.job import Job, SignedJob, open_job
 from chorale.observability.logs import get_logger
+from chorale.runtime.audit import AuditLog
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.identity.roster import Roster
 from silo_agent.ledger.ledger import Ledger
@@ -84,6 +85,10 @@ class OfferedJobs:
         self._ledger.suspend(job_digest)
         job_id = job_digest.hex()[:12]
         log.warning("job suspended", job=job_id, resume=f"chorale silo approve --config FILE {job_id}")
+
+    def tell_grants(self, audit: AuditLog) -> None:
+        """Enter what the institution granted since into the audit log."""
+        self._ledger.tell_grants(audit)
 
     def forget(self, job_digest: bytes) -> None:
         self._signed.pop(job_digest, None)

@@ -22,6 +22,7 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
 from silo_agent.data.base import SiloData
+from silo_agent.ledger.state_uses import StateUse
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.local_storage.personal_models import PersonalModel, forget
 from silo_agent.objective import Objective, Work
@@ -43,13 +44,17 @@ class DataRefusal(PolicyRefusal):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRequest:
-    """What a phase asks of a silo, as job and global state say it: the same of all silos, at all attempts."""
+    """What a phase asks of a silo, as job and global state say it: the same of all silos, at all attempts.
+
+    use: what it makes of the state, where that counts (docs/protocol.md 6.10); a simulation counts nothing.
+    """
 
     job: Job
     key: PhaseKey
     rule: CohortRule
     layout: Layout
     context: PhaseContext = field(repr=False)
+    use: StateUse | None = None
 
     @classmethod
     def of(cls, job: Job, key: PhaseKey, state: GlobalState, *, members: int) -> Self:

@@ -130,7 +130,7 @@ class RevealedSums:
         if job.opens_draw(key.round, key.phase):
             check.check_self_mask_seeds(revealed.self_mask_seeds, revealed.survivors)
             seeds = revealed.self_mask_seeds
-        result = job.next_state(
+        result = job.outcome(
             key.phase,
             job.context(key, state, check.members),
             StoredSum(path, layout=layout),

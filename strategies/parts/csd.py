@@ -87,6 +87,7 @@ CSD = Regularizer(
     word="csd",
     options=CsdOptions,
     keeper=EmaTeacher(),
+    reads=(TEACHER,),
     standing=Standing(
         why="compares each sample with a mean of global models and with noised prototypes, both "
         "post-processing of sums paid for before"

@@ -33,6 +33,7 @@ class Evaluation:
                 is_count=True,
                 sensitivity_l2=1.0,
                 discloses=Disclosure.STATISTIC,
+                at_most="tested",
             ),
             Quantity(
                 name="tested",

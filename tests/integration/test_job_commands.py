@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chorale.runtime.audit import AuditLog, read_entries
 from crypto.identity.certificates import Role
+from silo_agent.ledger.ledger import Ledger
 from tests.support.federation import OPERATOR, LocalFederation
 from tests.support.processes import run_cli
 
@@ -111,6 +114,25 @@ def test_silo_without_waiting_jobs_says_so(finished: LocalFederation) -> None:
     assert _lines(run_cli("silo", "approve", "--config", finished.folder / "silo-0.yaml")) == [
         "no job waits for approval"
     ]
+
+
+def test_institution_grants_a_job_more_cohort_changes(finished: LocalFederation, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(finished.folder / "silo-0", state)
+    config, override = finished.folder / "silo-0.yaml", {"CHORALE_SILO_DIRECTORY": str(state)}
+    job = _lines(run_cli("silo", "ledger", "--config", config, extra_env=override))[1].split()[0]
+    option = ("--more-cohort-changes", "3")
+    approve = ("silo", "approve", "--config", config)
+    approved, granted = _lines(run_cli(*approve, job, *option, extra_env=override))
+    assert approved == f"{job}: one-hot by ops is approved"
+    assert granted == f"{job}: 3 more cohort changes on data set silo-0-data"
+    alone = run_cli(*approve, *option, extra_env=override)
+    assert "expected JOB with it" in alone.stderr
+    with closing(AuditLog(state / "audit.jsonl")) as log, closing(Ledger(state / "ledger.sqlite")) as ledger:
+        ledger.tell_grants(log)
+    told = list(read_entries(state / "audit.jsonl"))[-1]
+    assert told["event"] == "cohort changes granted"
+    assert (told["job"][:12], told["data_set"], told["changes"]) == (job, "silo-0-data", 3)
 
 
 @pytest.mark.parametrize("party", ["silo-0", "hub"])

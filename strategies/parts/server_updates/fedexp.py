@@ -74,6 +74,7 @@ FEDEXP = ServerUpdate(
     word="fedexp",
     options=FedExPOptions,
     rule=FedExP(),
+    stretch=lambda silos: max(1.0, silos / 2),  # eta_g of deltas that are orthogonal and of one length
     standing=Standing(
         why="in a record-level job the update's length is post-processing of DP-SGD",
         sums="sums the length of the silo's update with the update, which the clip of the update does "

@@ -64,6 +64,12 @@ class FedOptOptions(PartOptions):
         given = self.server_learning_rate
         return DEFAULT_RATES[self.server_optimizer] if given is None else given
 
+    @property
+    def whole_rate(self) -> float:
+        """With sgd's momentum one delta moves the model in every later round, too: eta / (1 - momentum)."""
+        momentum = self.server_momentum if self.server_optimizer is ServerOptimizer.SGD else 0.0
+        return self.learning_rate / (1.0 - momentum)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedOpt:
@@ -100,4 +106,10 @@ def _kept(context: PhaseContext, name: str, like_P: FloatArray, *, start: float)
     return np.full(like_P.shape, start) if kept_P is None else kept_P.astype(np.float64)
 
 
-FEDOPT = ServerUpdate(word="fedopt", options=FedOptOptions, rule=FedOpt(), standing=POST_PROCESSING)
+FEDOPT = ServerUpdate(
+    word="fedopt",
+    options=FedOptOptions,
+    rule=FedOpt(),
+    rate=lambda options: options_of(FedOptOptions, options).whole_rate,
+    standing=POST_PROCESSING,
+)

@@ -69,5 +69,6 @@ SCAFFOLD = ServerUpdate(
     rule=Scaffold(),
     counts_steps=True,
     keeps_local_state=True,
+    reads=(CONTROL,),
     standing=Standing(records=CONTROLS_WITHOUT_NOISE, sums=CONTROLS_WITHOUT_NOISE),
 )

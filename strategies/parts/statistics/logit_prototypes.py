@@ -131,4 +131,5 @@ LOGIT_PROTOTYPES = Statistic(
     ),
     standing=Standing(why="sums answers of a global model, clipped to logit_clip"),
     check_private=_check_clip,
+    reads=(PROTOTYPES,),
 )

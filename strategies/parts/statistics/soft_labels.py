@@ -166,6 +166,7 @@ CLASS_RELATIONS = Regularizer(
     ),
     standing=WEIGHTS_ALONE,
     check_options=_check_first_matrix,
+    reads=(SOFT_LABELS, KNOWN_ROWS),
 )
 
 SOFT_LABEL_SUMS = Statistic(

@@ -355,10 +355,10 @@ PRIVATE = {"sums": {"clip_norm": 1.0, "noise_multiplier": 1.0}, "statistics_nois
 @pytest.mark.parametrize(
     ("fields", "least"),
     [
-        ({}, 0.01 * 3 / 4),  # three of the job's four silos
+        ({}, 0.1 * 3 / 4),  # three of the job's four silos
         ({"min_weight": 0.5}, 0.5),
-        ({"privacy": PRIVATE}, 0.01 * 3 / 4),
-        ({"privacy": {**PRIVATE, "weight": 1e-4}}, 0.01 * 3e-4),  # each is to bring 1e-4
+        ({"privacy": PRIVATE}, 0.1 * 3 / 4),
+        ({"privacy": {**PRIVATE, "weight": 1e-4}}, 0.1 * 3e-4),  # each is to bring 1e-4
     ],
     ids=["plain", "min_weight", "private", "declared"],
 )

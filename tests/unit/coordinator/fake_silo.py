@@ -65,9 +65,7 @@ class FakeSilo:
     refuse_from: int = 0
     loses: str | None = None  # the kind of phase whose first task does not get through
     accuse: tuple[int, str] | None = None  # round in which it complains, and of whom
-    false_weight: tuple[int, float] | None = (
-        None  # round in whose training it lies about its p, and what it says
-    )
+    lies: tuple[int, dict[str, float]] | None = None  # round in whose training it lies, and what it says
     ledger: MemoryLedger = field(default_factory=RoundLedger)
     told: dict[str, list[Any]] = field(default_factory=dict)
     inputs: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
@@ -253,8 +251,8 @@ class FakeSilo:
         assert terms.digest() == task.session_digest
         place = job.spec.silos.index(self.name)
         values = one_hot(terms, key.kind, place, len(job.spec.silos))
-        if self.false_weight is not None and (key.round, key.kind) == (self.false_weight[0], "train"):
-            values["weight"] = self.false_weight[1]
+        if self.lies is not None and (key.round, key.kind) == (self.lies[0], "train"):
+            values |= self.lies[1]
         self.inputs[key.round, key.phase] = values
         return terms
 

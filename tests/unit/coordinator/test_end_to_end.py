@@ -75,13 +75,28 @@ async def test_silo_that_cancels_the_others_weights_uses_up_the_round_and_moves_
     """The round was applied, and the update divided by 4e-9."""
     hub = make_hub(silos=4)
     await hub.start()
-    hub.start_silos(silo_3={"false_weight": (1, -0.75 + 2.0**-28)})
+    hub.start_silos(silo_3={"lies": (1, {"weight": -0.75 + 2.0**-28})})
     digest = await hub.submit(rounds=2)
 
     _, records = await hub.finish(digest)
 
     rounds = [(each.result, each.reason) for each in records if each.phase == "train"]
     assert rounds == [("used-up", "min-weight"), ("applied", "")]
+    state = state_from_bytes(await hub.fetch(digest))
+    np.testing.assert_allclose(state["model/votes"], np.full(4, 0.25), atol=1e-6)  # of round 2 alone
+
+
+async def test_a_sum_that_no_honest_silos_give_uses_up_the_round_and_moves_nothing(make_hub):
+    """A forged count was applied with the model that it came with; in round 2 all silos are honest."""
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos(silo_3={"lies": (1, {"correct": 100_000})})
+    digest = await hub.submit(rounds=2)
+
+    _, records = await hub.finish(digest)
+
+    rounds = [(each.result, each.reason) for each in records if each.phase == "train"]
+    assert rounds == [("used-up", "implausible"), ("applied", "")]
     state = state_from_bytes(await hub.fetch(digest))
     np.testing.assert_allclose(state["model/votes"], np.full(4, 0.25), atol=1e-6)  # of round 2 alone
 

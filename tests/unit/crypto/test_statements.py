@@ -11,7 +11,7 @@ from crypto.errors import RemoteProtocolError
 from crypto.identity.certificates import Identity
 from crypto.session import bodies
 from crypto.session.cohort import CohortRule
-from crypto.session.statements import StateProof, StateSigner
+from crypto.session.statements import Signer, StateProof
 from tests.support.agents import Members, make_members
 
 JOB = bytes(32)
@@ -21,8 +21,8 @@ ROSTER = MEMBERS.roster()
 NAMES = tuple(sorted(MEMBERS.silos))
 
 
-def signer(identity: Identity, signature: bytes) -> StateSigner:
-    return StateSigner(certificate=identity.certificate_der, signature=signature)
+def signer(identity: Identity, signature: bytes) -> Signer:
+    return Signer(certificate=identity.certificate_der, signature=signature)
 
 
 def make_proof(*signing: str, members: Members = MEMBERS, attempt: int = 1) -> StateProof:
@@ -126,5 +126,5 @@ def test_proof_is_refused_when_one_silo_signs_under_three_names() -> None:
 def test_proof_is_refused_when_one_signature_of_many_is_false() -> None:
     proof = make_proof(*NAMES)
     signers = {**proof.signers, "silo-3": signer(MEMBERS.silos["silo-3"], proof.signers["silo-0"].signature)}
-    with pytest.raises(RemoteProtocolError, match="next state of silo-3"):
+    with pytest.raises(RemoteProtocolError, match="next-state of silo-3"):
         check(dataclasses.replace(proof, signers=signers))

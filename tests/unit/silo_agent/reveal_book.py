@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -79,6 +80,17 @@ class Book:
             "state_digest": b"s" * 32,
         }
         return SessionTerms(**(values | changes))
+
+    def spend(self, *, round: int, phase: str = "train", is_private: bool = False) -> None:
+        """An input that left, as the budget writes it."""
+        with self.ledger._database.transaction() as connection:
+            cost = b"c" * 32 if is_private else None
+            if is_private:
+                connection.execute("INSERT INTO costs VALUES (?, '[]') ON CONFLICT DO NOTHING", (cost,))
+            connection.execute(
+                "INSERT INTO releases VALUES (?, 'data', ?, ?, ?, ?, 1e-5, 'spent', x'00', 0.0)",
+                (secrets.token_bytes(16), self.job.digest, round, phase, cost),
+            )
 
     def sign(
         self, survivors: tuple[str, ...], *, reveals: Reveals | None = None, **changes: Any

@@ -6,12 +6,14 @@ import dataclasses
 import stat
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chorale.runtime import audit
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.cohort import CohortRule
@@ -331,12 +333,81 @@ def test_of_a_revealed_phase_only_the_revealed_attempt_counts(book: Book) -> Non
 
 
 def test_the_sum_just_before_may_be_of_another_job(book: Book) -> None:
-    book.reveals = book.reveals_of("data", max_cohort_changes=1)
+    book.reveals = book.reveals_of("data", max_cohort_changes=2)
     other = {"job_digest": book.other_job.digest}
     book.reveal(FULL, round=1)
-    book.reveal(FIVE, round=1, **other)  # counts there
-    book.reveal(FULL, round=2)  # counts here
-    refused(Refusal.OVERLAPPING_COHORT, "more than 1 times", lambda: book.sign(FIVE, round=2, **other))
+    book.reveal(FIVE, round=1, **other)  # counts
+    book.reveal(FULL, round=2)  # counts
+    refused(Refusal.OVERLAPPING_COHORT, "more than 2 times", lambda: book.sign(FIVE, round=2, **other))
+
+
+def test_changes_are_counted_over_all_jobs_and_kinds_of_a_data_set(book: Book) -> None:
+    """Each job had a limit of its own, and each kind of phase in it: two jobs gave twice the differences."""
+    book.reveals = book.reveals_of("data", max_cohort_changes=2)
+    other = {"job_digest": book.other_job.digest}
+    book.reveal(FULL, round=1)
+    book.reveal(FIVE, round=1, phase="evaluate")  # counts, though no evaluation came before
+    book.reveal(FULL, round=1, **other)  # counts
+    refused(Refusal.OVERLAPPING_COHORT, "more than 2 times", lambda: book.sign(FIVE, round=2, **other))
+    refused(Refusal.OVERLAPPING_COHORT, "more than 2 times", lambda: book.sign(FIVE, round=2))
+    elsewhere = book.reveals_of("other-data", max_cohort_changes=0)
+    book.sign(FIVE, round=3, reveals=elsewhere)
+
+
+def test_one_dropout_costs_one_change_in_all_kinds_together(book: Book) -> None:
+    book.reveals = book.reveals_of("data", max_cohort_changes=1)
+    for round in range(1, 6):
+        for phase in ("prototypes", "train", "evaluate"):
+            book.reveal(FULL if round < 3 else FIVE, round=round, phase=phase)
+    other = {"job_digest": book.other_job.digest}
+    refused(Refusal.OVERLAPPING_COHORT, "more than 1 times", lambda: book.sign(FULL, round=1, **other))
+
+
+def test_what_is_granted_to_a_job_is_used_by_it_alone_and_adds_up(book: Book) -> None:
+    book.reveals = book.reveals_of("data", max_cohort_changes=1)
+    job, other = book.long_job(), book.other_job.digest
+    book.reveal(FULL, round=1, job_digest=job)
+    for _ in range(2):
+        book.ledger.grant_cohort_changes(job, 1, data_set="data")
+    book.reopen()
+    book.reveals = book.reveals_of("data", max_cohort_changes=1)
+    book.reveal(FIVE, round=2, job_digest=job)  # granted
+    book.reveal(FULL, round=3, job_digest=job)  # granted
+    book.reveal(FIVE, round=1, job_digest=other)  # the policy's
+    refused(
+        Refusal.OVERLAPPING_COHORT, "more than 1 times", lambda: book.sign(FULL, round=2, job_digest=other)
+    )
+    why = "more than 1 and 2 that were granted times"
+    refused(Refusal.OVERLAPPING_COHORT, why, lambda: book.sign(FULL, round=4, job_digest=job))
+    book.ledger.grant_cohort_changes(job, 1, data_set="other-data")
+    refused(Refusal.OVERLAPPING_COHORT, why, lambda: book.sign(FULL, round=4, job_digest=job))
+
+
+def test_a_grant_is_told_to_the_audit_log_once(book: Book) -> None:
+    book.ledger.grant_cohort_changes(book.job.digest, 3, data_set="data")
+    with closing(AuditLog(book.folder / "audit.jsonl")) as log:
+        book.ledger.tell_grants(log)
+        book.ledger.tell_grants(log)
+    [told] = audit.read_entries(book.folder / "audit.jsonl")
+    assert (told["event"], told["job"], told["changes"]) == (
+        "cohort changes granted",
+        book.job.digest.hex(),
+        3,
+    )
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_sums_that_epsilon_covers_count_nowhere(book: Book, is_private: bool) -> None:
+    """A covered sum must not stand between two bare ones either, or the second would follow upon it."""
+    book.reveals = book.reveals_of("data", max_cohort_changes=0)
+    book.reveal(FULL, round=1)
+    book.spend(round=2, is_private=is_private)
+    if not is_private:
+        refused(Refusal.OVERLAPPING_COHORT, "more than 0 times", lambda: book.sign(FIVE, round=2))
+        return
+    book.reveal(FIVE, round=2)
+    book.reveal(FULL, round=3)
+    refused(Refusal.OVERLAPPING_COHORT, "more than 0 times", lambda: book.sign(FIVE, round=4))
 
 
 def test_no_change_is_allowed_where_the_policy_says_zero(book: Book) -> None:

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from chorale.job import JobSpec, StrategySpec
+from chorale.job import JobSpec, StrategySpec, TrainingSpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.noise.sensitivity import Noise
 from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.policy.privacy_policy import PrivacyPolicy
+from strategies.presets import PRESETS
 from tests.support.agents import Hub
 from tests.support.sessions import make_federation, make_terms
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
 
 @pytest.fixture
@@ -232,3 +235,70 @@ def test_the_environment_overrides_the_policy_file(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("CHORALE_POLICY_MIN_SILOS", "6")
     assert load_policy(path).min_silos == 6
     assert load_policy(path).approval.value == "manual"
+
+
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        ({"learning_rate": 20.0}, r"at most 10 \(max_learning_rate\), got learning_rate 20"),
+        ({"learning_rate": 1e-7}, r"at least 1e-06 \(min_learning_rate\), got learning_rate 1e-07"),
+        (
+            {"learning_rate": 0.1, "schedule": {"kind": "milestones", "milestones": [1], "gamma": 1e-9}},
+            r"at least 1e-06 \(min_learning_rate\), got learning_rate 1e-10",
+        ),
+        (
+            {"learning_rate": 0.1, "schedule": {"kind": "step", "step_rounds": 1, "gamma": 1e-3}},
+            "min_learning_rate",
+        ),
+        ({"learning_rate": 1e-7, "schedule": {"kind": "cosine"}}, "min_learning_rate"),
+    ],
+)
+def test_a_learning_rate_that_moves_nothing_or_too_much_is_refused(
+    spec: JobSpec, training: dict[str, object], words: str
+) -> None:
+    given = spec.model_copy(update={"training": TrainingSpec.model_validate(training), "rounds": 5})
+    refused(words, lambda: policy().check_job(given, operator="ops"))
+    policy(min_learning_rate=0, max_learning_rate=100).check_job(given, operator="ops")
+
+
+def test_a_cosine_schedule_may_end_at_zero(spec: JobSpec) -> None:
+    training = TrainingSpec.model_validate({"learning_rate": 0.1, "schedule": {"kind": "cosine"}})
+    long = spec.model_copy(update={"training": training, "rounds": 1_000})
+    assert long.learning_rate_at(1_000) < 1e-6
+    policy().check_job(long, operator="ops")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"server_learning_rate": 1e-4}, r"at least 0.001 \(min_server_learning_rate\)"),
+        ({"server_learning_rate": 20.0}, r"at most 10 \(max_server_learning_rate\)"),
+        ({"server_momentum": 0.95}, r"at most 10 \(max_server_learning_rate\), got server_learning_rate 20"),
+        ({"server_optimizer": "adam", "server_learning_rate": 50.0}, "max_server_learning_rate"),
+    ],
+)
+def test_a_server_rate_beyond_the_policys_is_refused(
+    spec: JobSpec, options: dict[str, object], words: str
+) -> None:
+    def job(**more: object) -> JobSpec:
+        strategy = StrategySpec.model_validate({"preset": "fedopt", "options": more})
+        return spec.model_copy(update={"strategy": strategy})
+
+    refused(words, lambda: policy().check_job(job(**options), operator="ops"))
+    for fine in ({}, {"server_optimizer": "adam"}, {"server_optimizer": "yogi", "server_momentum": 0.99}):
+        policy().check_job(job(**fine), operator="ops")
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_the_rates_of_every_preset_are_within_the_policys(spec: JobSpec, preset: str) -> None:
+    given = spec.model_copy(update={"strategy": StrategySpec(preset=preset)})
+    policy(local_state="allow", class_statistics="allow").check_job(given, operator="ops")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("job*.yaml")), ids=lambda path: path.stem)
+def test_the_rates_of_every_example_are_within_the_policys(path: Path) -> None:
+    text = path.read_bytes() + b"\nnot_after: 2100-01-01T00:00:00Z\n" * (
+        b"\nnot_after:" not in path.read_bytes()
+    )
+    example = JobSpec.from_yaml(text, source=path.name)
+    Policy(federation=example.federation)._check_rates(example)

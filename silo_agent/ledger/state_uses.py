@@ -1,0 +1,177 @@
+"""One use of a state: which sums read the same arrays, and what is known of who was in them.
+
+Two sums over the same arrays show what the silos put in that only one of them holds, to the last digit. So a
+sum over arrays that a sum was taken of before needs to know who was in that one, and is taken over the same
+silos, or over so many others that their difference hides each. Every function is one step of a transaction
+of the ledger. Source: docs/protocol.md 6.10.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from chorale.job import Job
+from chorale.spec.state import GlobalState
+from chorale.transport.wire import PhaseKey
+from crypto.errors import PolicyRefusal, Refusal
+from crypto.session.cohort import CohortRule
+
+_SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateUse:
+    """A phase whose sum reads training arrays.
+
+    training_digest: of them (Strategy.training_digest). min_distance: silos by which the U3 of two such sums
+    differ at least, unless they are equal.
+    """
+
+    job_digest: bytes
+    round: int
+    phase: str
+    training_digest: bytes
+    min_distance: int
+
+    @classmethod
+    def of(
+        cls, job: Job, key: PhaseKey, state: GlobalState, *, rule: CohortRule, assumed_colluders: int
+    ) -> StateUse | None:
+        """None where the phase reads no training arrays, or where epsilon covers all that leaves (6.2)."""
+        if job.spec.privacy is not None or not job.strategy.reads_state(key.kind):
+            return None
+        return cls(
+            job_digest=key.job_digest,
+            round=key.round,
+            phase=key.phase,
+            training_digest=job.strategy.training_digest(state),
+            # a difference of two sums then holds two honest silos at least
+            min_distance=max(rule.min_cohort, assumed_colluders + 2),
+        )
+
+    @property
+    def of_phase(self) -> dict[str, Any]:
+        return {"job": self.job_digest, "round": self.round, "phase": self.phase}
+
+    def refusal(self, why: str, code: Refusal) -> PolicyRefusal:
+        scope = f"job {self.job_digest.hex()[:12]} round {self.round} {self.phase}"
+        return PolicyRefusal(f"{scope}: {why}", code=code)
+
+
+def check_use(connection: sqlite3.Connection, use: StateUse, *, data_set: str, max_repeats: int) -> None:
+    """Before data are touched, and again before anything leaves.
+
+    Raises PolicyRefusal(code=STATE_USED_UP) where as many sums as are allowed read these arrays, and
+    PolicyRefusal(code=STATE) where nothing proves who was in one of them.
+    """
+    own = _row(connection, data_set, use.of_phase)
+    if own is not None and own["training_digest"] != use.training_digest:
+        raise use.refusal("was begun over other training arrays", Refusal.STATE)
+    earlier = _others(connection, use, data_set)
+    if len(earlier) > max_repeats:
+        raise use.refusal(
+            f"{len(earlier)} sums were taken over this model before, expected at most {max_repeats} repeats "
+            "(max_repeats)",
+            Refusal.STATE_USED_UP,
+        )
+    for row in earlier:
+        if row["survivors"] is None:
+            before = f"job {row['job_digest'].hex()[:12]} round {row['round']} {row['phase']}"
+            raise use.refusal(
+                f"a sum over this model began in {before}, and nothing proves who was in it", Refusal.STATE
+            )
+
+
+def record_use(
+    connection: sqlite3.Connection,
+    use: StateUse,
+    *,
+    data_set: str,
+    max_repeats: int,
+    unix_seconds: float,
+) -> None:
+    """Before the first byte of y(u) leaves; another attempt adds nothing. Raises PolicyRefusal as
+    `check_use`."""
+    check_use(connection, use, data_set=data_set, max_repeats=max_repeats)
+    connection.execute(
+        "INSERT INTO state_uses (data_set, job_digest, round, phase, training_digest, min_distance,"
+        " survivors, written_unix_seconds) VALUES (:data_set, :job, :round, :phase, :digest, :min_distance,"
+        " NULL, :unix_seconds) ON CONFLICT (data_set, job_digest, round, phase) DO NOTHING",
+        {
+            **use.of_phase,
+            "data_set": data_set,
+            "digest": use.training_digest,
+            "min_distance": use.min_distance,
+            "unix_seconds": unix_seconds,
+        },
+    )
+
+
+def check_survivors(
+    connection: sqlite3.Connection, of_phase: dict[str, Any], survivors: Iterable[str], *, data_set: str
+) -> None:
+    """Before this silo signs U3. Raises PolicyRefusal(code=OVERLAPPING_COHORT) where it is too near that of
+    another sum over the same arrays, PolicyRefusal(code=STATE) where that is not known."""
+    row = _row(connection, data_set, of_phase)
+    if row is None:
+        return  # it reads no training arrays, or epsilon covers all of it
+    use = StateUse(
+        job_digest=row["job_digest"],
+        round=row["round"],
+        phase=row["phase"],
+        training_digest=row["training_digest"],
+        min_distance=row["min_distance"],
+    )
+    for other in _others(connection, use, data_set):
+        if other["survivors"] is None:
+            raise use.refusal("nothing proves who was in another sum over this model", Refusal.STATE)
+        changed = len(set(survivors) ^ set(other["survivors"].split("\n")))
+        least = max(use.min_distance, other["min_distance"])
+        if 0 < changed < least:
+            raise use.refusal(
+                f"another sum over this model differs by {changed} silos, expected none or at least {least}",
+                Refusal.OVERLAPPING_COHORT,
+            )
+
+
+def settle_use(
+    connection: sqlite3.Connection, of_phase: dict[str, Any], survivors: Iterable[str], *, data_set: str
+) -> None:
+    """U3 of an earlier use, once t signatures prove it. What was settled stays: there is one U3 a phase."""
+    connection.execute(
+        f"UPDATE state_uses SET survivors = :survivors WHERE data_set = :data_set AND {_SAME_PHASE}"
+        " AND survivors IS NULL",
+        {**of_phase, "data_set": data_set, "survivors": "\n".join(sorted(survivors))},
+    )
+
+
+def forget_use(connection: sqlite3.Connection, of_phase: dict[str, Any]) -> None:
+    """t named silos never reveal the phase: it has no sum, so it was no use."""
+    connection.execute(f"DELETE FROM state_uses WHERE {_SAME_PHASE}", of_phase)
+
+
+def _row(connection: sqlite3.Connection, data_set: str, of_phase: dict[str, Any]) -> sqlite3.Row | None:
+    found: sqlite3.Row | None = connection.execute(
+        f"SELECT * FROM state_uses WHERE data_set = :data_set AND {_SAME_PHASE}",
+        {**of_phase, "data_set": data_set},
+    ).fetchone()
+    return found
+
+
+def _others(connection: sqlite3.Connection, use: StateUse, data_set: str) -> list[sqlite3.Row]:
+    """Other phases over the same arrays. survivors: as settled, or as this silo revealed them, which it did
+    after it saw t signatures."""
+    return connection.execute(
+        """
+        SELECT job_digest, round, phase, min_distance, coalesce(state_uses.survivors, revealed.survivors)
+            AS survivors
+        FROM state_uses LEFT JOIN (
+            SELECT job_digest, round, phase, survivors FROM reveals WHERE status = 'revealed'
+        ) AS revealed USING (job_digest, round, phase)
+        """
+        f"WHERE data_set = :data_set AND training_digest = :digest AND NOT ({_SAME_PHASE})",
+        {**use.of_phase, "data_set": data_set, "digest": use.training_digest},
+    ).fetchall()

@@ -1,0 +1,109 @@
+"""How far one silo by itself moves the arrays that training reads: what it compares the state's steps with.
+
+The server's own step is taken of the silo's values alone, as if all silos had sent them. So it covers what
+the server does with a sum: rates and momentum, control variates, buffers, teachers, statistics by class.
+A private job's lengths follow from clip and noise, never from data. Source: docs/protocol.md 6.11.
+"""
+
+# P = trained parameters, C = classes
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from chorale.job import Job
+from chorale.privacy.quantity_noise import dp_sgd_steps
+from chorale.transport.wire import PhaseKey
+from crypto.fixed_point.layout import CLIPPED
+from strategies.base import METHOD, MODEL, Array, Arrays, PhaseContext
+
+WEIGHT = "weight"
+# P(|Z| > this sqrt(size)) of a standard normal vector Z: below 2^-40 for any size (chi-squared tail)
+NORMAL_TAIL = 9.0
+
+
+def step_lengths(job: Job, before: Arrays, after: Arrays) -> dict[str, float]:
+    """L2 norm of what each array that training reads moved by; one that was not there before was zero."""
+    read = job.strategy.training_arrays(after)
+    return {name: _distance(after[name], before.get(name)) for name in read}
+
+
+def own_lengths(
+    job: Job, key: PhaseKey, context: PhaseContext, values: Mapping[str, Array]
+) -> dict[str, float]:
+    """L2 norm of what each array would move by if every silo had sent these values.
+
+    A silo with fewer samples than the mean one takes fewer local steps than the others; its length is
+    scaled by as much. Rows of classes that it does not hold stay where they are in its own step, so rows
+    count as if all had moved like those that did. Empty where the server would not apply them.
+    """
+    if job.spec.privacy is not None:
+        return _private_lengths(job, context) if WEIGHT in values else {}
+    own_weight = float(values[WEIGHT]) if WEIGHT in values else 1.0 / context.members
+    if own_weight <= 0.0:
+        return {}
+    scale = 1.0 / own_weight
+    sums: dict[str, Array] = {
+        name: np.asarray(value, np.float64) * scale for name, value in values.items() if name != CLIPPED
+    }
+    result = job.next_state(key.phase, context, sums, survivors=1)
+    if result.state is None:
+        return {}
+    fewer_samples = max(1.0, scale / context.members)
+    after = {name: result.state[name] for name in job.strategy.training_arrays(result.state)}
+    lengths = {name: _by_class(name, array, context) for name, array in after.items()}
+    trained = [MODEL + name for name in context.trained]
+    whole = math.sqrt(sum(lengths[name] ** 2 for name in trained))
+    trained_values = sum(after[name].size for name in trained)
+    for name in trained:
+        # A few values may hardly move at one silo by chance: they count as if they moved as the mean value
+        # does, and a single one, which no record fits into, as the whole model.
+        share = 1.0 if after[name].size == 1 else after[name].size / trained_values
+        lengths[name] = max(lengths[name], whole * math.sqrt(share))
+    stretch = job.strategy.recipe.server_update.stretch
+    longer = fewer_samples * (1.0 if stretch is None else stretch(context.members))
+    return {name: longer * length for name, length in lengths.items()}
+
+
+def _by_class(name: str, after: Array, context: PhaseContext) -> float:
+    before = context.state.get(name)
+    length = _distance(after, before)
+    is_by_class = name.startswith(METHOD) and "/" not in name.removeprefix(METHOD)
+    if not is_by_class or after.shape[:1] != (context.classes,):
+        return length
+    start = np.zeros_like(after) if before is None else before
+    changed_C = (after != start).reshape(context.classes, -1).any(axis=1)
+    return length * math.sqrt(context.classes / max(1, int(np.count_nonzero(changed_C))))
+
+
+def _private_lengths(job: Job, context: PhaseContext) -> dict[str, float]:
+    """Of the model's arrays: the longest update that clip and noise allow, through the server's rate.
+
+    Statistics by class have no length here: their sums keep the plausible box alone.
+    """
+    privacy, training = job.spec.privacy, job.spec.training
+    assert privacy is not None
+    usual, clean, deviation = privacy.declared_weight(context.members), math.inf, 0.0
+    if privacy.sums is not None:
+        clean = privacy.sums.clip_norm
+        deviation = context.noise.get("delta", 0.0) / (context.members * usual)
+    if privacy.records is not None:
+        # each of these steps sums clipped gradients and noise, and divides by the batch size
+        steps, clip_norm = dp_sgd_steps(job.spec), privacy.records.clip_norm
+        rate = float(job.spec.learning_rate_at(max(1, context.round)) / (1.0 - training.momentum))
+        clean = min(clean, float(rate * clip_norm * steps))
+        noise = clip_norm * (privacy.records.noise_multiplier or 0.0) / training.batch_size
+        deviation += rate * noise * math.sqrt(steps)
+    server = job.strategy.server_rate
+    return {
+        name: server * (clean + deviation * (math.sqrt(context.state[name].size) + NORMAL_TAIL))
+        for name in (MODEL + trained for trained in context.trained)
+    }
+
+
+def _distance(after: Array, before: Array | None) -> float:
+    moved = after.astype(np.float64) if before is None else after.astype(np.float64) - before
+    return float(np.sqrt(np.sum(moved * moved)))

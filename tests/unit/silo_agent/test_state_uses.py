@@ -1,0 +1,240 @@
+"""One use of a state: what a silo asks before another sum over the same arrays, and whom that may hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chorale.transport.wire import PhaseKey
+from crypto.errors import PolicyRefusal, Refusal
+from crypto.session.cohort import CohortRule
+from silo_agent.ledger.budget import Budget
+from silo_agent.ledger.state_uses import StateUse
+from strategies.base import MODEL, TOTAL
+from tests.unit.silo_agent.reveal_book import FIVE, FULL, Book, make_pending, refused
+
+OTHERS = ("silo-0", "silo-6", "silo-7", "silo-8", "silo-9")  # differs from FULL by nine
+STATE = {MODEL + "a": np.ones(6, np.float32), TOTAL: np.array(60)}
+
+
+class UseBook(Book):
+    """A ledger whose inputs are made from one model and leave."""
+
+    def budget(self, data_set: str = "data", **policy: Any) -> Budget:
+        return self.ledger.budget(policy=self.policy.model_copy(update=policy), data_set=data_set)
+
+    def use(
+        self, *, round: int = 1, phase: str = "train", job: bytes | None = None, state: int = 0
+    ) -> StateUse:
+        return StateUse(
+            job_digest=job or self.job.digest,
+            round=round,
+            phase=phase,
+            training_digest=bytes([state]) * 32,
+            min_distance=4,
+        )
+
+    def send(self, use: StateUse, *, data_set: str = "data", **policy: Any) -> None:
+        """As an agent does: checked, reserved, and recorded before the first byte leaves."""
+        self.reveals_of(data_set, **policy).check_use(use)
+        self.budget_spend(use, data_set=data_set, **policy)
+
+    def budget_spend(self, use: StateUse, *, data_set: str = "data", **policy: Any) -> None:
+        job = self.job if use.job_digest == self.job.digest else self.other_job
+        key = PhaseKey(job_digest=use.job_digest, round=use.round, phase=use.phase, attempt=1)
+        budget = self.budget(data_set, **policy)
+        budget.reserve(job, key, {}, members=6, use=use).spend()
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[UseBook]:
+    opened = UseBook(tmp_path)
+    opened.reveals = opened.reveals_of("data", max_cohort_changes=1_000)
+    yield opened
+    opened.ledger.close()
+
+
+def test_a_state_asked_again_with_one_silo_left_out_is_refused(book: UseBook) -> None:
+    """Five rounds over one state, another silo missing in four: every silo's own update came out of it."""
+    book.send(book.use())
+    book.reveal(FULL)
+    reveals = book.reveals_of("data", max_cohort_changes=1_000, max_repeats=9)
+    for round, missing in enumerate(FULL[1:5], start=2):
+        left = tuple(name for name in FULL if name != missing)
+        book.send(book.use(round=round), max_repeats=9)
+        with pytest.raises(PolicyRefusal, match="differs by 1 silos, expected none or at least 4") as caught:
+            book.sign(left, round=round, reveals=reveals)
+        assert caught.value.code is Refusal.OVERLAPPING_COHORT
+        book.reveals.settle(book.job.digest, round, "train", FULL)
+
+
+def test_another_state_may_lose_a_silo(book: UseBook) -> None:
+    """The control: the model moved."""
+    book.send(book.use())
+    book.reveal(FULL)
+    book.send(book.use(round=2, state=1))
+    book.reveal(FIVE, round=2)
+
+
+def test_the_same_silos_again_and_quite_other_ones_are_allowed(book: UseBook) -> None:
+    book.send(book.use())
+    book.reveal(FULL)
+    book.send(book.use(phase="evaluate.0", round=5))
+    book.reveal(FULL, phase="evaluate.0", round=5)
+    other = book.use(job=book.other_job.digest)
+    book.send(other)
+    book.reveal(OTHERS, job_digest=book.other_job.digest)
+
+
+def test_u3_is_compared_again_when_it_is_written(book: UseBook) -> None:
+    book.send(book.use())
+    book.reveal(FULL)
+    book.send(book.use(round=2))
+    terms = book.terms(round=2)
+    book.reveals.begin_attempt(terms)
+    refused(
+        Refusal.OVERLAPPING_COHORT,
+        "differs by 1",
+        lambda: book.reveals.write_pending(make_pending(terms, FIVE)),
+    )
+
+
+def test_nothing_is_summed_while_it_is_unknown_who_was_in_the_sum_before(book: UseBook) -> None:
+    book.send(book.use())
+    book.sign(FULL)  # others may have revealed it: this silo saw no signature but its own
+    book.reopen()
+    why = "began in job .* round 1 train, and nothing proves who was in it"
+    refused(Refusal.STATE, why, lambda: book.reveals.check_use(book.use(round=2)))
+    refused(Refusal.STATE, why, lambda: book.budget_spend(book.use(round=2)))
+    book.reveals.settle(book.job.digest, 1, "train", FIVE)
+    book.reopen()
+    book.send(book.use(round=2))
+    refused(Refusal.OVERLAPPING_COHORT, "differs by 1", lambda: book.sign(FULL, round=2))
+    book.sign(FIVE, round=2, attempt=2)
+
+
+def test_what_was_settled_stays(book: UseBook) -> None:
+    book.send(book.use())
+    book.reveals.settle(book.job.digest, 1, "train", FULL)
+    book.reveals.settle(book.job.digest, 1, "train", FIVE)
+    book.send(book.use(round=2))
+    refused(Refusal.OVERLAPPING_COHORT, "differs by 1", lambda: book.sign(FIVE, round=2))
+
+
+def test_attempts_at_one_phase_are_one_use(book: UseBook) -> None:
+    for _ in range(3):
+        book.send(book.use())
+    book.sign(FIVE)
+    book.reveal(FULL, attempt=2)
+    book.send(book.use(round=2), max_repeats=1)
+
+
+def test_a_model_is_used_up_after_the_policys_repeats(book: UseBook) -> None:
+    for round in (1, 2, 3):
+        book.send(book.use(round=round))
+        book.reveal(FULL, round=round)
+    book.reopen()
+    fourth = book.use(round=4)
+    refused(Refusal.STATE_USED_UP, r"3 sums .* at most 2 repeats", lambda: book.reveals.check_use(fourth))
+    refused(Refusal.STATE_USED_UP, "at most 2 repeats", lambda: book.budget_spend(fourth))
+    book.send(book.use(round=4, state=1))
+
+
+def test_uses_are_counted_over_all_jobs_and_by_data_set(book: UseBook) -> None:
+    book.send(book.use(), max_repeats=0)
+    book.reveal(FULL)
+    other = book.use(job=book.other_job.digest)
+    refused(Refusal.STATE_USED_UP, "at most 0 repeats", lambda: book.send(other, max_repeats=0))
+    book.send(other, data_set="other-data", max_repeats=0)
+
+
+def test_a_use_stays_one_though_another_was_recorded_meanwhile(book: UseBook) -> None:
+    """Two jobs ask at once: what was checked before training is checked again before anything leaves."""
+    first, second = book.use(), book.use(job=book.other_job.digest)
+    book.reveals.check_use(first)
+    book.reveals.check_use(second)
+    book.budget_spend(first)
+    refused(Refusal.STATE, "nothing proves", lambda: book.budget_spend(second))
+    with book.ledger._database.transaction() as connection:
+        spent = connection.execute("SELECT count(*) FROM releases WHERE status = 'spent'").fetchone()[0]
+    assert spent == 1  # what was not recorded was not spent
+
+
+def test_a_phase_reads_one_model(book: UseBook) -> None:
+    book.send(book.use())
+    refused(Refusal.STATE, "other training arrays", lambda: book.reveals.check_use(book.use(state=1)))
+
+
+# abandoning
+
+
+def test_an_abandoned_phase_is_never_signed_and_never_revealed(book: UseBook) -> None:
+    pending = book.sign(FULL)
+    book.reveals.abandon(book.job.digest, 1, "train")
+    book.reopen()
+    why = "was abandoned, and is never revealed"
+    refused(Refusal.ALREADY_REVEALED, why, lambda: book.reveals.mark_revealed(pending))
+    later = book.terms(attempt=2)
+    for act in (
+        lambda: book.reveals.check_attempt(later),
+        lambda: book.reveals.begin_attempt(later),
+        lambda: book.reveals.check_reveal(later, FULL),
+    ):
+        refused(Refusal.ALREADY_REVEALED, why, act)
+    book.reveals.abandon(book.job.digest, 1, "train")  # the same promise again
+
+
+def test_an_answer_is_not_written_once_its_phase_was_abandoned(book: UseBook) -> None:
+    terms = book.terms()
+    book.reveals.begin_attempt(terms)
+    book.reveals.abandon(book.job.digest, 1, "train")
+    refused(
+        Refusal.ALREADY_REVEALED, "abandoned", lambda: book.reveals.write_pending(make_pending(terms, FULL))
+    )
+
+
+@pytest.mark.parametrize("phase", ["train", "fine-tune.0"])
+def test_a_revealed_phase_is_not_abandoned(book: UseBook, phase: str) -> None:
+    name = {"fine-tune.0": "personal.0"}.get(phase, phase)  # under the name that it had in an older ledger
+    book.reveal(FULL, phase=name)
+    for act in (book.reveals.abandon, book.reveals.note_abandoned):
+        refused(
+            Refusal.ALREADY_REVEALED, "was revealed before", lambda act=act: act(book.job.digest, 1, phase)
+        )
+
+
+def test_a_phase_that_t_silos_abandoned_was_no_use(book: UseBook) -> None:
+    for round in (1, 2, 3):
+        book.send(book.use(round=round))
+        book.sign(FULL, round=round)
+        book.reveals.note_abandoned(book.job.digest, round, "train")
+    book.reopen()
+    book.send(book.use(round=4))
+    book.sign(FIVE, round=4)
+    refused(Refusal.ALREADY_REVEALED, "abandoned", lambda: book.reveals.check_attempt(book.terms(attempt=2)))
+
+
+# what counts as a use
+
+
+def test_a_use_is_made_of_job_and_state(book: UseBook) -> None:
+    key = PhaseKey(job_digest=book.job.digest, round=1, phase="train", attempt=1)
+    rule = CohortRule.for_members(6)  # min_cohort 4
+
+    def made(kind: str = "train", **changes: Any) -> StateUse | None:
+        of = dataclasses.replace(key, phase=kind)
+        return StateUse.of(book.job, of, STATE, **{"rule": rule, "assumed_colluders": 1, **changes})
+
+    use = made()
+    assert use is not None
+    assert (use.min_distance, use.training_digest) == (4, book.job.strategy.training_digest(STATE))
+    many = made(assumed_colluders=5)
+    assert many is not None
+    assert many.min_distance == 7  # two more than may collude
+    assert made("evaluate.0") == dataclasses.replace(use, phase="evaluate.0")
+    assert made("enrollment.0") is None
