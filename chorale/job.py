@@ -6,6 +6,7 @@ Source: docs/protocol.md 3, 5.1 and 7.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 PURPOSE = "job"
+BASE = re.compile(rb"(.*\n)initial_state: ('?)[0-9a-f]{64}\2\n", re.DOTALL)  # YAML quotes 64 decimal digits
 MIN_WEIGHT = 0.01  # of what the silos of a sum bring on average: room for federations of very uneven silos
 FIRST_REPEAT = 0
 MAX_CERTIFICATE_BYTES = 8 << 10  # ours take about 700
@@ -74,6 +76,13 @@ class SignedJob:
     def id(self) -> str:
         """What people call the job by."""
         return self.digest.hex()[:12]
+
+    @property
+    def base(self) -> bytes | None:
+        """SHA-256 of the bytes before the last line, which holds the first state's digest; None if it does
+        not. Source: docs/protocol.md 7.9."""
+        found = BASE.fullmatch(self.spec_bytes)
+        return None if found is None else hashlib.sha256(found[1]).digest()
 
     def to_wire(self) -> federation_pb2.SignedJob:
         return federation_pb2.SignedJob(

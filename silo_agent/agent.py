@@ -35,6 +35,7 @@ from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
 from silo_agent.rounds.offered_jobs import OfferedJobs
@@ -205,6 +206,7 @@ class _Agent:
             rosters=self._rosters,
             reveals=self._reveals,
             budget=self._budget,
+            first_states=FirstStates(self._settings.first_state_directory, policy=self._policy),
             clock=_now,
         )
         local = LocalStates(self._settings.local_directory, is_revealed=self._is_revealed)

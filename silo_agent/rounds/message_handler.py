@@ -167,6 +167,7 @@ class MessageHandler:
             running.end()
         self._tasks.clear()
         self._inputs.close()
+        self._checks.close()
         await asyncio.gather(*ending, return_exceptions=True)
 
     # jobs and rosters
@@ -247,10 +248,12 @@ class MessageHandler:
     async def _join(self, running: _RunningTask) -> None:
         key, task = running.key, running.task
         roster, job = self._checks.job(key, task)
-        with tracing.span(Span.DOWNLOAD, key.job_digest, key.round, key):
-            path = await self._transfers.download(
-                job_digest=key.job_digest, state_digest=task.state_digest, size_bytes=task.state_bytes
-            )
+        path = await self._checks.first_state(key, task, job)
+        if path is None:
+            with tracing.span(Span.DOWNLOAD, key.job_digest, key.round, key):
+                path = await self._transfers.download(
+                    job_digest=key.job_digest, state_digest=task.state_digest, size_bytes=task.state_bytes
+                )
         terms, request = await asyncio.to_thread(self._checks.request, key, task, job, roster, path)
         computing = Span.TRAIN if key.kind == "train" else Span.COMPUTE
         with tracing.span(computing, key.job_digest, key.round, key):

@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from check_initial_state import check_initial_state
 from check_session import check_session
 from primitives import (
     PRIME,
@@ -42,6 +43,7 @@ def main(arguments: list[str]) -> int:
         "projection": check_projection,
         "ring": check_ring,
         "session": check_session,
+        "initial_state": check_initial_state,
     }
     for name, check in checks.items():
         try:

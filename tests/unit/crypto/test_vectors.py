@@ -22,7 +22,7 @@ from crypto.session import seeds, shamir
 from tests.vectors import make_vectors
 
 FOLDER = Path(make_vectors.__file__).parent
-NAMES = ("encoding", "shamir", "prg", "projection", "ring", "session")
+NAMES = ("encoding", "shamir", "prg", "projection", "ring", "session", "initial_state")
 
 
 def load(name: str) -> Any:
@@ -72,6 +72,10 @@ def swap_digit(text: str) -> str:
         ("session", ("silos", "silo-002", "consistency", "signature")),
         ("session", ("silos", "silo-002", "answer", "recovery_shares", "silo-003")),
         ("session", ("sum", "32", 0)),
+        ("initial_state", ("quantiles_sha256",)),
+        ("initial_state", ("states", 0, "base")),
+        ("initial_state", ("states", 6, "arrays", "model/head.weight")),
+        ("initial_state", ("states", 9, "digest")),
     ],
 )
 def test_the_checker_notices_one_changed_digit(
