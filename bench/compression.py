@@ -33,6 +33,7 @@ from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Work
+from silo_agent.seeding import training_seed
 from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, TOTAL, Array, Arrays
@@ -200,6 +201,7 @@ def _sums(
             context=context,
             data=own,
             weight=len(own.train) / int(state[TOTAL]),
+            seed=training_seed(job_seed=job.spec.seed, silo=f"silo-{place}", round=key.round),
             is_cancelled=lambda: False,
         )
         values = with_mean_square(context, objective.compute(work))

@@ -6,6 +6,7 @@ Source: docs/protocol.md 3, 5.1 and 7.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -55,6 +56,7 @@ __all__ = [
 ]
 
 PURPOSE = "job"
+BASE = re.compile(rb"(.*\n)initial_state: ('?)[0-9a-f]{64}\2\n", re.DOTALL)  # YAML quotes 64 decimal digits
 IMPLAUSIBLE = "implausible"
 MIN_WEIGHT = 0.1  # of what the silos of a sum bring on average: room for federations of uneven silos
 FIRST_REPEAT = 0
@@ -86,6 +88,13 @@ class SignedJob:
         Raises RemoteProtocolError.
         """
         return member_of(certificate_from_der(self.operator_certificate)).name
+
+    @property
+    def base(self) -> bytes | None:
+        """SHA-256 of the bytes before the last line, which holds the first state's digest; None if it does
+        not. Source: docs/protocol.md 7.12."""
+        found = BASE.fullmatch(self.spec_bytes)
+        return None if found is None else hashlib.sha256(found[1]).digest()
 
     def to_wire(self) -> federation_pb2.SignedJob:
         return federation_pb2.SignedJob(

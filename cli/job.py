@@ -13,6 +13,7 @@ import click
 from chorale.job import sign_job
 from chorale.privacy.plan import solve
 from chorale.runtime.files import read_limited, write_atomic
+from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
@@ -67,7 +68,9 @@ def job() -> None:
 
 @job.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
-@click.option("--init", type=click.Path(path_type=Path), help="Initial model, safetensors; default: by seed.")
+@click.option(
+    "--init", type=click.Path(path_type=Path), help="Initial model, safetensors; default: drawn from the job."
+)
 @click.option("--save", type=click.Path(path_type=Path), help="File for the job as it was signed.")
 @click.option("--watch", "is_watched", is_flag=True, help="Stay until the job ends.")
 @operator_options
@@ -80,9 +83,19 @@ def submit(
     """
     spec = read_spec(file)
     tell_draw(spec)
-    state = initial_bytes(spec, init)
-    spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=state_digest(state))
-    spec, promised = solved(spec, state)
+    spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=None)
+    state = initial_bytes(spec, init, base=spec.base())
+    complete, promised = solved(spec, state)
+    if init is None and complete != spec:  # the first state follows from the noise, too
+        state = initial_bytes(complete, None, base=complete.base())
+    digest = state_digest(state)
+    spec = complete.filled(nonce=complete.nonce, initial_state=digest)
+    if init is not None:
+        click.echo(
+            "--init: silos refuse a given initial state unless initial_state in their policy says given or "
+            f"lists {digest.hex()}",
+            err=True,
+        )
     spec.check_submittable(now=datetime.now(UTC))
     cohort_changes = spec.expected_cohort_changes
     if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round
@@ -242,8 +255,9 @@ def check_done(history: JobHistory) -> None:
     raise CommandFailed(message)
 
 
-def initial_bytes(spec: JobSpec, init: Path | None) -> bytes:
-    """The initial global state as file bytes: the operator's file, or built from model and seed."""
+def initial_bytes(spec: JobSpec, init: Path | None, *, base: bytes = SEED_ALONE) -> bytes:
+    """The initial global state as file bytes: the operator's file, or drawn from the job as
+    silo_agent/training/models/state.py does."""
     if init is not None:
         data = read_limited(init, MAX_STATE_BYTES)
         try:
@@ -259,18 +273,18 @@ def initial_bytes(spec: JobSpec, init: Path | None) -> bytes:
         raise with_hint(error, "give --init FILE.safetensors") from None
     from silo_agent.training.models.state import initial_state
 
-    return state_to_bytes(initial_state(spec))
+    return state_to_bytes(initial_state(spec, base=base))
 
 
 def _check_model(spec: JobSpec, given: GlobalState, *, source: Path) -> None:
     """Where torch is installed, a file of another model is refused here and not by every silo."""
-    if spec.model.name == "custom":
+    if not spec.model.is_built_in:
         return
     try:
-        from silo_agent.training.models.state import initial_state
+        from silo_agent.training.models.state import model_shapes
     except ModuleNotFoundError:
         return
-    expected = {name: array.shape for name, array in initial_state(spec).items()}
+    expected = model_shapes(spec)
     got = {name: array.shape for name, array in given.items() if name.startswith("model/")}
     odd = sorted(name for name in expected.keys() | got.keys() if expected.get(name) != got.get(name))
     if odd:

@@ -11,13 +11,13 @@ import click
 from chorale.runtime.files import write_atomic
 from cli.errors import require_extra, with_hint
 from cli.keys import csr_command
-from crypto.errors import ConfigError
-from silo_agent.policy.policy import load_policy
+from crypto.errors import ConfigError, PolicyRefusal
+from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.settings import SiloSettings, load_silo_settings
 
 if TYPE_CHECKING:
     from silo_agent.ledger.budget import BudgetBalance
-    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.ledger.ledger import Ledger, LedgerJob
     from silo_agent.local_storage.personal_models import KeptModel
 
 CONFIG = click.option(
@@ -69,6 +69,7 @@ def approve(config: Path, job: str | None, more_changes: int | None) -> None:
     if more_changes is not None and job is None:
         raise ConfigError("--more-cohort-changes: expected JOB with it")
     settings = load_silo_settings(config)
+    policy = load_policy(settings.policy)
     notes = {Decision.OFFERED: "", Decision.SUSPENDED: "  suspended: its data could not answer, see the log"}
     with closing(_ledger(settings)) as ledger:
         if job is not None:
@@ -78,6 +79,8 @@ def approve(config: Path, job: str | None, more_changes: int | None) -> None:
                 data_set = settings.data.name
                 ledger.grant_cohort_changes(approved.job_digest, more_changes, data_set=data_set)
                 click.echo(f"{approved.id}: {more_changes} more cohort changes on data set {data_set}")
+            if warning := _given_weights(approved, policy):
+                click.echo(f"{approved.id}: {warning}")
             return
         waiting = [each for each in ledger.jobs() if each.decision in notes]
         if not waiting:
@@ -87,6 +90,37 @@ def approve(config: Path, job: str | None, more_changes: int | None) -> None:
                 f"{each.id}  {each.name}  {each.rounds} rounds  by {each.operator}  "
                 f"{each.offered:%Y-%m-%d %H:%M}{notes[each.decision]}"
             )
+            if warning := _given_weights(each, policy):
+                click.echo(f"  {warning}")
+
+
+def _given_weights(job: LedgerJob, policy: Policy) -> str:
+    """What it means that a job's starting weights were given; nothing where this silo draws them itself."""
+    from chorale.job import JobSpec, SignedJob
+    from chorale.spec.state import state_digest, state_to_bytes
+    from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
+
+    if job.spec_bytes is None:
+        return ""
+    spec = JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
+    signed = SignedJob(spec_bytes=job.spec_bytes, signature=b"", operator_certificate=b"")
+    try:
+        max_bytes = policy.max_state_megabytes << 20
+        arrays = drawn_arrays(spec, signed.base, max_bytes=max_bytes)
+        if state_digest(state_to_bytes(arrays)).hex() == spec.initial_state:
+            return ""
+        why = NOT_THAT_OF_THE_JOB
+    except ConfigError as error:
+        why = str(error)
+    warning = (
+        f"its starting weights are given, SHA-256 {spec.initial_state} ({why}): an operator's own starting "
+        "weights can be built to read single records out of sums"
+    )
+    try:
+        policy.check_given_state(spec, why=why)
+    except PolicyRefusal:
+        return f"{warning}; this silo's policy refuses them (initial_state)"
+    return warning
 
 
 @silo.command("ledger")

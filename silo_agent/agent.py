@@ -36,6 +36,7 @@ from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
 from silo_agent.rounds.offered_jobs import OfferedJobs
@@ -209,6 +210,7 @@ class _Agent:
             rosters=self._rosters,
             reveals=self._reveals,
             budget=self._budget,
+            first_states=FirstStates(self._settings.first_state_directory, policy=self._policy),
             clock=_now,
         )
         local, known = LocalStates(self._settings.local_directory), self._ledger.known_states()

@@ -33,6 +33,7 @@ class Cancelled(ChoraleError):
 class Work:
     """One phase's work. weight: p = n / total; is_cancelled: asked between batches.
 
+    seed: what shuffles and dropout follow from; fresh for every input, but in a simulation.
     class_rows: by class, whether enough silos hold it for its row to be sent; None before class-presence.
     keep_personal: takes what a closing phase fine-tuned; it stays with the institution.
     local: what this silo keeps of the job between rounds; a method reads it and proposes the next.
@@ -46,6 +47,7 @@ class Work:
     context: PhaseContext
     data: SiloData
     weight: float
+    seed: int
     is_cancelled: Callable[[], bool]
     class_rows: NDArray[np.bool_] | None = None
     keep_personal: Callable[[PersonalModel], None] = forget

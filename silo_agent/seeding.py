@@ -1,11 +1,12 @@
-"""Seeds from names: one job seed gives every silo, round and purpose its own stream.
+"""Seeds of shuffles and dropout: fresh at a silo, from names and the job's seed in a simulation.
 
 The only place that seeds torch, and only inside a fork of its generators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,16 @@ def derive_seed(purpose: str, *parts: str | int) -> int:
     return int.from_bytes(hashed[:8], "big") >> 1
 
 
+def fresh_seed(random: Callable[[int], bytes] = os.urandom) -> int:
+    """63 bits of the system's CSPRNG.
+
+    Security: a job's operator who knew the order of the batches could choose weights for it.
+    """
+    return int.from_bytes(random(8)) >> 1
+
+
 def training_seed(*, job_seed: int, silo: str, round: int) -> int:
-    """What a silo's shuffles and dropout in one round follow from."""
+    """What a simulated silo's shuffles and dropout in one round follow from, so that it can be repeated."""
     return derive_seed("training", job_seed, silo, round)
 
 

@@ -78,6 +78,10 @@ class SiloSettings(BaseModel):
         return self.directory / "personal"
 
     @property
+    def first_state_directory(self) -> Path:
+        return self.directory / "first"
+
+    @property
     def cache_directory(self) -> Path:
         return self.directory / "cache"
 

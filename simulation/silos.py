@@ -18,6 +18,7 @@ from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Objective
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, phase_input
+from silo_agent.seeding import training_seed
 from strategies.base import Array, Arrays
 
 Locals = Mapping[str, Arrays]  # by silo: what it keeps between rounds
@@ -68,6 +69,7 @@ class SilosHere:
                 load_data=lambda: self._data[silo],
                 objective=self._objective,
                 is_cancelled=lambda: False,
+                seed=training_seed(job_seed=self._job.spec.seed, silo=silo, round=request.key.round),
                 local=local,
                 random=rounding_bytes(request.key, silo),
             )

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TypeAlias
 
-import numpy as np
-
 from strategies.base import (
     FloatArray,
     Keeper,
@@ -23,6 +21,7 @@ from strategies.base import (
     ServerRule,
     SummedBeside,
 )
+from strategies.number_stream import NumberStream
 
 Options: TypeAlias = Mapping[str, OptionValue]
 
@@ -84,7 +83,7 @@ class Head(Part):
     unit length for each class.
     """
 
-    draw: Callable[[int, int, np.random.Generator], FloatArray] | None = None
+    draw: Callable[[int, int, NumberStream], FloatArray] | None = None
     has_bias: bool = False
     has_unit_rows: bool = False
 

@@ -58,7 +58,12 @@ class FederationFiles:
         return self._write(f"{COORDINATOR}.yaml", settings)
 
     def silo(self, name: str, *, coordinator: str) -> Path:
-        policy = {"federation": FEDERATION, "approval": "automatic", "max_cohort_changes": 1000}
+        policy = {
+            "federation": FEDERATION,
+            "approval": "automatic",
+            "initial_state": "given",
+            "max_cohort_changes": 1000,
+        }
         settings = {
             **self._membership(name),
             "name": name,

@@ -5,6 +5,7 @@ Silos check these values and never infer them. Source: docs/protocol.md 3 and 7.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -38,6 +39,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without normalization
+CUSTOM = "custom"
 MAX_INPUT_VALUES = 1 << 24  # of one sample
 
 
@@ -131,7 +133,17 @@ class ModelSpec(_Part):
     hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = Field(
         default=(64,), max_length=16, description="widths of an mlp's hidden layers"
     )
-    seed: int = Field(default=0, ge=0, lt=1 << 63, description="seed of the initial weights")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=1 << 63,
+        description="of the initial weights; in a submitted job they follow from the whole job",
+    )
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether every silo can draw the first state itself."""
+        return self.name != CUSTOM
 
     @model_validator(mode="before")
     @classmethod
@@ -268,9 +280,15 @@ class JobSpec(_Part):
         le=604_800,
         description="time after which even a silo at work is left out; not below train_deadline_seconds",
     )
-    seed: int = Field(default=0, ge=0, lt=1 << 63, description="of shuffling and dropout at the silos")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=1 << 63,
+        description="of shuffling and dropout in a simulation; a silo draws its own",
+    )
     initial_state: Sha256 | None = Field(
-        default=None, description="SHA-256 of the initial global state; `job submit` fills it in"
+        default=None,
+        description="SHA-256 of the initial global state, the last line of a signed job",
     )
 
     @classmethod
@@ -283,9 +301,16 @@ class JobSpec(_Part):
         values = self.model_dump(mode="json", exclude_none=True)
         return yaml.safe_dump(values, sort_keys=False).encode()
 
-    def filled(self, *, nonce: str, initial_state: bytes) -> JobSpec:
-        """The job as it is signed. initial_state: the state's digest."""
-        values = self.model_dump() | {"nonce": nonce, "initial_state": initial_state.hex()}
+    def base(self) -> bytes:
+        """SHA-256 of the job as a file without `initial_state`, which is its last line: what the first state
+        follows from. Source: docs/protocol.md 7.12."""
+        unsigned = self.model_copy(update={"initial_state": None})
+        return hashlib.sha256(unsigned.to_yaml()).digest()
+
+    def filled(self, *, nonce: str | None, initial_state: bytes | None) -> JobSpec:
+        """The job as it is signed. initial_state: the state's digest; None where it is yet to be known."""
+        digest = None if initial_state is None else initial_state.hex()
+        values = self.model_dump() | {"nonce": nonce, "initial_state": digest}
         return check_values(JobSpec, values, source=self.name)
 
     def check_submittable(self, *, now: datetime) -> None:

@@ -190,7 +190,7 @@ def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
     listed = parse_mapping(read_limited(file, MAX_BYTES), source=str(file)).get("silos", ())
     names = options.names(listed if isinstance(listed, list) else (), silos)
     spec = read_spec(file, not_after=NEVER, silos=names if options.silo_files or silos else ())
-    if spec.model.name == "custom":
+    if not spec.model.is_built_in:
         raise ConfigError(f"{file}: model.name: a simulation has the built-in models, got custom")
     return spec
 

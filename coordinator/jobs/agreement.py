@@ -1,7 +1,7 @@
 """The end of a phase at the coordinator: silos check the sum, compute the next state, and t of them sign it.
 
 The coordinator computes the same state, to lay out the phases that follow, and cannot put another one in its
-place: a silo goes on from what it computed or what t silos signed. Source: docs/protocol.md 5.10, 7.9.
+place: a silo goes on from what it computed or what t silos signed. Source: docs/protocol.md 5.10, 7.11.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.ring import Encoded
 from silo_agent.data.base import SiloData
 from silo_agent.objective import Work
+from silo_agent.seeding import training_seed
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import TOTAL, Array, Arrays
 
@@ -41,6 +42,7 @@ def silo_values(
         context=context,
         data=data,
         weight=share if spec.privacy is None else spec.privacy.declared_weight(members),
+        seed=training_seed(job_seed=spec.seed, silo=spec.silos[place], round=round),
         is_cancelled=lambda: False,
     )
     return dict(TorchObjective(device="cpu").compute(work))

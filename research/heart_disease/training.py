@@ -24,6 +24,7 @@ from silo_agent.data.base import Samples, SiloData
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
 from silo_agent.policy.policy import ClassStatistics, KeptState, Policy
+from silo_agent.seeding import training_seed
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
@@ -100,6 +101,7 @@ def _by_itself(spec: JobSpec, name: str, data: SiloData) -> Arrays:
             context=context,
             data=data,
             weight=1.0,
+            seed=training_seed(job_seed=spec.seed, silo=name, round=round),
             is_cancelled=lambda: False,
         )
         result = train.next_state(context, objective.compute(work))

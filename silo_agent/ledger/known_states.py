@@ -1,7 +1,7 @@
 """Which global states this silo knows to be computed, and what it needs to check the next.
 
 A silo trains on a state that it computed itself or that t silos computed, and never on one from before the
-newest of these. Every write is durable on return. Source: docs/protocol.md 7.9.
+newest of these. Every write is durable on return. Source: docs/protocol.md 7.11.
 """
 
 from __future__ import annotations

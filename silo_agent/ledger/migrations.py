@@ -275,6 +275,9 @@ _STEPS: Migration = (
     """,
 )
 
+# What is approved is said in words of the job itself; of jobs offered before, it is not there.
+_JOBS_AS_SIGNED: Migration = ("ALTER TABLE jobs ADD COLUMN spec BLOB",)
+
 MIGRATIONS = (
     _FIRST,
     _EVERY_CHANGE_COUNTS,
@@ -285,4 +288,5 @@ MIGRATIONS = (
     _GRANTED_CHANGES,
     _STATE_USES,
     _STEPS,
+    _JOBS_AS_SIGNED,
 )

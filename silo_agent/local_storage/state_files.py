@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Set
 from pathlib import Path
 
@@ -24,6 +25,11 @@ class StateFiles:
 
     def sum(self, digest: bytes) -> Path:
         return self._directory / f"{digest.hex()}{SUM_SUFFIX}"
+
+    def take(self, path: Path, digest: bytes) -> None:
+        """Have a state of this disk here too, under its digest."""
+        if not self.state(digest).exists():
+            os.link(path, self.state(digest))
 
     def put(self, state: GlobalState) -> bytes:
         """Durable once it returns. Gives the digest of the state."""

@@ -8,16 +8,20 @@ Source: docs/protocol.md 6, 9 (guarantee G3).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sized
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from chorale.job import JobSpec
 from chorale.spec.fields import Name
+from chorale.spec.job_spec import Sha256
 from chorale.spec.settings_file import load_settings
+from chorale.spec.validation_errors import got
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Quantity
 from crypto.session.cohort import (
@@ -31,6 +35,7 @@ from crypto.session.messages import SessionTerms
 from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names
 from strategies.presets import PRESETS
 
+SHA256 = re.compile(r"[0-9a-f]{64}")
 ENV_PREFIX = "CHORALE_POLICY_"
 
 
@@ -47,6 +52,11 @@ class ClassStatistics(StrEnum):
 class KeptState(StrEnum):
     REFUSE = "refuse"
     ALLOW = "allow"
+
+
+class FirstState(StrEnum):
+    COMPUTED = "computed"
+    GIVEN = "given"
 
 
 class Policy(BaseModel):
@@ -76,6 +86,11 @@ class Policy(BaseModel):
     local_state: KeptState = Field(
         default=KeptState.REFUSE,
         description="methods that keep something at this silo between rounds: refuse or allow",
+    )
+    initial_state: FirstState | Annotated[tuple[Sha256, ...], Field(min_length=1)] = Field(
+        default=FirstState.COMPUTED,
+        description="starting weights of a job. computed: those alone that this silo draws itself from the "
+        "job; given: an operator's own too; or the SHA-256 digests of given ones that are accepted",
     )
     min_class_holders: int | None = Field(
         default=None,
@@ -167,6 +182,15 @@ class Policy(BaseModel):
         default=PrivacyPolicy(), description="what a data set may spend, and the floor of private jobs"
     )
 
+    @field_validator("initial_state", mode="before")
+    @classmethod
+    def _is_word_or_digests(cls, value: object) -> object:
+        digests = value if isinstance(value, list | tuple) else ()
+        is_list = bool(digests) and all(isinstance(each, str) and SHA256.fullmatch(each) for each in digests)
+        if not is_list and value not in tuple(FirstState):
+            raise ValueError(f"expected computed, given or a list of SHA-256 digests, got {got(value)}")
+        return value
+
     @field_validator("strategies")
     @classmethod
     def _are_presets(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -212,6 +236,19 @@ class Policy(BaseModel):
                 f"strategy {spec.strategy.name}", "a method without local state (local_state: refuse)"
             )
         self.privacy.check_job(spec)
+        if not spec.model.is_built_in:
+            self.check_given_state(spec, why=f"model {spec.model.name} is not built in")
+
+    def check_given_state(self, spec: JobSpec, *, why: str) -> None:
+        """Raises PolicyRefusal where a first state that this silo did not draw itself is not allowed."""
+        if self.initial_state is FirstState.GIVEN:
+            return
+        is_list = isinstance(self.initial_state, tuple)
+        if is_list and spec.initial_state in self.initial_state:
+            return
+        allowed = "computed here or listed" if is_list else "computed here"
+        expected = f"an initial state that is {allowed} (initial_state)"
+        raise _refusal(f"the given one {spec.initial_state}: {why}", expected)
 
     def check_draw(self, spec: JobSpec) -> None:
         """Raises PolicyRefusal where a job's rounds are so small that colluders may be too many in one.
@@ -243,15 +280,15 @@ class Policy(BaseModel):
         """
         first, server = spec.training.learning_rate, spec.method.server_rate
         lowest = first if spec.training.schedule.kind == "cosine" else spec.learning_rate_at(spec.rounds)
-        for what, got, low, high in (
+        for what, given, low, high in (
             ("learning_rate", lowest, self.min_learning_rate, math.inf),
             ("learning_rate", first, 0.0, self.max_learning_rate),
             ("server_learning_rate", server, self.min_server_learning_rate, self.max_server_learning_rate),
         ):
-            if got < low:
-                raise _refusal(f"{what} {got:.4g}", f"at least {low:g} (min_{what})")
-            if got > high:
-                raise _refusal(f"{what} {got:.4g}", f"at most {high:g} (max_{what})")
+            if given < low:
+                raise _refusal(f"{what} {given:.4g}", f"at least {low:g} (min_{what})")
+            if given > high:
+                raise _refusal(f"{what} {given:.4g}", f"at most {high:g} (max_{what})")
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""
@@ -325,6 +362,9 @@ class Policy(BaseModel):
             refused.append("every statistic by class without noise")
         if self.local_state is KeptState.REFUSE:
             refused.append("every method with local state whose sums have no noise")
+        if self.initial_state is not FirstState.GIVEN:
+            listed = "" if self.initial_state is FirstState.COMPUTED else " but those of initial_state"
+            refused.append(f"starting weights that this silo does not draw itself{listed}")
         refused += self.privacy.refused()
         lists = {
             "operators": self.operators,

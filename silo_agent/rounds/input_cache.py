@@ -29,6 +29,7 @@ from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Cancelled, Objective, Work
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, phase_input
+from silo_agent.seeding import fresh_seed
 from strategies.base import Array
 
 log = get_logger("silo_agent.rounds.input_cache")
@@ -181,6 +182,7 @@ class InputCache:
                 load_data=partial(self._own_data, job),
                 objective=self._objective,
                 is_cancelled=is_cancelled,
+                seed=fresh_seed(),
                 local=local,
                 keep_personal=partial(self._personal.keep, job=job, key=key, global_model=state_digest),
             )

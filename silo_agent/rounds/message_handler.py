@@ -186,6 +186,7 @@ class MessageHandler:
             running.end()
         self._tasks.clear()
         self._inputs.close()
+        self._checks.close()
         await asyncio.gather(*ending, return_exceptions=True)
 
     # jobs and rosters
@@ -270,6 +271,9 @@ class MessageHandler:
         roster, job = self._checks.job(key, task)
         await asyncio.to_thread(self._chain.accept, key, task, job)
         path = self._files.state(task.state_digest)
+        drawn = await self._checks.first_state(key, task, job)
+        if drawn is not None:
+            await asyncio.to_thread(self._files.take, drawn, task.state_digest)
         with tracing.span(Span.DOWNLOAD, key.job_digest, key.round, key):
             await self._transfers.download(
                 job_digest=key.job_digest, digest=task.state_digest, size_bytes=task.state_bytes, target=path

@@ -79,14 +79,15 @@ def phase_input(
     load_data: Callable[[], SiloData],
     objective: Objective,
     is_cancelled: Callable[[], bool],
+    seed: int,
     local: LocalState | None = None,
     keep_personal: Callable[[PersonalModel], None] = forget,
     random: Callable[[int], bytes] = os.urandom,
 ) -> tuple[Mapping[str, Array], Encoder]:
     """The silo's values, now immutable, and the words that they become when read.
 
-    load_data: gives them with the hold-out cut (`cut_holdout`). local: what the silo kept of the job, and
-    where the method proposes what comes next. random: of the encoding.
+    load_data: gives them with the hold-out cut (`cut_holdout`). seed: of shuffles and dropout. local: what
+    the silo kept of the job, and where the method proposes what comes next. random: of the encoding.
 
     Raises PolicyRefusal(code=DATA) where data or counts do not allow an input, DataRefusal where it is the
     state over these data that does not, and what the objective raises.
@@ -109,6 +110,7 @@ def phase_input(
                 context=request.context,
                 data=data,
                 weight=_weight(request, samples),
+                seed=seed,
                 is_cancelled=is_cancelled,
                 class_rows=_class_rows(request, policy),
                 keep_personal=keep_personal,

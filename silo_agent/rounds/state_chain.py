@@ -1,6 +1,6 @@
 """Which global state a phase may run on: the newest that this silo computed, or that is proven to it.
 
-The coordinator names a state by its digest and chooses nothing by it. Source: docs/protocol.md 7.9.
+The coordinator names a state by its digest and chooses nothing by it. Source: docs/protocol.md 7.11.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from silo_agent.ledger.budget import Budget
 from silo_agent.ledger.reveals import Reveals
 from silo_agent.metrics import PhaseEnd
 from silo_agent.policy.policy import Policy
+from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.phase_input import PhaseRequest
 from silo_agent.rounds.rosters import Rosters
@@ -46,6 +47,7 @@ class TaskChecks:
         rosters: Rosters,
         reveals: Reveals,
         budget: Budget,
+        first_states: FirstStates,
         clock: Callable[[], datetime],
     ) -> None:
         self.policy = policy
@@ -55,6 +57,7 @@ class TaskChecks:
         self._rosters = rosters
         self._reveals = reveals
         self._budget = budget
+        self._first_states = first_states
         self._clock = clock
         self._missed_enrollment: set[bytes] = set()
 
@@ -76,6 +79,17 @@ class TaskChecks:
                 f"policy: expected a global state of 1 to {max_bytes} bytes, got {task.state_bytes}"
             )
         return roster, job
+
+    async def first_state(self, key: PhaseKey, task: pb.PhaseTask, job: Job) -> Path | None:
+        """The file of the task's state, if it is the job's first and this silo drew it itself.
+
+        Asked in every phase: a silo may come late. Raises PolicyRefusal for a given one that is not allowed.
+        """
+        path = await self._first_states.file(job)
+        if path is not None and key.round > 0:
+            path.unlink(missing_ok=True)  # no later phase starts from it
+        is_wanted = task.state_digest.hex() == job.spec.initial_state
+        return path if is_wanted and path is not None and path.exists() else None
 
     def request(
         self, key: PhaseKey, task: pb.PhaseTask, job: Job, roster: Roster, path: Path
@@ -135,8 +149,12 @@ class TaskChecks:
         elif end is PhaseEnd.APPLIED:
             self._missed_enrollment.discard(key.job_digest)
 
+    def close(self) -> None:
+        self._first_states.close()
+
     def forget(self, job_digest: bytes) -> None:
         self._missed_enrollment.discard(job_digest)
+        self._first_states.forget(job_digest)
 
     def _check_enrolled(self, key: PhaseKey) -> None:
         missed = key.job_digest in self._missed_enrollment

@@ -17,7 +17,7 @@ from chorale.observability.logs import get_logger
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
-from silo_agent.seeding import seeded, shuffler, training_seed
+from silo_agent.seeding import seeded, shuffler
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
@@ -63,8 +63,8 @@ class TorchObjective:
     def compute(self, work: Work) -> Mapping[str, Array]:
         """The quantities of the phase. Raises ConfigError, RemoteProtocolError, Cancelled.
 
-        Deterministic on a CPU: everything random follows from job seed, silo and round. A private job is
-        refused before its data are used if the model does not treat each sample by itself.
+        Deterministic on a CPU: everything random follows from the work's seed, but for DP-SGD. A private
+        job is refused before its data are used if the model does not treat each sample by itself.
         """
         phases: dict[str, Callable[[Setting], Mapping[str, Array]]] = {
             CLASS_PRESENCE: presence,
@@ -78,7 +78,7 @@ class TorchObjective:
             raise ConfigError(f"objective: the built-in training has no phase {work.phase_kind}")
         torch.set_num_threads(self._threads)
         threads = nullcontext() if work.spec.privacy is None else one_thread()
-        with threads, seeded(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round)):
+        with threads, seeded(work.seed):
             received = self._received_model(work)
             setting = Setting(work=work, received=received, device=self._device, cache=self._cache)
             if work.spec.privacy is not None:
@@ -113,7 +113,7 @@ class TorchObjective:
         tested = evaluated(setting)
         samples = Tensors.of(work.data.train, self._device)
         started = time.monotonic()
-        generator = shuffler(training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round))
+        generator = shuffler(work.seed)
         correction = computed(recipe.server_update, SERVER_UPDATES).correction
         loss = replace(
             local_loss(setting, samples), correction=None if correction is None else correction(work)

@@ -1,72 +1,74 @@
 """Heads, and what they are given.
 
-A frozen head is one fixed vector for each class, made once by the operator and carried in the state: its
-bytes travel, because a seed gives other bytes under another LAPACK. Rows are classes.
+A frozen head is one fixed vector for each class, drawn with the job's first state: every machine draws the
+same bytes (docs/protocol.md 7.12). Rows are classes.
 Sources: SphereFed (Dong et al. 2022), Eq. 4, orthonormal rows; FedDr+ (Kim et al.), Eq. 3, simplex ETF;
 FedBABU (Oh et al. 2022), a head that stays as it was drawn; FedETF (Li et al. 2023, arXiv 2303.10058), a
 projection to unit length before the head.
 
-C = classes, D = feature width.
+C = classes, D = feature width, K = classes but one.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
-from numpy.typing import NDArray
 
 from crypto.errors import ConfigError
 from strategies.base import MODEL, FloatArray
+from strategies.number_stream import NumberStream, orthonormal_rows
 from strategies.recipe import Features, Head, Need, Standing
 
 HEAD = MODEL + "head.weight"
+MAX_PRODUCTS = 1 << 36  # of rows drawn by Gram-Schmidt: minutes; a job asks every silo to draw them
 NO_DATA = Standing(why="says how the model is built; no data")
 
 
-def frozen_head(head: Head, *, classes: int, width: int, seed: int) -> NDArray[np.float32]:
-    """Shapes: -> (C, D) float32. Raises ConfigError where the width has no room for the classes."""
+def frozen_head(head: Head, *, classes: int, width: int, numbers: NumberStream) -> FloatArray:
+    """Shapes: -> (C, D) float64. Raises ConfigError where the width has no room for the classes, or where
+    drawing it would take hours."""
     if head.draw is None:
         raise ConfigError(f"strategy.head: a {head} head is not frozen")
-    return head.draw(classes, width, np.random.Generator(np.random.PCG64(seed))).astype(np.float32)
+    if head.has_unit_rows and classes * classes * width > MAX_PRODUCTS:
+        raise ConfigError(
+            f"strategy.head: {classes} rows of width {width} at fixed angles are too many to draw"
+        )
+    return head.draw(classes, width, numbers)
 
 
-def random_head(classes: int, width: int, generator: np.random.Generator) -> FloatArray:
+def random_head(classes: int, width: int, numbers: NumberStream) -> FloatArray:
     """As a fresh linear layer is drawn: uniform within 1/sqrt(D)."""
-    bound = 1.0 / np.sqrt(width)
-    return generator.uniform(-bound, bound, size=(classes, width))
+    return numbers.uniform(classes * width, bound=1.0 / math.sqrt(width)).reshape(classes, width)
 
 
-def orthonormal_head(classes: int, width: int, generator: np.random.Generator) -> FloatArray:
+def orthonormal_head(classes: int, width: int, numbers: NumberStream) -> FloatArray:
     """W W^T = I: rows of unit length at right angles. Raises ConfigError if C > D."""
     if classes > width:
         raise ConfigError(
             f"strategy.head: {classes} orthonormal rows need a feature width of at least {classes}, "
             f"got {width}"
         )
-    return _orthonormal_columns(width, classes, generator).T
+    return orthonormal_rows(classes, width, numbers)
 
 
-def etf_head(classes: int, width: int, generator: np.random.Generator) -> FloatArray:
-    """Unit rows at equal angles, w_i . w_j = -1/(C - 1), summing to zero. Raises ConfigError if D < C - 1."""
+def etf_head(classes: int, width: int, numbers: NumberStream) -> FloatArray:
+    """Unit rows at equal angles, w_i . w_j = -1/(C - 1), summing to zero. Raises ConfigError if D < C - 1.
+
+    The simplex in C - 1 dimensions, by Helmert's matrix, turned by as many orthonormal rows u_k:
+    w_i = sqrt(C / (C - 1)) (sum over k > i of u_k / s_k - i u_i / s_i), s_k = sqrt(k (k + 1)).
+    """
     if width < classes - 1:
         raise ConfigError(
             f"strategy.head: a simplex of {classes} classes needs a feature width of at least {classes - 1}, "
             f"got {width}"
         )
-    centering_CC = np.eye(classes) - 1.0 / classes
-    stretch = np.sqrt(classes / (classes - 1.0))
-    if width >= classes:
-        wide_CD: FloatArray = stretch * (_orthonormal_columns(width, classes, generator) @ centering_CC).T
-        return wide_CD
-    # the simplex spans C - 1 dimensions: its own eigenvectors, turned into the features' space
-    basis = np.linalg.eigh(centering_CC)[1][:, 1:]
-    head_CD: FloatArray = stretch * (_orthonormal_columns(width, classes - 1, generator) @ basis.T).T
-    return head_CD
-
-
-def _orthonormal_columns(rows: int, columns: int, generator: np.random.Generator) -> FloatArray:
-    """Haar-distributed: Q of a Gaussian matrix, with the signs that make R's diagonal positive."""
-    q, r = np.linalg.qr(generator.standard_normal((rows, columns)))
-    return np.asarray(q * np.sign(np.diag(r)), dtype=np.float64)
+    k_K = np.arange(1.0, classes)[:, np.newaxis]
+    turned_KD = orthonormal_rows(classes - 1, width, numbers) / np.sqrt(k_K * (k_K + 1.0))
+    head_CD = np.zeros((classes, width))
+    head_CD[:-1] = np.add.accumulate(turned_KD[::-1])[::-1]
+    head_CD[1:] -= k_K * turned_KD
+    return math.sqrt(classes / (classes - 1.0)) * head_CD
 
 
 TRAINED = Head(word="trained", has_bias=True, standing=NO_DATA)

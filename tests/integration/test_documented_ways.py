@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -157,13 +158,14 @@ async def run_job(hub: Hub, preset: str, *, rounds: int) -> None:
     await hub.start()
     fields: dict[str, Any] = {
         "rounds": rounds,
+        "not_after": datetime.now(UTC) + timedelta(days=1),
         "strategy": {"preset": preset},
         "model": {"name": "mlp", "hidden": [8]},
         "classes": 10,
         "input_shape": [1, 8, 8],
     }
     draft = JobSpec.from_yaml(hub.job(**fields)[0].spec_bytes, source="job")
-    state = state_to_bytes(initial_state(draft))
+    state = state_to_bytes(initial_state(draft, base=draft.base()))
     signed, _ = hub.job(**fields, initial_state=state_digest(state).hex())
     agents = [asyncio.ensure_future(run_agent(settings_of(hub, place))) for place in range(SILOS)]
     try:

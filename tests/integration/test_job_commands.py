@@ -79,7 +79,8 @@ def test_submit_with_watch_stays_until_the_job_is_done(tmp_path: Path) -> None:
     submitted, ended = _lines(done)
     assert submitted.split()[0] != first  # a fresh nonce keeps two equal jobs apart
     assert ended.startswith(f"{submitted.split()[0]}  done  1 rounds")
-    told = [line.split()[0] for line in done.stderr.splitlines()]
+    warned, *told = [line.split()[0] for line in done.stderr.splitlines()]
+    assert warned == "--init:"
     assert [word for word in told if word != "now:"] == ["enrollment", "round", "evaluate"]
 
 

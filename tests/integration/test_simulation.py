@@ -40,11 +40,11 @@ KILLED_ROUNDS = 30
 
 
 def test_simulation_and_federation_give_the_same_parameters_for_the_same_seed(tmp_path: Path) -> None:
-    """Three of four silos a round, drawn by the silos' seeds of the opening, which the coordinator keeps.
-    Bound: stochastic rounding moves the mean of a round by less than m / (scale * sum of p), and float32
-    storage by an ulp; the next round starts from there."""
+    """The silos' batches are seeded as a simulation's. Three of four silos a round, drawn by the silos' seeds
+    of the opening, which the coordinator keeps. Bound: stochastic rounding moves the mean of a round by less
+    than m / (scale * sum of p), and float32 storage by an ulp; the next round starts from there."""
     with LocalFederation(
-        folder=tmp_path, silos=SILOS, policy=POLICY, silo={"objective": None, "device": "cpu"}
+        folder=tmp_path, silos=SILOS, policy=POLICY, silo={"objective": "tests.support.seeded:objective"}
     ) as federation:
         federation.start_coordinator()
         for place, name in enumerate(federation.names):

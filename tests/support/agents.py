@@ -45,6 +45,7 @@ from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Work
 from silo_agent.policy.policy import Policy
+from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
 from silo_agent.rounds.offered_jobs import OfferedJobs
@@ -228,6 +229,7 @@ class Agent:
                 rosters=rosters,
                 reveals=self.reveals,
                 budget=self.budget,
+                first_states=FirstStates(self.folder / "first", policy=self.policy),
                 clock=clock,
             ),
             reveals=self.reveals,
@@ -344,7 +346,7 @@ class Hub:
         samples: int = SAMPLES,
         **policy: Any,
     ) -> Agent:
-        values = {"federation": FEDERATION, "approval": "automatic"} | policy
+        values = {"federation": FEDERATION, "approval": "automatic", "initial_state": "given"} | policy
         agent = Agent(
             self, name, policy=Policy.model_validate(values), objective=objective or OneHot(), samples=samples
         )

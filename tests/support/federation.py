@@ -215,7 +215,12 @@ class LocalFederation:
         }
 
     def _policy(self) -> Settings:
-        return {"federation": self.ceremony.federation, "approval": "automatic", **self.policy}
+        return {
+            "federation": self.ceremony.federation,
+            "approval": "automatic",
+            "initial_state": "given",
+            **self.policy,
+        }
 
     def _operator_file(self) -> Path:
         return self._write(

@@ -16,7 +16,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import buffer_names, trained_names
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.objective import Work
-from silo_agent.seeding import shuffler
+from silo_agent.seeding import shuffler, training_seed
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.base.setting import Setting
@@ -86,6 +86,7 @@ def make_work(
         context=context,
         data=data,
         weight=0.25,
+        seed=training_seed(job_seed=job.seed, silo="a", round=round),
         is_cancelled=lambda: False,
     )
 

@@ -238,7 +238,8 @@ class Rogue(Hub):
         )
         super().__init__(folder, members=members, now=datetime.now(UTC), **job)
         self.round = self.port = 0
-        self.policy = {"federation": self.ceremony.federation, "approval": "automatic"} | (policy or {})
+        given = {"approval": "automatic", "initial_state": "given"} | (policy or {})
+        self.policy = {"federation": self.ceremony.federation, **given}
         self.welcome: Callable[[str], pb.Welcome] = self.greeting
         self.serve: Callable[[str, pb.DownloadRequest], Iterable[pb.Chunk]] = self.chunks
         self.own_files = files(self.ceremony, Role.COORDINATOR, "hub")

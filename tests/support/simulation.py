@@ -6,6 +6,7 @@ ring.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 from silo_agent.data.base import SiloData
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Work
+from silo_agent.seeding import training_seed
 from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext
@@ -88,6 +90,12 @@ def simulate(
             figures={**figures, **result.figures},
             local=tuple(local),
         )
+
+
+def seeded_work(work: Work) -> Work:
+    """With the seed that a simulation gives this silo; an agent draws one that nobody knows."""
+    seed = training_seed(job_seed=work.spec.seed, silo=work.silo, round=work.round)
+    return dataclasses.replace(work, seed=seed)
 
 
 def phases(spec: JobSpec) -> Iterator[tuple[int, str]]:
@@ -158,6 +166,7 @@ def _values(
         context=context,
         data=data,
         weight=samples / int(context.state[TOTAL]) if TOTAL in context.state else 0.0,
+        seed=training_seed(job_seed=spec.seed, silo=f"silo-{place}", round=context.round),
         is_cancelled=lambda: False,
         class_rows=None if holders_C is None else np.asarray(holders_C >= min_class_holders),
         local=local,

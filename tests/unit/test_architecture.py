@@ -43,8 +43,8 @@ ARROWS = {
 # its left
 ROOMS = {
     "crypto": "errors < encoding < prg < identity < noise < fixed_point < masking < session",
-    "strategies": "base < exact < update_scale < recipe < phases < parts < checks < presets < declared_parts "
-    "< methods",
+    "strategies": "base < number_stream < exact < update_scale < recipe < phases < parts < checks < presets "
+    "< declared_parts < methods",
     "chorale": "v1 < runtime < transport < spec < observability < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",

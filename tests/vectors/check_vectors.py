@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from check_initial_state import check_initial_state
 from check_next_state import check_next_state
 from check_session import check_session
 from primitives import (
@@ -47,6 +48,7 @@ def main(arguments: list[str]) -> int:
         "session": check_session,
         "draw": check_draw,
         "next_state": check_next_state,
+        "initial_state": check_initial_state,
     }
     for name, check in checks.items():
         try:

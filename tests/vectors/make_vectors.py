@@ -1,4 +1,4 @@
-"""Writes the vectors of encoding, Shamir, PRG, ring and draw next to this file from the package itself.
+"""Writes the vectors of this folder but for the session's from the package itself.
 
 Run it only when docs/protocol.md changes what they hold: python -m tests.vectors.make_vectors
 `check_vectors.py` then re-checks them without the package.
@@ -14,20 +14,30 @@ from typing import Any
 
 import numpy as np
 
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import state_digest, state_to_bytes
 from crypto import encoding, prg
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import Projection
 from crypto.session import cohort, shamir
+from strategies.number_stream import quantiles
 
 FOLDER = Path(__file__).parent
 WIDE = 64
 
 
 def main() -> None:
-    makers = (encoding_vectors, shamir_vectors, prg_vectors, projection_vectors, ring_vectors, draw_vectors)
-    for make in makers:
+    for make in (
+        encoding_vectors,
+        shamir_vectors,
+        prg_vectors,
+        projection_vectors,
+        ring_vectors,
+        draw_vectors,
+        initial_state_vectors,
+    ):
         name = make.__name__.removesuffix("_vectors")
         (FOLDER / f"{name}.json").write_text(json.dumps(make(), indent=1) + "\n")
 
@@ -266,6 +276,61 @@ def draw_vectors() -> list[dict[str, Any]]:
             }
         )
     return vectors
+
+
+def initial_state_vectors() -> dict[str, Any]:
+    """Small states array by array, one for each kind of head; of every network and norm the digest."""
+    table_Q = quantiles()
+    small = {"name": "mlp", "norm": "batch", "hidden": [5]}
+    presets = ("fedavg", "fedbabu", "fedgela", "spherefed", "feddr_plus", "fedetf")
+    states = [
+        initial_state_vector(small, preset=preset, classes=classes, shape=[4], has_arrays=True)
+        for preset in presets
+        for classes in (2, 5)
+    ]
+    cnn = {"name": "cnn", "norm": "group"}
+    states.append(initial_state_vector(cnn, preset="fedavg", classes=3, shape=[1, 8, 8], has_arrays=True))
+    for name in ("mlp", "cnn", "resnet18", "vgg11", "mobilenet_v2"):
+        for norm in ("batch", "group", "none"):
+            model = {"name": name, "norm": norm}
+            states.append(initial_state_vector(model, preset="fedavg", classes=10, shape=[3, 32, 32]))
+        for preset in ("spherefed", "feddr_plus", "fedetf"):
+            wide = {"name": name, "hidden": [128]}  # as wide as 100 classes at right angles need
+            states.append(initial_state_vector(wide, preset=preset, classes=100, shape=[3, 32, 32]))
+    places = [0, 1, 255, 4096, 32767, 32768, 50000, 65535]
+    return {
+        "quantiles": {str(place): int(table_Q[place]) for place in places},
+        "quantiles_sha256": hashlib.sha256(table_Q.astype("<i4").tobytes()).hexdigest(),
+        "states": states,
+    }
+
+
+def initial_state_vector(
+    model: dict[str, Any], *, preset: str, classes: int, shape: list[int], has_arrays: bool = False
+) -> dict[str, Any]:
+    from silo_agent.training.models.state import initial_state  # torch
+
+    label = json.dumps([model, preset, classes, shape])
+    base, seed = hashlib.sha256(label.encode()).digest(), len(label)
+    values = {"name": "a", "federation": "b", "silos": ["c", "d", "e"], "rounds": 1, "classes": classes}
+    values |= {"not_after": "2100-01-01T00:00:00Z", "training": {"learning_rate": 0.1}, "input_shape": shape}
+    values |= {"strategy": {"preset": preset}, "model": {**model, "seed": seed}}
+    spec = JobSpec.model_validate(values)
+    state = initial_state(spec, base=base)
+    vector = {
+        "model": model,
+        "strategy": preset,
+        "head": spec.method.recipe.head.word,
+        "classes": classes,
+        "input_shape": shape,
+        "base": base.hex(),
+        "seed": seed,
+        "digest": state_digest(state_to_bytes(state)).hex(),
+    }
+    if has_arrays:
+        vector["shapes"] = {name: list(array.shape) for name, array in state.items()}
+        vector["arrays"] = {name: hashlib.sha256(array).hexdigest() for name, array in state.items()}
+    return vector
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def train_locally(
 ) -> int:
     """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled.
 
-    generator: of the shuffles, from the job's seed. random: of DP-SGD, which takes nothing from the job.
+    generator: of the shuffles. random: of DP-SGD, which takes nothing from the job.
     """
     if spec.privacy is not None:
         check_keeps_samples_apart(model)

@@ -68,21 +68,6 @@ class CutModel(nn.Module):
         return self.logits(self.features(inputs))
 
 
-def initialize(body: nn.Module) -> nn.Module:
-    """He's initialization for every layer that a ReLU follows; deep plain networks need it to start.
-
-    Source: He et al. 2015 (arXiv 1502.01852), fan out for convolutions as in torchvision.
-    """
-    for layer in body.modules():
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(layer, nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-        if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
-            nn.init.zeros_(layer.bias)
-    return body
-
-
 def norm2d(kind: str, channels: int) -> nn.Module:
     """The normalization that a job chooses, after a convolution: batch, group or none. Only `batch` has
     buffers."""

@@ -12,7 +12,7 @@ import math
 
 from torch import nn
 
-from silo_agent.training.models.base import Backbone, initialize, norm1d, norm2d
+from silo_agent.training.models.base import Backbone, norm1d, norm2d
 
 CNN_CHANNELS = (32, 64)
 CNN_GRID = 4  # the maps are pooled to 4x4, so any image size fits
@@ -31,7 +31,7 @@ def mlp(*, input_shape: tuple[int, ...], hidden: tuple[int, ...], norm: str) -> 
     for next_width in hidden:
         layers += [nn.Linear(width, next_width), norm1d(norm, next_width), nn.ReLU()]
         width = next_width
-    return Backbone(body=initialize(nn.Sequential(*layers)), width=width)
+    return Backbone(body=nn.Sequential(*layers), width=width)
 
 
 def cnn(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
@@ -44,7 +44,7 @@ def cnn(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
         before = channels
     layers += [nn.AdaptiveAvgPool2d(CNN_GRID), nn.Flatten()]
     layers += [nn.Linear(before * CNN_GRID * CNN_GRID, CNN_WIDTH), norm1d(norm, CNN_WIDTH), nn.ReLU()]
-    return Backbone(body=initialize(nn.Sequential(*layers)), width=CNN_WIDTH)
+    return Backbone(body=nn.Sequential(*layers), width=CNN_WIDTH)
 
 
 def vgg11(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
@@ -58,4 +58,4 @@ def vgg11(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
         layers.append(nn.MaxPool2d(2, ceil_mode=True))  # 28x28 ends at 1x1 too
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     layers += [nn.Linear(before, VGG_WIDTH), nn.ReLU(), nn.Linear(VGG_WIDTH, VGG_WIDTH), nn.ReLU()]
-    return Backbone(body=initialize(nn.Sequential(*layers)), width=VGG_WIDTH)
+    return Backbone(body=nn.Sequential(*layers), width=VGG_WIDTH)

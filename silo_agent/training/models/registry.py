@@ -16,7 +16,7 @@ IMAGE_BACKBONES = {"cnn": cnn, "resnet18": resnet18, "vgg11": vgg11, "mobilenet_
 def build_model(
     spec: ModelSpec, *, classes: int, input_shape: tuple[int, ...], recipe: Recipe = FEDAVG
 ) -> CutModel:
-    """Freshly initialized, on the CPU, from torch's global generator: call it inside `seeded`.
+    """On the CPU, with torch's own weights, which a job's state replaces (models/state.py).
 
     Raises ConfigError if the name is not one of ours or the input does not suit it.
     """

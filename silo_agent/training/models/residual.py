@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from silo_agent.training.models.base import Backbone, initialize, norm2d
+from silo_agent.training.models.base import Backbone, norm2d
 
 RESNET_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))  # channels and stride of the stage's first block
 RESNET_BLOCKS = 2  # of one stage
@@ -59,7 +59,7 @@ def resnet18(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
             layers.append(BasicBlock(before, channels, stride=stride, norm=norm))
             before = channels
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Backbone(body=initialize(nn.Sequential(*layers)), width=before)
+    return Backbone(body=nn.Sequential(*layers), width=before)
 
 
 class InvertedResidual(nn.Module):
@@ -90,7 +90,7 @@ def mobilenet_v2(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
             before = channels
     layers += _conv(before, MOBILENET_WIDTH, size=1, norm=norm)
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Backbone(body=initialize(nn.Sequential(*layers)), width=MOBILENET_WIDTH)
+    return Backbone(body=nn.Sequential(*layers), width=MOBILENET_WIDTH)
 
 
 def _conv(

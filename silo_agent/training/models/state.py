@@ -4,6 +4,7 @@ starts from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,32 +12,39 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from chorale.spec.first_state import SEED_ALONE, Shape, first_state
 from chorale.spec.job_spec import JobSpec
-from crypto.errors import Refusal, RemoteProtocolError
-from silo_agent.seeding import derive_seed, seeded
+from chorale.spec.state import MAX_STATE_BYTES
+from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.training.models.registry import build_model
 from strategies.base import MODEL, Array, Arrays
-from strategies.parts.heads import HEAD, frozen_head
 
 FloatArray = NDArray[np.float32]
 
 
-def initial_state(spec: JobSpec) -> dict[str, Array]:
-    """The global state that a job starts from, built from model name and seed by the operator.
+def initial_state(
+    spec: JobSpec, *, base: bytes = SEED_ALONE, max_bytes: int = MAX_STATE_BYTES
+) -> dict[str, Array]:
+    """The global state that a job of a built-in model starts from, the same bytes on every machine.
 
-    Arrays named model/<parameter>, float32; the same seed gives the same bytes everywhere.
-
-    Raises ConfigError if the model is not built in: such a job brings its own file.
+    Arrays named model/<parameter>, float32. base: SHA-256 of the job without its digest (JobSpec.base); left
+    out, as in a simulation, the state follows from the model's seed alone.
+    Raises ConfigError if the model is not built in or needs more than max_bytes.
     """
-    recipe = spec.method.recipe
-    with seeded(derive_seed("model", spec.model.seed)):
-        model = build_model(spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=recipe)
-    arrays = model_arrays(model)
-    if recipe.head.is_frozen:
-        _, width = arrays[HEAD].shape
-        seed = derive_seed("head", spec.model.seed)
-        arrays[HEAD] = frozen_head(recipe.head, classes=spec.classes, width=width, seed=seed)
-    return arrays
+    shapes = model_shapes(spec)
+    needed = sum(map(math.prod, shapes.values())) * np.dtype(np.float32).itemsize
+    if needed > max_bytes:
+        raise ConfigError(f"model {spec.model.name}: expected at most {max_bytes} bytes, needs {needed}")
+    return first_state(spec, shapes, base=base)
+
+
+def model_shapes(spec: JobSpec) -> dict[str, Shape]:
+    """Shapes of a built-in model's arrays, named model/<parameter>. Raises ConfigError if it is not one."""
+    with torch.device("meta"):  # no memory, no values
+        model = build_model(
+            spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
+        )
+    return {MODEL + name: tuple(tensor.shape) for name, tensor in shared_tensors(model).items()}
 
 
 def shared_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -26,7 +26,17 @@ from crypto.session.sum_check import SumCheck
 from tests.vectors import make_vectors
 
 FOLDER = Path(make_vectors.__file__).parent
-NAMES = ("encoding", "shamir", "prg", "projection", "ring", "session", "draw", "next_state")
+NAMES = (
+    "encoding",
+    "shamir",
+    "prg",
+    "projection",
+    "ring",
+    "session",
+    "draw",
+    "next_state",
+    "initial_state",
+)
 
 
 def load(name: str) -> Any:
@@ -86,6 +96,10 @@ def swap_digit(text: str) -> str:
         ("draw", (2, "named", "2", 3)),
         ("next_state", ("arithmetic", "total")),
         ("next_state", ("arithmetic", "solved with the least norm")),
+        ("initial_state", ("quantiles_sha256",)),
+        ("initial_state", ("states", 0, "base")),
+        ("initial_state", ("states", 6, "arrays", "model/head.weight")),
+        ("initial_state", ("states", 9, "digest")),
     ],
 )
 def test_the_checker_notices_one_changed_digit(

@@ -14,6 +14,7 @@ from crypto.errors import RemoteProtocolError
 from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.parts.losses.cosine import DotRegression, dot_regression
 from strategies.parts.heads import etf_head
+from tests.support.numbers import numbers
 from tests.support.objectives import (
     gradient_by_backward,
     gradient_by_differences,
@@ -106,7 +107,7 @@ def test_a_feature_on_another_classs_vector_costs(classes: int, expected: float)
 
 def test_gradient_is_theorem_c1_by_hand_by_backward_and_by_differences() -> None:
     generator = np.random.default_rng(11)
-    head_CD = etf_head(7, 12, generator)
+    head_CD = etf_head(7, 12, numbers(11))
     for label in range(7):
         loss, feature = loss_of_model(head_CD, label=label), torch.tensor(generator.normal(size=12))
         unit, vector = feature / feature.norm(), torch.tensor(head_CD[label])
@@ -131,7 +132,7 @@ def test_no_other_classs_vector_enters_the_loss() -> None:
 
 def test_prediction_is_the_same_with_raw_and_unit_features() -> None:
     generator = np.random.default_rng(2)
-    head_CD = etf_head(9, 16, generator)
+    head_CD = etf_head(9, 16, numbers(2))
     features_ND = torch.tensor(generator.normal(size=(200, 16)) * generator.uniform(0.1, 50, size=(200, 1)))
     job = make_job({"preset": "dot_regression"}, classes=9)
     model = make_model(job, nn.Identity(), width=16, head_CD=head_CD)
@@ -147,7 +148,7 @@ def test_feature_of_zeros_has_a_finite_loss_and_gradient() -> None:
 
 def test_features_after_relu_cannot_reach_their_vector() -> None:
     """The largest cosine of a non-negative feature is |max(v, 0)|, near 0.707: the loss stays above 0.03."""
-    head_CD = etf_head(10, 512, np.random.default_rng(0))
+    head_CD = etf_head(10, 512, numbers(0))
     ceilings_C = np.linalg.norm(np.maximum(head_CD, 0), axis=1)
     assert 0.6 < ceilings_C.min() < ceilings_C.max() < 0.8
     assert ceilings_C.mean() == pytest.approx(0.707, abs=0.02)

@@ -20,6 +20,7 @@ from silo_agent.training.parts.regularizers.distillation import FeatureDistillat
 from strategies.base import PhaseContext
 from strategies.parts import heads
 from strategies.parts.server_updates.mean import WeightedMean
+from tests.support.numbers import numbers
 from tests.support.objectives import (
     LocalRound,
     gradient_by_backward,
@@ -80,8 +81,11 @@ def assert_digits(found: Any, expected: Any, *, digits: int) -> None:
 
 
 def test_example_e1_simplex(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_orthonormal_columns", lambda rows, columns, _: np.eye(rows)[:, :columns])
-    head_CD = heads.etf_head(4, 5, np.random.default_rng(0))
+    """U of the paper is the identity: the simplex is turned by Helmert's matrix, so by its inverse here."""
+    helmert_KD = np.array([[1, -1, 0, 0, 0], [1, 1, -2, 0, 0], [1, 1, 1, -3, 0]])
+    unit_KD = helmert_KD / np.linalg.norm(helmert_KD, axis=1, keepdims=True)
+    monkeypatch.setattr(heads, "orthonormal_rows", lambda rows, width, _: unit_KD)
+    head_CD = heads.etf_head(4, 5, numbers())
     expected = np.full((4, 5), -0.2886751346)
     np.fill_diagonal(expected, 0.8660254038)
     expected[:, 4] = 0
@@ -92,7 +96,7 @@ def test_example_e1_simplex(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("classes", "width", "cosine"), [(10, 512, -0.1111111), (100, 1024, -0.0101010)])
 def test_simplex_of_the_papers_sizes(classes: int, width: int, cosine: float) -> None:
-    head_CD = heads.etf_head(classes, width, np.random.default_rng(4))
+    head_CD = heads.etf_head(classes, width, numbers(4))
     gram_CC = head_CD @ head_CD.T
     assert_digits(gram_CC[~np.eye(classes, dtype=bool)], cosine, digits=7)
     np.testing.assert_allclose(np.diag(gram_CC), 1, atol=1e-10)

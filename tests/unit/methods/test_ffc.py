@@ -18,6 +18,7 @@ from strategies.base import TOTAL, Array, PhaseContext
 from strategies.methods import strategy_for
 from strategies.parts.closing.ffc import CalibratePhase, least_squares, packed, squared_error, unpacked
 from strategies.parts.heads import HEAD, orthonormal_head
+from tests.support.numbers import numbers
 
 Floats = NDArray[np.float64]
 
@@ -161,7 +162,7 @@ def test_turned_features_turn_the_solution_and_leave_the_scores() -> None:
 def test_a_class_that_no_silo_holds_gets_a_zero_row_in_the_head() -> None:
     unit_ND, labels_N = random_samples(200, 6, 3)
     gram_DD, moment_DC = sums_of(unit_ND, labels_N, 4)  # class 3 is no silo's
-    head_CD = apply(orthonormal_head(4, 6, np.random.default_rng(0)), gram_DD, moment_DC).state[HEAD]
+    head_CD = apply(orthonormal_head(4, 6, numbers(0)), gram_DD, moment_DC).state[HEAD]
     assert not head_CD[3].any()
     assert head_CD[:3].any(axis=1).all()
 
@@ -178,7 +179,7 @@ def test_dead_features_get_zero_rows_and_spoil_nothing(ridge: float) -> None:
 
 
 def test_features_that_are_all_dead_leave_the_head_as_it_was() -> None:
-    head_CD = orthonormal_head(3, 5, np.random.default_rng(0)).astype(np.float32)
+    head_CD = orthonormal_head(3, 5, numbers(0)).astype(np.float32)
     result = apply(head_CD, np.zeros((5, 5)), np.zeros((5, 3)))
     assert result.state[HEAD].tobytes() == head_CD.tobytes()
     assert result.figures == {"squared_error_before": 0.0, "squared_error_after": 0.0}
@@ -264,7 +265,7 @@ def test_what_the_silos_rounding_leaves_counts_as_no_direction() -> None:
 
 def test_squared_error_follows_from_the_sums_alone() -> None:
     unit_ND, labels_N = random_samples(150, 7, 4)
-    head_CD = orthonormal_head(4, 7, np.random.default_rng(5))
+    head_CD = orthonormal_head(4, 7, numbers(5))
     errors_N = np.sum((unit_ND @ head_CD.T - np.eye(4)[labels_N]) ** 2, axis=1)
     is_seen_N = unit_ND.any(axis=1)  # a feature of zeros is wrong by 1 whatever the head
     assert (errors_N[~is_seen_N] == 1.0).all()
@@ -281,7 +282,7 @@ def test_calibration_never_raises_the_squared_error_over_the_training_samples(
     gram_DD, moment_DC = sums_of(unit_ND, labels_N, 5)
     generator = np.random.default_rng(seed)
     optimum_CD = least_squares(gram_DD, moment_DC, ridge=0.0).T
-    for head_CD in (orthonormal_head(5, 16, generator), generator.standard_normal((5, 16)), optimum_CD):
+    for head_CD in (orthonormal_head(5, 16, numbers(seed)), generator.standard_normal((5, 16)), optimum_CD):
         result = apply(head_CD, gram_DD, moment_DC, ridge=ridge)
         installed_CD = result.state[HEAD].astype(np.float64)
         before, after = (

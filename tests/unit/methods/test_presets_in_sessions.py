@@ -19,7 +19,7 @@ from strategies.base import Array
 from strategies.presets import PRESETS
 from tests.support.agents import Hub, OneHot
 from tests.support.objectives import make_data
-from tests.support.simulation import phases, simulate
+from tests.support.simulation import phases, seeded_work, simulate
 from tests.support.soak import cases, one_for_each_sum
 
 SILOS, CLASSES = 4, 3
@@ -45,7 +45,7 @@ def data_of(place: int) -> SiloData:
 
 
 class Trained(OneHot):
-    """The built-in training on data of the test's own."""
+    """The built-in training on data of the test's own, seeded as a simulation is."""
 
     def __init__(self, data: SiloData) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Trained(OneHot):
         self._own = data
 
     def compute(self, work: Work) -> Mapping[str, Array]:
-        return self._objective.compute(dataclasses.replace(work, data=self._own))
+        return self._objective.compute(dataclasses.replace(seeded_work(work), data=self._own))
 
 
 @pytest_asyncio.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from silo_agent.training.parts.losses.cosine import SphereMse
 from silo_agent.training.parts.losses.softmax import CrossEntropy
 from strategies.parts import heads
 from strategies.parts.heads import orthonormal_head
+from tests.support.numbers import numbers
 
 
 def model_of(weight_CD: Tensor) -> CutModel:
@@ -31,7 +31,7 @@ def loss_N(features_ND: Tensor, labels_N: Tensor, weight_CD: Tensor) -> Tensor:
 
 
 def random_head(classes: int, width: int) -> Tensor:
-    return torch.tensor(orthonormal_head(classes, width, np.random.default_rng(1)))
+    return torch.tensor(orthonormal_head(classes, width, numbers(1)))
 
 
 def gradient(features_ND: Tensor, labels_N: Tensor, weight_CD: Tensor) -> Tensor:

@@ -35,7 +35,14 @@ def private_job(folder: Path, privacy: dict[str, Any] | None, *, nonce: int = 0,
 
 
 def policy(*, max_attempts: int = 5, **privacy: Any) -> Policy:
-    return Policy.model_validate({"federation": "test", "privacy": privacy, "max_attempts": max_attempts})
+    return Policy.model_validate(
+        {
+            "federation": "test",
+            "initial_state": "given",
+            "privacy": privacy,
+            "max_attempts": max_attempts,
+        }
+    )
 
 
 class Book:

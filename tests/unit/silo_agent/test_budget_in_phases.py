@@ -108,6 +108,7 @@ async def test_what_does_not_fit_is_refused_before_the_data_are_touched(make_hub
         {
             "federation": "test",
             "approval": "automatic",
+            "initial_state": "given",
             "privacy": {"epsilon": enough_for_one, "partial_jobs": "allow"},
         }
     )

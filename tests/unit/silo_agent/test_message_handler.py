@@ -15,6 +15,7 @@ from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from silo_agent.ledger.reveals import Decision
+from silo_agent.seeding import training_seed
 from tests.support.agents import OneHot, changed
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
@@ -82,6 +83,22 @@ async def test_the_input_is_computed_once_for_all_attempts_at_a_phase(make_hub: 
     sums = await hub.run(1, "train", attempt=2)
     assert [len(agent.objective.works) for agent in hub.agents.values()] == [1, 1, 1, 1]
     np.testing.assert_allclose(sums["delta"], np.full(4, 0.25), atol=1e-6)
+
+
+async def test_batches_are_drawn_afresh_for_every_input_and_by_nothing_that_the_job_says(
+    make_hub: MakeHub,
+) -> None:
+    """An operator who knew the batches could choose weights for them. A false alarm once in 2^59."""
+    hub = await enrolled(make_hub)
+    agent, seeds = hub.agents["silo-0"], list[int]()
+    for attempt in (1, 2, 3):  # a restart computes the same phase again
+        agent.tell(task=hub.begin(1, "train", attempt=attempt).task)
+        await agent.answer("advert")
+        seeds.append(agent.objective.works[-1].seed)
+        await agent.restart()
+    known = {training_seed(job_seed=hub.job.spec.seed, silo="silo-0", round=round) for round in range(4)}
+    assert len({*seeds, *known}) == len(seeds) + len(known)
+    assert max(seeds).bit_length() > 48
 
 
 async def test_the_event_loop_answers_while_training_runs(make_hub: MakeHub) -> None:

@@ -28,7 +28,7 @@ def spec(tmp_path: Path) -> JobSpec:
 
 
 def policy(**fields: Any) -> Policy:
-    return Policy.model_validate({"federation": "test"} | fields)
+    return Policy.model_validate({"federation": "test", "initial_state": "given"} | fields)
 
 
 def refused(words: str, act: Callable[[], object], code: Refusal = Refusal.POLICY) -> None:
@@ -57,6 +57,17 @@ def test_a_job_outside_the_policy_is_refused_by_name(
     spec: JobSpec, fields: dict[str, Any], words: str
 ) -> None:
     refused(words, lambda: policy(**fields).check_job(spec, operator="ops"))
+
+
+def test_a_given_initial_state_is_refused_unless_policy_says_given_or_lists_its_digest(spec: JobSpec) -> None:
+    digest, other = str(spec.initial_state), "ab" * 32
+    why = rf"computed here \(initial_state\), got the given one {digest}: model custom is not built in"
+    refused(why, lambda: policy(initial_state="computed").check_job(spec, operator="ops"))
+    refused("here or listed", lambda: policy(initial_state=[other]).check_job(spec, operator="ops"))
+    policy(initial_state=[other, digest]).check_job(spec, operator="ops")
+    policy(initial_state="given").check_job(spec, operator="ops")
+    built_in = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "mlp"})})
+    Policy(federation="test").check_job(built_in, operator="ops")  # the agent looks when it draws it
 
 
 def test_a_job_is_refused_for_what_its_last_phase_sums(spec: JobSpec) -> None:
@@ -205,6 +216,10 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
     assert "- every method with local state whose sums have no noise" in text
     assert "- operators other than alice" in text
     assert "more than 0 overlapping cohorts" in text
+    assert "- starting weights" not in text
+    computed = policy(initial_state="computed").describe()
+    assert "initial_state: computed  #" in computed
+    assert "- starting weights that this silo does not draw itself\n" in computed
     relaxed = policy(approval="automatic", class_statistics="allow", local_state="allow").describe()
     assert "not approved" not in relaxed
     assert "statistic by class without" not in relaxed
@@ -219,6 +234,12 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
         ("approval: sometimes", "approval"),
         ("max_roster_age_days: 0", "max_roster_age_days"),
         ("unheard_of: 1", "unheard_of"),
+        (
+            "initial_state: chosen",
+            "initial_state: expected computed, given or a list of SHA-256 digests, got .chosen.",
+        ),
+        ("initial_state: [ab]", "initial_state: expected computed, given or a list of SHA-256 digests"),
+        ("initial_state: []", "initial_state: expected computed, given or a list of SHA-256 digests"),
         ("strategies: [fedavg, fedagv]", "no preset is called fedagv; known are ditto, .*fedavg,"),
     ],
 )

@@ -36,7 +36,7 @@ def spec(folder: Path, *, rounds: int = 3, **privacy: Any) -> JobSpec:
 
 
 def policy(**privacy: Any) -> Policy:
-    return Policy.model_validate({"federation": "test", "privacy": privacy})
+    return Policy.model_validate({"federation": "test", "initial_state": "given", "privacy": privacy})
 
 
 def refused(words: str, act: Callable[[], object], code: Refusal = Refusal.POLICY) -> None:
@@ -110,7 +110,7 @@ def test_a_floor_for_a_part_that_the_job_does_not_have_refuses_nothing(tmp_path:
 
 
 def test_a_job_without_privacy_is_refused_where_privacy_is_required(tmp_path: Path) -> None:
-    Policy(federation="test").check_job(spec(tmp_path), operator="ops")
+    policy().check_job(spec(tmp_path), operator="ops")
     refused("privacy.required", lambda: policy(required=True).check_job(spec(tmp_path), operator="ops"))
 
 

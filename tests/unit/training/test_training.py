@@ -18,7 +18,7 @@ from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Cancelled, Work
-from silo_agent.seeding import derive_seed, seeded, shuffler
+from silo_agent.seeding import derive_seed, seeded, shuffler, training_seed
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import evaluate
 from silo_agent.training.models.registry import build_model
@@ -84,6 +84,7 @@ def make_work(
         context=context,
         data=data or make_data(),
         weight=weight,
+        seed=training_seed(job_seed=job.seed, silo=silo, round=round),
         is_cancelled=is_cancelled,
     )
 

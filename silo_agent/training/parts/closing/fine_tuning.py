@@ -19,7 +19,7 @@ from torch import nn
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec, ScheduleSpec
 from silo_agent.local_storage.personal_models import PersonalModel
-from silo_agent.seeding import shuffler, training_seed
+from silo_agent.seeding import derive_seed, shuffler
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import Figures, evaluate
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
@@ -29,7 +29,7 @@ from silo_agent.training.models.state import model_arrays
 from silo_agent.training.parts.closing.ffc import feature_sums
 from strategies.base import Array
 from strategies.parts.closing.ffc import RIDGE, FfcOptions, least_squares
-from strategies.parts.closing.fine_tuning import FineTuningOptions, Scope
+from strategies.parts.closing.fine_tuning import FINE_TUNE, FineTuningOptions, Scope
 
 HEAD_PREFIX = "head."
 
@@ -111,10 +111,10 @@ def tuning_spec(spec: JobSpec) -> JobSpec:
 
 
 def _train(setting: Setting, samples: Tensors, loss: LocalLoss) -> None:
-    work, following = setting.work, setting.work.round + 1  # shuffles of its own, not the last round's
-    tuned = replace(setting, work=replace(work, spec=tuning_spec(work.spec), round=following))
-    seed = training_seed(job_seed=work.spec.seed, silo=work.silo, round=following)
-    train_received(tuned, samples, shuffler(seed), loss)
+    work = setting.work
+    tuned = replace(setting, work=replace(work, spec=tuning_spec(work.spec), round=work.round + 1))
+    # shuffles of its own: a simulation seeds the last round alike
+    train_received(tuned, samples, shuffler(derive_seed(FINE_TUNE, work.seed)), loss)
 
 
 def _tested(setting: Setting, loss: SampleLoss) -> Figures:

@@ -1,0 +1,51 @@
+"""The state that a job of a built-in model starts from, drawn from the job itself: nobody chooses it.
+
+The same bytes on every machine; torch only says which arrays a model has. Source: docs/protocol.md 7.12.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import BUFFER_SUFFIXES
+from crypto import encoding
+from strategies.base import MODEL, Array
+from strategies.number_stream import NumberStream
+from strategies.parts.heads import HEAD, frozen_head
+
+PURPOSE = "initial-state"
+SEED_ALONE = bytes(32)  # in place of a job's base: a simulation's jobs start alike where their seeds are
+
+Shape = tuple[int, ...]
+
+
+def first_state(spec: JobSpec, shapes: Mapping[str, Shape], *, base: bytes) -> dict[str, Array]:
+    """Arrays named model/<parameter>, float32.
+
+    shapes: of the model's arrays, by those names. base: SHA-256 of the job without its `initial_state`.
+    Raises ConfigError where the feature width has no room for a head of this kind.
+    """
+    return {name: _drawn(spec, name, shapes, base).astype(np.float32) for name in sorted(shapes)}
+
+
+def _drawn(spec: JobSpec, name: str, shapes: Mapping[str, Shape], base: bytes) -> Array:
+    """One array, from a key of its own, so that no array's numbers depend on which others there are."""
+    shape, head = shapes[name], spec.method.recipe.head
+    numbers = NumberStream(encoding.digest(PURPOSE, base, spec.model.seed, name))
+    layer, _, kind = name.removeprefix(MODEL).rpartition(".")
+    if name == HEAD and head.is_frozen:
+        return frozen_head(head, classes=shape[0], width=shape[1], numbers=numbers)
+    if layer in ("head", "projection"):  # a linear layer as torch makes it
+        width = shapes[f"{MODEL}{layer}.weight"][1]
+        return numbers.uniform(math.prod(shape), bound=1.0 / math.sqrt(width)).reshape(shape)
+    if len(shape) > 1:
+        # He et al. 2015 (arXiv 1502.01852): fan out of a convolution, fan in of a linear layer
+        fan = shape[0] * math.prod(shape[2:]) if len(shape) > 2 else shape[1]
+        return numbers.normal(math.prod(shape), variance=2.0 / fan).reshape(shape)
+    # biases and means are 0; a normalization's weights and variances and the scale of logits are 1
+    is_zero = kind == "bias" or name.endswith(BUFFER_SUFFIXES[0])
+    return np.full(shape, 0.0 if is_zero else 1.0)
