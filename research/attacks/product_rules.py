@@ -5,11 +5,13 @@ Every attack on what silos agree to asks here, so that its figure "under the rul
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +25,7 @@ from chorale.spec.state import state_digest, state_to_bytes
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
+from crypto import encoding
 from crypto.errors import PolicyRefusal, RemoteProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
@@ -217,3 +220,41 @@ def _asked(act: Callable[[], Answer]) -> Answer:
         return act()
     except (PolicyRefusal, RemoteProtocolError) as refusal:
         raise Refused(str(refusal)) from refusal
+
+
+# the draw of `fraction`, docs/protocol.md 3.2
+
+MAX_DRAW_RISK = 1e-6
+OPENINGS = 4  # of a job that can be revealed, and so chosen from
+
+
+def draw_seed(job_digest: bytes, self_mask_seeds: Mapping[str, bytes]) -> bytes:
+    """What a job's rounds are drawn by."""
+    return encoding.digest("draw", job_digest, [self_mask_seeds[name] for name in sorted(self_mask_seeds)])
+
+
+def drawn(silos: Sequence[str], seed: bytes, round: int, members: int) -> tuple[str, ...]:
+    """Whom a round names."""
+    ranked = sorted(silos, key=lambda name: encoding.digest("named-set", seed, round, name))
+    return tuple(sorted(ranked[:members]))
+
+
+def default_colluders(silos: int) -> int:
+    """How many a silo assumes."""
+    return max(1, silos // 10)
+
+
+def draw_risk(silos: int, members: int, *, colluders: int, rounds: int) -> Fraction:
+    """What a silo says of a job: the hypergeometric tail, times the rounds, times the openings."""
+    wrong = sum(
+        math.comb(colluders, named) * math.comb(silos - colluders, members - named)
+        for named in range(members // 3 + 1, min(colluders, members) + 1)
+    )
+    return min(Fraction(1), Fraction(wrong, math.comb(silos, members)) * rounds * OPENINGS)
+
+
+def smallest_draw(silos: int, *, at_least: int, colluders: int, rounds: int) -> int:
+    """The fewest silos of a round that a silo accepts; all of them need no draw."""
+    sizes = range(at_least, silos)
+    risks = ((size, draw_risk(silos, size, colluders=colluders, rounds=rounds)) for size in sizes)
+    return next((size for size, risk in risks if risk <= MAX_DRAW_RISK), silos)
