@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chorale.job import Job, open_job, sign_job
 from chorale.spec.job_spec import JobSpec
@@ -46,6 +47,7 @@ from simulation.members import Authority, Members
 from strategies.base import Array, Arrays
 
 Answer = TypeVar("Answer")
+FloatArray = NDArray[np.float64]
 
 DATA_SET = "data"
 OPERATOR = "operator"
@@ -258,3 +260,29 @@ def smallest_draw(silos: int, *, at_least: int, colluders: int, rounds: int) -> 
     sizes = range(at_least, silos)
     risks = ((size, draw_risk(silos, size, colluders=colluders, rounds=rounds)) for size in sizes)
     return next((size for size, risk in risks if risk <= MAX_DRAW_RISK), silos)
+
+
+# the steps of a state, docs/protocol.md 6
+
+MAX_STEP_RATIO = 3.0
+
+
+def longest_step(
+    toward: FloatArray, *, moved: FloatArray, own: Sequence[FloatArray], own_moved: Sequence[FloatArray]
+) -> FloatArray:
+    """The step of one array toward a place that is as long as no silo objects to.
+
+    toward: all the way. moved: since the first state. own, own_moved: by silo, its own step of this round and
+    the sum of all its own steps. A step, and what the steps add up to, is at most MAX_STEP_RATIO times a
+    silo's own.
+    """
+    length, far = float(np.linalg.norm(toward)), float(np.linalg.norm(moved))
+    longest = MAX_STEP_RATIO * min(float(np.linalg.norm(step)) for step in own)
+    farthest = MAX_STEP_RATIO * min(float(np.linalg.norm(steps)) for steps in own_moved)
+    if far > farthest:  # the way back
+        return -moved * min(1.0 - farthest / far, longest / far)
+    if length == 0.0:
+        return toward
+    across = float(np.vdot(moved, toward)) / length
+    until_farthest = math.sqrt(across**2 + farthest**2 - far**2) - across
+    return toward * min(1.0, longest / length, until_farthest / length)

@@ -43,7 +43,8 @@ def measure(
     held = DigitSilos(silos, width=width, training=training, noise=noise)
     crafted = traps.trap_state(held.first, held.public_ND, records=held.total)
     state = held.enrolled(crafted)
-    without = traps.rebuilt(traps.candidates(held.sums(state)[DELTA], state), held.records_ND)
+    found_MD = traps.candidates(held.sums(state)[DELTA], state)
+    without = int(traps.rebuilt(found_MD, held.records_ND).sum())
     taken_as = tuple(way for way, takes in WAYS.items() if takes(held, crafted))
     return CraftedState(
         silos=silos,

@@ -66,11 +66,11 @@ def candidates(update_P: Array, state: Arrays) -> FloatArray:
     return np.asarray(found_MD[in_range_M])
 
 
-def rebuilt(candidates_MD: FloatArray, records_ND: FloatArray) -> int:
-    """How many records a candidate comes within REBUILT of."""
-    if not len(candidates_MD):
-        return 0
+def rebuilt(candidates_MD: FloatArray, records_ND: FloatArray) -> NDArray[np.bool_]:
+    """Which records a candidate comes within REBUILT of. Shapes: -> (N,)."""
     squares_N = np.sum(records_ND**2, axis=1)
+    if not len(candidates_MD):
+        return np.zeros(len(records_ND), np.bool_)
     squares_M = np.sum(candidates_MD**2, axis=1)
     errors_NM = squares_N[:, None] + squares_M - 2.0 * records_ND @ candidates_MD.T
-    return int(np.sum(errors_NM.min(axis=1) < REBUILT**2 * squares_N))
+    return np.asarray(errors_NM.min(axis=1) < REBUILT**2 * squares_N)
