@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto import encoding
-from crypto.session.cohort import drawn_count
+from crypto.errors import ConfigError
+from crypto.session.cohort import SMALLEST_FEDERATION, drawn_count
 from research.attacks import product_rules
 from research.attacks.digits import NAMES, job
 from simulation.engine import NO_NONCE
@@ -78,6 +79,10 @@ def measure(
     """The first silos collude; the next is the target."""
     number = product_rules.default_colluders(silos) if colluders is None else colluders
     asked = drawn_count(silos, fraction)
+    if not SMALLEST_FEDERATION <= asked <= silos:
+        raise ConfigError(f"fraction: a round would name {asked} of {silos} silos, expected 3 to {silos}")
+    if number >= silos:
+        raise ConfigError(f"colluders: expected at most {silos - 1} of {silos} silos, got {number}")
     members = product_rules.smallest_draw(silos, at_least=asked, colluders=number, rounds=rounds)
     tries, seconds = ground_by_digest(silos, fraction, colluders=number, rounds=rounds, nonces=nonces)
     wrong_of_members, wrong_of_asked, picked = (np.zeros(nonces, np.bool_) for _ in range(3))

@@ -268,17 +268,18 @@ MAX_STEP_RATIO = 3.0
 
 
 def longest_step(
-    toward: FloatArray, *, moved: FloatArray, own: Sequence[FloatArray], own_moved: Sequence[FloatArray]
+    toward: FloatArray, *, moved: FloatArray, own: FloatArray, own_moved: FloatArray
 ) -> FloatArray:
     """The step of one array toward a place that is as long as no silo objects to.
 
-    toward: all the way. moved: since the first state. own, own_moved: by silo, its own step of this round and
-    the sum of all its own steps. A step, and what the steps add up to, is at most MAX_STEP_RATIO times a
-    silo's own.
+    toward: all the way. moved: since the first state. own, own_moved: one row a silo, its own step of this
+    round and the sum of all its own steps. A step, and what the steps add up to, is at most MAX_STEP_RATIO
+    times a silo's own.
     """
     length, far = float(np.linalg.norm(toward)), float(np.linalg.norm(moved))
-    longest = MAX_STEP_RATIO * min(float(np.linalg.norm(step)) for step in own)
-    farthest = MAX_STEP_RATIO * min(float(np.linalg.norm(steps)) for steps in own_moved)
+    longest, farthest = (
+        MAX_STEP_RATIO * float(np.linalg.norm(steps, axis=1).min()) for steps in (own, own_moved)
+    )
     if far > farthest:  # the way back
         return -moved * min(1.0 - farthest / far, longest / far)
     if length == 0.0:

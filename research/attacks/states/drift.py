@@ -1,8 +1,7 @@
 """One colluding silo drives the computed state toward a crafted one, as fast as no honest silo objects to.
 
 Every state is computed from sums that every silo checked; the colluder alone lies, within the bounds of a sum
-and within `max_step_ratio` of the honest silos' own steps. It is taken to know their inputs before it sends
-its own, so it moves the state exactly as it likes: more than a real one can.
+and within `max_step_ratio` of the honest silos' own steps.
 """
 
 # S = silos, P = parameters, N = records, M = candidates, D = pixels
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,24 +23,34 @@ from simulation.sums import word_sums
 from strategies.base import MODEL, Arrays
 
 WIDTH = 2_048
-TRAP_ROWS = (2_048, 256, 32)
+TRAP_ROWS = (2_048, 256)
+BLIND_MARGIN = 0.7  # of the longest step: honest silos' own steps differ from the liar's by less than that
 DELTA = "delta"  # the quantity
 FloatArray = NDArray[np.float64]
 
 
+class Liar(StrEnum):
+    NONE = "none"  # honest training, the control
+    BLIND = "blind"  # knows its own step alone and takes the others' for the same
+    KNOWING = "knowing"  # knows what the others send before it sends: more than any silo can
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """trap_rows: 0 for honest training. by_round: records that the honest silos' next sum gives away, of the
-    first state and after each round. distinct: all of them. own_steps_away: of the array that is farthest
-    from the crafted state at the start, in own steps of the silo that moves it least. arrived: rounds until
-    the state is the crafted one; None: not yet. largest_sum: a parameter's in any round, beside the bound."""
+    """by_round: records that the honest silos' next sum gives away, of the first state and after each round.
+    distinct: all of them. own_steps_away: of the array that is farthest from the crafted state at the start,
+    in own steps of the silo that moves it least. arrived: rounds until the state is the crafted one; None:
+    not yet. largest_sum: a parameter's in any round. largest_ratio: of a step, or of all steps together, to
+    an honest silo's own."""
 
+    liar: str
     trap_rows: int
     by_round: tuple[int, ...]
     distinct: int
     own_steps_away: float
     arrived: int | None
     largest_sum: float
+    largest_ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,49 +81,74 @@ def measure(
         rounds=rounds,
         records=len(_honest_records(held)),
         bound=silos * held.spec.update_bound,
-        ways=tuple(_way(held, rows, rounds) for rows in (0, *trap_rows)),
+        ways=(
+            _way(held, max(trap_rows), Liar.NONE, rounds),
+            *(_way(held, rows, liar, rounds) for rows in trap_rows for liar in (Liar.BLIND, Liar.KNOWING)),
+        ),
     )
 
 
-def _way(held: DigitSilos, rows: int, rounds: int) -> Way:
-    """rows: of the trap; 0: nobody lies."""
+def _way(held: DigitSilos, rows: int, liar: Liar, rounds: int) -> Way:
+    """rows: of the trap."""
     model = _Model(held)
     shares_S = np.array(list(held.counts.values())) / held.total
     honest = slice(len(shares_S) - 1)  # the last silo lies
     first_P = at_P = model.flat(held.first)
-    crafted_P = model.flat(model.trapped(rows)) if rows else None
+    crafted_P = model.flat(model.trapped(rows))
     own_moved_SP = np.zeros((len(shares_S), first_P.size))
     given_away, records_ND = [], _honest_records(held)
-    away, arrived, largest = 0.0, None, 0.0
+    away, arrived, largest_sum, largest_ratio = 0.0, None, 0.0, 0.0
     for round in range(1, rounds + 2):
         own_SP = model.own_steps(at_P, round)
         own_moved_SP += own_SP
-        found_MD = traps.candidates(shares_S[honest] @ own_SP[honest], held.first)
-        given_away.append(traps.rebuilt(found_MD, records_ND))
-        step_P = shares_S @ own_SP
-        if crafted_P is not None:
-            toward_P = crafted_P - at_P
-            if round == 1:
-                away = model.own_steps_away(toward_P, own_SP[honest])
-            if arrived is None and not toward_P.any():
-                arrived = round - 1
-            for part in model.parts:
-                step_P[part] = product_rules.longest_step(
+        honest_P = shares_S[honest] @ own_SP[honest]
+        given_away.append(traps.rebuilt(traps.candidates(honest_P, held.first), records_ND))
+        toward_P = crafted_P - at_P
+        if round == 1:
+            away = model.own_steps_away(toward_P, own_SP[honest])
+        if arrived is None and not toward_P.any():
+            arrived = round - 1
+        known = slice(-1, None) if liar is Liar.BLIND else honest  # whose inputs the liar goes by
+        margin = BLIND_MARGIN if liar is Liar.BLIND else 1.0
+        step_P = np.concatenate(
+            [
+                margin
+                * product_rules.longest_step(
                     toward_P[part],
                     moved=(at_P - first_P)[part],
-                    own=own_SP[honest, part],
-                    own_moved=own_moved_SP[honest, part],
+                    own=own_SP[known, part],
+                    own_moved=own_moved_SP[known, part],
                 )
-        largest = max(largest, float(np.abs(step_P).max()))
+                for part in model.parts
+            ]
+        )
+        if liar is Liar.NONE:
+            step_P = shares_S @ own_SP
+        if liar is Liar.BLIND:  # what it takes the others' inputs for, it does not take off exactly
+            step_P += honest_P - shares_S[honest].sum() * own_SP[-1]
+        largest_sum = max(largest_sum, float(np.abs(step_P).max()))
+        for part in model.parts:
+            moved_P = (at_P - first_P + step_P)[part]
+            ratios = (
+                _length(step_P[part]) / _length(own_SP[honest, part]).min(),
+                _length(moved_P) / _length(own_moved_SP[honest, part]).min(),
+            )
+            largest_ratio = max(largest_ratio, *map(float, ratios))
         at_P = (at_P + step_P).astype(np.float32).astype(np.float64)
     return Way(
+        liar=liar.value,
         trap_rows=rows,
         by_round=tuple(int(is_rebuilt_N.sum()) for is_rebuilt_N in given_away),
         distinct=int(np.any(given_away, axis=0).sum()),
         own_steps_away=away,
         arrived=arrived,
-        largest_sum=largest,
+        largest_sum=largest_sum,
+        largest_ratio=largest_ratio,
     )
+
+
+def _length(steps: FloatArray) -> FloatArray:
+    return np.asarray(np.linalg.norm(steps, axis=-1))
 
 
 class _Model:

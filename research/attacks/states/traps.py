@@ -36,8 +36,8 @@ def trap_state(
     trapped = {name: np.array(array) for name, array in state.items()}
     weight_HD, bias_H = trapped[MODEL + FIRST + "weight"], trapped[MODEL + FIRST + "bias"]
     rows = rows or len(bias_H)
-    direction_D = np.random.default_rng(seed).standard_normal(weight_HD.shape[1])
-    direction_D /= np.linalg.norm(direction_D)
+    drawn_D = np.random.default_rng(seed).standard_normal((weight_HD.shape[1],))
+    direction_D = drawn_D / np.linalg.norm(drawn_D)
     along_N = public_ND @ direction_D
     law = NormalDist(float(along_N.mean()), float(along_N.std()))
     share = 1.0 / max(rows, records)  # of the records between two thresholds
