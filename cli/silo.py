@@ -17,7 +17,7 @@ from silo_agent.settings import SiloSettings, load_silo_settings
 
 if TYPE_CHECKING:
     from silo_agent.ledger.budget import BudgetBalance
-    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.ledger.ledger import Ledger, LedgerJob
     from silo_agent.local_storage.personal_models import KeptModel
 
 CONFIG = click.option(
@@ -65,6 +65,8 @@ def approve(config: Path, job: str | None) -> None:
         if job is not None:
             approved = ledger.decide(job, Decision.APPROVED)
             click.echo(f"{approved.id}: {approved.name} by {approved.operator} is approved")
+            if warning := _what_sums_tell(approved):
+                click.echo(f"{approved.id}: {warning}")
             return
         waiting = [each for each in ledger.jobs() if each.decision in notes]
         if not waiting:
@@ -74,6 +76,22 @@ def approve(config: Path, job: str | None) -> None:
                 f"{each.id}  {each.name}  {each.rounds} rounds  by {each.operator}  "
                 f"{each.offered:%Y-%m-%d %H:%M}{notes[each.decision]}"
             )
+            if warning := _what_sums_tell(each):
+                click.echo(f"  {warning}")
+
+
+def _what_sums_tell(job: LedgerJob) -> str:
+    """What no mask hides in the sums of a job without noise; nothing where noise covers them."""
+    from chorale.job import JobSpec
+
+    if job.spec_bytes is None:
+        return ""
+    if JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}").privacy is not None:
+        return ""
+    return (
+        "it has no noise, so its sums can hold single training records and tell who was in the data "
+        "(privacy.required in the policy refuses such jobs)"
+    )
 
 
 @silo.command("ledger")

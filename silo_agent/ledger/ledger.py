@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ SPENT_FIELDS = ("input", "data_set", "job", "round", "phase", "releases")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerJob:
-    """A job that was offered to this silo."""
+    """A job that was offered to this silo. spec_bytes: as signed; None if an older version recorded it."""
 
     job_digest: bytes
     name: str
@@ -41,6 +41,7 @@ class LedgerJob:
     rounds: int
     decision: Decision
     offered: datetime
+    spec_bytes: bytes | None = field(repr=False)
 
     @property
     def id(self) -> str:
@@ -91,7 +92,8 @@ class Ledger:
         with self._database.transaction() as connection:
             added = connection.execute(
                 "INSERT INTO jobs (job_digest, name, operator, rounds, max_attempts, decision,"
-                " offered_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (job_digest) DO NOTHING",
+                " offered_unix_seconds, spec) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (job_digest) DO NOTHING",
                 (
                     job.digest,
                     job.spec.name,
@@ -100,7 +102,12 @@ class Ledger:
                     job.spec.max_attempts,
                     decision,
                     self._clock().timestamp(),
+                    job.signed.spec_bytes,
                 ),
+            )
+            connection.execute(
+                "UPDATE jobs SET spec = ? WHERE job_digest = ? AND spec IS NULL",
+                (job.signed.spec_bytes, job.digest),
             )
             if is_approved:
                 connection.execute(
@@ -124,6 +131,7 @@ class Ledger:
                 rounds=row["rounds"],
                 decision=Decision(row["decision"]),
                 offered=datetime.fromtimestamp(row["offered_unix_seconds"], UTC),
+                spec_bytes=row["spec"],
             )
             for row in rows
         ]

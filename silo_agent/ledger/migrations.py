@@ -150,4 +150,7 @@ _OTHER_PHASE_NAMES: Migration = (
     """,
 )
 
-MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES)
+# What is approved is said in words of the job itself; of jobs offered before, it is not there.
+_JOBS_AS_SIGNED: Migration = ("ALTER TABLE jobs ADD COLUMN spec BLOB",)
+
+MIGRATIONS = (_FIRST, _EVERY_CHANGE_COUNTS, _OTHER_PHASE_NAMES, _JOBS_AS_SIGNED)
