@@ -42,14 +42,26 @@ class Training(StrEnum):
 
 
 class DigitSilos:
-    """Parts of the digits by silo, dealt at random, and a job of an mlp over them."""
+    """Parts of the digits by silo, dealt at random, and a job of an mlp over them.
 
-    def __init__(self, silos: int, *, width: int, training: Training, noise: bool = False) -> None:
+    policy: fields in which the silos' policy differs from the default.
+    """
+
+    def __init__(
+        self,
+        silos: int,
+        *,
+        width: int,
+        training: Training,
+        noise: bool = False,
+        policy: Mapping[str, Any] | None = None,
+    ) -> None:
         block = _block(training)
         plain = job("fedavg", silos=silos, hidden=(width,), training=block, rounds=1_000)
         parts = load_partition(_settings(silos), plain)
         self.data: Mapping[str, SiloData] = dict(zip(plain.silos, parts, strict=True))
-        self.policy = Policy.model_validate({"federation": plain.federation, "approval": "automatic"})
+        fields = {"federation": plain.federation, "approval": "automatic"} | dict(policy or {})
+        self.policy = Policy.model_validate(fields)
         self.first: Arrays = initial_state(plain)
         self.spec = self._noised(plain, training) if noise else plain
 

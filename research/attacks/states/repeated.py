@@ -9,7 +9,9 @@ exact, over enough silos, and of a state that all silos agree on.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +42,12 @@ class RepeatedState:
     largest_error: float
 
 
-def measure(*, silos: int = 5, width: int = WIDTH) -> RepeatedState:
-    """As many sums over one state as there are silos, another silo missing in all but the first."""
-    held = DigitSilos(silos, width=width, training=Training.FULL)
+def measure(*, silos: int = 5, width: int = WIDTH, policy: Mapping[str, Any] | None = None) -> RepeatedState:
+    """As many sums over one state as there are silos, another silo missing in all but the first.
+
+    policy: fields in which silos differ from the default.
+    """
+    held = DigitSilos(silos, width=width, training=Training.FULL, policy=policy)
     own_SP = _own_updates(held)
     under_rules, without = (_attacked(held, has_rules=has_rules) for has_rules in (True, False))
     guessed_SP = _guessed(without, held)
