@@ -84,7 +84,7 @@ def measure(
     if number >= silos:
         raise ConfigError(f"colluders: expected at most {silos - 1} of {silos} silos, got {number}")
     members = product_rules.smallest_draw(silos, at_least=asked, colluders=number, rounds=rounds)
-    tries, seconds = ground_by_digest(silos, fraction, colluders=number, rounds=rounds, nonces=nonces)
+    tries, seconds, _ = ground_by_digest(silos, fraction, colluders=number, rounds=rounds, nonces=nonces)
     wrong_of_members, wrong_of_asked, picked = (np.zeros(nonces, np.bool_) for _ in range(3))
     for first in range(0, nonces, BLOCK):
         block = slice(first, min(first + BLOCK, nonces))
@@ -147,9 +147,12 @@ def is_wrong(ranks_BR: Ranks, members: int, *, colluders: int) -> Flags:
 
 def ground_by_digest(
     silos: int, fraction: float, *, colluders: int, rounds: int, nonces: int
-) -> tuple[int, float]:
-    """Nonces and seconds until a round names the target and too many colluders, where names are ranked by a
-    hash of the digests of job and roster, and of the round. That was the rule before the draw had a seed."""
+) -> tuple[int, float, frozenset[str]]:
+    """Nonces and seconds until a round names the target and too many colluders, and whom it names.
+
+    Names are ranked by a hash of the digests of job and roster, and of the round: the rule before the draw
+    had a seed. 0 nonces: none of them does.
+    """
     plain = job("fedavg", silos=silos, fraction=fraction, rounds=rounds, nonce=NO_NONCE).to_yaml()
     head, tail = plain.split(NO_NONCE.encode())
     names, members, started = NAMES[:silos], drawn_count(silos, fraction), time.monotonic()
@@ -159,10 +162,10 @@ def ground_by_digest(
         for round in range(1, rounds + 1):
             by = b"chorale/v1/named-set\0" + job_digest + roster_digest + round.to_bytes(8, "big")
             drawn = sorted((sha256(by + name.encode()).digest(), name) for name in names)[:members]
-            named = {name for _, name in drawn}
+            named = frozenset(name for _, name in drawn)
             if names[colluders] in named and len(named & set(names[:colluders])) > members // 3:
-                return tried, time.monotonic() - started
-    return 0, time.monotonic() - started
+                return tried, time.monotonic() - started, named
+    return 0, time.monotonic() - started, frozenset()
 
 
 def _share(flags: Flags) -> float:

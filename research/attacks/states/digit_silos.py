@@ -33,6 +33,8 @@ from strategies.base import TOTAL, Array, Arrays
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "job.yaml"
 EPSILON, DELTA = 8.0, 1e-5  # of the noise
 OTHER_NOISE = 100.0  # of the statistics, which these attacks do not look at
+# as an operator would choose it: clipped gradients of many records are so small else that rounding hides them
+NOISED_RATE = 100.0
 FloatArray = NDArray[np.float64]
 
 
@@ -57,6 +59,8 @@ class DigitSilos:
         policy: Mapping[str, Any] | None = None,
     ) -> None:
         block = _block(training)
+        if noise and training is Training.FULL:
+            block["learning_rate"] = NOISED_RATE
         plain = job("fedavg", silos=silos, hidden=(width,), training=block, rounds=1_000)
         parts = load_partition(_settings(silos), plain)
         self.data: Mapping[str, SiloData] = dict(zip(plain.silos, parts, strict=True))

@@ -16,6 +16,7 @@ from research.attacks.product_rules import HonestSilos, Refused
 from research.attacks.states import crafted, drift, repeated, traps
 from research.attacks.states.digit_silos import DigitSilos, Training
 from research.attacks.states.drift import Liar
+from silo_agent.training.dp_sgd.records import Draws
 from silo_agent.training.models.state import initial_state
 from strategies.base import MODEL, Array
 
@@ -45,9 +46,14 @@ def test_a_sum_over_a_crafted_state_holds_records_and_one_over_the_first_state_f
     assert given_away(held, honest) < 10
 
 
-def test_noise_hides_every_record_of_a_crafted_state() -> None:
-    found = crafted.measure(silos=SILOS, width=WIDTH, noise=True)
-    assert found.rebuilt_without_verification == 0
+def test_noise_hides_every_record_of_a_crafted_state_and_clipping_alone_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noised = DigitSilos(SILOS, width=WIDTH, training=Training.FULL, noise=True)
+    state = traps.trap_state(noised.enrolled(noised.first), noised.public_ND, records=noised.total)
+    assert given_away(noised, state) == 0
+    monkeypatch.setattr(Draws, "noise", lambda draws, count: np.zeros(count, np.int64))
+    assert given_away(noised, state) > 40
 
 
 def test_a_record_is_read_where_it_alone_lies_between_two_thresholds(held: DigitSilos) -> None:
@@ -147,9 +153,10 @@ def test_a_nonce_chosen_for_its_draw_draws_no_worse_than_any_other() -> None:
 
 
 def test_a_draw_by_digest_is_ground_in_few_nonces() -> None:
-    tries, _ = ground_draw.ground_by_digest(12, 0.25, colluders=2, rounds=1, nonces=5_000)
+    tries, _, named = ground_draw.ground_by_digest(12, 0.25, colluders=2, rounds=1, nonces=5_000)
     assert 0 < tries < 5_000
-    none, _ = ground_draw.ground_by_digest(12, 0.5, colluders=2, rounds=1, nonces=10)
+    assert named == set(NAMES[:3])
+    none, _, _ = ground_draw.ground_by_digest(12, 0.5, colluders=2, rounds=1, nonces=10)
     assert none == 0
 
 
