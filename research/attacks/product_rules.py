@@ -67,8 +67,10 @@ class _Silo:
 
 
 class HonestSilos:
-    """The silos of a job that an operator signed with this first state; each with its ledger in a folder that
-    goes when the `with` block ends. has_rules: False for silos that take any state and sign any sum.
+    """The silos of a job that an operator signed with this first state, each with its own ledger.
+
+    The ledgers' folder goes when the `with` block ends. has_rules: False for silos that take any state and
+    sign any sum. Raises Refused where their policy refuses the job.
     """
 
     def __init__(self, spec: JobSpec, first: Arrays, *, policy: Policy, has_rules: bool = True) -> None:
@@ -83,7 +85,11 @@ class HonestSilos:
         roster = authority.roster({**silos, OPERATOR: operator})
         self._members = Members(authority=authority.certificate, silos=silos, roster=roster)
         self.job = self._signed(spec, first, operator)
-        self._silos = {name: self._silo(name) for name in spec.silos} if has_rules else {}
+        try:
+            self._silos = {name: self._silo(name) for name in spec.silos} if has_rules else {}
+        except Refused:
+            self._open.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +185,7 @@ class HonestSilos:
         jobs = OfferedJobs(
             silo=name, ledger=ledger, policy=self._policy, authority=self._members.authority, clock=clock
         )
-        jobs.offer(self.job.signed, rosters.take(self._members.roster.signed))
+        _asked(lambda: jobs.offer(self.job.signed, rosters.take(self._members.roster.signed)))
         checks = TaskChecks(
             identity=self._members.silos[name],
             authority=self._members.authority,

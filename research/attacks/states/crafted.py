@@ -59,8 +59,7 @@ def measure(
 
 def is_taken_as_first(held: DigitSilos, first: Arrays) -> bool:
     """Whether silos take a state that the operator signed as the job's first."""
-    with HonestSilos(held.spec, first, policy=held.policy) as honest:
-        return _is_taken(lambda: honest.enroll(first, held.counts))
+    return _is_taken(lambda: _enrolled(held, first))
 
 
 def is_taken_instead(held: DigitSilos, served: Callable[[dict[str, Array]], Arrays]) -> bool:
@@ -71,6 +70,11 @@ def is_taken_instead(held: DigitSilos, served: Callable[[dict[str, Array]], Arra
     with HonestSilos(held.spec, held.first, policy=held.policy) as honest:
         state = honest.enroll(held.first, held.counts)
         return _is_taken(lambda: honest.check_state(served(state), round=1, phase="train"))
+
+
+def _enrolled(held: DigitSilos, first: Arrays) -> None:
+    with HonestSilos(held.spec, first, policy=held.policy) as honest:
+        honest.enroll(first, held.counts)
 
 
 def _is_taken(ask: Callable[[], object]) -> bool:

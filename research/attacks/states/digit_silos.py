@@ -34,7 +34,7 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "job.yaml"
 EPSILON, DELTA = 8.0, 1e-5  # of the noise
 OTHER_NOISE = 100.0  # of the statistics, which these attacks do not look at
 # as an operator would choose it: clipped gradients of many records are so small else that rounding hides them
-NOISED_RATE = 100.0
+NOISED_RATE, NOISED_BITS = 10.0, 64
 FloatArray = NDArray[np.float64]
 
 
@@ -58,10 +58,10 @@ class DigitSilos:
         noise: bool = False,
         policy: Mapping[str, Any] | None = None,
     ) -> None:
-        block = _block(training)
+        block, fields_of_job = _block(training), {}
         if noise and training is Training.FULL:
-            block["learning_rate"] = NOISED_RATE
-        plain = job("fedavg", silos=silos, hidden=(width,), training=block, rounds=1_000)
+            block["learning_rate"], fields_of_job = NOISED_RATE, {"update_bits": NOISED_BITS}
+        plain = job("fedavg", silos=silos, hidden=(width,), training=block, rounds=1_000, **fields_of_job)
         parts = load_partition(_settings(silos), plain)
         self.data: Mapping[str, SiloData] = dict(zip(plain.silos, parts, strict=True))
         fields = {"federation": plain.federation, "approval": "automatic"} | dict(policy or {})
