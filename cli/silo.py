@@ -79,7 +79,7 @@ def approve(config: Path, job: str | None, more_changes: int | None) -> None:
                 data_set = settings.data.name
                 ledger.grant_cohort_changes(approved.job_digest, more_changes, data_set=data_set)
                 click.echo(f"{approved.id}: {more_changes} more cohort changes on data set {data_set}")
-            if warning := _given_weights(approved, policy):
+            for warning in _warnings(approved, policy):
                 click.echo(f"{approved.id}: {warning}")
             return
         waiting = [each for each in ledger.jobs() if each.decision in notes]
@@ -90,8 +90,13 @@ def approve(config: Path, job: str | None, more_changes: int | None) -> None:
                 f"{each.id}  {each.name}  {each.rounds} rounds  by {each.operator}  "
                 f"{each.offered:%Y-%m-%d %H:%M}{notes[each.decision]}"
             )
-            if warning := _given_weights(each, policy):
+            for warning in _warnings(each, policy):
                 click.echo(f"  {warning}")
+
+
+def _warnings(job: LedgerJob, policy: Policy) -> list[str]:
+    """What an institution should know before it approves the job."""
+    return [warning for warning in (_given_weights(job, policy), _what_sums_tell(job)) if warning]
 
 
 def _given_weights(job: LedgerJob, policy: Policy) -> str:
@@ -121,6 +126,20 @@ def _given_weights(job: LedgerJob, policy: Policy) -> str:
     except PolicyRefusal:
         return f"{warning}; this silo's policy refuses them (initial_state)"
     return warning
+
+
+def _what_sums_tell(job: LedgerJob) -> str:
+    """What no mask hides in the sums of a job without noise; nothing where noise covers them."""
+    from chorale.job import JobSpec
+
+    if job.spec_bytes is None:
+        return ""
+    if JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}").privacy is not None:
+        return ""
+    return (
+        "it has no noise, so its sums can hold single training records and tell who was in the data "
+        "(privacy.required in the policy refuses such jobs)"
+    )
 
 
 @silo.command("ledger")

@@ -47,7 +47,7 @@ class Authority:
         )
         return Identity(member=member, certificate=certificate, key=key)
 
-    def roster(self, silos: Mapping[str, Identity]) -> Roster:
+    def roster(self, enrolled: Mapping[str, Identity]) -> Roster:
         """The first version, signed and opened."""
         signed = sign_roster(
             authority_key=self._key,
@@ -55,7 +55,7 @@ class Authority:
             version=1,
             issued=self._now,
             expires=self._now + timedelta(days=VALID_DAYS),
-            members=[Member(Role.SILO, name, silo.fingerprint) for name, silo in silos.items()],
+            members=[Member(each.member.role, name, each.fingerprint) for name, each in enrolled.items()],
         )
         return open_roster(signed, authority=self.certificate, federation=self._federation, now=self._now)
 
