@@ -210,7 +210,7 @@ class RevealedSums:
             job=key.job_digest.hex(),
             round=key.round,
             phase=key.phase,
-            arrays=exceeded[:MAX_LOGGED_ARRAYS],
+            arrays=", ".join(exceeded[:MAX_LOGGED_ARRAYS]),
         )
 
     def _note_bad_sum(self, key: PhaseKey, reason: str) -> None:
