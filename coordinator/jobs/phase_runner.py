@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chorale.job import Job
+from chorale.job import IMPLAUSIBLE, Job
 from chorale.observability import tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.tracing import Span
@@ -340,18 +340,17 @@ class PhaseRunner:
         checkpoint is named by its digest, and one transaction ends the phase."""
         context = self._job.context(self._key, state, len(terms.names))
         sums = StoredSum(self._sum_path("revealed"), layout=terms.layout)
-        figures: dict[str, float] = {}
-        reason = ""
         try:
             sums.check_plausible(len(record.survivors))
-            figures.update(self._job.figures(self._row.phase, context, sums))
-        except ImplausibleSum as error:  # silos see the tagged part alone, and decide by it alone
+        except ImplausibleSum as error:  # silos, who see the tagged part alone, would not apply that either
             log.warning("implausible sum", reason=str(error), **self._scope)
-            reason = FailureReason.IMPLAUSIBLE.value
+            refused = PhaseResult(state=None, reason=IMPLAUSIBLE)
+            return _Following(result=refused, digest=self._row.state_digest)
+        figures = dict(self._job.figures(self._row.phase, context, sums))
         if any(quantity.noise is not None for quantity in terms.layout.quantities):
             figures["wrap_probability"] = terms.layout.wrap_probability
         if terms.layout.tagged is None:
-            result = PhaseResult(state=None if reason else {}, figures=figures, reason=reason)
+            result = PhaseResult(state={}, figures=figures)
             return _Following(result=result, digest=self._row.state_digest)
         del sums  # its pages, before those of the tagged part
         path = self._sum_path("tagged")

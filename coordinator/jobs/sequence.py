@@ -77,13 +77,8 @@ def model_since(job: Job, rows: Sequence[PhaseRow]) -> int:
     """Sequence number of the phase that led to the present model; 0 if it is the first. rows: all phases so
     far."""
     for row in reversed(rows):
-        record = row.record
-        has_moved = row.state is PhaseState.APPLIED and record is not None
-        if (
-            has_moved
-            and job.strategy.reads_state(phase_kind(row.phase))
-            and record.state_digest != row.state_digest
-        ):
+        record, reads = row.record, job.strategy.reads_state(phase_kind(row.phase))
+        if reads and record is not None and record.state_digest != row.state_digest:
             return row.sequence
     return 0
 
