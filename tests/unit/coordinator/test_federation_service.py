@@ -223,7 +223,9 @@ async def test_download_of_a_job_that_does_not_name_the_silo_is_refused(make_hub
     _, state = hub.job(silos=hub.names[:3])
     request = pb.DownloadRequest(job_digest=digest, digest=hashlib.sha256(state).digest())
     stub = await stub_of(hub, "silo-3")
-    with pytest.raises(grpc.aio.AioRpcError, match="not a present state or sum of a job of this silo") as raised:
+    with pytest.raises(
+        grpc.aio.AioRpcError, match="not a present state or sum of a job of this silo"
+    ) as raised:
         await anext(aiter(stub.Download(request)))
     assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
