@@ -215,7 +215,7 @@ class Job:
         """The silos that take part in a phase, sorted. silos: those on the roster. draw_seed: what the state
         holds, empty where it holds none.
 
-        Raises ConfigError if the phase is drawn and there is no seed, or if it is to fix the seed and there is
+        Raises ConfigError if the phase is drawn and there is no seed, or if it fixes the seed and there is
         one. Source: docs/protocol.md 3.2.
         """
         if self.opens_draw(round, phase) and draw_seed:
