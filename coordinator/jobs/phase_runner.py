@@ -295,7 +295,8 @@ class PhaseRunner:
             return self._end(lost, self._row.state_digest, quantities)
         finally:
             self.agreement = None
-        return self._end(following.result, following.digest, quantities, proof=proof)
+        threshold = terms.rule.threshold
+        return self._end(following.result, following.digest, quantities, proof=proof, threshold=threshold)
 
     def _next_state(self, terms: SessionTerms, state: GlobalState, record: SessionRecord) -> _Following:
         """Write what the stored sum does to the global state. To do it twice changes nothing: the
@@ -337,6 +338,7 @@ class PhaseRunner:
         quantities: Sequence[str],
         *,
         proof: StateProof | None = None,
+        threshold: int = 0,
     ) -> records_pb2.PhaseRecord:
         """Store how the phase ended, then remove its sums and report it: a process that crashes in between
         leaves sums that the next start removes."""
@@ -344,6 +346,7 @@ class PhaseRunner:
         self._machine.advance(PhaseEvent.SUM_APPLIED if is_applied else PhaseEvent.GIVEN_UP)
         record = self._record(result, state_digest, quantities)
         record.verified_by = 0 if proof is None else len(proof.signers)
+        record.threshold = threshold
         self._resources.store.end_phase(
             self._row.sequence,
             state=self._machine.state,
