@@ -332,8 +332,14 @@ class PhaseRunner:
             lost = PhaseResult(state=None, figures=following.result.figures, reason=failure.reason.value)
             return self._end(lost, self._row.state_digest, quantities)
         finally:
+<<<<<<< HEAD
             self.statements = None
         return self._end(following.result, following.digest, quantities, proof=proof)
+=======
+            self.agreement = None
+        threshold = terms.rule.threshold
+        return self._end(following.result, following.digest, quantities, proof=proof, threshold=threshold)
+>>>>>>> tsys
 
     def _next_state(self, terms: SessionTerms, state: GlobalState, record: SessionRecord) -> _Following:
         """Write what the stored sum does to the global state. To do it twice changes nothing: the
@@ -382,7 +388,11 @@ class PhaseRunner:
         quantities: Sequence[str],
         *,
         proof: StateProof | None = None,
+<<<<<<< HEAD
         abandoned: AbandonedProof | None = None,
+=======
+        threshold: int = 0,
+>>>>>>> tsys
     ) -> records_pb2.PhaseRecord:
         """Store how the phase ended, then remove its sums and report it: a process that crashes in between
         leaves sums that the next start removes."""
@@ -390,6 +400,7 @@ class PhaseRunner:
         self._machine.advance(PhaseEvent.SUM_APPLIED if is_applied else PhaseEvent.GIVEN_UP)
         record = self._record(result, state_digest, quantities)
         record.verified_by = 0 if proof is None else len(proof.signers)
+        record.threshold = threshold
         self._resources.store.end_phase(
             self._row.sequence,
             state=self._machine.state,
