@@ -332,14 +332,9 @@ class PhaseRunner:
             lost = PhaseResult(state=None, figures=following.result.figures, reason=failure.reason.value)
             return self._end(lost, self._row.state_digest, quantities)
         finally:
-<<<<<<< HEAD
             self.statements = None
-        return self._end(following.result, following.digest, quantities, proof=proof)
-=======
-            self.agreement = None
         threshold = terms.rule.threshold
         return self._end(following.result, following.digest, quantities, proof=proof, threshold=threshold)
->>>>>>> tsys
 
     def _next_state(self, terms: SessionTerms, state: GlobalState, record: SessionRecord) -> _Following:
         """Write what the stored sum does to the global state. To do it twice changes nothing: the
@@ -388,11 +383,8 @@ class PhaseRunner:
         quantities: Sequence[str],
         *,
         proof: StateProof | None = None,
-<<<<<<< HEAD
         abandoned: AbandonedProof | None = None,
-=======
         threshold: int = 0,
->>>>>>> tsys
     ) -> records_pb2.PhaseRecord:
         """Store how the phase ended, then remove its sums and report it: a process that crashes in between
         leaves sums that the next start removes."""
