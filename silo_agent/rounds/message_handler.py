@@ -369,9 +369,7 @@ class MessageHandler:
         assert isinstance(revealed, RevealedSum)
         if key in self._summing:
             return  # repeated after a reconnection; its answer is under way
-        answering = asyncio.get_running_loop().create_task(self._answer_sum(key, revealed))
-        self._summing[key] = answering
-        answering.add_done_callback(lambda _: self._summing.pop(key, None))
+        self._summing[key] = asyncio.get_running_loop().create_task(self._answer_sum(key, revealed))
 
     async def _answer_sum(self, key: PhaseKey, revealed: RevealedSum) -> None:
         try:
@@ -384,7 +382,10 @@ class MessageHandler:
             self._refuse(key, PolicyRefusal("the sum could not be checked", code=Refusal.INTERNAL))
         else:
             self._send(wire.to_coordinator("next_state", statement, key))
-            self._forget_states()
+        finally:
+            if self._summing.get(key) is asyncio.current_task():  # else the job has ended meanwhile
+                del self._summing[key]
+        self._forget_states()
 
     def _own_steps(self, key: PhaseKey) -> Mapping[str, float]:
         """How far this silo's own input would move the model; it is not known after a restart."""

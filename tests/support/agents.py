@@ -26,6 +26,7 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
 from coordinator.jobs.aggregate import store_vectors
+from crypto.errors import Refusal, RemoteProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.ring import Words
 from crypto.identity import issuing
@@ -134,11 +135,16 @@ class MemoryTransfers:
         self._folder = folder
         self._states = states
         self.uploads: asyncio.Queue[tuple[PhaseKey, bytes]] = asyncio.Queue()
+        self.maskers: dict[PhaseKey, Masker] = {}
 
     async def download(self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path) -> None:
-        target.write_bytes(self._states[digest])
+        data = self._states.get(digest, b"")
+        if len(data) != size_bytes or hashlib.sha256(data).digest() != digest:
+            raise RemoteProtocolError("download: other bytes than announced", code=Refusal.STATE)
+        target.write_bytes(data)
 
     async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
+        self.maskers[key] = masker
         await self.uploads.put((key, b"".join(masker.stream(source))))
 
 
@@ -461,14 +467,18 @@ class Hub:
             shares = await self.agents[name].answer("shares")
             exchange.session.on_shares(name, wire.from_silo(pb.SiloMessage(shares=shares)))
 
-    async def mask(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
+    async def mask(
+        self, exchange: Exchange, *, without: Sequence[str] = (), late: Sequence[str] = ()
+    ) -> None:
+        """`late` silos send vectors that do not arrive."""
         for name, envelopes in exchange.session.close_share().items():
             if name in without:
                 continue
             self.agents[name].tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
             key, exchange.vectors[name] = await self.agents[name].uploaded()
             assert key == exchange.key
-            exchange.session.on_masked(name)
+            if name not in late:
+                exchange.session.on_masked(name)
 
     async def consistency(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
         survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
@@ -502,11 +512,13 @@ class Hub:
         exchange.self_mask_seeds = plan.self_mask_seeds
         return ring.decode(total, layout=layout)
 
-    async def until_signed(self, exchange: Exchange, *, lost: Sequence[str] = ()) -> None:
-        """All stages before UNMASK; `lost` silos send no vector."""
+    async def until_signed(
+        self, exchange: Exchange, *, lost: Sequence[str] = (), late: Sequence[str] = ()
+    ) -> None:
+        """All stages before UNMASK; `lost` silos send no vector, those of `late` ones do not arrive."""
         await self.advertise(exchange)
         await self.share(exchange)
-        await self.mask(exchange, without=lost)
+        await self.mask(exchange, without=lost, late=late)
         await self.consistency(exchange)
 
     async def run(self, round: int, phase: str, *, attempt: int = 1) -> dict[str, np.ndarray[Any, Any]]:
