@@ -26,7 +26,8 @@ from crypto.errors import BudgetExhausted, PolicyRefusal
 REPORT_KEYS = {
     "strategy", "silos", "rounds_completed", "final_accuracy", "accuracy_by_round", "secure_aggregation",
     "quantities", "dropped", "wall_seconds", "upload_bytes_per_silo_round", "float32_bytes", "epsilon",
-    "epsilon_unit", "epsilon_updates_per_silo", "epsilon_statistics_per_record", "sums_verified", "verified_by",
+    "epsilon_unit", "epsilon_updates_per_silo", "epsilon_statistics_per_record", "sums_verified",
+    "verified_by",
 }  # fmt: skip
 SILOS = ["a", "b", "c", "d"]
 
