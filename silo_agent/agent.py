@@ -195,6 +195,7 @@ class _Agent:
                 await handler.close()
 
     def _handler(self, transfers: Transfer, outbox: Outbox) -> MessageHandler:
+        steps = self._ledger.steps(policy=self._policy, data_set=self._settings.data.name)
         jobs = OfferedJobs(
             silo=self._settings.name,
             ledger=self._ledger,
@@ -210,6 +211,7 @@ class _Agent:
             rosters=self._rosters,
             reveals=self._reveals,
             budget=self._budget,
+            steps=steps,
             first_states=FirstStates(self._settings.first_state_directory, policy=self._policy),
             clock=_now,
         )
@@ -233,16 +235,25 @@ class _Agent:
             reveals=self._reveals,
             inputs=inputs,
             local=local,
-            chain=StateChain(silo=self._settings.name, known=known, local=local, authority=self._authority),
+            chain=StateChain(
+                silo=self._settings.name,
+                known=known,
+                reveals=self._reveals,
+                local=local,
+                authority=self._authority,
+            ),
             sums=RevealedSums(
                 identity=self._identity,
                 jobs=jobs,
                 rosters=self._rosters,
                 known=known,
+                reveals=self._reveals,
+                steps=steps,
                 files=files,
                 local=local,
                 downloads=transfers,
                 audit=self._audit,
+                metrics=self._metrics,
             ),
             files=files,
             transfers=transfers,

@@ -45,6 +45,9 @@ class SiloMetrics:
         self.training_seconds = counter("training_seconds", "Time spent computing inputs.")
         self.mask_seconds = counter("mask_seconds", "Time spent encoding, masking and sending vectors.")
         self.clipped = counter("clipped_values", "Values clipped to their bound.")
+        self.long_steps = counter(
+            "long_steps", "Global states that moved too far beside this silo's own steps."
+        )
         self.reconnects = counter("reconnects", "Times the control stream ended.")
         self.samples_rate = gauge("samples_per_second", "Samples a second in the last training.")
         self.connected = gauge("connected", "1 while the control stream is up.")

@@ -7,7 +7,7 @@ Source: docs/protocol.md 8.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TypeAlias
@@ -27,7 +27,7 @@ from crypto.session.messages import (
     Survivors,
     UnmaskShares,
 )
-from crypto.session.statements import Signer, StateProof
+from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
 
 PROTOCOL_VERSION = 2
 CHUNK_BYTES = 1 << 20  # fastest and cheapest of 64 KiB .. 4 MiB over mutual TLS
@@ -258,10 +258,7 @@ def proof_to_wire(proof: StateProof, job_digest: bytes) -> session_pb2.StateProo
         sum_digest=proof.sum_digest,
         next_digest=proof.next_digest,
         draw_seed=proof.draw_seed,
-        signers=[
-            session_pb2.StateSigner(name=name, certificate=signer.certificate, signature=signer.signature)
-            for name, signer in sorted(proof.signers.items())
-        ],
+        signers=_signers_to_wire(proof.signers),
     )
 
 
@@ -270,14 +267,6 @@ def proof_from_wire(wire: session_pb2.StateProof) -> tuple[bytes, StateProof]:
     key = key_from_wire(wire.key)
     if len(wire.draw_seed) not in (0, SECRET_BYTES):
         raise RemoteProtocolError(f"draw seed: expected none or {SECRET_BYTES} bytes")
-    if len(wire.signers) > MAX_SILOS:
-        raise RemoteProtocolError(f"signers: expected at most {MAX_SILOS}, got {len(wire.signers)}")
-    signers: dict[str, Signer] = {}
-    for each in wire.signers:
-        _check_name(each.name)
-        signed = session_pb2.SignedBody(body=each.certificate, signature=each.signature)
-        signed_body_from_wire(signed)  # for the sizes
-        signers[each.name] = Signer(certificate=each.certificate, signature=each.signature)
     proof = StateProof(
         roster=signed_body_from_wire(wire.roster, max_bytes=MAX_ROSTER_BYTES),
         round=key.round,
@@ -290,9 +279,42 @@ def proof_from_wire(wire: session_pb2.StateProof) -> tuple[bytes, StateProof]:
         sum_digest=checked_digest(wire.sum_digest, what="sum digest"),
         next_digest=checked_digest(wire.next_digest, what="next digest"),
         draw_seed=wire.draw_seed,
-        signers=signers,
+        signers=_signers_from_wire(wire.signers),
     )
     return key.job_digest, proof
+
+
+def cohort_proof_to_wire(key: PhaseKey, proof: CohortProof) -> session_pb2.CohortProof:
+    signatures = [signed_body_to_wire(signature) for signature in proof.signatures.signatures]
+    return session_pb2.CohortProof(key=key_to_wire(key), survivors=proof.survivors, signatures=signatures)
+
+
+def cohort_proof_from_wire(wire: session_pb2.CohortProof) -> tuple[PhaseKey, CohortProof]:
+    """The attempt whose U3 it is, and the proof. Raises RemoteProtocolError."""
+    signed = _bodies_from_wire(wire.signatures, what="signatures", max_bytes=MAX_SETS_BYTES)
+    proof = CohortProof(survivors=_names_from_wire(wire.survivors), signatures=Signatures(signatures=signed))
+    return key_from_wire(wire.key), proof
+
+
+def abandoned_proof_to_wire(proof: AbandonedProof, job_digest: bytes) -> session_pb2.AbandonedProof:
+    key = PhaseKey(job_digest=job_digest, round=proof.round, phase=proof.phase, attempt=0)
+    return session_pb2.AbandonedProof(
+        key=key_to_wire(key),
+        roster=signed_body_to_wire(proof.roster),
+        signers=_signers_to_wire(proof.signers),
+    )
+
+
+def abandoned_proof_from_wire(wire: session_pb2.AbandonedProof) -> tuple[PhaseKey, AbandonedProof]:
+    """The phase, and the proof that it is never revealed. Raises RemoteProtocolError."""
+    key = key_from_wire(wire.key)
+    proof = AbandonedProof(
+        roster=signed_body_from_wire(wire.roster, max_bytes=MAX_ROSTER_BYTES),
+        round=key.round,
+        phase=key.phase,
+        signers=_signers_from_wire(wire.signers),
+    )
+    return key, proof
 
 
 def checked_digest(data: bytes, *, what: str) -> bytes:
@@ -324,6 +346,25 @@ def _bodies_from_wire(
     if len(bodies) > MAX_SILOS:
         raise RemoteProtocolError(f"{what}: expected at most {MAX_SILOS}, got {len(bodies)}")
     return bodies
+
+
+def _signers_to_wire(signers: Mapping[str, Signer]) -> list[session_pb2.Signer]:
+    return [
+        session_pb2.Signer(name=name, certificate=signer.certificate, signature=signer.signature)
+        for name, signer in sorted(signers.items())
+    ]
+
+
+def _signers_from_wire(wire: Collection[session_pb2.Signer]) -> dict[str, Signer]:
+    if len(wire) > MAX_SILOS:
+        raise RemoteProtocolError(f"signers: expected at most {MAX_SILOS}, got {len(wire)}")
+    signers: dict[str, Signer] = {}
+    for each in wire:
+        _check_name(each.name)
+        signed = session_pb2.SignedBody(body=each.certificate, signature=each.signature)
+        signed_body_from_wire(signed)  # for the sizes
+        signers[each.name] = Signer(certificate=each.certificate, signature=each.signature)
+    return signers
 
 
 def _secrets_to_wire(secrets: Mapping[str, bytes]) -> list[session_pb2.NamedSecret]:

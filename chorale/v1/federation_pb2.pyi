@@ -85,6 +85,7 @@ class SiloMessage(_message.Message):
     RECOVERED_SEEDS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     NEXT_STATE_FIELD_NUMBER: _builtins.int
+    ABANDONED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -105,6 +106,8 @@ class SiloMessage(_message.Message):
     def refused(self) -> _session_pb2.Refused: ...
     @_builtins.property
     def next_state(self) -> _session_pb2.NextState: ...
+    @_builtins.property
+    def abandoned(self) -> _session_pb2.Abandoned: ...
     def __init__(
         self,
         *,
@@ -118,12 +121,13 @@ class SiloMessage(_message.Message):
         recovered_seeds: _session_pb2.RecoveredSeeds | None = ...,
         refused: _session_pb2.Refused | None = ...,
         next_state: _session_pb2.NextState | None = ...,
+        abandoned: _session_pb2.Abandoned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "next_state", b"next_state", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "unmask_shares", b"unmask_shares"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "next_state", b"next_state", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "unmask_shares", b"unmask_shares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "next_state", b"next_state", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "unmask_shares", b"unmask_shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "next_state", b"next_state", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "unmask_shares", b"unmask_shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "advert", "shares", "complaint", "consistency", "unmask_shares", "recovered_seeds", "refused", "next_state"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "advert", "shares", "complaint", "consistency", "unmask_shares", "recovered_seeds", "refused", "next_state", "abandoned"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -239,6 +243,8 @@ class PhaseTask(_message.Message):
     STATE_BYTES_FIELD_NUMBER: _builtins.int
     SESSION_DIGEST_FIELD_NUMBER: _builtins.int
     PROOFS_FIELD_NUMBER: _builtins.int
+    COHORTS_FIELD_NUMBER: _builtins.int
+    ABANDONED_FIELD_NUMBER: _builtins.int
     state_digest: _builtins.bytes
     state_bytes: _builtins.int
     session_digest: _builtins.bytes
@@ -248,6 +254,10 @@ class PhaseTask(_message.Message):
     def proofs(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.StateProof]:
         """for a silo that did not compute the state"""
 
+    @_builtins.property
+    def cohorts(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.CohortProof]: ...
+    @_builtins.property
+    def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.AbandonedProof]: ...
     def __init__(
         self,
         *,
@@ -256,10 +266,12 @@ class PhaseTask(_message.Message):
         state_bytes: _builtins.int = ...,
         session_digest: _builtins.bytes = ...,
         proofs: _abc.Iterable[_session_pb2.StateProof] | None = ...,
+        cohorts: _abc.Iterable[_session_pb2.CohortProof] | None = ...,
+        abandoned: _abc.Iterable[_session_pb2.AbandonedProof] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "proofs", b"proofs", "session_digest", b"session_digest", "state_bytes", b"state_bytes", "state_digest", b"state_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "cohorts", b"cohorts", "key", b"key", "proofs", b"proofs", "session_digest", b"session_digest", "state_bytes", b"state_bytes", "state_digest", b"state_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,6 +340,7 @@ class CoordinatorMessage(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     JOB_ENDED_FIELD_NUMBER: _builtins.int
     REVEALED_SUM_FIELD_NUMBER: _builtins.int
+    ABANDON_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -356,6 +369,8 @@ class CoordinatorMessage(_message.Message):
     def job_ended(self) -> Global___JobEnded: ...
     @_builtins.property
     def revealed_sum(self) -> _session_pb2.RevealedSum: ...
+    @_builtins.property
+    def abandon(self) -> _session_pb2.Abandon: ...
     def __init__(
         self,
         *,
@@ -373,12 +388,13 @@ class CoordinatorMessage(_message.Message):
         outcome: Global___PhaseOutcome | None = ...,
         job_ended: Global___JobEnded | None = ...,
         revealed_sum: _session_pb2.RevealedSum | None = ...,
+        abandon: _session_pb2.Abandon | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cohort", b"cohort", "envelopes", b"envelopes", "heartbeat", b"heartbeat", "job", b"job", "job_ended", b"job_ended", "kind", b"kind", "outcome", b"outcome", "recover", b"recover", "revealed_sum", b"revealed_sum", "roster", b"roster", "session_ended", b"session_ended", "signatures", b"signatures", "survivors", b"survivors", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "cohort", b"cohort", "envelopes", b"envelopes", "heartbeat", b"heartbeat", "job", b"job", "job_ended", b"job_ended", "kind", b"kind", "outcome", b"outcome", "recover", b"recover", "revealed_sum", b"revealed_sum", "roster", b"roster", "session_ended", b"session_ended", "signatures", b"signatures", "survivors", b"survivors", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cohort", b"cohort", "envelopes", b"envelopes", "heartbeat", b"heartbeat", "job", b"job", "job_ended", b"job_ended", "kind", b"kind", "outcome", b"outcome", "recover", b"recover", "revealed_sum", b"revealed_sum", "roster", b"roster", "session_ended", b"session_ended", "signatures", b"signatures", "survivors", b"survivors", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "cohort", b"cohort", "envelopes", b"envelopes", "heartbeat", b"heartbeat", "job", b"job", "job_ended", b"job_ended", "kind", b"kind", "outcome", b"outcome", "recover", b"recover", "revealed_sum", b"revealed_sum", "roster", b"roster", "session_ended", b"session_ended", "signatures", b"signatures", "survivors", b"survivors", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "heartbeat", "roster", "job", "task", "cohort", "envelopes", "survivors", "signatures", "recover", "session_ended", "outcome", "job_ended", "revealed_sum"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "heartbeat", "roster", "job", "task", "cohort", "envelopes", "survivors", "signatures", "recover", "session_ended", "outcome", "job_ended", "revealed_sum", "abandon"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

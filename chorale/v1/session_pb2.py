@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63horale/v1/session.proto\x12\nchorale.v1\"-\n\nSignedBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"O\n\nSessionKey\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\r\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"U\n\x06\x41\x64vert\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12&\n\x06\x61\x64vert\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"\x83\x01\n\x06Shares\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12)\n\tenvelopes\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SignedBody\x12)\n\town_share\x18\x03 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"[\n\tComplaint\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12)\n\tcomplaint\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"_\n\x0b\x43onsistency\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12+\n\x0b\x63onsistency\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"+\n\x0bNamedSecret\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\"\x98\x01\n\x0cUnmaskShares\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x31\n\x10self_mask_shares\x18\x02 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\x12\x30\n\x0frecovery_shares\x18\x03 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\"b\n\x0eRecoveredSeeds\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12+\n\npair_seeds\x18\x02 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\"[\n\tNextState\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12)\n\tstatement\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"<\n\x07Refused\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\"V\n\x06\x43ohort\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\'\n\x07\x61\x64verts\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SignedBody\"l\n\tEnvelopes\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0f\n\x07sharers\x18\x02 \x03(\t\x12)\n\tenvelopes\x18\x03 \x03(\x0b\x32\x16.chorale.v1.SignedBody\"C\n\tSurvivors\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsurvivors\x18\x02 \x03(\t\"]\n\nSignatures\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12*\n\nsignatures\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SignedBody\"D\n\x0eRecoverRequest\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\r\n\x05names\x18\x02 \x03(\t\"C\n\x0cSessionEnded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb7\x01\n\x0bRevealedSum\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsurvivors\x18\x02 \x03(\t\x12*\n\nsignatures\x18\x03 \x03(\x0b\x32\x16.chorale.v1.SignedBody\x12\x12\n\nsum_digest\x18\x04 \x01(\x0c\x12\x30\n\x0fself_mask_seeds\x18\x05 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\"C\n\x0bStateSigner\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x97\x02\n\nStateProof\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12&\n\x06roster\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x15\n\rcohort_digest\x18\x04 \x01(\x0c\x12\x11\n\tsurvivors\x18\x05 \x03(\t\x12\x15\n\rparent_digest\x18\x06 \x01(\x0c\x12\x12\n\nsum_digest\x18\x07 \x01(\x0c\x12\x13\n\x0bnext_digest\x18\x08 \x01(\x0c\x12\x11\n\tdraw_seed\x18\t \x01(\x0c\x12(\n\x07signers\x18\n \x03(\x0b\x32\x17.chorale.v1.StateSignerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63horale/v1/session.proto\x12\nchorale.v1\"-\n\nSignedBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"O\n\nSessionKey\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\r\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"U\n\x06\x41\x64vert\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12&\n\x06\x61\x64vert\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"\x83\x01\n\x06Shares\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12)\n\tenvelopes\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SignedBody\x12)\n\town_share\x18\x03 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"[\n\tComplaint\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12)\n\tcomplaint\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"_\n\x0b\x43onsistency\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12+\n\x0b\x63onsistency\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"+\n\x0bNamedSecret\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\"\x98\x01\n\x0cUnmaskShares\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x31\n\x10self_mask_shares\x18\x02 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\x12\x30\n\x0frecovery_shares\x18\x03 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\"b\n\x0eRecoveredSeeds\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12+\n\npair_seeds\x18\x02 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\"[\n\tNextState\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12)\n\tstatement\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"p\n\tAbandoned\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12)\n\tstatement\x18\x03 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"<\n\x07Refused\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\"V\n\x06\x43ohort\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\'\n\x07\x61\x64verts\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SignedBody\"l\n\tEnvelopes\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0f\n\x07sharers\x18\x02 \x03(\t\x12)\n\tenvelopes\x18\x03 \x03(\x0b\x32\x16.chorale.v1.SignedBody\"C\n\tSurvivors\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsurvivors\x18\x02 \x03(\t\"]\n\nSignatures\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12*\n\nsignatures\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SignedBody\"D\n\x0eRecoverRequest\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\r\n\x05names\x18\x02 \x03(\t\"C\n\x0cSessionEnded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb7\x01\n\x0bRevealedSum\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsurvivors\x18\x02 \x03(\t\x12*\n\nsignatures\x18\x03 \x03(\x0b\x32\x16.chorale.v1.SignedBody\x12\x12\n\nsum_digest\x18\x04 \x01(\x0c\x12\x30\n\x0fself_mask_seeds\x18\x05 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\".\n\x07\x41\x62\x61ndon\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\">\n\x06Signer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x92\x02\n\nStateProof\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12&\n\x06roster\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x15\n\rcohort_digest\x18\x04 \x01(\x0c\x12\x11\n\tsurvivors\x18\x05 \x03(\t\x12\x15\n\rparent_digest\x18\x06 \x01(\x0c\x12\x12\n\nsum_digest\x18\x07 \x01(\x0c\x12\x13\n\x0bnext_digest\x18\x08 \x01(\x0c\x12\x11\n\tdraw_seed\x18\t \x01(\x0c\x12#\n\x07signers\x18\n \x03(\x0b\x32\x12.chorale.v1.Signer\"q\n\x0b\x43ohortProof\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsurvivors\x18\x02 \x03(\t\x12*\n\nsignatures\x18\x03 \x03(\x0b\x32\x16.chorale.v1.SignedBody\"\x82\x01\n\x0e\x41\x62\x61ndonedProof\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12&\n\x06roster\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\x12#\n\x07signers\x18\x03 \x03(\x0b\x32\x12.chorale.v1.Signerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,24 +51,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECOVEREDSEEDS']._serialized_end=877
   _globals['_NEXTSTATE']._serialized_start=879
   _globals['_NEXTSTATE']._serialized_end=970
-  _globals['_REFUSED']._serialized_start=972
-  _globals['_REFUSED']._serialized_end=1032
-  _globals['_COHORT']._serialized_start=1034
-  _globals['_COHORT']._serialized_end=1120
-  _globals['_ENVELOPES']._serialized_start=1122
-  _globals['_ENVELOPES']._serialized_end=1230
-  _globals['_SURVIVORS']._serialized_start=1232
-  _globals['_SURVIVORS']._serialized_end=1299
-  _globals['_SIGNATURES']._serialized_start=1301
-  _globals['_SIGNATURES']._serialized_end=1394
-  _globals['_RECOVERREQUEST']._serialized_start=1396
-  _globals['_RECOVERREQUEST']._serialized_end=1464
-  _globals['_SESSIONENDED']._serialized_start=1466
-  _globals['_SESSIONENDED']._serialized_end=1533
-  _globals['_REVEALEDSUM']._serialized_start=1536
-  _globals['_REVEALEDSUM']._serialized_end=1719
-  _globals['_STATESIGNER']._serialized_start=1721
-  _globals['_STATESIGNER']._serialized_end=1788
-  _globals['_STATEPROOF']._serialized_start=1791
-  _globals['_STATEPROOF']._serialized_end=2070
+  _globals['_ABANDONED']._serialized_start=972
+  _globals['_ABANDONED']._serialized_end=1084
+  _globals['_REFUSED']._serialized_start=1086
+  _globals['_REFUSED']._serialized_end=1146
+  _globals['_COHORT']._serialized_start=1148
+  _globals['_COHORT']._serialized_end=1234
+  _globals['_ENVELOPES']._serialized_start=1236
+  _globals['_ENVELOPES']._serialized_end=1344
+  _globals['_SURVIVORS']._serialized_start=1346
+  _globals['_SURVIVORS']._serialized_end=1413
+  _globals['_SIGNATURES']._serialized_start=1415
+  _globals['_SIGNATURES']._serialized_end=1508
+  _globals['_RECOVERREQUEST']._serialized_start=1510
+  _globals['_RECOVERREQUEST']._serialized_end=1578
+  _globals['_SESSIONENDED']._serialized_start=1580
+  _globals['_SESSIONENDED']._serialized_end=1647
+  _globals['_REVEALEDSUM']._serialized_start=1650
+  _globals['_REVEALEDSUM']._serialized_end=1833
+  _globals['_ABANDON']._serialized_start=1835
+  _globals['_ABANDON']._serialized_end=1881
+  _globals['_SIGNER']._serialized_start=1883
+  _globals['_SIGNER']._serialized_end=1945
+  _globals['_STATEPROOF']._serialized_start=1948
+  _globals['_STATEPROOF']._serialized_end=2222
+  _globals['_COHORTPROOF']._serialized_start=2224
+  _globals['_COHORTPROOF']._serialized_end=2337
+  _globals['_ABANDONEDPROOF']._serialized_start=2340
+  _globals['_ABANDONEDPROOF']._serialized_end=2470
 # @@protoc_insertion_point(module_scope)

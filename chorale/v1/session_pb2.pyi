@@ -283,6 +283,36 @@ class NextState(_message.Message):
 Global___NextState: _TypeAlias = NextState  # noqa: Y015
 
 @_typing.final
+class Abandoned(_message.Message):
+    """The silo never reveals the phase, in any attempt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.bytes
+    """DER"""
+    @_builtins.property
+    def key(self) -> Global___SessionKey: ...
+    @_builtins.property
+    def statement(self) -> Global___SignedBody: ...
+    def __init__(
+        self,
+        *,
+        key: Global___SessionKey | None = ...,
+        certificate: _builtins.bytes = ...,
+        statement: Global___SignedBody | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "statement", b"statement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "key", b"key", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Abandoned: _TypeAlias = Abandoned  # noqa: Y015
+
+@_typing.final
 class Refused(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -508,7 +538,29 @@ class RevealedSum(_message.Message):
 Global___RevealedSum: _TypeAlias = RevealedSum  # noqa: Y015
 
 @_typing.final
-class StateSigner(_message.Message):
+class Abandon(_message.Message):
+    """Asks a silo never to reveal a phase that is given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___SessionKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___SessionKey | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Abandon: _TypeAlias = Abandon  # noqa: Y015
+
+@_typing.final
+class Signer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -531,7 +583,7 @@ class StateSigner(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StateSigner: _TypeAlias = StateSigner  # noqa: Y015
+Global___Signer: _TypeAlias = Signer  # noqa: Y015
 
 @_typing.final
 class StateProof(_message.Message):
@@ -564,7 +616,7 @@ class StateProof(_message.Message):
         """U3"""
 
     @_builtins.property
-    def signers(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSigner]: ...
+    def signers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signer]: ...
     def __init__(
         self,
         *,
@@ -577,7 +629,7 @@ class StateProof(_message.Message):
         sum_digest: _builtins.bytes = ...,
         next_digest: _builtins.bytes = ...,
         draw_seed: _builtins.bytes = ...,
-        signers: _abc.Iterable[Global___StateSigner] | None = ...,
+        signers: _abc.Iterable[Global___Signer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -586,3 +638,67 @@ class StateProof(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StateProof: _TypeAlias = StateProof  # noqa: Y015
+
+@_typing.final
+class CohortProof(_message.Message):
+    """Who was in an earlier sum over the same model, as t of its silos signed it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SURVIVORS_FIELD_NUMBER: _builtins.int
+    SIGNATURES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___SessionKey: ...
+    @_builtins.property
+    def survivors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """U3"""
+
+    @_builtins.property
+    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedBody]:
+        """CONSISTENCY"""
+
+    def __init__(
+        self,
+        *,
+        key: Global___SessionKey | None = ...,
+        survivors: _abc.Iterable[_builtins.str] | None = ...,
+        signatures: _abc.Iterable[Global___SignedBody] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "signatures", b"signatures", "survivors", b"survivors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CohortProof: _TypeAlias = CohortProof  # noqa: Y015
+
+@_typing.final
+class AbandonedProof(_message.Message):
+    """That t named silos never reveal an earlier phase over the same model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
+    SIGNERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___SessionKey: ...
+    @_builtins.property
+    def roster(self) -> Global___SignedBody: ...
+    @_builtins.property
+    def signers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signer]: ...
+    def __init__(
+        self,
+        *,
+        key: Global___SessionKey | None = ...,
+        roster: Global___SignedBody | None = ...,
+        signers: _abc.Iterable[Global___Signer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "roster", b"roster"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "roster", b"roster", "signers", b"signers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonedProof: _TypeAlias = AbandonedProof  # noqa: Y015

@@ -186,9 +186,9 @@ class SiloSession:
 
     @property
     def sum_check(self) -> SumCheck | None:
-        """What checks the revealed sum; None where nothing is tagged.
+        """What checks U3 and the revealed sum, from the masked vector to the signature; else None.
 
-        It is there from the masked vector to the signature. The ledger stores it before the vector leaves.
+        The ledger stores it before the vector leaves.
         """
         return self._held.sum_check if isinstance(self._held, Masked) else None
 

@@ -75,7 +75,7 @@ class Masked:
     adverts: dict[str, VerifiedAdvert]  # of U1
     cohort_digest: bytes
     sharers: tuple[str, ...]  # U2
-    sum_check: SumCheck | None = field(repr=False)  # None where the layout has no tags
+    sum_check: SumCheck = field(repr=False)
 
 
 Held: TypeAlias = Ready | Advertised | Shared | Masked | PendingReveal | None
@@ -163,11 +163,9 @@ def advertise(context: SessionContext, identity: Identity) -> Advertised:
 
 def make_sum_check(
     held: Shared, received: Mapping[str, Received], *, name: str, sharers: tuple[str, ...]
-) -> SumCheck | None:
+) -> SumCheck:
     """k, and what U2 committed to. docs/protocol.md 5.9."""
     terms, adverts = held.context.terms, {peer: held.adverts[peer].advert for peer in sharers}
-    if terms.layout.tagged is None:
-        return None
     sum_keys = {peer: given.sum_key for peer, given in received.items()} | {name: held.secrets.sum_key}
     return SumCheck(
         federation=terms.federation,
@@ -197,7 +195,7 @@ def make_masker(masked: Masked, *, name: str, self_mask_seed: bytes) -> Masker:
         layout=layout,
         cohort_digest=masked.cohort_digest,
         seeds=(SignedSeed(seed=self_mask_seed, sign=1), *pairs),
-        tagger=None if check is None else Tagger(layout=layout, sum_key=check.sum_key, name=name),
+        tagger=None if layout.tagged is None else Tagger(layout=layout, sum_key=check.sum_key, name=name),
     )
 
 

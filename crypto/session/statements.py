@@ -15,7 +15,7 @@ from crypto.identity.certificates import Role, SignedBody, certificate_from_der,
 from crypto.identity.roster import Roster
 from crypto.session import bodies
 from crypto.session.cohort import CohortRule
-from crypto.session.messages import Abandoned, NextState
+from crypto.session.messages import Abandoned, NextState, Signatures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,14 @@ class StateProof:
             next_digest=self.next_digest,
             draw_seed=self.draw_seed,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohortProof:
+    """U3 of a session, as t of its members signed it; SumCheck.check_survivors checks it."""
+
+    survivors: tuple[str, ...]
+    signatures: Signatures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from crypto.session.sum_check import SumCheck
 
 Position: TypeAlias = tuple[int, int, int]  # chorale.job.Job.position
 
+KEPT_ROUNDS = 1  # before that of the newest state: their sums may have read the arrays that it still has
 FIRST: Position = (0, -1, 0)  # of the state that a job starts from
 
 
@@ -58,7 +59,7 @@ class KnownStates:
             )
 
     def check_of(self, key: PhaseKey) -> SumCheck | None:
-        """None where this silo was not in U2 of the attempt, or a later state is known."""
+        """None where this silo was not in U2 of the attempt, or its round is long over."""
         with self._database.transaction() as connection:
             found = connection.execute(
                 "SELECT sum_check FROM sum_checks"
@@ -128,8 +129,9 @@ def _move(connection: sqlite3.Connection, job_digest: bytes, state: KnownState) 
         " draw_seed = excluded.draw_seed",
         (job_digest, *state.position, state.state_digest, state.draw_seed),
     )
-    # what was needed to compute it, or would compute an older one
-    connection.execute("DELETE FROM sum_checks WHERE job_digest = ?", (job_digest,))
+    # of older rounds no U3 is asked for any more
+    oldest = state.position[0] - KEPT_ROUNDS
+    connection.execute("DELETE FROM sum_checks WHERE job_digest = ? AND round < ?", (job_digest, oldest))
 
 
 def _signed(connection: sqlite3.Connection, key: PhaseKey) -> sqlite3.Row | None:

@@ -173,7 +173,7 @@ _COMPUTED_STATES: Migration = (
     )
     """,
     """
-    CREATE TABLE sum_checks ( -- what checks the sum of an attempt; erased once a later state is known
+    CREATE TABLE sum_checks ( -- what checks U3 and the sum of an attempt; of the newest rounds
         job_digest BLOB NOT NULL,
         round INTEGER NOT NULL,
         phase VARCHAR NOT NULL,

@@ -260,6 +260,12 @@ class Policy(BaseModel):
         expected = f"an initial state that is {allowed} (initial_state)"
         raise _refusal(f"the given one {spec.initial_state}: {why}", expected)
 
+    def colluders(self, spec: JobSpec) -> int:
+        """A: silos of the job that may side with the coordinator."""
+        return (
+            default_colluders(len(spec.silos)) if self.assumed_colluders is None else self.assumed_colluders
+        )
+
     def check_draw(self, spec: JobSpec) -> None:
         """Raises PolicyRefusal where a job's rounds are so small that colluders may be too many in one.
 
@@ -268,7 +274,7 @@ class Policy(BaseModel):
         if not spec.draws_rounds:
             return
         silos, members, rounds = len(spec.silos), spec.named_per_round, spec.rounds
-        colluders = default_colluders(silos) if self.assumed_colluders is None else self.assumed_colluders
+        colluders = self.colluders(spec)
         limit = Fraction(str(self.max_draw_risk))
         risk = draw_risk(silos, members, colluders=colluders, rounds=rounds)
         if risk <= limit:

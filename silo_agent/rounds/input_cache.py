@@ -28,6 +28,7 @@ from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Cancelled, Objective, Work
 from silo_agent.policy.policy import Policy
+from silo_agent.rounds.own_steps import own_lengths
 from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, phase_input
 from silo_agent.seeding import fresh_seed
 from strategies.base import Array
@@ -48,6 +49,7 @@ class Prepared:
 
     encoder: Encoder = field(repr=False)
     charge: Charge
+    own_steps: Mapping[str, float] = field(repr=False)  # how far it would move each array that training reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +177,7 @@ class InputCache:
         try:
             local = self._local.begin(key.job_digest)
             started = time.monotonic()
-            _, encoder = phase_input(
+            values, encoder = phase_input(
                 request,
                 silo=self._silo,
                 policy=self._policy,
@@ -193,7 +195,9 @@ class InputCache:
             if is_cancelled():  # while it was written: the job may have ended, and nothing would delete it
                 self._local.give_up(key)
                 raise Cancelled("the input is no longer wanted")
-            return Prepared(encoder=encoder, charge=charge)
+            has_steps = encoder.layout.tagged is not None and job.strategy.reads_state(key.kind)
+            own_steps = own_lengths(job, key, request.context, values) if has_steps else {}
+            return Prepared(encoder=encoder, charge=charge, own_steps=own_steps)
         except BaseException:
             charge.release()  # nothing left
             raise

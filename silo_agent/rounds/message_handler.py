@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from chorale.runtime.audit import AuditLog
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from chorale.v1.session_pb2 import SessionKey
+from chorale.v1.session_pb2 import Abandoned, SessionKey
 from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity.certificates import Identity
 from crypto.masking.masks import Masker, Source
@@ -141,6 +141,7 @@ class MessageHandler:
             ),
             "task": lambda message: self._on_task(message.task),
             "revealed_sum": self._on_revealed_sum,
+            "abandon": self._on_abandon,
             "session_ended": self._on_session_ended,
             "outcome": self._on_outcome,
             "job_ended": self._on_job_ended,
@@ -375,7 +376,7 @@ class MessageHandler:
     async def _answer_sum(self, key: PhaseKey, revealed: RevealedSum) -> None:
         try:
             with tracing.span(Span.APPLY, key.job_digest, key.round, key):
-                statement = await self._sums.answer(key, revealed)
+                statement = await self._sums.answer(key, revealed, own_steps=self._own_steps(key))
         except (PolicyRefusal, RemoteProtocolError) as error:
             self._refuse(key, error)
         except Exception as error:  # the disk may be full; the coordinator asks again
@@ -384,6 +385,28 @@ class MessageHandler:
         else:
             self._send(wire.to_coordinator("next_state", statement, key))
             self._forget_states()
+
+    def _own_steps(self, key: PhaseKey) -> Mapping[str, float]:
+        """How far this silo's own input would move the model; it is not known after a restart."""
+        running = self._tasks.get(phase_name(key))
+        return {} if running is None or running.prepared is None else running.prepared.own_steps
+
+    def _on_abandon(self, message: pb.CoordinatorMessage) -> None:
+        """The coordinator has given a phase up, and other silos want to know that it has no sum."""
+        key = wire.key_from_wire(message.abandon.key)
+        try:
+            statement = self._checks.abandoned(key)
+        except (PolicyRefusal, RemoteProtocolError) as error:
+            return self._refuse(key, error)
+        running = self._tasks.pop(phase_name(key), None)
+        if running is not None:
+            running.end()
+        self._inputs.drop_phase(key)
+        self._note("abandoned", key)
+        signed = wire.signed_body_to_wire(statement)
+        certificate = self._identity.certificate_der
+        abandoned = Abandoned(key=message.abandon.key, certificate=certificate, statement=signed)
+        self._send(pb.SiloMessage(abandoned=abandoned))
 
     def _on_session_ended(self, message: pb.CoordinatorMessage) -> None:
         key = wire.key_from_wire(message.session_ended.key)

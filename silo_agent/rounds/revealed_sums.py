@@ -7,7 +7,7 @@ and the method's own server step what follows from it. Source: docs/protocol.md 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,12 +27,17 @@ from crypto.session import bodies
 from crypto.session.messages import NextState, RevealedSum
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.known_states import KnownState, KnownStates, Position
+from silo_agent.ledger.reveals import Reveals
+from silo_agent.ledger.steps import Steps
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.state_files import StateFiles
+from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.own_steps import step_lengths
 from silo_agent.rounds.rosters import Rosters
 from strategies.phases.enrollment import draw_seed_in
 
+MAX_LOGGED_ARRAYS = 20
 MAX_BAD_SUMS = 1  # phases of a job whose sum may fail its check before the job is suspended
 
 log = get_logger("silo_agent.rounds.revealed_sums")
@@ -56,22 +61,32 @@ class RevealedSums:
         jobs: OfferedJobs,
         rosters: Rosters,
         known: KnownStates,
+        reveals: Reveals,
+        steps: Steps,
         files: StateFiles,
         local: LocalStates,
         downloads: Downloads,
         audit: AuditLog,
+        metrics: SiloMetrics,
     ) -> None:
         self._identity = identity
         self._jobs = jobs
         self._rosters = rosters
         self._known = known
+        self._reveals = reveals
+        self._steps = steps
         self._files = files
         self._local = local
         self._downloads = downloads
         self._audit = audit
+        self._metrics = metrics
 
-    async def answer(self, key: PhaseKey, revealed: RevealedSum) -> SignedBody:
+    async def answer(
+        self, key: PhaseKey, revealed: RevealedSum, *, own_steps: Mapping[str, float]
+    ) -> SignedBody:
         """This silo's statement on the phase, durable before it is returned.
+
+        own_steps: how far this silo by itself moves each array that training reads; empty if not known.
 
         Raises PolicyRefusal or RemoteProtocolError: code SUM where the sum is not that of the named silos,
         which the second time suspends the job here.
@@ -83,14 +98,18 @@ class RevealedSums:
         if check is None:
             raise RemoteProtocolError("revealed sum: this silo has no part in it", code=Refusal.STAGE)
         check.check_survivors(revealed.survivors, revealed.signatures)
+        self._reveals.settle(key.job_digest, key.round, key.phase, revealed.survivors)
         try:
-            return await self._answer(key, revealed, job, check)
+            following = await self._following(key, revealed, job, check)
         except RemoteProtocolError as error:
             if error.code is Refusal.SUM:
                 self._note_bad_sum(key, str(error))
             raise
+        signed = self._settled(key, revealed, check, following)
+        self._compare(key, following.steps, own_steps)
+        return signed
 
-    async def _answer(self, key: PhaseKey, revealed: RevealedSum, job: Job, check: SumCheck) -> SignedBody:
+    async def _following(self, key: PhaseKey, revealed: RevealedSum, job: Job, check: SumCheck) -> _NextState:
         before = self._files.state(check.state_digest)
         if not before.exists():
             raise PolicyRefusal("revealed sum: the global state before it is not here", code=Refusal.STATE)
@@ -106,12 +125,11 @@ class RevealedSums:
             target=path,
         )
         try:
-            result = await asyncio.to_thread(
+            return await asyncio.to_thread(
                 self._computed, job, key, state, path, layout=layout.tagged, check=check, revealed=revealed
             )
         finally:
             path.unlink(missing_ok=True)  # the state that follows from it is kept
-        return self._settled(key, revealed, check, result)
 
     def _computed(
         self,
@@ -143,6 +161,7 @@ class RevealedSums:
             draw_seed=draw_seed_in(following),
             is_applied=result.state is not None,
             position=job.position(key.round, key.phase),
+            steps={} if following is state else step_lengths(job, state, following),
         )
 
     def _settled(
@@ -177,6 +196,23 @@ class RevealedSums:
         )
         return signed
 
+    def _compare(self, key: PhaseKey, steps: Mapping[str, float], own_steps: Mapping[str, float]) -> None:
+        """A state that moved too far is computed and signed like any other; this silo gives no more input."""
+        exceeded = self._steps.note(key, steps=steps, own=own_steps)
+        if not exceeded:
+            return
+        self._metrics.long_steps.inc()
+        log.error(
+            "global state moved too far", arrays=exceeded[:MAX_LOGGED_ARRAYS], job=key.job_digest.hex()[:12]
+        )
+        self._audit.append(
+            "long_step",
+            job=key.job_digest.hex(),
+            round=key.round,
+            phase=key.phase,
+            arrays=exceeded[:MAX_LOGGED_ARRAYS],
+        )
+
     def _note_bad_sum(self, key: PhaseKey, reason: str) -> None:
         """It cannot be said who lied: a silo that sent false tags, or the coordinator."""
         count = self._known.note_bad_sum(key)
@@ -189,9 +225,11 @@ class RevealedSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NextState:
-    """Of a phase that is over. is_applied: whether the sum changed anything, or may have."""
+    """Of a phase that is over. is_applied: whether the sum changed anything, or may have. steps: how far each
+    array that training reads moved."""
 
     digest: bytes
     draw_seed: bytes
     is_applied: bool
     position: Position
+    steps: Mapping[str, float]

@@ -39,7 +39,7 @@ class SessionHandler:
 
     @property
     def sum_check(self) -> SumCheck | None:
-        """What checks the sum, once the session masked; None where nothing of it is tagged."""
+        """What checks U3 and the revealed sum, once the session masked."""
         return self._session.sum_check
 
     def advertise(self) -> pb.SiloMessage:

@@ -15,11 +15,13 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity.roster import read_roster
-from crypto.session.statements import StateProof
+from crypto.session.statements import AbandonedProof, StateProof
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.known_states import FIRST, KnownState, KnownStates
+from silo_agent.ledger.reveals import Reveals
 from silo_agent.local_storage.local_state import LocalStates
 
+MAX_EARLIER = 100  # phases over one model: policies allow few repeats
 MAX_PROOFS = 2  # of the opening phase, and of the newest state
 
 
@@ -27,10 +29,17 @@ class StateChain:
     """Accepts the states of tasks, one after the other and never back."""
 
     def __init__(
-        self, *, silo: str, known: KnownStates, local: LocalStates, authority: x509.Certificate
+        self,
+        *,
+        silo: str,
+        known: KnownStates,
+        reveals: Reveals,
+        local: LocalStates,
+        authority: x509.Certificate,
     ) -> None:
         self._silo = silo
         self._known = known
+        self._reveals = reveals
         self._local = local
         self._authority = authority
 
@@ -40,7 +49,8 @@ class StateChain:
         Raises PolicyRefusal or RemoteProtocolError(code=STATE, ROSTER or SIGNATURES).
         """
         for proof in _proofs(task, job):
-            self._accept_proof(job, proof, task.state_digest)
+            self._accept_proof(job, proof)
+        self._settle_earlier(task, job)
         state = self._known.newest(job.digest)
         if state is None:
             state = KnownState(
@@ -68,7 +78,7 @@ class StateChain:
         newest = (self._known.newest(job_digest) for job_digest in job_digests)
         return {state.state_digest for state in newest if state is not None}
 
-    def _accept_proof(self, job: Job, proof: StateProof, state_digest: bytes) -> None:
+    def _accept_proof(self, job: Job, proof: StateProof) -> None:
         known = self._known.newest(job.digest)
         try:
             position = job.position(proof.round, proof.phase)
@@ -84,7 +94,38 @@ class StateChain:
         is_applied = proof.next_digest != proof.parent_digest and self._silo in proof.survivors
         ended = PhaseKey(job_digest=job.digest, round=proof.round, phase=proof.phase, attempt=proof.attempt)
         self._local.settle(ended, is_applied=is_applied)
+        self._reveals.settle(job.digest, proof.round, proof.phase, proof.survivors)
         self._known.accept(job.digest, proven)
+
+    def _settle_earlier(self, task: pb.PhaseTask, job: Job) -> None:
+        """Who was in earlier sums over the same model, as far as this silo has a part in them."""
+        for what in (task.cohorts, task.abandoned):
+            if len(what) > MAX_EARLIER:
+                raise RemoteProtocolError(
+                    f"task: expected at most {MAX_EARLIER} earlier phases, got {len(what)}"
+                )
+        for message in task.cohorts:
+            key, cohort = wire.cohort_proof_from_wire(message)
+            check = self._known.check_of(key) if key.job_digest == job.digest else None
+            if check is not None:
+                check.check_survivors(cohort.survivors, cohort.signatures)
+                self._reveals.settle(key.job_digest, key.round, key.phase, cohort.survivors)
+        for given_up in task.abandoned:
+            key, proof = wire.abandoned_proof_from_wire(given_up)
+            if key.job_digest == job.digest:
+                self._check_abandoned(job, proof)
+                self._reveals.note_abandoned(key.job_digest, key.round, key.phase)
+
+    def _check_abandoned(self, job: Job, proof: AbandonedProof) -> None:
+        known = self._known.newest(job.digest)
+        roster = read_roster(proof.roster, authority=self._authority, federation=job.spec.federation)
+        try:
+            job.check_phase(proof.round, proof.phase)
+            seed = b"" if known is None else known.draw_seed
+            names = job.named(roster.silo_names, proof.round, proof.phase, seed)
+            proof.check(job_digest=job.digest, roster=roster, names=names, rule=job.spec.rule(len(names)))
+        except ConfigError as error:
+            raise RemoteProtocolError(f"proof: {error}", code=Refusal.STATE) from None
 
 
 def _proofs(task: pb.PhaseTask, job: Job) -> Sequence[StateProof]:

@@ -17,12 +17,15 @@ from chorale.spec.state import state_from_file
 from chorale.transport.wire import PhaseKey, checked_digest
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity
+from crypto.identity.certificates import Identity, SignedBody
 from crypto.identity.roster import Roster
-from crypto.session.messages import SessionTerms
+from crypto.session import bodies
+from crypto.session.messages import Abandoned, SessionTerms
 from crypto.session.silo_session import SiloSession
 from silo_agent.ledger.budget import Budget
 from silo_agent.ledger.reveals import Reveals
+from silo_agent.ledger.state_uses import StateUse
+from silo_agent.ledger.steps import Steps
 from silo_agent.metrics import PhaseEnd
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.first_state import FirstStates
@@ -47,6 +50,7 @@ class TaskChecks:
         rosters: Rosters,
         reveals: Reveals,
         budget: Budget,
+        steps: Steps,
         first_states: FirstStates,
         clock: Callable[[], datetime],
     ) -> None:
@@ -57,6 +61,7 @@ class TaskChecks:
         self._rosters = rosters
         self._reveals = reveals
         self._budget = budget
+        self._steps = steps
         self._first_states = first_states
         self._clock = clock
         self._missed_enrollment: set[bytes] = set()
@@ -66,6 +71,7 @@ class TaskChecks:
 
         Raises PolicyRefusal, also where policy has no room for the state, or RemoteProtocolError.
         """
+        self._steps.check_runs()
         roster = self._rosters.for_phase(key.job_digest, key.round, key.phase)
         job = self._jobs.approved(key.job_digest, roster)
         try:
@@ -126,8 +132,15 @@ class TaskChecks:
             self._check_enrolled(key)
         if key.round == 0:  # later the plan is partly behind, and each input is checked by itself
             self._budget.check_plan(job, state)
+        colluders = self.policy.colluders(job.spec)
+        use = StateUse.of(job, key, state, rule=terms.rule, assumed_colluders=colluders)
+        if use is not None:
+            self._reveals.check_use(use)
         context = job.context(key, state, terms.rule.members)
-        return terms, PhaseRequest(job=job, key=key, rule=terms.rule, layout=terms.layout, context=context)
+        request = PhaseRequest(
+            job=job, key=key, rule=terms.rule, layout=terms.layout, context=context, use=use
+        )
+        return terms, request
 
     def session(self, terms: SessionTerms, roster: Roster) -> SiloSession:
         """A fresh session. Raises PolicyRefusal or RemoteProtocolError."""
@@ -139,6 +152,27 @@ class TaskChecks:
             ledger=self._reveals,
             now=self._clock(),
         )
+
+    def abandoned(self, key: PhaseKey) -> SignedBody:
+        """The statement that this silo never reveals the phase, which is so before it is signed.
+
+        Raises PolicyRefusal, also where its shares may have left, or RemoteProtocolError.
+        """
+        roster = self._rosters.for_phase(key.job_digest, key.round, key.phase)
+        job = self._jobs.approved(key.job_digest, roster)
+        try:
+            job.check_phase(key.round, key.phase)
+        except ConfigError as error:
+            raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None
+        self._reveals.abandon(key.job_digest, key.round, key.phase)
+        said = Abandoned(
+            federation=roster.federation,
+            job_digest=key.job_digest,
+            round=key.round,
+            phase=key.phase,
+            sender=self._identity.member.name,
+        )
+        return bodies.sign(self._identity, said)
 
     def note_outcome(self, key: PhaseKey, end: PhaseEnd) -> None:
         """Whether the total in the global state still counts this silo."""

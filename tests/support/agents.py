@@ -196,6 +196,7 @@ class Agent:
         self.reveals = self.ledger.reveals(policy=self.policy, data_set="data")
         self.budget = self.ledger.budget(policy=self.policy, data_set="data", tell=self._tell_spend)
         self.budget.release_dead()
+        steps = self.ledger.steps(policy=self.policy, data_set="data")
         rosters = Rosters(
             identity=own,
             authority=authority,
@@ -229,6 +230,7 @@ class Agent:
                 rosters=rosters,
                 reveals=self.reveals,
                 budget=self.budget,
+                steps=steps,
                 first_states=FirstStates(self.folder / "first", policy=self.policy),
                 clock=clock,
             ),
@@ -244,16 +246,25 @@ class Agent:
                 load_objective=lambda: self.objective,
             ),
             local=self.local,
-            chain=StateChain(silo=self.name, known=self.known, local=self.local, authority=authority),
+            chain=StateChain(
+                silo=self.name,
+                known=self.known,
+                reveals=self.reveals,
+                local=self.local,
+                authority=authority,
+            ),
             sums=RevealedSums(
                 identity=own,
                 jobs=jobs,
                 rosters=rosters,
                 known=self.known,
+                reveals=self.reveals,
+                steps=steps,
                 files=self.files,
                 local=self.local,
                 downloads=self.transfers,
                 audit=self.audit,
+                metrics=self.metrics,
             ),
             files=self.files,
             transfers=self.transfers,
