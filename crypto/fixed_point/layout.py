@@ -97,6 +97,14 @@ class Quantity:
             )
 
     @property
+    def is_shared(self) -> bool:
+        """Whether all silos of the phase see a sum that the next global state holds in another form alone.
+
+        Gram by itself is not by class; it is never summed without the moment, which is.
+        """
+        return self.is_tagged and self.discloses.is_by_class
+
+    @property
     def size(self) -> int:
         """Words in the vector."""
         return math.prod(self.shape) if self.projection is None else self.projection.kept

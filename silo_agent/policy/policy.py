@@ -54,6 +54,11 @@ class KeptState(StrEnum):
     ALLOW = "allow"
 
 
+class SharedSums(StrEnum):
+    ALLOW = "allow"
+    REFUSE = "refuse"
+
+
 class FirstState(StrEnum):
     COMPUTED = "computed"
     GIVEN = "given"
@@ -82,6 +87,11 @@ class Policy(BaseModel):
     )
     class_statistics: ClassStatistics = Field(
         default=ClassStatistics.REFUSE, description="sums by class without noise: refuse or allow"
+    )
+    shared_sums: SharedSums = Field(
+        default=SharedSums.ALLOW,
+        description="sums by class that the model is computed from, noised or not, which all silos of a "
+        "phase see: allow or refuse",
     )
     local_state: KeptState = Field(
         default=KeptState.REFUSE,
@@ -320,6 +330,10 @@ class Policy(BaseModel):
             if self.allowed_quantities is not None and quantity.name not in self.allowed_quantities:
                 allowed = f"{', '.join(self.allowed_quantities)} (allowed_quantities)"
                 raise _refusal(f"quantity {quantity.name}", allowed)
+            if quantity.is_shared and self.shared_sums is SharedSums.REFUSE:
+                raise _refusal(
+                    f"quantity {quantity.name}", "no sums by class that silos see (shared_sums: refuse)"
+                )
             is_bare = quantity.noise is None and not is_private
             if is_bare and quantity.discloses.is_by_class and self.class_statistics is ClassStatistics.REFUSE:
                 raise _refusal(f"quantity {quantity.name}", "no class statistics (class_statistics: refuse)")
@@ -366,6 +380,8 @@ class Policy(BaseModel):
             refused.append("every job that is not approved here (chorale silo approve)")
         if self.class_statistics is ClassStatistics.REFUSE:
             refused.append("every statistic by class without noise")
+        if self.shared_sums is SharedSums.REFUSE:
+            refused.append("every method whose statistics by class other silos see")
         if self.local_state is KeptState.REFUSE:
             refused.append("every method with local state whose sums have no noise")
         if self.initial_state is not FirstState.GIVEN:

@@ -77,6 +77,33 @@ def test_a_job_is_refused_for_what_its_last_phase_sums(spec: JobSpec) -> None:
     refused(told, lambda: policy().check_job(spherefed, operator="ops"))
 
 
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_job_whose_sums_by_class_silos_see_is_refused_where_policy_says_so(
+    spec: JobSpec, preset: str
+) -> None:
+    job = spec.model_copy(update={"strategy": StrategySpec(preset=preset)})
+    anything = {"class_statistics": "allow", "local_state": "allow"}
+    policy(**anything).check_job(job, operator="ops")
+    recipe, refuse = job.method.recipe, policy(**anything, shared_sums="refuse")
+    if recipe.statistic is None and "ffc" not in str(recipe.closing):
+        refuse.check_job(job, operator="ops")
+    else:
+        told = r"no sums by class that silos see \(shared_sums: refuse\), got quantity \w+$"
+        refused(told, lambda: refuse.check_job(job, operator="ops"))
+
+
+def test_noise_does_not_make_a_shared_sum_another_one() -> None:
+    refuse, seen = policy(shared_sums="refuse"), Quantity(name="moment", bound=1.0, is_tagged=True)
+    noise = Noise(variance=4.0, scale=1.0)
+    for quantity in (seen, replace(seen, noise=noise)):
+        policy(class_statistics="allow").check_quantities([quantity])
+        refused("shared_sums", lambda quantity=quantity: refuse.check_quantities([quantity]))  # type: ignore[misc]
+    relaxed = policy(class_statistics="allow", shared_sums="refuse")
+    relaxed.check_quantities([replace(seen, is_tagged=False)])  # the coordinator's alone
+    assert "every method whose statistics by class other silos see" in refuse.describe()
+    assert "other silos see" not in policy().describe()
+
+
 @pytest.mark.parametrize("preset", ["scaffold", "moon", "fedper", "fedrep", "ditto"])
 def test_a_job_whose_method_keeps_local_state_needs_leave(spec: JobSpec, preset: str) -> None:
     keeping = spec.model_copy(update={"strategy": StrategySpec(preset=preset)})
