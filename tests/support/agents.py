@@ -135,6 +135,7 @@ class MemoryTransfers:
         self._folder = folder
         self._states = states
         self.uploads: asyncio.Queue[tuple[PhaseKey, bytes]] = asyncio.Queue()
+        self.downloaded: list[bytes] = []
         self.maskers: dict[PhaseKey, Masker] = {}
 
     async def download(self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path) -> None:
