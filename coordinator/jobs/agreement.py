@@ -30,7 +30,7 @@ from crypto.session.statements import AbandonedProof, CohortProof, Signer, State
 
 
 class Agreement:
-    """On the state that a revealed sum leads to. record: of the session whose sum it is, under that roster."""
+    """On the state that a revealed sum leads to. record: of the session whose sum it is."""
 
     def __init__(
         self,
