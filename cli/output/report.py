@@ -127,8 +127,8 @@ text { font-size: 12px; fill: #57606a }
 
 
 def _verified(records: Iterable[PhaseRecord]) -> Document:
-    """Over the phases whose sum moved the state, or may have: whether in each enough silos checked the sum and
-    computed the next state themselves, and how many did in the phase with the fewest."""
+    """Over the phases whose sum moved the state, or may have: whether in each enough silos checked the sum
+    and computed the next state themselves, and how many did in the phase with the fewest."""
     moving: list[PhaseRecord] = []
     state_digest = b""
     for record in records:
