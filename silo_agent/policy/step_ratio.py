@@ -31,8 +31,10 @@ class ArraySteps:
         floored = max(own, FLOOR_SHARE * max(first))
         return replace(self, total=self.total + step, own_total=self.own_total + floored, first=first)
 
+    def longest(self, *, own: float, max_ratio: float) -> float:
+        """What a step may be long: it, and all steps with it, at most max_ratio times this silo's own."""
+        own_total = self.after(step=0.0, own=own).own_total
+        return min(max_ratio * (own_total - self.own_total), max_ratio * own_total - self.total)
+
     def is_too_long(self, *, step: float, own: float, max_ratio: float) -> bool:
-        """Whether this step, or all steps with it, are longer than max_ratio times this silo's own."""
-        after = self.after(step=step, own=own)
-        floored = after.own_total - self.own_total
-        return step > max_ratio * floored or after.total > max_ratio * after.own_total
+        return step > self.longest(own=own, max_ratio=max_ratio)
