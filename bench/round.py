@@ -28,6 +28,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from bench.masking import sum_alone
 from bench.parties.files import COORDINATOR, FederationFiles
@@ -38,6 +39,7 @@ WORD_BYTES = 4  # of float32 and of a word of 32 bits
 MEMORY_LENGTH = 8_000_000  # and twice as many: vectors much larger than blocks and chunks
 MEMORY_ROUNDS = 2
 EXCHANGES = 4  # adverts, envelopes, signatures, shares: of each silo one message, and one for it
+TRANSFERRED = [f'chorale_silo_transferred_bytes_total{{direction="{each}"}}' for each in ("down", "up")]
 STAGES = ("waiting", "advertise", "share", "masked", "consistency", "unmask", "revealed")
 
 
@@ -70,12 +72,26 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Bytes of one silo in a whole job, by its rounds; down without the job's first state."""
+
+    down_bytes: float
+    up_bytes: float
+
+    @property
+    def ratio(self) -> float:
+        return self.down_bytes / self.up_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """phase_seconds: from a phase's start to its state being applied, of which stages: by name."""
+    """phase_seconds: from a phase's start to its state being applied, of which stages: by name. moved: of the
+    silo that downloads the most for what it uploads."""
 
     cost: Cost
     phase_seconds: float
     stages: dict[str, float]
+    moved: Moved
     coordinator: Held
     silo: Held
 
@@ -93,11 +109,13 @@ def measure_chorale(files: FederationFiles, *, length: int, rounds: int, memory_
         idle = [process.memory() for process in processes.all]
         _submit(files, address, length=length, rounds=rounds + 1)
         cost, phase_seconds, stages = _timed(processes, hub, rounds)
+        moved = [_moved(files, name, length=length, rounds=rounds + 1) for name in files.silos]
         coordinator, *held = _held(files, processes, hub, address, memory_length, idle)
     return Measured(
         cost=cost,
         phase_seconds=phase_seconds,
         stages=stages,
+        moved=max(moved, key=lambda one: one.ratio),
         coordinator=coordinator,
         silo=max(held, key=lambda one: one.vectors),
     )
@@ -143,6 +161,17 @@ def measure_limit(files: FederationFiles, *, length: int, rounds: int) -> Limit:
 def _start_silo(processes: Processes, files: FederationFiles, name: str, address: str) -> Process:
     settings = files.silo(name, coordinator=address)
     return processes.start(name, "cli.main", "silo", "run", "--config", str(settings))
+
+
+def _moved(files: FederationFiles, name: str, *, length: int, rounds: int) -> Moved:
+    """Of the silo's first job, as its metrics have it."""
+    address = json.loads((files.folder / name / "endpoint.json").read_text())["metrics"]
+    with urlopen(f"http://{address}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    found = [float(next(line for line in lines if line.startswith(each)).split()[1]) for each in TRANSFERRED]
+    down_bytes, up_bytes = found
+    first = files.initial_state(length=length).stat().st_size
+    return Moved(down_bytes=(down_bytes - first) / rounds, up_bytes=up_bytes / rounds)
 
 
 def _submit(files: FederationFiles, address: str, *, length: int, rounds: int) -> None:
@@ -239,6 +268,11 @@ def rows(silos: int, measured: Measured, plain: Cost) -> list[Row]:
             target=3.0,
             value=measured.coordinator.vectors,
         ),
+        Row(
+            name=f"download / upload of a silo in a round, {silos} silos",
+            target=1.0,
+            value=measured.moved.ratio,
+        ),
     ]
     if silos == 4:
         found.append(
@@ -293,6 +327,8 @@ def _document(
         "round_cpu_seconds": measured.cost.cpu_seconds,
         "phase_wall_seconds": measured.phase_seconds,
         "stage_seconds": measured.stages,
+        "down_bytes_per_silo_round": measured.moved.down_bytes,
+        "up_bytes_per_silo_round": measured.moved.up_bytes,
         "plain_wall_seconds": plain.wall_seconds,
         "plain_cpu_seconds": plain.cpu_seconds,
         "limit_cpu_seconds": limit.cpu_seconds,

@@ -227,8 +227,12 @@ class Job:
         """The silos that take part in a phase, sorted. silos: those on the roster. draw_seed: what the state
         holds, empty where it holds none.
 
-        Raises ConfigError if the phase is drawn and there is no seed. Source: docs/protocol.md 3.2.
+        Raises ConfigError if the phase is drawn and there is no seed, or if it fixes the seed and there is
+        one. Source: docs/protocol.md 3.2.
         """
+        if self.opens_draw(round, phase) and draw_seed:
+            # Security: it would be the choice of whoever made the state
+            raise ConfigError(f"state: {DRAW_SEED}: expected none before the opening enrollment")
         is_drawn = self.spec.draws_rounds and not self.names_everyone(phase)
         if is_drawn and not draw_seed:
             raise ConfigError(f"state: {DRAW_SEED}: expected {DRAW_SEED_BYTES} bytes, got none")
@@ -344,11 +348,7 @@ class Job:
         state's seed of the draw is not what it must be.
         """
         self.check_phase(round, phase)
-        seed = draw_seed_in(state)
-        if self.opens_draw(round, phase) and seed:
-            # Security: it would be the choice of whoever made the state
-            raise ConfigError(f"state: {DRAW_SEED}: expected none before the opening enrollment")
-        names = self.named(roster.silo_names, round, phase, seed)
+        names = self.named(roster.silo_names, round, phase, draw_seed_in(state))
         key = PhaseKey(job_digest=self.digest, round=round, phase=phase, attempt=attempt)
         return SessionTerms(
             federation=self.spec.federation,

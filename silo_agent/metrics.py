@@ -41,7 +41,9 @@ class SiloMetrics:
         self.rounds = counter("rounds", "Phases that ended, by phase and result.", ["phase", "result"])
         self.sessions = counter("sessions", "Sessions this silo adverted for, by phase.", ["phase"])
         self.refusals = counter("refusals", "Refusals by this silo, by reason.", ["reason"])
-        self.transferred = counter("transferred_bytes", "Models down, vectors up.", ["direction"])
+        self.transferred = counter(
+            "transferred_bytes", "Models and revealed sums down, vectors up.", ["direction"]
+        )
         self.training_seconds = counter("training_seconds", "Time spent computing inputs.")
         self.mask_seconds = counter("mask_seconds", "Time spent encoding, masking and sending vectors.")
         self.clipped = counter("clipped_values", "Values clipped to their bound.")

@@ -247,6 +247,7 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
 
 
 def proof_to_wire(proof: StateProof, job_digest: bytes) -> session_pb2.StateProof:
+    """The proof as a task carries it."""
     key = PhaseKey(job_digest=job_digest, round=proof.round, phase=proof.phase, attempt=proof.attempt)
     return session_pb2.StateProof(
         key=key_to_wire(key),

@@ -86,6 +86,7 @@ class PhaseRecord(_message.Message):
     UPLOAD_BYTES_FIELD_NUMBER: _builtins.int
     QUANTITIES_FIELD_NUMBER: _builtins.int
     VERIFIED_BY_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
     round: _builtins.int
     phase: _builtins.str
@@ -103,6 +104,8 @@ class PhaseRecord(_message.Message):
     """all that one silo sends in the session, mean over the cohort"""
     verified_by: _builtins.int
     """silos that checked the sum and computed this very state; 0 where none is tagged"""
+    threshold: _builtins.int
+    """how many of them it takes; 0 where none is tagged"""
     @_builtins.property
     def cohort(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """U3 of the revealed sum"""
@@ -133,10 +136,11 @@ class PhaseRecord(_message.Message):
         upload_bytes: _builtins.int = ...,
         quantities: _abc.Iterable[_builtins.str] | None = ...,
         verified_by: _builtins.int = ...,
+        threshold: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "cohort", b"cohort", "data_share", b"data_share", "figures", b"figures", "job_digest", b"job_digest", "left_out", b"left_out", "phase", b"phase", "quantities", b"quantities", "reason", b"reason", "result", b"result", "round", b"round", "state_digest", b"state_digest", "upload_bytes", b"upload_bytes", "verified_by", b"verified_by", "wall_seconds", b"wall_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "cohort", b"cohort", "data_share", b"data_share", "figures", b"figures", "job_digest", b"job_digest", "left_out", b"left_out", "phase", b"phase", "quantities", b"quantities", "reason", b"reason", "result", b"result", "round", b"round", "state_digest", b"state_digest", "threshold", b"threshold", "upload_bytes", b"upload_bytes", "verified_by", b"verified_by", "wall_seconds", b"wall_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

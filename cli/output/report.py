@@ -61,6 +61,7 @@ def document(
         "personal_accuracy_deviation": personal and personal.deviation,
         "personal_silos": personal and personal.silos,
         "secure_aggregation": True,  # there is no other way a silo's numbers travel
+        **_verified(history.records),
         "quantities": list(dict.fromkeys(name for record in history.records for name in record.quantities)),
         "dropped": dropped,
         "wall_seconds": round(sum(record.wall_seconds for record in history.records), 3),
@@ -101,6 +102,7 @@ def page(report: Document) -> str:
             "<h2>What was summed</h2>",
             f"<p>{html.escape(', '.join(report['quantities'])) or 'nothing'}. Only sums over the "
             f"silos of a round were revealed, {exactness}.</p>",
+            f"<p>{_verification(report)}</p>",
             *_privacy_section(report),
             _policy(report["policy"]),
             "<h2>What each party saw</h2>",
@@ -122,6 +124,30 @@ th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid #d8de
 svg { width: 100%; height: auto }
 text { font-size: 12px; fill: #57606a }
 """
+
+
+def _verified(records: Iterable[PhaseRecord]) -> Document:
+    """Over the phases whose sum moved the state, or may have: whether enough silos of each checked the sum,
+    computed the next state and signed it, and how many did in the phase with the fewest."""
+    moving: list[PhaseRecord] = []
+    state_digest = b""
+    for record in records:
+        if record.result == "applied" and (record.verified_by or record.state_digest != state_digest):
+            moving.append(record)
+        state_digest = record.state_digest
+    return {
+        "sums_verified": bool(moving) and all(0 < each.threshold <= each.verified_by for each in moving),
+        "verified_by": min((each.verified_by for each in moving), default=0),
+    }
+
+
+def _verification(report: Document) -> str:
+    if not report["sums_verified"]:
+        return "Not every sum behind the model was checked by as many silos as the protocol asks for."
+    return (
+        f"Every sum behind the model was checked by {report['verified_by']} silos or more, each of which "
+        "computed the next model from it and signed what it found."
+    )
 
 
 def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, float]) -> Document:

@@ -17,7 +17,6 @@ from chorale.observability.tracing import Span
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
-from coordinator.jobs.agreement import KINDS as AGREEMENT_MESSAGES
 from coordinator.jobs.attempt_runner import SESSION_MESSAGES, AttemptRunner
 from coordinator.jobs.phase_runner import PhaseRunner, RevealedFile
 from coordinator.jobs.sequence import (
@@ -26,8 +25,11 @@ from coordinator.jobs.sequence import (
     PhaseHistory,
     Step,
     completed_rounds,
+    model_since,
     next_step,
 )
+from coordinator.jobs.statements import KINDS as STATEMENTS
+from coordinator.jobs.statements import Statements
 from coordinator.reasons import FailureReason
 from coordinator.resources import Resources
 from coordinator.storage.store import JobStatus, PhaseRow
@@ -119,6 +121,11 @@ class JobRunner:
         """The current session, if there is one."""
         return None if self._phase is None else self._phase.attempt
 
+    @property
+    def statements(self) -> Statements | None:
+        """What silos sign of the phase at its end, while they are asked."""
+        return None if self._phase is None else self._phase.statements
+
     def attempt_for(self, silo: str, key: wire.PhaseKey) -> AttemptRunner:
         """Raises RemoteProtocolError unless that very attempt is running and names the silo."""
         attempt = self.attempt
@@ -153,8 +160,8 @@ class JobRunner:
             self._resources.attendance.send(silo, message)
         if self.attempt is not None:
             self.attempt.on_connected(silo)
-        if self._phase is not None and self._phase.agreement is not None:
-            self._phase.agreement.on_connected(silo)
+        if self.statements is not None:
+            self.statements.on_connected(silo)
 
     def on_lost(self, silo: str) -> None:
         """The silo is waited for `reconnect_grace_seconds` from now."""
@@ -163,14 +170,16 @@ class JobRunner:
         self._away_since[silo] = self._resources.clock.monotonic()
         if self.attempt is not None:
             self.attempt.on_lost()
+        if self.statements is not None:
+            self.statements.on_lost()
 
     def on_message(self, silo: str, message: pb.SiloMessage) -> None:
         """Goes to the attempt that it names; one that names no running attempt comes too late."""
         attempt, kind = self.attempt, message.WhichOneof("kind")
-        agreement = None if self._phase is None else self._phase.agreement
-        if agreement is not None and kind in AGREEMENT_MESSAGES:
-            if getattr(message, kind).key == wire.key_to_wire(agreement.key):
-                agreement.on_message(silo, message)
+        statements = self.statements
+        if statements is not None and kind in STATEMENTS and silo in self.job.spec.silos:
+            if getattr(message, kind).key == wire.key_to_wire(statements.key):
+                statements.on_message(silo, message)
             return
         if attempt is None or silo not in self.job.spec.silos:
             return
@@ -204,6 +213,7 @@ class JobRunner:
             row=row,
             away_since=self._away_since,
             complaints_before=self._resources.store.complaints(earlier[-1].sequence) if earlier else [],
+            model_since=model_since(self.job, earlier),
             on_progress=self._tell_progress,
         )
         try:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chorale.job import Job
+from chorale.job import IMPLAUSIBLE, Job
 from chorale.observability import tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.tracing import Span
@@ -26,8 +26,9 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint, sitting_out
 from coordinator.jobs.aggregate import MaskedSum, unmask_stored
-from coordinator.jobs.agreement import Agreement
+from coordinator.jobs.agreement import Abandonment, Agreement, signatures_of
 from coordinator.jobs.attempt_runner import AttemptFailed, AttemptRunner
+from coordinator.jobs.statements import Statements
 from coordinator.metrics import AttemptResult
 from coordinator.phase_machine import RETRYABLE, PhaseEvent, PhaseMachine, PhaseState
 from coordinator.reasons import Absent, FailureReason
@@ -41,7 +42,7 @@ from crypto.masking.stored_sum import StoredSum, tagged_stream
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import SessionTerms
 from crypto.session.session_record import SessionRecord
-from crypto.session.statements import StateProof
+from crypto.session.statements import AbandonedProof, CohortProof, StateProof
 from strategies.base import PhaseResult
 from strategies.phases.enrollment import draw_seed_in
 
@@ -69,7 +70,7 @@ class PhaseRunner:
     """Runs one phase to its end.
 
     `attempt` is the current session, if there is one; `ends_job` whether silos refused the whole job.
-    `agreement` is where silos sign the next state; `revealed` the part of the sum that they fetch for it.
+    `statements` is what silos sign at its end; `revealed` the part of the sum that they fetch for it.
     away_since: the connectivity of the job's silos, kept up to date by its runner. complaints_before: those
     of the phase before.
     """
@@ -82,10 +83,11 @@ class PhaseRunner:
         row: PhaseRow,
         away_since: Mapping[str, float],
         complaints_before: Sequence[FiledComplaint],
+        model_since: int,
         on_progress: Callable[[str], None],
     ) -> None:
         self.attempt: AttemptRunner | None = None
-        self.agreement: Agreement | None = None
+        self.statements: Statements | None = None
         self.revealed: RevealedFile | None = None
         self.ends_job = False
         self._resources = resources
@@ -93,6 +95,8 @@ class PhaseRunner:
         self._row = row
         self._away_since = away_since
         self._complaints_before = complaints_before
+        self._model_since = model_since
+        self._has_inputs = row.attempt > 0  # silos may have sent some; of an earlier process it is not known
         self._on_progress = on_progress
         self._machine = PhaseMachine(state=row.state, attempt=max(row.attempt, 1))
         self._stage_began = resources.clock.monotonic()
@@ -118,7 +122,8 @@ class PhaseRunner:
             else:
                 with self._span(Span.APPLY):
                     return await self._apply(roster, state)
-            return self._end(PhaseResult(state=None, reason=reason.value), self._row.state_digest, [])
+            lost = PhaseResult(state=None, reason=reason.value)
+            return self._end(lost, self._row.state_digest, [], abandoned=await self._abandoned())
 
     # attempts
 
@@ -151,7 +156,11 @@ class PhaseRunner:
             state_bytes=self._resources.checkpoints.path(self._job.digest, terms.state_digest).stat().st_size,
             session_digest=terms.digest(),
         )
-        proofs = self._resources.store.proofs(self._job.digest)
+        store = self._resources.store
+        proofs = store.proofs(self._job.digest)
+        cohorts, abandoned = store.phase_proofs(self._job.digest, after=self._model_since)
+        task.cohorts.extend(cohorts)
+        task.abandoned.extend(abandoned)
         session = CoordinatorSession(
             terms=terms, roster=roster, authority=self._resources.authority, now=self._resources.clock.now()
         )
@@ -163,6 +172,7 @@ class PhaseRunner:
                     await attempt.collect_adverts(task, proofs)
                 with self._span(Span.SHARE):
                     await attempt.share()
+                self._has_inputs = True
                 with self._span(Span.MASKED):
                     await attempt.masked(spool)
                 with self._span(Span.CONSISTENCY):
@@ -258,6 +268,31 @@ class PhaseRunner:
 
     # the end
 
+    async def _abandoned(self) -> AbandonedProof | None:
+        """That t silos never reveal the phase, where inputs of it may have left and nothing says whose."""
+        has_signatures = self._resources.store.phase(self._row.sequence).session is not None
+        if not self._has_inputs or has_signatures or not self._job.strategy.reads_state(self._key.kind):
+            return None
+        try:
+            roster = self._resources.roster_book.of_version(self._row.roster_version)
+            state = self._resources.checkpoints.load(self._job.digest, self._row.state_digest)
+            terms = self._terms(roster, state)
+        except (AttemptFailed, RemoteProtocolError):
+            return None
+        abandonment = Abandonment(
+            resources=self._resources,
+            key=self._key,
+            roster=roster,
+            terms=terms,
+            away_since=self._away_since,
+            on_progress=self._tell_progress,
+        )
+        self.statements = abandonment.statements
+        try:
+            return await abandonment.run()
+        finally:
+            self.statements = None
+
     async def _apply(self, roster: Roster, state: GlobalState) -> records_pb2.PhaseRecord:
         """What the stored sum does, once t silos have computed the same."""
         terms = self._terms(roster, state)
@@ -280,41 +315,43 @@ class PhaseRunner:
             draw_seed=following.draw_seed,
             signers={},
         )
-        self.agreement = Agreement(
+        agreement = Agreement(
             resources=self._resources,
             key=self._key,
             record=record,
             unsigned=unsigned,
             self_mask_seeds=self._row.self_mask_seeds or {},
+            away_since=self._away_since,
             on_progress=self._tell_progress,
         )
+        self.statements = agreement.statements
         try:
-            proof = await self.agreement.run()
+            proof = await agreement.run()
         except AttemptFailed as failure:
             self._fail_attempt(failure.reason)
             lost = PhaseResult(state=None, figures=following.result.figures, reason=failure.reason.value)
             return self._end(lost, self._row.state_digest, quantities)
         finally:
-            self.agreement = None
-        return self._end(following.result, following.digest, quantities, proof=proof)
+            self.statements = None
+        threshold = terms.rule.threshold
+        return self._end(following.result, following.digest, quantities, proof=proof, threshold=threshold)
 
     def _next_state(self, terms: SessionTerms, state: GlobalState, record: SessionRecord) -> _Following:
         """Write what the stored sum does to the global state. To do it twice changes nothing: the
         checkpoint is named by its digest, and one transaction ends the phase."""
         context = self._job.context(self._key, state, len(terms.names))
         sums = StoredSum(self._sum_path("revealed"), layout=terms.layout)
-        figures: dict[str, float] = {}
-        reason = ""
         try:
             sums.check_plausible(len(record.survivors))
-            figures.update(self._job.figures(self._row.phase, context, sums))
-        except ImplausibleSum as error:  # silos see the tagged part alone, and decide by it alone
+        except ImplausibleSum as error:  # silos, who see the tagged part alone, would not apply that either
             log.warning("implausible sum", reason=str(error), **self._scope)
-            reason = FailureReason.IMPLAUSIBLE.value
+            refused = PhaseResult(state=None, reason=IMPLAUSIBLE)
+            return _Following(result=refused, digest=self._row.state_digest)
+        figures = dict(self._job.figures(self._row.phase, context, sums))
         if any(quantity.noise is not None for quantity in terms.layout.quantities):
             figures["wrap_probability"] = terms.layout.wrap_probability
         if terms.layout.tagged is None:
-            result = PhaseResult(state=None if reason else {}, figures=figures, reason=reason)
+            result = PhaseResult(state={}, figures=figures)
             return _Following(result=result, digest=self._row.state_digest)
         del sums  # its pages, before those of the tagged part
         path = self._sum_path("tagged")
@@ -346,6 +383,8 @@ class PhaseRunner:
         quantities: Sequence[str],
         *,
         proof: StateProof | None = None,
+        abandoned: AbandonedProof | None = None,
+        threshold: int = 0,
     ) -> records_pb2.PhaseRecord:
         """Store how the phase ended, then remove its sums and report it: a process that crashes in between
         leaves sums that the next start removes."""
@@ -353,17 +392,31 @@ class PhaseRunner:
         self._machine.advance(PhaseEvent.SUM_APPLIED if is_applied else PhaseEvent.GIVEN_UP)
         record = self._record(result, state_digest, quantities)
         record.verified_by = 0 if proof is None else len(proof.signers)
+        record.threshold = threshold
         self._resources.store.end_phase(
             self._row.sequence,
             state=self._machine.state,
             record=record,
             proof=None if proof is None else wire.proof_to_wire(proof, self._job.digest),
+            cohort=self._cohort_proof(),
+            abandoned=None
+            if abandoned is None
+            else wire.abandoned_proof_to_wire(abandoned, self._job.digest),
         )
         self._log_stage()
         for name in ("masked", "revealed"):  # silos that are slower than t others fetch the tagged part
             self._sum_path(name).unlink(missing_ok=True)
         self._publish(record)
         return record
+
+    def _cohort_proof(self) -> session_pb2.CohortProof | None:
+        """Who was in the sum, or would be; further phases over the same model need it."""
+        session = self._resources.store.phase(self._row.sequence).session
+        if session is None or not self._job.strategy.reads_state(self._key.kind):
+            return None
+        record = SessionRecord.from_bytes(session)
+        proof = CohortProof(survivors=record.survivors, signatures=signatures_of(record))
+        return wire.cohort_proof_to_wire(self._key, proof)
 
     def _record(
         self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]

@@ -73,6 +73,16 @@ def completed_rounds(store: Store, job: Job) -> int:
     return store.count_applied(job.digest, job.strategy.round_phases[-1])
 
 
+def model_since(job: Job, rows: Sequence[PhaseRow]) -> int:
+    """Sequence number of the phase that led to the present model; 0 if it is the first. rows: all phases so
+    far."""
+    for row in reversed(rows):
+        record, reads = row.record, job.strategy.reads_state(phase_kind(row.phase))
+        if reads and record is not None and record.state_digest != row.state_digest:
+            return row.sequence
+    return 0
+
+
 class PhaseHistory:
     """The phases of one job so far. What has ended does not change, so it is read from the store once."""
 

@@ -96,6 +96,13 @@ _COMPUTED_STATES: Migration = (
         proof BLOB NOT NULL -- chorale.v1.StateProof
     )
     """,
+    """
+    CREATE TABLE phase_proofs ( -- of a phase without effect: who was in its sum, or that it has none
+        phase INTEGER NOT NULL PRIMARY KEY REFERENCES phases (sequence),
+        cohort BLOB, -- chorale.v1.CohortProof
+        abandoned BLOB -- chorale.v1.AbandonedProof
+    )
+    """,
     "ALTER TABLE phases ADD COLUMN self_mask_seeds JSON",
     """
     UPDATE jobs SET status = 'failed', reason = 'the coordinator was upgraded: submit the job again'

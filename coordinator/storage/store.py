@@ -271,6 +271,8 @@ class Store:
         state: PhaseState,
         record: records_pb2.PhaseRecord,
         proof: session_pb2.StateProof | None = None,
+        cohort: session_pb2.CohortProof | None = None,
+        abandoned: session_pb2.AbandonedProof | None = None,
     ) -> None:
         """One transaction: the phase's result, its record, the job's new state and its proof, once."""
         if state not in ENDED:
@@ -291,6 +293,11 @@ class Store:
                     "INSERT INTO state_proofs (phase, proof) VALUES (?, ?)",
                     (sequence, proof.SerializeToString()),
                 )
+            if cohort is not None or abandoned is not None:
+                blobs = [None if each is None else each.SerializeToString() for each in (cohort, abandoned)]
+                connection.execute(
+                    "INSERT INTO phase_proofs (phase, cohort, abandoned) VALUES (?, ?, ?)", (sequence, *blobs)
+                )
 
     def proofs(self, job: bytes) -> list[session_pb2.StateProof]:
         """Of the job's phases that moved its state: the first and the newest; one where they are the same."""
@@ -302,6 +309,23 @@ class Store:
             ).fetchall()
         ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
         return [session_pb2.StateProof.FromString(row["proof"]) for row in ends]
+
+    def phase_proofs(
+        self, job: bytes, *, after: int
+    ) -> tuple[list[session_pb2.CohortProof], list[session_pb2.AbandonedProof]]:
+        """Of the job's phases of greater sequence numbers: who was in their sums, and which have none."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT phase_proofs.cohort, abandoned FROM phase_proofs"
+                " JOIN phases ON phase_proofs.phase = phases.sequence"
+                " WHERE job = ? AND sequence > ? ORDER BY sequence",
+                (job, after),
+            ).fetchall()
+        cohorts = [session_pb2.CohortProof.FromString(row["cohort"]) for row in rows if row["cohort"]]
+        given_up = [
+            session_pb2.AbandonedProof.FromString(row["abandoned"]) for row in rows if row["abandoned"]
+        ]
+        return cohorts, given_up
 
     def add_absences(self, sequence: int, attempt: int, absences: Sequence[Absence]) -> None:
         with self._database.transaction() as connection:

@@ -91,6 +91,15 @@ class KnownStates:
                 (key.job_digest, key.round, key.phase, signed.body, signed.signature),
             )
 
+    def has_bad_sum(self, key: PhaseKey) -> bool:
+        """Whether a sum of the phase failed its check, in any attempt."""
+        with self._database.transaction() as connection:
+            found = connection.execute(
+                "SELECT 1 FROM bad_sums WHERE job_digest = ? AND round = ? AND phase = ?",
+                (key.job_digest, key.round, key.phase),
+            ).fetchone()
+        return found is not None
+
     def note_bad_sum(self, key: PhaseKey) -> int:
         """A sum of the phase failed its check; of how many phases of the job one did."""
         with self._database.transaction() as connection:

@@ -237,8 +237,8 @@ class Policy(BaseModel):
         self._check_rates(spec)
         # here and not in the phase that sums it: rounds may come before
         self.check_quantities(spec.quantities, is_private=spec.privacy is not None)
-        # Security: two sums between which one silo's state alone moved show that silo, unless the sums' noise
-        # covers a whole silo (docs/threat-model.md).
+        # Security: sums with and without a silo tell of how its state moves, unless their noise covers a
+        # whole silo (docs/threat-model.md).
         is_covered = spec.privacy is not None and spec.privacy.sums is not None
         has_state = spec.method.recipe.keeps_local_state and not is_covered
         if has_state and self.local_state is KeptState.REFUSE:

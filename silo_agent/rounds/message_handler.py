@@ -270,6 +270,9 @@ class MessageHandler:
     async def _join(self, running: _RunningTask) -> None:
         key, task = running.key, running.task
         roster, job = self._checks.job(key, task)
+        # slower than t others: this silo computes the task's state itself, rather than fetch it, too
+        if summing := [task for other, task in self._summing.items() if other.job_digest == key.job_digest]:
+            await asyncio.wait(summing)
         await asyncio.to_thread(self._chain.accept, key, task, job)
         path = self._files.state(task.state_digest)
         drawn = await self._checks.first_state(key, task, job)
@@ -369,9 +372,7 @@ class MessageHandler:
         assert isinstance(revealed, RevealedSum)
         if key in self._summing:
             return  # repeated after a reconnection; its answer is under way
-        answering = asyncio.get_running_loop().create_task(self._answer_sum(key, revealed))
-        self._summing[key] = answering
-        answering.add_done_callback(lambda _: self._summing.pop(key, None))
+        self._summing[key] = asyncio.get_running_loop().create_task(self._answer_sum(key, revealed))
 
     async def _answer_sum(self, key: PhaseKey, revealed: RevealedSum) -> None:
         try:
@@ -384,7 +385,10 @@ class MessageHandler:
             self._refuse(key, PolicyRefusal("the sum could not be checked", code=Refusal.INTERNAL))
         else:
             self._send(wire.to_coordinator("next_state", statement, key))
-            self._forget_states()
+        finally:
+            if self._summing.get(key) is asyncio.current_task():  # else the job has ended meanwhile
+                del self._summing[key]
+        self._forget_states()
 
     def _own_steps(self, key: PhaseKey) -> Mapping[str, float]:
         """How far this silo's own input would move the model; it is not known after a restart."""

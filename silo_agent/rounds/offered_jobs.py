@@ -103,7 +103,7 @@ class OfferedJobs:
             raise PolicyRefusal(f"job {job.id}: was rejected here", code=Refusal.JOB_NOT_APPROVED)
         if decision is Decision.SUSPENDED:
             raise PolicyRefusal(
-                f"job {job.id}: suspended after an input was refused; to resume: "
+                f"job {job.id}: suspended after an input was refused, or a second sum; to resume: "
                 f"chorale silo approve --config <this silo's file> {job.id}",
                 code=Refusal.DATA,
             )

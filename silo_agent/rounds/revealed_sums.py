@@ -97,6 +97,9 @@ class RevealedSums:
         check = self._known.check_of(key)
         if check is None:
             raise RemoteProtocolError("revealed sum: this silo has no part in it", code=Refusal.STAGE)
+        if self._known.has_bad_sum(key):
+            # Security: a wrong sum passes with 2^-66 if it is the only one that is tried
+            raise RemoteProtocolError("revealed sum: another sum of this phase failed", code=Refusal.SUM)
         check.check_survivors(revealed.survivors, revealed.signatures)
         self._reveals.settle(key.job_digest, key.round, key.phase, revealed.survivors)
         try:
@@ -210,7 +213,7 @@ class RevealedSums:
             job=key.job_digest.hex(),
             round=key.round,
             phase=key.phase,
-            arrays=exceeded[:MAX_LOGGED_ARRAYS],
+            arrays=", ".join(exceeded[:MAX_LOGGED_ARRAYS]),
         )
 
     def _note_bad_sum(self, key: PhaseKey, reason: str) -> None:

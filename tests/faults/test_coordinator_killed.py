@@ -12,7 +12,7 @@ from coordinator.phase_machine import PhaseState
 from tests.faults.conftest import MakeFederation
 from tests.support.federation import LocalFederation
 from tests.support.halting import Halt
-from tests.support.history import check_finished, check_one_answer, read_history, shares_sent
+from tests.support.history import check_finished, check_one_answer, read_history, sent
 from tests.support.soak import cases
 
 ROUND_ONE = {"round": 1, "phase": "train"}
@@ -59,7 +59,7 @@ def test_round_goes_on_with_fresh_keys_when_coordinator_dies_before_the_sum_is_s
     assert history.cohorts() == [federation.names, federation.names]
 
 
-@pytest.mark.parametrize("state", cases(DURABLE, always=["unmask", "applied"]))
+@pytest.mark.parametrize("state", cases(DURABLE, always=["unmask", "revealed", "applied"]))
 def test_stored_sum_counts_once_when_coordinator_dies_after_it(
     make_federation: MakeFederation, state: PhaseState
 ) -> None:
@@ -77,13 +77,13 @@ def test_stored_sum_counts_once_when_coordinator_dies_after_it(
 BETWEEN = {
     "masked sum on disk, session not": ("Store.enter_unmask", PhaseState.CONSISTENCY, 2),
     "sum unmasked, not marked as revealed": ("Store.enter_revealed", PhaseState.UNMASK, 1),
-    "checkpoint on disk, phase not ended": ("Store.end_phase", PhaseState.REVEALED, 1),
+    "enough statements here, none stored": ("Store.end_phase", PhaseState.REVEALED, 1),
 }
 
 
 @pytest.mark.parametrize(
     "method, stored, attempts",
-    cases(BETWEEN, always=["masked sum on disk, session not", "checkpoint on disk, phase not ended"]),
+    cases(BETWEEN, always=["masked sum on disk, session not", "enough statements here, none stored"]),
 )
 def test_sum_counts_once_when_coordinator_dies_between_two_writes(
     make_federation: MakeFederation, method: str, stored: PhaseState, attempts: int
@@ -171,7 +171,7 @@ def test_silos_that_were_killed_too_answer_from_their_ledgers(make_federation: M
     assert history.record(1).attempts == 1
     assert history.cohorts() == [federation.names, federation.names]
     for name in federation.names:
-        asked = [answer for answer in shares_sent(federation, name) if answer["round"] == 1]
+        asked = [answer for answer in sent(federation, name, "unmask_shares") if answer["round"] == 1]
         assert len(asked) == 2, f"{name} was asked before it was killed and after"
     check_one_answer(federation)
 

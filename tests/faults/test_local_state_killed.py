@@ -25,14 +25,14 @@ STORE, REVEALS = "silo_agent.local_storage.local_state:LocalStates", "silo_agent
 POINTS: dict[str, tuple[str, Literal["before", "after"], int]] = {
     "input computed, next state not written": (f"{STORE}.hold", "before", 2),
     "next state written, input not sent": (f"{STORE}.hold", "after", 2),
-    "sum revealed, outcome not heard": (f"{REVEALS}.mark_revealed", "after", 1),
-    "outcome heard, state not taken over": (f"{STORE}.settle", "before", 1),
-    "state taken over": (f"{STORE}.settle", "after", 1),
+    "share sent, next state not computed": (f"{REVEALS}.mark_revealed", "after", 1),
+    "next state computed, local state not taken over": (f"{STORE}.settle", "before", 1),
+    "local state taken over, outcome not recorded": (f"{STORE}.settle", "after", 1),
 }
 
 
 # the two that differ in kind run every time
-ALWAYS = ("next state written, input not sent", "sum revealed, outcome not heard")
+ALWAYS = ("next state written, input not sent", "share sent, next state not computed")
 RUNS = [
     pytest.param(*point, id=name, marks=() if name in ALWAYS else pytest.mark.soak)
     for name, point in POINTS.items()

@@ -75,7 +75,10 @@ def _run_to_its_end(out: Path, *options: str, rounds: int) -> dict[str, Any]:
     assert told["accuracy_by_round"][-1] == told["final_accuracy"]
     assert (told["rounds_completed"], len(told["accuracy_by_round"])) == (rounds, rounds)
     assert told["float32_bytes"] <= told["upload_bytes_per_silo_round"] <= told["float32_bytes"] + 20_000
-    assert "<svg" in (out / "report.html").read_text()
+    assert told["sums_verified"] is True
+    page = (out / "report.html").read_text()
+    assert "<svg" in page
+    assert f"was checked by {told['verified_by']} silos or more" in page
     model = state_from_file(out / "model.safetensors")
     assert (
         sum(array.nbytes for name, array in model.items() if name.startswith("model/"))

@@ -60,6 +60,7 @@ def test_demo_of_a_method_ends_and_reports_what_was_summed(preset: str, tmp_path
     assert (told["status"], told["strategy"], told["rounds_completed"]) == ("done", preset, 2)
     assert set(told["quantities"]) == COMMON | BESIDE[preset]
     assert told["secure_aggregation"] is True
+    assert (told["sums_verified"], told["verified_by"]) == (True, 3)
     opened = {"class_statistics": "allow", "local_state": "allow", "min_class_holders": 2}
     assert told["policy"] == opened
     assert {phase["result"] for phase in told["phases"]} == {"applied"}

@@ -23,7 +23,7 @@ import pytest
 
 from chorale.job import JobSpec
 from chorale.spec.state import state_digest, state_to_bytes
-from coordinator.storage.checkpoints import Checkpoints
+from coordinator.storage.store import Store
 from crypto.identity.certificates import Role
 from silo_agent.agent import run_agent
 from silo_agent.settings import SiloSettings
@@ -72,8 +72,8 @@ def drawings(heading: str) -> list[list[Step]]:
     return found
 
 
-# a phase ends when the coordinator writes the next state; no other function of these needs a name here
-END_OF_A_PHASE = Checkpoints.put.__code__
+# a phase ends when the coordinator stores how; no other function of these needs a name here
+END_OF_A_PHASE = Store.end_phase.__code__
 TRAINING = TorchObjective._train.__code__
 UPDATE, SOFT_LABELS = "The way of an update", "The way of the FedDW soft-label matrix"
 
@@ -82,7 +82,7 @@ class Calls:
     """The calls of the functions that steps name, in the order in which they began, phase by phase."""
 
     def __init__(self, steps: list[Step]) -> None:
-        self._files = {str(ROOT / step.path) for step in steps}
+        self._files = {END_OF_A_PHASE.co_filename, *(str(ROOT / step.path) for step in steps)}
         self._names = {(str(ROOT / step.path), step.function) for step in steps}
         self.phases: list[list[tuple[str, str]]] = [[]]
         self.called: dict[str, set[str]] = {}
@@ -192,13 +192,13 @@ async def test_an_update_goes_the_documented_way(make_hub: Callable[..., Hub]) -
 
 
 async def test_the_soft_label_matrix_goes_the_documented_way(make_hub: Callable[..., Hub]) -> None:
-    """Two legs in one round, the third in the next."""
-    from_silo, at_coordinator, back_at_silo = drawings(SOFT_LABELS)
-    calls = Calls([*from_silo, *at_coordinator, *back_at_silo])
+    """Three legs in one round, the fourth in the next."""
+    from_silo, at_coordinator, computed, back_at_silo = drawings(SOFT_LABELS)
+    calls = Calls([*from_silo, *at_coordinator, *computed, *back_at_silo])
     with calls.noted():
         await run_job(make_hub(SILOS), "feddw", rounds=2)
     first, second = calls.training()
-    check([*from_silo, *at_coordinator], first, calls)
+    check([*from_silo, *at_coordinator, *computed], first, calls)
     check(back_at_silo, second, calls)
 
 

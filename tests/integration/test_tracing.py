@@ -19,7 +19,7 @@ SILOS, ROUNDS = 3, 2
 # docs/tracing.md
 STAGES = {"waiting", "share", "masked", "consistency", "unmask"}
 COORDINATOR_SPANS = {"round", "phase", "attempt", "apply", *STAGES}
-SILO_SPANS = {"download", "share", "mask", "upload", "consistency", "unmask"}
+SILO_SPANS = {"download", "share", "mask", "upload", "consistency", "unmask", "apply"}
 EVERY, WITHIN_PHASE = {"chorale.job", "chorale.round"}, {"chorale.phase", "chorale.attempt"}
 PROCESS = {"service.name", "service.namespace", "service.instance.id"}
 EXAMPLES = REPOSITORY / "docs" / "examples"

@@ -26,6 +26,7 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
 from coordinator.jobs.aggregate import store_vectors
+from crypto.errors import Refusal, RemoteProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.ring import Words
 from crypto.identity import issuing
@@ -34,8 +35,10 @@ from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 from crypto.masking import masks
 from crypto.masking.masks import Masker, Source, UnmaskPlan
 from crypto.masking.stored_sum import StoredSum, tagged_stream
+from crypto.session import bodies
 from crypto.session.coordinator_session import CoordinatorSession
-from crypto.session.messages import RevealedSum
+from crypto.session.messages import RevealedSum, SessionTerms
+from crypto.session.statements import Signer, StateProof
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
@@ -54,6 +57,7 @@ from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
 from strategies.base import Array, Arrays
+from strategies.phases.enrollment import draw_seed_in
 from tests.support.ceremony import issue
 from tests.support.sessions import NOW
 
@@ -131,11 +135,17 @@ class MemoryTransfers:
         self._folder = folder
         self._states = states
         self.uploads: asyncio.Queue[tuple[PhaseKey, bytes]] = asyncio.Queue()
+        self.downloaded: list[bytes] = []
+        self.maskers: dict[PhaseKey, Masker] = {}
 
     async def download(self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path) -> None:
-        target.write_bytes(self._states[digest])
+        data = self._states.get(digest, b"")
+        if len(data) != size_bytes or hashlib.sha256(data).digest() != digest:
+            raise RemoteProtocolError("download: other bytes than announced", code=Refusal.STATE)
+        target.write_bytes(data)
 
     async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
+        self.maskers[key] = masker
         await self.uploads.put((key, b"".join(masker.stream(source))))
 
 
@@ -314,6 +324,7 @@ class Hub:
         self.roster = self.members.roster(issued=now)
         self.states: dict[bytes, bytes] = {}
         self.state: Arrays = {"model/votes": np.zeros(len(self.names), np.float32)}
+        self.proofs: dict[bytes, list[StateProof]] = {}  # of each job: of the opening phase, of the newest
         self.job = self.sign(**job)
         self.agents: dict[str, Agent] = {}
 
@@ -375,22 +386,71 @@ class Hub:
 
     def begin(self, round: int, phase: str, *, attempt: int = 1, state: Arrays | None = None) -> Exchange:
         """Terms, session and task of an attempt; no silo is told yet."""
-        chosen = self.state if state is None else state
-        digest = self.put(chosen)
-        terms = self.job.terms(
-            roster=self.roster, round=round, phase=phase, attempt=attempt, state=chosen, state_digest=digest
-        )
+        terms = self.terms(round, phase, attempt=attempt, state=state)
+        digest = terms.state_digest
         key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=attempt)
         task = pb.PhaseTask(
             key=wire.key_to_wire(key),
             state_digest=digest,
             state_bytes=len(self.states[digest]),
             session_digest=terms.digest(),
+            proofs=[
+                wire.proof_to_wire(proof, key.job_digest) for proof in self.proofs.get(key.job_digest, [])
+            ],
         )
         session = CoordinatorSession(
             terms=terms, roster=self.roster, authority=self.members.authority, now=self.now
         )
         return Exchange(key=key, session=session, task=task)
+
+    def terms(self, round: int, phase: str, *, attempt: int = 1, state: Arrays | None = None) -> SessionTerms:
+        chosen = self.state if state is None else state
+        return self.job.terms(
+            roster=self.roster,
+            round=round,
+            phase=phase,
+            attempt=attempt,
+            state=chosen,
+            state_digest=self.put(chosen),
+        )
+
+    def prove(self, state: Arrays, round: int, phase: str, *, signers: int | None = None) -> StateProof:
+        """Go on from a state that the last t silos sign as the outcome of this phase, and nobody computed."""
+        terms = self.terms(round, phase)
+        unsigned = StateProof(
+            roster=self.roster.signed,
+            round=round,
+            phase=phase,
+            attempt=1,
+            layout_digest=terms.layout.digest,
+            cohort_digest=bytes(32),
+            survivors=terms.names,
+            parent_digest=terms.state_digest,
+            sum_digest=bytes(32),
+            next_digest=self.put(state),
+            draw_seed=draw_seed_in(state),
+            signers={},
+        )
+        names = terms.names[-(terms.rule.threshold if signers is None else signers) :]
+        self.state = state
+        return self.add_proof(dataclasses.replace(unsigned, signers=self.signed(unsigned, terms, names)))
+
+    def signed(self, proof: StateProof, terms: SessionTerms, names: Sequence[str]) -> dict[str, Signer]:
+        """Signatures of these silos over what the proof says."""
+        signers = {}
+        for name in names:
+            identity = self.members.silos[name]
+            said = proof.statement(name, federation=FEDERATION, session_digest=terms.digest())
+            signers[name] = Signer(
+                certificate=identity.certificate_der, signature=bodies.sign(identity, said).signature
+            )
+        return signers
+
+    def add_proof(self, proof: StateProof) -> StateProof:
+        """Tasks bring it from now on."""
+        known = self.proofs.setdefault(self.job.digest, [])
+        known[:] = [each for each in known if self.job.opens_draw(each.round, each.phase)] + [proof]
+        return proof
 
     # the stages
 
@@ -408,14 +468,18 @@ class Hub:
             shares = await self.agents[name].answer("shares")
             exchange.session.on_shares(name, wire.from_silo(pb.SiloMessage(shares=shares)))
 
-    async def mask(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
+    async def mask(
+        self, exchange: Exchange, *, without: Sequence[str] = (), late: Sequence[str] = ()
+    ) -> None:
+        """`late` silos send vectors that do not arrive."""
         for name, envelopes in exchange.session.close_share().items():
             if name in without:
                 continue
             self.agents[name].tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
             key, exchange.vectors[name] = await self.agents[name].uploaded()
             assert key == exchange.key
-            exchange.session.on_masked(name)
+            if name not in late:
+                exchange.session.on_masked(name)
 
     async def consistency(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
         survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
@@ -449,11 +513,13 @@ class Hub:
         exchange.self_mask_seeds = plan.self_mask_seeds
         return ring.decode(total, layout=layout)
 
-    async def until_signed(self, exchange: Exchange, *, lost: Sequence[str] = ()) -> None:
-        """All stages before UNMASK; `lost` silos send no vector."""
+    async def until_signed(
+        self, exchange: Exchange, *, lost: Sequence[str] = (), late: Sequence[str] = ()
+    ) -> None:
+        """All stages before UNMASK; `lost` silos send no vector, those of `late` ones do not arrive."""
         await self.advertise(exchange)
         await self.share(exchange)
-        await self.mask(exchange, without=lost)
+        await self.mask(exchange, without=lost, late=late)
         await self.consistency(exchange)
 
     async def run(self, round: int, phase: str, *, attempt: int = 1) -> dict[str, np.ndarray[Any, Any]]:
@@ -465,16 +531,41 @@ class Hub:
         self.tell_outcome(exchange, cohort=exchange.session.survivors)
         return sums
 
-    async def agree(self, exchange: Exchange) -> None:
-        """The silos check the sum and sign the state that it leads to; where nothing is tagged, none asks."""
-        if exchange.session.terms.layout.tagged is None:
+    async def agree(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
+        """The silos that sent vectors check the sum and sign the state that it leads to; where nothing is
+        tagged, none is asked."""
+        terms = exchange.session.terms
+        if terms.layout.tagged is None:
             return
         revealed = self.revealed(exchange)
-        digest = self.put(self.following(exchange))
-        for name in exchange.session.sharers:
-            statement = await self.ask_state(exchange, name, revealed)
-            assert digest in statement.statement.body, "another state than this coordinator's"
-        self.state = state_from_bytes(self.states[digest])
+        unsigned = self.unsigned(exchange, revealed)
+        signers = {}
+        for name in self._here(list(exchange.vectors), without):
+            signed = (await self.ask_state(exchange, name, revealed)).statement
+            said = unsigned.statement(name, federation=FEDERATION, session_digest=terms.digest())
+            assert signed.body == bodies.body_of(said), "another state than this coordinator's"
+            certificate = self.members.silos[name].certificate_der
+            signers[name] = Signer(certificate=certificate, signature=signed.signature)
+        self.add_proof(dataclasses.replace(unsigned, signers=signers))
+        self.state = state_from_bytes(self.states[unsigned.next_digest])
+
+    def unsigned(self, exchange: Exchange, revealed: RevealedSum) -> StateProof:
+        """What silos sign that check this sum and compute what follows from it."""
+        session, following = exchange.session, self.following(exchange)
+        return StateProof(
+            roster=self.roster.signed,
+            round=exchange.key.round,
+            phase=exchange.key.phase,
+            attempt=exchange.key.attempt,
+            layout_digest=session.terms.layout.digest,
+            cohort_digest=session.cohort_digest,
+            survivors=session.survivors,
+            parent_digest=session.terms.state_digest,
+            sum_digest=revealed.sum_digest,
+            next_digest=self.put(following),
+            draw_seed=draw_seed_in(following),
+            signers={},
+        )
 
     def revealed(self, exchange: Exchange) -> RevealedSum:
         """What members of U2 are sent of the sum, whose tagged part they can then fetch."""

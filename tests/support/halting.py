@@ -24,7 +24,7 @@ from cli.main import main
 
 HALT = "CHORALE_TEST_HALT"
 SENT = "CHORALE_TEST_SENT"  # file for one JSON line per session message that left
-SESSION_KINDS = ("advert", "shares", "consistency", "unmask_shares", "recovered_seeds")
+SESSION_KINDS = ("advert", "shares", "consistency", "unmask_shares", "recovered_seeds", "next_state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

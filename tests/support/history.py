@@ -7,7 +7,9 @@ its members: anything else is a sum that was lost, applied twice, or holds a sil
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import Counter, defaultdict
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from chorale.runtime import audit
 from chorale.v1.records_pb2 import PhaseRecord
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import JobRow, PhaseRow, Store
+from crypto import encoding
 from tests.support.federation import COORDINATOR, LocalFederation
 
 VOTE_ERROR = 1e-6  # fixed point: below 2^-20 at bound 8 and word 32 for ten silos, over two rounds
@@ -64,6 +67,7 @@ def check_finished(federation: LocalFederation, job_id: str, *, rounds: int = 2)
     assert [row.round for row in train] == list(range(1, rounds + 1))
     assert all(row.is_ended and row.record is not None for row in history.phases)
     check_votes(federation, job_id, history)
+    check_statements(federation, history)
     check_attempts(federation)
     check_logs(federation)
     return history
@@ -76,6 +80,30 @@ def check_votes(federation: LocalFederation, job_id: str, history: History) -> N
         for name in cohort:
             expected[federation.names.index(name)] += 1 / len(cohort)
     np.testing.assert_allclose(votes, expected, atol=VOTE_ERROR, rtol=0)
+
+
+def statements(federation: LocalFederation, name: str) -> dict[tuple[int, str], bytes]:
+    """Of which global state a silo signed that it follows from the sum of a phase, by round and phase."""
+    ledger = f"file:{federation.folder / name / 'ledger.sqlite'}?mode=ro"
+    with closing(sqlite3.connect(ledger, uri=True)) as connection:
+        rows = connection.execute("SELECT round, phase, body FROM next_states").fetchall()
+    found = {}
+    for round, phase, body in rows:
+        *_, next_digest, _draw_seed = encoding.decode("next-state", body)
+        found[round, phase] = next_digest
+    return found
+
+
+def check_statements(federation: LocalFederation, history: History) -> None:
+    """Every phase whose sum moves the state has enough statements, all of the state that is stored."""
+    signed = {name: statements(federation, name) for name in federation.names}
+    for row in history.phases:
+        if row.state is not PhaseState.APPLIED or row.phase.startswith("evaluate"):
+            continue
+        record = history.record(row.round, row.phase)
+        found = [each[row.round, row.phase] for each in signed.values() if (row.round, row.phase) in each]
+        assert 3 <= record.threshold <= record.verified_by <= len(found), (row.round, row.phase)
+        assert set(found) == {record.state_digest}, (row.round, row.phase)
 
 
 def check_attempts(federation: LocalFederation) -> None:
@@ -101,20 +129,21 @@ def check_logs(federation: LocalFederation) -> None:
         audit.verify_file(federation.folder / service.name / "audit.jsonl")
 
 
-def shares_sent(federation: LocalFederation, name: str) -> list[dict[str, Any]]:
-    """UNMASK answers that left a silo, over all its lives; the federation records what is sent."""
+def sent(federation: LocalFederation, name: str, kind: str) -> list[dict[str, Any]]:
+    """Messages of a kind that left a silo, over all its lives; the federation records what is sent."""
     lines = (federation.folder / f"{name}.sent").read_text().splitlines()
-    return [answer for answer in map(json.loads, lines) if answer["kind"] == "unmask_shares"]
+    return [message for message in map(json.loads, lines) if message["kind"] == kind]
 
 
 def check_one_answer(federation: LocalFederation) -> None:
     """No silo ever gave two different answers for a phase, in one attempt or in two."""
     for name in federation.names:
-        answers = defaultdict(set)
-        for given in shares_sent(federation, name):
-            answers[given["round"], given["phase"]].add((given["attempt"], given["sha256"]))
-        assert answers, f"{name} gave no shares at all"
-        assert all(len(given) == 1 for given in answers.values()), f"{name}: {answers}"
+        for kind in ("unmask_shares", "next_state"):
+            answers = defaultdict(set)
+            for given in sent(federation, name, kind):
+                answers[given["round"], given["phase"]].add((given["attempt"], given["sha256"]))
+            assert answers, f"{name} sent no {kind} at all"
+            assert all(len(given) == 1 for given in answers.values()), f"{name}: {kind}: {answers}"
 
 
 def _attempt(fields: dict[str, object]) -> tuple[object, ...]:

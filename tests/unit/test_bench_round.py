@@ -9,7 +9,7 @@ import pytest
 
 from bench.masking import sum_alone
 from bench.parties.plain_round import BY_HAND, PROTOBUF, Server, _chunks
-from bench.round import Cost, Held, Limit, Measured, rows
+from bench.round import Cost, Held, Limit, Measured, Moved, rows
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import LocalProtocolError
 
@@ -77,6 +77,7 @@ def test_rows_hold_a_round_to_its_targets(silos: int) -> None:
         cost=Cost(wall_seconds=0.9, cpu_seconds=0.6),
         phase_seconds=0.8,
         stages={},
+        moved=Moved(down_bytes=5e6, up_bytes=4e6),
         coordinator=Held(vectors=2.5, fixed_bytes=1e6),
         silo=Held(vectors=1.5, fixed_bytes=1e6),
     )
@@ -88,6 +89,7 @@ def test_rows_hold_a_round_to_its_targets(silos: int) -> None:
     # the delta is the model's own
     assert found[f"peak extra memory of a silo / vector, {silos} silos"].value == pytest.approx(0.5)
     assert found[f"peak extra memory of the coordinator / vector, {silos} silos"].holds
+    assert not found[f"download / upload of a silo in a round, {silos} silos"].holds
     assert ("secure round over processes, 4 silos, wall" in found) == (silos == 4)
 
 

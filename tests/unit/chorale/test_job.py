@@ -276,7 +276,11 @@ class TestTerms:
         given = state if seed is None else {**state, DRAW_SEED: seed}
         with pytest.raises(ConfigError, match=message):
             terms_of(make_job(fraction=0.75), party, given)
-        assert terms_of(make_job(), party, given).names == SILOS  # full participation draws nothing
+        if seed is None:  # full participation draws nothing
+            assert terms_of(make_job(), party, given).names == SILOS
+        else:  # and its states hold no other array of that name
+            with pytest.raises(ConfigError, match=message):
+                terms_of(make_job(), party, given)
 
     def test_a_first_state_that_brings_a_seed_gets_no_terms(
         self, make_job: Callable[..., Job], party: Party, state: State
@@ -389,7 +393,7 @@ class TestDrawSeed:
         key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
         sums = {"silos": np.array(4), "samples": np.array(400)}
         given = {"survivors": 4, "self_mask_seeds": SEEDS} | changes
-        result = job.apply(phase, job.context(key, state, 4), sums, **given)
+        result = job.next_state(phase, job.context(key, state, 4), sums, **given)
         assert result.state is not None
         return dict(result.state)
 

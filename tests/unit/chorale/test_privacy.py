@@ -24,7 +24,7 @@ from chorale.privacy.quantity_noise import dp_sgd_steps, noised, privacy_of, rel
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Disclosure, Layout, Quantity
+from crypto.fixed_point.layout import MAX_QUANTITIES, Disclosure, Layout, Quantity
 from crypto.noise.sensitivity import MAX_DEVIATION, MAX_WRAP_PROBABILITY, rotated_bound
 from crypto.session.cohort import CohortRule
 from strategies.base import TOTAL, Array
@@ -199,14 +199,20 @@ class TestNoise:
     @pytest.mark.parametrize(
         ("kind", "name"), [("train", "delta"), ("train", "loss_sum"), ("enrollment", "samples")]
     )
-    def test_the_scale_is_the_finest_that_keeps_the_deviation(
+    def test_the_scale_is_the_finest_that_keeps_the_deviation_and_the_word(
         self, make_spec: MakeSpec, multiplier: float, kind: str, name: str
     ) -> None:
         privacy = {"sums": SUMS | {"noise_multiplier": multiplier}, "statistics_noise_multiplier": multiplier}
-        noise = named(private(make_spec, privacy=privacy), kind, name).noise
+        quantity = named(private(make_spec, privacy=privacy), kind, name)
+        noise = quantity.noise
         assert noise is not None
         assert math.frexp(noise.scale)[0] == 0.5
-        assert MAX_DEVIATION / 2.01 < math.sqrt(noise.variance) <= MAX_DEVIATION
+        assert math.sqrt(noise.variance) <= MAX_DEVIATION
+        if math.sqrt(noise.variance) <= MAX_DEVIATION / 2.01:  # a tagged sum has 47 bits of its word
+            assert name == "samples"
+            twice = replace(noise, variance=4 * noise.variance, scale=2 * noise.scale)
+            finer = replace(quantity, noise=twice)
+            assert finer.wrap_probability(10) > MAX_WRAP_PROBABILITY / MAX_QUANTITIES
 
     def test_an_update_is_clipped_at_its_weight(self, make_spec: MakeSpec) -> None:
         spec = private(make_spec, privacy={"sums": SUMS})

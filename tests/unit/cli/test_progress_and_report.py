@@ -26,7 +26,8 @@ from crypto.errors import BudgetExhausted, PolicyRefusal
 REPORT_KEYS = {
     "strategy", "silos", "rounds_completed", "final_accuracy", "accuracy_by_round", "secure_aggregation",
     "quantities", "dropped", "wall_seconds", "upload_bytes_per_silo_round", "float32_bytes", "epsilon",
-    "epsilon_unit", "epsilon_updates_per_silo", "epsilon_statistics_per_record",
+    "epsilon_unit", "epsilon_updates_per_silo", "epsilon_statistics_per_record", "sums_verified",
+    "verified_by",
 }  # fmt: skip
 SILOS = ["a", "b", "c", "d"]
 
@@ -170,6 +171,36 @@ def test_report_has_the_keys_that_other_programs_read(history: JobHistory) -> No
     assert document["upload_bytes_per_silo_round"] == 100  # of the rounds that had a sum
     assert document["secure_aggregation"] is True
     assert (document["epsilon"], document["epsilon_unit"]) == (None, None)
+
+
+def _verified(phase: str, number: int, state: bytes, *, by: int = 3, **fields: object) -> PhaseRecord:
+    return _record(number, phase, state_digest=state, verified_by=by, threshold=3, **fields)
+
+
+MOVED = [_verified("enrollment.0", 0, b"a" * 32, by=4), _verified("train", 1, b"b" * 32)]
+EVALUATED = _record(3, "evaluate.0", state_digest=b"b" * 32)
+LOST = _record(2, "train", result="used-up", reason="too-few-statements", state_digest=b"b" * 32)
+
+
+@pytest.mark.parametrize(
+    ("records", "verified"),
+    [
+        ([*MOVED, LOST, EVALUATED], (True, 3)),  # the last two move nothing
+        ([*MOVED, _verified("train", 2, b"b" * 32, by=4)], (True, 3)),  # a step of zero is one too
+        ([*MOVED, _verified("train", 2, b"c" * 32, by=2)], (False, 2)),
+        ([*MOVED, _record(2, "train", state_digest=b"c" * 32)], (False, 0)),  # a state that nobody signed
+        ([_record(0, "enrollment.0", state_digest=b"a" * 32, verified_by=4)], (False, 4)),  # of how many?
+        ([], (False, 0)),
+    ],
+)
+def test_report_says_whether_silos_checked_every_sum_that_moved_the_state(
+    records: list[PhaseRecord], verified: tuple[bool, int]
+) -> None:
+    document = json.loads(json.dumps(report.document(_history(*records))))
+    assert (document["sums_verified"], document["verified_by"]) == verified
+    told = f"Every sum behind the model was checked by {verified[1]} silos or more"
+    assert (told in report.page(document)) == verified[0]
+    assert ("Not every sum behind the model was checked" in report.page(document)) != verified[0]
 
 
 def test_report_names_each_loss_once(history: JobHistory) -> None:

@@ -24,7 +24,7 @@ from chorale.transport import tls, wire
 from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from chorale.v1 import federation_pb2_grpc
+from chorale.v1 import federation_pb2_grpc, session_pb2
 from crypto.errors import Refusal
 from crypto.fixed_point.encoder import Encoder
 from crypto.identity.certificates import Identity, Role, certificate_to_pem
@@ -32,7 +32,7 @@ from crypto.identity.roster import Roster, open_roster
 from crypto.masking.masks import Masker
 from crypto.masking.stored_sum import StoredSum
 from crypto.session import bodies
-from crypto.session.messages import Complaint, NextState, RevealedSum, SessionTerms
+from crypto.session.messages import Abandoned, Complaint, NextState, RevealedSum, SessionTerms
 from crypto.session.silo_session import SiloSession
 from crypto.session.sum_check import SumCheck
 from strategies.phases.enrollment import draw_seed_in
@@ -149,6 +149,8 @@ class FakeSilo:
             await self._on_task(body)
         elif kind == "revealed_sum":
             await self._on_revealed_sum(body)
+        elif kind == "abandon":
+            self._on_abandon(wire.key_from_wire(body.key))
         elif kind not in TOLD and kind != "heartbeat":
             self._on_session(kind, body)
         await self._note(kind, body)
@@ -229,6 +231,21 @@ class FakeSilo:
             draw_seed=draw_seed_in(following),
         )
         self.say(wire.to_coordinator("next_state", bodies.sign(self.identity, said), key))
+
+    def _on_abandon(self, key: PhaseKey) -> None:
+        said = Abandoned(
+            federation=self.ceremony.federation,
+            job_digest=key.job_digest,
+            round=key.round,
+            phase=key.phase,
+            sender=self.name,
+        )
+        statement = wire.signed_body_to_wire(bodies.sign(self.identity, said))
+        certificate = self.identity.certificate_der
+        abandoned = session_pb2.Abandoned(
+            key=wire.key_to_wire(key), certificate=certificate, statement=statement
+        )
+        self.say(pb.SiloMessage(abandoned=abandoned))
 
     def _job(self, key: PhaseKey) -> Job:
         return open_job(

@@ -223,7 +223,9 @@ async def test_download_of_a_job_that_does_not_name_the_silo_is_refused(make_hub
     _, state = hub.job(silos=hub.names[:3])
     request = pb.DownloadRequest(job_digest=digest, digest=hashlib.sha256(state).digest())
     stub = await stub_of(hub, "silo-3")
-    with pytest.raises(grpc.aio.AioRpcError, match="not a present state of a job of this silo") as raised:
+    with pytest.raises(
+        grpc.aio.AioRpcError, match="not a present state or sum of a job of this silo"
+    ) as raised:
         await anext(aiter(stub.Download(request)))
     assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
@@ -322,7 +324,7 @@ async def test_a_download_that_nobody_reads_gives_its_file_back(make_hub):
     channel = hub.silo("silo-0").channel([*NARROW, ("grpc.max_receive_message_length", 8 << 20)])
     hub.stack.push_async_callback(channel.close)
     stub = federation_pb2_grpc.FederationStub(channel)
-    request = pb.DownloadRequest(job_digest=digest, state_digest=hashlib.sha256(state).digest())
+    request = pb.DownloadRequest(job_digest=digest, digest=hashlib.sha256(state).digest())
     before = times_open(path)  # the job's own memory map of it
     whole = b"".join([chunk.data async for chunk in stub.Download(request)])
     assert whole == state  # the control: one that is read

@@ -22,7 +22,7 @@ class LateSilo(FakeSilo):
 
     keeps: str = ""
     lies: bool = False
-    kept: list[pb.SiloMessage] = field(default_factory=list)
+    withheld: list[pb.SiloMessage] = field(default_factory=list)
 
     def say(self, message: pb.SiloMessage) -> None:
         kind = str(message.WhichOneof("kind"))
@@ -32,12 +32,12 @@ class LateSilo(FakeSilo):
             for share in body.self_mask_shares:
                 share.secret = bytes([*share.secret[:-1], share.secret[-1] ^ 1])
         if kind == self.keeps and is_train:
-            self.kept.append(message)
+            self.withheld.append(message)
         else:
             super().say(message)
 
     def release(self) -> None:
-        for message in self.kept:
+        for message in self.withheld:
             super().say(message)
 
 
@@ -64,7 +64,7 @@ async def test_silo_that_signs_late_is_not_waited_for_and_not_left_out(make_hub)
     _, records = await hub.finish(digest)
 
     check_all_in(records, rounds=2)
-    assert len(late.kept) == 2
+    assert len(late.withheld) == 2
     # asked for its shares like the others, and its input is in both sums
     asked = [request for request in late.told["signatures"] if request.key.phase == "train"]
     assert [request.key.round for request in asked] == [1, 2]
@@ -104,7 +104,7 @@ async def test_false_shares_count_for_nothing_and_their_giver_is_named(make_hub)
         attempt = hub.host.job_manager.runner(digest).attempt
         liars = {} if attempt is None else attempt.session.liars
     assert not attempt.session.can_unmask  # two true answers of the three that are needed, and a false one
-    while not late.kept:
+    while not late.withheld:
         await asyncio.sleep(0.01)
     late.release()
 

@@ -127,15 +127,20 @@ async def test_a_silo_that_dies_after_fine_tuning_keeps_its_model_until_the_phas
     assert abs(figures["personal_accuracy"] - np.mean(own_accuracies(hub))) < 1e-3
 
 
-async def test_a_later_phase_with_another_state_exchanges_no_confirmed_model(hub: Hub) -> None:
-    """Nothing but this keeps a coordinator from handing one silo a model of its own making."""
+async def test_a_later_phase_exchanges_no_confirmed_model(hub: Hub) -> None:
+    """Not one over the same state, and one over a state of the coordinator's own making is refused."""
     await hub.run(1, "fine-tune.0")
     first = kept(hub, "silo-1").path.read_bytes()
+    works = hub.agents["silo-1"].objective.works
+    computed = len(works)
     forged = {name: np.zeros_like(array) if "head" in name else array for name, array in hub.state.items()}
     exchange = hub.begin(1, "fine-tune.1", state=forged)
     hub.agents["silo-1"].tell(task=exchange.task)
+    assert await hub.agents["silo-1"].refusal() == Refusal.STATE.value
+    assert len(works) == computed
+    hub.agents["silo-1"].tell(task=hub.begin(1, "fine-tune.1").task)
     await hub.agents["silo-1"].answer("advert")
-    assert hub.agents["silo-1"].objective.works[-1].phase_kind == "fine-tune"
+    assert [work.phase_kind for work in works[computed:]] == ["fine-tune"]
     assert kept(hub, "silo-1").path.read_bytes() == first
 
 

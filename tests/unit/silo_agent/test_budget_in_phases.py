@@ -179,13 +179,14 @@ async def test_terms_with_less_noise_than_the_job_promises_are_not_the_silos(
     """The silo computes noise, clip and scale from the signed job; a digest over others is refused."""
     hub = make_hub()
     agent = hub.add(ME)
-    hub.state = {**hub.state, TOTAL: np.array(400)}
+    hub.prove({**hub.state, TOTAL: np.array(400)}, 0, "enrollment.0")
     honest = hub.job
     hub.job = hub.sign(privacy=weaker)
     forged = hub.begin(1, "train")
     hub.job = honest
     key = PhaseKey(job_digest=honest.digest, round=1, phase="train", attempt=1)
     forged.task.key.CopyFrom(Exchange(key=key, session=forged.session, task=forged.task).wire_key)
+    forged.task.proofs.extend(hub.begin(1, "train").task.proofs)
     agent.tell(task=forged.task)
     assert await agent.refusal() == "terms"
     assert (held(agent), agent.objective.works) == (0.0, [])
@@ -300,10 +301,8 @@ async def _drive(hub: Hub, exchange: Exchange, reach: str) -> None:
     if reach == "vector":
         return
     await hub.consistency(exchange)
-    sums = await hub.unmask(exchange)
-    context = hub.job.context(exchange.key, hub.state, len(hub.names))
-    result = hub.job.phase(exchange.key.phase).next_state(context, sums)
-    hub.state = result.state or hub.state
+    await hub.unmask(exchange)
+    await hub.agree(exchange)
     hub.tell_outcome(exchange, cohort=exchange.session.survivors)
 
 

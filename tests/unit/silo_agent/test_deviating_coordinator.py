@@ -62,7 +62,8 @@ async def test_a_silo_that_enrollment_did_not_count_refuses_to_train(make_hub: M
     exchange = hub.begin(0, "enrollment.0")
     await hub.until_signed(exchange, lost=["silo-3"])
     await hub.unmask(exchange)
-    hub.state = {**hub.state, "method/total": np.array(300, np.int64)}
+    await hub.agree(exchange)
+    assert hub.state["method/total"] == 300
     hub.tell_outcome(exchange, cohort=exchange.session.survivors)
     task = hub.begin(1, "train").task
     hub.agents["silo-0"].tell(task=task)
@@ -72,9 +73,13 @@ async def test_a_silo_that_enrollment_did_not_count_refuses_to_train(make_hub: M
 
 
 async def test_a_total_smaller_than_the_silos_own_count_is_refused(make_hub: MakeHub) -> None:
+    """It takes t silos that lie to come to such a state."""
     hub = await enrolled(make_hub)
-    hub.state = {**hub.state, "method/total": np.array(90, np.int64)}
+    smaller = {**hub.state, "method/total": np.array(90, np.int64)}
     agent = hub.agents["silo-0"]
+    agent.tell(task=hub.begin(1, "train", state=smaller).task)
+    assert await agent.refusal() == "state"
+    hub.prove(smaller, 0, "enrollment.1")
     agent.tell(task=hub.begin(1, "train").task)
     assert await agent.refusal() == "not-enrolled"
     assert agent.objective.works == []
@@ -82,13 +87,28 @@ async def test_a_total_smaller_than_the_silos_own_count_is_refused(make_hub: Mak
 
 async def test_a_revealed_phase_is_never_joined_again_also_after_a_restart(make_hub: MakeHub) -> None:
     hub = await enrolled(make_hub)
-    before = hub.state
-    await hub.run(1, "train")
-    hub.state = before
+    exchange = hub.begin(1, "train")
+    await hub.until_signed(exchange)
+    await hub.unmask(exchange)
     agent = hub.agents["silo-0"]
     for _ in range(2):
         agent.tell(task=hub.begin(1, "train", attempt=2).task)
         assert await agent.refusal() == "already-revealed"
+        await agent.restart()
+    assert len(agent.objective.works) == 1
+
+
+async def test_a_phase_whose_outcome_is_known_is_never_joined_again_also_after_a_restart(
+    make_hub: MakeHub,
+) -> None:
+    hub = await enrolled(make_hub)
+    before = hub.state
+    await hub.run(1, "train")
+    agent = hub.agents["silo-0"]
+    for _ in range(2):
+        for state in (before, hub.state):
+            agent.tell(task=hub.begin(1, "train", attempt=2, state=state).task)
+            assert await agent.refusal() == "state"
         await agent.restart()
     assert len(agent.objective.works) == 1
 

@@ -55,8 +55,9 @@ def given_job(hub: Hub) -> Job:
     return hub.job
 
 
-def downloads(agent: Agent) -> list[Path]:
-    return [path for path in agent.folder.iterdir() if path.name in map(bytes.hex, agent.hub.states)]
+def downloads(agent: Agent) -> list[bytes]:
+    first = bytes.fromhex(agent.hub.job.spec.initial_state or "")
+    return [digest for digest in agent.transfers.downloaded if digest == first]
 
 
 async def test_a_drawn_first_state_is_taken_and_nobody_downloads_it(make_hub: MakeHub) -> None:

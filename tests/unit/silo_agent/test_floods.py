@@ -55,20 +55,23 @@ async def test_a_phase_that_the_job_cannot_come_to_downloads_no_state(agent: Age
 async def test_one_phase_of_a_job_is_prepared_at_a_time(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every state that is downloaded may have gigabytes."""
-    downloads: list[bytes] = []
+    """Every state that is downloaded may have gigabytes, and there is one a job."""
+    downloads: asyncio.Queue[bytes] = asyncio.Queue()
 
-    async def never_ends(*, state_digest: bytes, **_: object) -> None:
-        downloads.append(state_digest)
+    async def never_ends(*, digest: bytes, **_: object) -> None:
+        downloads.put_nowait(digest)
         await asyncio.Event().wait()
 
     monkeypatch.setattr(agent.transfers, "download", never_ends)
+    hub = agent.hub
     for round in range(1, 20):
-        state = {"model/votes": np.full(4, round, np.float32)}
-        agent.tell(task=agent.hub.begin(round, "train", state=state).task)
-        await asyncio.sleep(0)
-    assert len(downloads) == 19
+        exchange = hub.begin(round, "train")
+        agent.tell(task=exchange.task)
+        assert await asyncio.wait_for(downloads.get(), 20) == exchange.task.state_digest
     assert [key.round for key in agent.handler.preparing] == [19]
+    agent.tell(task=hub.begin(20, "train", state={"model/votes": np.ones(4, np.float32)}).task)
+    assert await agent.refusal() == "state"  # a state that nobody computed is not fetched
+    assert downloads.empty()
 
 
 async def test_an_input_under_way_serves_the_next_attempt(agent: Agent) -> None:

@@ -1,5 +1,5 @@
-"""Local state moves with applied rounds whose sum holds this silo, by its own ledger, and with nothing
-else."""
+"""Local state moves with applied rounds whose sum holds this silo, as it computed itself or t silos signed,
+and with nothing else."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from chorale.runtime.files import write_atomic
+from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError
@@ -32,23 +33,28 @@ KEPT = "method/kept"
 
 
 class Counting(OneHot):
-    """Keeps how many of its trainings were applied; `seen` is what each training started from."""
+    """Keeps how many of its trainings were applied; `seen` is what each training started from.
+
+    weighs: 0 makes a sum that is not applied, for `min-weight`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[int] = []
+        self.weighs = 1
 
     def compute(self, work: Work) -> Mapping[str, Array]:
         values = super().compute(work)
         if work.phase_kind == "train":
             self.seen.append(int(work.local.arrays.get(KEPT, np.array(0))))
             work.local.propose({KEPT: np.array(self.seen[-1] + 1)})
+            return {**values, "weight": values["weight"] * self.weighs}
         return values
 
 
 @pytest_asyncio.fixture
 async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    made = Hub(tmp_path, silos=4)
+    made = Hub(tmp_path, silos=4, enrollment_every=1)
     for name in made.names:
         made.add(name, objective=Counting())
     await made.run(0, "enrollment.0")
@@ -65,12 +71,21 @@ def seen(hub: Hub) -> list[list[int]]:
     return [agent.objective.seen for agent in hub.agents.values() if isinstance(agent.objective, Counting)]
 
 
+def pending(agent: Agent) -> list[str]:
+    """Files of a state that is not taken over yet."""
+    return [path.name for path in (agent.folder / "local").glob("*.*.*.safetensors")]
+
+
+def _agents(hub: Hub) -> list[Any]:
+    return list(hub.agents.values())
+
+
 def all_kept(hub: Hub) -> list[int]:
     return [kept(agent) for agent in hub.agents.values()]
 
 
 async def revealed(hub: Hub, round: int = 1, *, lost: Sequence[str] = ()) -> Exchange:
-    """A training whose outcome was never reported."""
+    """A training whose sum no silo was shown."""
     exchange = hub.begin(round, "train")
     await hub.until_signed(exchange, lost=lost)
     await hub.unmask(exchange)
@@ -85,22 +100,40 @@ async def test_each_applied_round_starts_from_what_the_one_before_left(hub: Hub)
 
 
 async def test_phase_that_keeps_nothing_leaves_the_state_and_what_is_pending(hub: Hub) -> None:
-    exchange = await revealed(hub)
+    await hub.run(1, "train")
     await hub.run(1, "enrollment.1")
-    hub.tell_outcome(exchange, cohort=hub.names)
+    assert all_kept(hub) == [1] * 4
+    exchange = await revealed(hub, 2)
+    await hub.run(2, "enrollment.1")
+    assert all_kept(hub) == [1] * 4
+    assert all(pending(agent) == [f"{hub.job.digest.hex()}.2.train.safetensors"] for agent in _agents(hub))
+    agent = hub.agents[hub.names[0]]
+    agent.tell(revealed_sum=wire.to_silo(hub.revealed(exchange), exchange.key).revealed_sum)
+    assert await agent.refusal() == "stage"  # a later state is known
     assert all_kept(hub) == [1] * 4
 
 
 async def test_round_that_was_not_applied_leaves_the_state(hub: Hub) -> None:
+    for agent in _agents(hub):
+        agent.objective.weighs = 0
+    before = hub.state
     exchange = await revealed(hub)
-    hub.tell_outcome(exchange, cohort=hub.names, result="used-up")
-    hub.tell_outcome(exchange, cohort=hub.names)  # a contrary message afterwards is too late
+    await hub.agree(exchange)
+    hub.tell_outcome(exchange, cohort=hub.names)  # whatever the coordinator says
+    assert hub.put(hub.state) == hub.put(before)
     assert all_kept(hub) == [0] * 4
+    assert [pending(agent) for agent in _agents(hub)] == [[]] * 4
+    for agent in _agents(hub):
+        agent.objective.weighs = 1
+    await hub.run(2, "train")
+    assert all_kept(hub) == [1] * 4
 
 
-async def test_coordinator_that_says_applied_before_the_reveal_moves_nothing(hub: Hub) -> None:
+async def test_coordinator_that_says_applied_and_shows_no_sum_moves_nothing(hub: Hub) -> None:
     exchange = hub.begin(1, "train")
     await hub.until_signed(exchange)
+    hub.tell_outcome(exchange, cohort=hub.names)
+    await hub.unmask(exchange)
     hub.tell_outcome(exchange, cohort=hub.names)
     assert all_kept(hub) == [0] * 4
 
@@ -108,33 +141,40 @@ async def test_coordinator_that_says_applied_before_the_reveal_moves_nothing(hub
 async def test_silo_outside_the_sum_keeps_its_state_whatever_the_coordinator_says(hub: Hub) -> None:
     left_out = hub.names[0]
     exchange = await revealed(hub, lost=[left_out])
+    await hub.agree(exchange)
     hub.tell_outcome(exchange, cohort=hub.names)
     assert all_kept(hub) == [0, 1, 1, 1]
-
-
-async def test_silo_that_is_not_told_of_its_round_stays_where_it_was(hub: Hub) -> None:
-    exchange = await revealed(hub)
-    hub.tell_outcome(exchange, cohort=hub.names[1:])
     await hub.run(2, "train")
     assert seen(hub) == [[0, 0], [0, 1], [0, 1], [0, 1]]
 
 
-async def test_word_on_an_earlier_round_comes_too_late_for_a_later_input(hub: Hub) -> None:
+async def test_silo_that_is_in_the_sum_moves_with_what_the_others_prove(hub: Hub) -> None:
+    """It never saw the sum."""
+    exchange = await revealed(hub)
+    await hub.agree(exchange, without=hub.names[:1])
+    assert all_kept(hub) == [0, 1, 1, 1]
+    await hub.run(2, "train")
+    assert seen(hub) == [[0, 1]] * 4
+
+
+async def test_sum_of_an_earlier_round_comes_too_late_for_a_later_input(hub: Hub) -> None:
     first = await revealed(hub, 1)
     await revealed(hub, 2)
-    hub.tell_outcome(first, cohort=hub.names)
+    await hub.agree(first)
     assert all_kept(hub) == [0] * 4
+    await hub.run(3, "train")
+    assert all_kept(hub) == [1] * 4
 
 
-async def test_restart_between_reveal_and_outcome_loses_nothing(hub: Hub) -> None:
+async def test_restart_between_reveal_and_statement_loses_nothing(hub: Hub) -> None:
     exchange = await revealed(hub)
     agent = hub.agents[hub.names[0]]
     await agent.restart()
-    hub.tell_outcome(exchange, cohort=hub.names)
-    hub.tell_outcome(exchange, cohort=hub.names)
+    await hub.agree(exchange)
     assert all_kept(hub) == [1] * 4
     await agent.restart()
-    assert kept(agent) == 1
+    await hub.ask_state(exchange, agent.name, hub.revealed(exchange))  # asked again
+    assert all_kept(hub) == [1] * 4
 
 
 async def test_training_after_a_restart_starts_from_the_same_state(hub: Hub) -> None:
@@ -196,7 +236,7 @@ async def test_digest_that_is_none_names_no_file(hub: Hub, size: int) -> None:
 
 
 def test_job_that_kept_nothing_leaves_no_trace_when_it_ends(tmp_path: Path) -> None:
-    states = LocalStates(tmp_path / "local", is_revealed=lambda key: True)
+    states = LocalStates(tmp_path / "local")
     states.end(JOB)
     assert states.begin(JOB).arrays == {}
     assert not (tmp_path / "local").exists()
@@ -206,7 +246,7 @@ def test_job_that_kept_nothing_leaves_no_trace_when_it_ends(tmp_path: Path) -> N
 def test_file_that_is_no_state_is_refused_and_not_taken_for_a_fresh_start(
     tmp_path: Path, damage: bytes
 ) -> None:
-    states = LocalStates(tmp_path, is_revealed=lambda key: True)
+    states = LocalStates(tmp_path)
     keep(states, 1, 1)
     states.settle(train(1), is_applied=True)
     (tmp_path / f"{JOB.hex()}.safetensors").write_bytes(damage)
@@ -215,7 +255,7 @@ def test_file_that_is_no_state_is_refused_and_not_taken_for_a_fresh_start(
 
 
 def test_state_is_for_this_user_alone(tmp_path: Path) -> None:
-    states = LocalStates(tmp_path / "local", is_revealed=lambda key: True)
+    states = LocalStates(tmp_path / "local")
     keep(states, 1, 1)
     assert (tmp_path / "local").stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_mode & 0o777 for path in (tmp_path / "local").iterdir()] == [0o600]
@@ -245,12 +285,11 @@ def keep(states: LocalStates, round: int, value: int) -> None:
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Inputs, reveals, words of the coordinator and restarts in any order, against a model of a few lines."""
+    """Inputs, outcomes and restarts in any order, against a model of a few lines."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="local-state-"))
-        self.revealed: set[int] = set()
         self.pending: tuple[int, int] | None = None
         self.current = 0
         self.made = 0
@@ -258,26 +297,18 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.states = LocalStates(self.folder, is_revealed=lambda key: key.round in self.revealed)
+        self.states = LocalStates(self.folder)
 
     @rule(round=st.integers(1, 4))
     def compute(self, round: int) -> None:
-        if round in self.revealed:
-            return  # the ledger refuses a phase that was revealed
         self.made += 1
         keep(self.states, round, self.made)
         self.pending = round, self.made
 
-    @rule(round=st.integers(1, 4))
-    def reveal(self, round: int) -> None:
-        self.revealed.add(round)
-
     @rule(round=st.integers(1, 4), is_applied=st.booleans())
-    def tell(self, round: int, is_applied: bool) -> None:
+    def settle(self, round: int, is_applied: bool) -> None:
         moved = self.states.settle(train(round), is_applied=is_applied)
-        assert moved == (
-            self.pending is not None and self.pending[0] == round and is_applied and round in self.revealed
-        )
+        assert moved == (self.pending is not None and self.pending[0] == round and is_applied)
         if self.pending is not None and self.pending[0] == round:
             self.current = self.pending[1] if moved else self.current
             self.pending = None

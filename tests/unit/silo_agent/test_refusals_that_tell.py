@@ -1,4 +1,7 @@
-"""Refusals that depend on a silo's data answer a question of the coordinator's choice: one, never two."""
+"""Refusals that depend on a silo's data answer a question of who chose the state: one, never two.
+
+The operator chooses the first state; later ones need t silos that sign what they did not compute.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,23 @@ async def hub(make_hub: Callable[..., Hub]) -> Hub:
 
 
 def ask(hub: Hub, threshold: float, *, round: int, attempt: int = 1) -> Agent:
-    """Ask whether any value is above the threshold."""
+    """Ask whether any value is above the threshold, over a state that t silos sign."""
     planted = {**hub.state, PLANTED: np.full(4, threshold, np.float32)}
+    before = (round - 1, "train") if round > 1 else (0, "enrollment.1")
+    hub.prove(planted, *before)
     agent = hub.agents["silo-0"]
-    agent.tell(task=hub.begin(round, "train", attempt=attempt, state=planted).task)
+    agent.tell(task=hub.begin(round, "train", attempt=attempt).task)
     return agent
+
+
+async def test_a_state_that_nobody_signed_is_asked_about_in_vain(hub: Hub) -> None:
+    agent, enrolled = hub.agents["silo-0"], len(hub.agents["silo-0"].objective.works)
+    for threshold in (8.0, 4.0):
+        planted = {**hub.state, PLANTED: np.full(4, threshold, np.float32)}
+        agent.tell(task=hub.begin(1, "train", state=planted).task)
+        assert await agent.refusal() == "state"
+    assert len(agent.objective.works) == enrolled
+    assert [job.decision for job in agent.ledger.jobs()] == ["approved"]
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -70,8 +85,9 @@ async def test_questions_asked_at_once_get_one_answer(make_hub: Callable[..., Hu
         hub.add(name, objective=Threshold(gate=lambda work: _until(gate)))
     await hub.run(0, "enrollment.0")
     agent = ask(hub, 3.0, round=1)
-    while not agent.objective.works:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        while not agent.objective.works:
+            await asyncio.sleep(0)
     ask(hub, 4.0, round=2)
     ask(hub, 8.0, round=3)
     gate.set()
@@ -84,14 +100,11 @@ async def test_a_total_below_the_silos_count_is_the_last_that_is_tried(make_hub:
     hub = make_hub()
     hub.add_all()
     await hub.run(0, "enrollment.0")
-    true = hub.state
-    hub.state = {**true, "method/total": np.array(90, np.int64)}
     agent = hub.agents["silo-0"]
-    agent.tell(task=hub.begin(1, "train").task)
-    assert await agent.refusal() == "not-enrolled"
-    hub.state = {**true, "method/total": np.array(100, np.int64)}
-    agent.tell(task=hub.begin(1, "train").task)
-    assert await agent.refusal() == "data"
+    for number, total, code in ((1, 90, "not-enrolled"), (2, 100, "data")):
+        hub.prove({**hub.state, "method/total": np.array(total, np.int64)}, 0, f"enrollment.{number}")
+        agent.tell(task=hub.begin(1, "train").task)
+        assert await agent.refusal() == code
 
 
 async def test_an_institution_lets_a_suspended_job_go_on(hub: Hub) -> None:
@@ -99,7 +112,7 @@ async def test_an_institution_lets_a_suspended_job_go_on(hub: Hub) -> None:
     assert await agent.refusal() == "data"
     assert [job.decision for job in agent.ledger.jobs()] == ["suspended"]
     agent.ledger.decide(hub.job.id, Decision.APPROVED)
-    await ask(hub, 8.0, round=1).answer("advert")
+    await ask(hub, 8.0, round=2).answer("advert")
 
 
 def _until(gate: threading.Event) -> None:

@@ -51,10 +51,9 @@ class Clockless:
         await asyncio.sleep(0)
 
 
-def transfer(stub: Any, folder: Path, clock: Clockless | None = None) -> Transfer:
+def transfer(stub: Any, clock: Clockless | None = None) -> Transfer:
     return Transfer(
         stub,
-        cache=folder / "cache",
         metrics=SiloMetrics(),
         random=lambda: 0.0,
         sleep=(clock or Clockless()).sleep,
@@ -66,8 +65,10 @@ async def chunks_of(data: bytes, offset: int) -> Any:
         yield pb.Chunk(offset=start, data=data[start : start + CHUNK_BYTES])
 
 
-def download(carrier: Transfer, size_bytes: int = len(STATE)) -> Awaitable[Path]:
-    return carrier.download(job_digest=b"j" * 32, state_digest=DIGEST, size_bytes=size_bytes)
+async def download(carrier: Transfer, folder: Path, size_bytes: int = len(STATE)) -> Path:
+    target = folder / "state.safetensors"
+    await carrier.download(job_digest=b"j" * 32, digest=DIGEST, size_bytes=size_bytes, target=target)
+    return target
 
 
 # downloads
@@ -84,17 +85,13 @@ async def test_a_download_goes_on_where_the_line_broke(make_stub: MakeStub, tmp_
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
 
     clock = Clockless()
-    carrier = transfer(await make_stub(Download=Download), tmp_path, clock)
-    path = await download(carrier)
+    carrier = transfer(await make_stub(Download=Download), clock)
+    path = await download(carrier, tmp_path)
     assert path.read_bytes() == STATE
     assert offsets == [0, CHUNK_BYTES, 2 * CHUNK_BYTES]
     assert clock.waits == 2
-    assert await download(carrier) == path
-    assert len(offsets) == 3  # the second time from the cache
-    carrier.forget(keep=frozenset({DIGEST}))
-    assert path.exists()
-    carrier.forget(keep=frozenset())
-    assert not path.exists()
+    assert await download(carrier, tmp_path) == path
+    assert len(offsets) == 3  # what is there is not fetched again
 
 
 async def test_a_download_is_written_and_hashed_beside_the_event_loop(
@@ -118,7 +115,7 @@ async def test_a_download_is_written_and_hashed_beside_the_event_loop(
         async for chunk in chunks_of(STATE, request.offset):
             yield chunk
 
-    path = await download(transfer(await make_stub(Download=Download), tmp_path))
+    path = await download(transfer(await make_stub(Download=Download)), tmp_path)
     assert path.read_bytes() == STATE
     assert len(threads) == 1 + 3  # what was there before, and three chunks
     assert threading.main_thread() not in threads
@@ -135,10 +132,10 @@ async def test_a_download_goes_on_after_what_an_earlier_process_left(
         async for chunk in chunks_of(STATE, request.offset):
             yield chunk
 
-    carrier = transfer(await make_stub(Download=Download), tmp_path)
-    part = tmp_path / "cache" / f"{DIGEST.hex()}.part"
+    carrier = transfer(await make_stub(Download=Download))
+    part = tmp_path / "state.part"
     part.write_bytes(STATE[:size])
-    assert (await download(carrier)).read_bytes() == STATE
+    assert (await download(carrier, tmp_path)).read_bytes() == STATE
     assert offsets == [size]
     assert not part.exists()
 
@@ -148,9 +145,9 @@ async def test_a_part_longer_than_announced_is_thrown_away(make_stub: MakeStub, 
         async for chunk in chunks_of(STATE, request.offset):
             yield chunk
 
-    carrier = transfer(await make_stub(Download=Download), tmp_path)
-    (tmp_path / "cache" / f"{DIGEST.hex()}.part").write_bytes(STATE + b"!")
-    assert (await download(carrier)).read_bytes() == STATE
+    carrier = transfer(await make_stub(Download=Download))
+    (tmp_path / "state.part").write_bytes(STATE + b"!")
+    assert (await download(carrier, tmp_path)).read_bytes() == STATE
 
 
 @pytest.mark.parametrize(
@@ -168,19 +165,19 @@ async def test_bytes_other_than_announced_are_refused(
         async for chunk in chunks_of(served, request.offset):
             yield chunk
 
-    carrier = transfer(await make_stub(Download=Download), tmp_path)
+    carrier = transfer(await make_stub(Download=Download))
     with pytest.raises(RemoteProtocolError, match=words):
-        await download(carrier, announced)
-    assert not list((tmp_path / "cache").glob("*.safetensors"))
+        await download(carrier, tmp_path, announced)
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
 async def test_chunks_out_of_order_are_refused(make_stub: MakeStub, tmp_path: Path) -> None:
     async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
         yield pb.Chunk(offset=1, data=b"x")
 
-    carrier = transfer(await make_stub(Download=Download), tmp_path)
+    carrier = transfer(await make_stub(Download=Download))
     with pytest.raises(RemoteProtocolError, match="do not fit"):
-        await download(carrier)
+        await download(carrier, tmp_path)
 
 
 async def test_a_refused_download_that_never_ends_is_ended_here(make_stub: MakeStub, tmp_path: Path) -> None:
@@ -194,24 +191,26 @@ async def test_a_refused_download_that_never_ends_is_ended_here(make_stub: MakeS
         finally:
             ended.set()
 
-    carrier = transfer(await make_stub(Download=Download), tmp_path)
+    carrier = transfer(await make_stub(Download=Download))
     with pytest.raises(RemoteProtocolError, match="do not fit"):
-        await download(carrier)
+        await download(carrier, tmp_path)
     await asyncio.wait_for(ended.wait(), 20)
 
 
-async def test_nothing_is_kept_of_states_that_nobody_wants(make_stub: MakeStub, tmp_path: Path) -> None:
+async def test_downloads_of_one_file_wait_for_each_other(make_stub: MakeStub, tmp_path: Path) -> None:
+    """Two tasks may name the state that is being fetched."""
+    offsets: list[int] = []
+
     async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        offsets.append(request.offset)
         async for chunk in chunks_of(STATE, request.offset):
             yield chunk
 
-    carrier = transfer(await make_stub(Download=Download), tmp_path)
-    await download(carrier)
-    carrier.forget(keep=frozenset({DIGEST}))
-    assert set(carrier._locks) == {DIGEST}
-    carrier.forget(keep=frozenset())
-    assert not carrier._locks
-    assert not list((tmp_path / "cache").iterdir())
+    carrier = transfer(await make_stub(Download=Download))
+    paths = await asyncio.gather(*(download(carrier, tmp_path) for _ in range(3)))
+    assert paths[0].read_bytes() == STATE
+    assert offsets == [0]
+    assert not carrier._locks  # nothing is kept of files that nobody waits for
 
 
 async def test_a_refused_download_is_not_tried_again(make_stub: MakeStub, tmp_path: Path) -> None:
@@ -220,9 +219,9 @@ async def test_a_refused_download_is_not_tried_again(make_stub: MakeStub, tmp_pa
         yield
 
     clock = Clockless()
-    carrier = transfer(await make_stub(Download=Download), tmp_path, clock)
+    carrier = transfer(await make_stub(Download=Download), clock)
     with pytest.raises(RemoteProtocolError, match="PERMISSION_DENIED: not this silo's job"):
-        await download(carrier)
+        await download(carrier, tmp_path)
     assert clock.waits == 0
 
 
@@ -267,7 +266,7 @@ async def test_an_upload_goes_on_where_the_line_broke_with_the_digest_of_the_who
             yield receipt
 
     masker, encoded, expected = masked_vector()
-    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    carrier = transfer(await make_stub(Upload=Upload))
     await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
     assert bytes(spool.data) == expected
     assert spool.sha256 == hashlib.sha256(expected).digest()
@@ -290,7 +289,7 @@ async def test_an_upload_of_one_stream_needs_no_digest(make_stub: MakeStub, tmp_
                 return
 
     masker, encoded, expected = masked_vector()
-    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    carrier = transfer(await make_stub(Upload=Upload))
     await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
     assert bytes(data) == expected
     assert ends == [b""]
@@ -306,7 +305,7 @@ async def test_an_upload_goes_on_at_any_offset(make_stub: MakeStub, tmp_path: Pa
         async for receipt in spool.upload(messages, context):
             yield receipt
 
-    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    carrier = transfer(await make_stub(Upload=Upload))
     await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
     assert bytes(spool.data) == expected
     assert spool.sha256 == hashlib.sha256(expected).digest()
@@ -350,7 +349,7 @@ async def test_masking_runs_in_a_thread_and_never_far_ahead_of_a_slow_reader(
                     await asyncio.to_thread(lambda: None)
                 ahead.append(masker.made - taken)
 
-    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    carrier = transfer(await make_stub(Upload=Upload))
     await carrier.upload(KEY, masker, None, total_bytes=40 * CHUNK_BYTES)  # type: ignore[arg-type]
     assert masker.made == len(ahead) == 40
     on_the_line = 8  # what gRPC and the kernel take in on both ends, in chunks
@@ -370,7 +369,7 @@ async def test_a_cancelled_upload_ends_the_masking(make_stub: MakeStub, tmp_path
                 await asyncio.Event().wait()
 
     masker: Any = WatchedMasker(chunks=400)
-    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    carrier = transfer(await make_stub(Upload=Upload))
     sending = carrier.upload(KEY, masker, None, total_bytes=400 * CHUNK_BYTES)  # type: ignore[arg-type]
     uploading = asyncio.ensure_future(sending)
     await arrived.wait()
@@ -389,7 +388,7 @@ async def test_an_upload_that_is_refused_ends_with_the_coordinators_word(
         yield
 
     masker, encoded, _ = masked_vector()
-    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    carrier = transfer(await make_stub(Upload=Upload))
     with pytest.raises(RemoteProtocolError, match="FAILED_PRECONDITION: the stage has closed"):
         await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
 
@@ -403,7 +402,7 @@ async def test_a_coordinator_that_claims_more_bytes_than_there_are_is_refused(
             pass
 
     masker, encoded, _ = masked_vector()
-    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    carrier = transfer(await make_stub(Upload=Upload))
     with pytest.raises(RemoteProtocolError, match="more bytes than there are"):
         await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
 
@@ -417,7 +416,7 @@ async def test_a_cancelled_upload_stops_while_the_line_is_down(make_stub: MakeSt
         yield
 
     masker, encoded, _ = masked_vector()
-    carrier = transfer(await make_stub(Upload=Upload), tmp_path)
+    carrier = transfer(await make_stub(Upload=Upload))
     uploading = asyncio.ensure_future(carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes))
     await tried.wait()
     uploading.cancel()
