@@ -16,6 +16,7 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from coordinator.jobs.attempt_runner import AttemptFailed
 from coordinator.jobs.deadlines import StageLimits
+from coordinator.jobs.outcome import Outcome
 from coordinator.jobs.statements import Statements
 from coordinator.reasons import FailureReason
 from coordinator.resources import Resources
@@ -25,14 +26,11 @@ from crypto.identity.roster import Roster
 from crypto.session import bodies
 from crypto.session.messages import RevealedSum, SessionTerms, Signatures
 from crypto.session.session_record import SessionRecord
-from crypto.session.statements import AbandonedProof, Signer, StateProof
+from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
 
 
 class Agreement:
-    """On the state that a revealed sum leads to.
-
-    unsigned: the proof without its signers. record: of the session whose sum was revealed.
-    """
+    """On the state that a revealed sum leads to. record: of the session whose sum it is."""
 
     def __init__(
         self,
@@ -40,19 +38,35 @@ class Agreement:
         resources: Resources,
         key: PhaseKey,
         record: SessionRecord,
-        unsigned: StateProof,
+        roster: Roster,
+        outcome: Outcome,
         self_mask_seeds: dict[str, bytes],
         away_since: Mapping[str, float],
         on_progress: Callable[[str], None],
     ) -> None:
         self._record = record
-        self._unsigned = unsigned
-        self._session_digest = record.terms.digest()
+        assert outcome.revealed is not None  # else there is nothing to agree on
+        terms = record.terms
+        self._unsigned = StateProof(
+            roster=roster.signed,
+            round=terms.round,
+            phase=terms.phase,
+            attempt=terms.attempt,
+            layout_digest=terms.layout.digest,
+            cohort_digest=record.cohort_digest,
+            survivors=record.survivors,
+            parent_digest=terms.state_digest,
+            sum_digest=outcome.revealed.digest,
+            next_digest=outcome.digest,
+            draw_seed=outcome.draw_seed,
+            signers={},
+        )
+        self._session_digest = terms.digest()
         cap = resources.settings.unmask_hard_cap_seconds
         revealed = RevealedSum(
             survivors=record.survivors,
-            signatures=signatures_of(record),
-            sum_digest=unsigned.sum_digest,
+            signatures=_signatures(record),
+            sum_digest=outcome.revealed.digest,
             self_mask_seeds=self_mask_seeds,
         )
         self.statements = Statements(
@@ -60,7 +74,7 @@ class Agreement:
             key=key,
             question=wire.to_silo(revealed, key),
             silos=record.sharers,
-            threshold=record.terms.rule.threshold,
+            threshold=terms.rule.threshold,
             # no other silo has the key of this sum, so since when one is away does not matter
             limits=StageLimits(deadline=cap, hard_cap=cap, grace=math.inf),
             away_since=away_since,
@@ -141,6 +155,12 @@ class Abandonment:
         return Signer(certificate=abandoned.certificate, signature=signed.signature)
 
 
-def signatures_of(record: SessionRecord) -> Signatures:
+def cohort_proof(key: PhaseKey, record: SessionRecord) -> session_pb2.CohortProof:
+    """Who is in the session's sum, or would be: what further phases over the same model need."""
+    proof = CohortProof(survivors=record.survivors, signatures=_signatures(record))
+    return wire.cohort_proof_to_wire(key, proof)
+
+
+def _signatures(record: SessionRecord) -> Signatures:
     """What the survivors signed in CONSISTENCY."""
     return Signatures(signatures=tuple(record.signatures[name] for name in sorted(record.signatures)))

@@ -8,17 +8,14 @@ it by a new attempt with fresh keys. Source: docs/protocol.md 7.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chorale.job import IMPLAUSIBLE, Job
+from chorale.job import Job
 from chorale.observability import tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.tracing import Span
-from chorale.runtime.files import write_atomic
 from chorale.spec.state import GlobalState
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
@@ -26,8 +23,9 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint, sitting_out
 from coordinator.jobs.aggregate import MaskedSum, unmask_stored
-from coordinator.jobs.agreement import Abandonment, Agreement, signatures_of
+from coordinator.jobs.agreement import Abandonment, Agreement, cohort_proof
 from coordinator.jobs.attempt_runner import AttemptFailed, AttemptRunner
+from coordinator.jobs.outcome import RevealedFile, outcome_of
 from coordinator.jobs.statements import Statements
 from coordinator.metrics import AttemptResult
 from coordinator.phase_machine import RETRYABLE, PhaseEvent, PhaseMachine, PhaseState
@@ -36,34 +34,14 @@ from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool
 from coordinator.storage.store import Absence, PhaseRow
 from crypto.errors import ConfigError, RemoteProtocolError
-from crypto.fixed_point.plausible import ImplausibleSum
 from crypto.identity.roster import Roster
-from crypto.masking.stored_sum import StoredSum, tagged_stream
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import SessionTerms
 from crypto.session.session_record import SessionRecord
-from crypto.session.statements import AbandonedProof, CohortProof, StateProof
+from crypto.session.statements import AbandonedProof, StateProof
 from strategies.base import PhaseResult
-from strategies.phases.enrollment import draw_seed_in
 
 log = get_logger("coordinator.jobs.phase_runner")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RevealedFile:
-    """The tagged part of a revealed sum on disk. digest: SHA-256 of the file."""
-
-    digest: bytes
-    path: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Following:
-    """What a revealed sum leads to. digest: of the global state after it. draw_seed: what that holds."""
-
-    result: PhaseResult
-    digest: bytes
-    draw_seed: bytes = b""
 
 
 class PhaseRunner:
@@ -298,28 +276,27 @@ class PhaseRunner:
         terms = self._terms(roster, state)
         quantities = [quantity.name for quantity in terms.layout.quantities]
         record = SessionRecord.from_bytes(self._row.session or b"")
-        following = await asyncio.to_thread(self._next_state, terms, state, record)
-        if self.revealed is None:
-            return self._end(following.result, following.digest, quantities)
-        unsigned = StateProof(
-            roster=roster.signed,
-            round=terms.round,
-            phase=terms.phase,
-            attempt=terms.attempt,
-            layout_digest=terms.layout.digest,
-            cohort_digest=record.cohort_digest,
-            survivors=record.survivors,
-            parent_digest=terms.state_digest,
-            sum_digest=self.revealed.digest,
-            next_digest=following.digest,
-            draw_seed=following.draw_seed,
-            signers={},
+        outcome = await asyncio.to_thread(
+            outcome_of,
+            self._job,
+            self._key,
+            terms,
+            state,
+            stored=self._sum_path("revealed"),
+            tagged=self._sum_path("tagged"),
+            survivors=len(record.survivors),
+            self_mask_seeds=self._row.self_mask_seeds,
+            checkpoints=self._resources.checkpoints,
         )
+        if outcome.revealed is None:
+            return self._end(outcome.result, outcome.digest, quantities)
+        self.revealed = outcome.revealed
         agreement = Agreement(
             resources=self._resources,
             key=self._key,
             record=record,
-            unsigned=unsigned,
+            roster=roster,
+            outcome=outcome,
             self_mask_seeds=self._row.self_mask_seeds or {},
             away_since=self._away_since,
             on_progress=self._tell_progress,
@@ -329,52 +306,12 @@ class PhaseRunner:
             proof = await agreement.run()
         except AttemptFailed as failure:
             self._fail_attempt(failure.reason)
-            lost = PhaseResult(state=None, figures=following.result.figures, reason=failure.reason.value)
+            lost = PhaseResult(state=None, figures=outcome.result.figures, reason=failure.reason.value)
             return self._end(lost, self._row.state_digest, quantities)
         finally:
             self.statements = None
         threshold = terms.rule.threshold
-        return self._end(following.result, following.digest, quantities, proof=proof, threshold=threshold)
-
-    def _next_state(self, terms: SessionTerms, state: GlobalState, record: SessionRecord) -> _Following:
-        """Write what the stored sum does to the global state. To do it twice changes nothing: the
-        checkpoint is named by its digest, and one transaction ends the phase."""
-        context = self._job.context(self._key, state, len(terms.names))
-        sums = StoredSum(self._sum_path("revealed"), layout=terms.layout)
-        try:
-            sums.check_plausible(len(record.survivors))
-        except ImplausibleSum as error:  # silos, who see the tagged part alone, would not apply that either
-            log.warning("implausible sum", reason=str(error), **self._scope)
-            refused = PhaseResult(state=None, reason=IMPLAUSIBLE)
-            return _Following(result=refused, digest=self._row.state_digest)
-        figures = dict(self._job.figures(self._row.phase, context, sums))
-        if any(quantity.noise is not None for quantity in terms.layout.quantities):
-            figures["wrap_probability"] = terms.layout.wrap_probability
-        if terms.layout.tagged is None:
-            result = PhaseResult(state={}, figures=figures)
-            return _Following(result=result, digest=self._row.state_digest)
-        del sums  # its pages, before those of the tagged part
-        path = self._sum_path("tagged")
-        write_atomic(path, tagged_stream(self._sum_path("revealed"), layout=terms.layout))
-        with path.open("rb") as file:
-            self.revealed = RevealedFile(digest=hashlib.file_digest(file, "sha256").digest(), path=path)
-        result = self._job.outcome(
-            self._row.phase,
-            context,
-            StoredSum(path, layout=terms.layout.tagged),
-            survivors=len(record.survivors),
-            self_mask_seeds=self._row.self_mask_seeds,
-        )
-        result = replace(result, figures={**result.figures, **figures})
-        following, digest = result.state or state, self._row.state_digest
-        if following is not state:
-            digest = self._resources.checkpoints.put(self._job.digest, following)
-        return _Following(
-            # it is on disk: the next phase need not hold it
-            result=replace(result, state=None if result.state is None else {}),
-            digest=digest,
-            draw_seed=draw_seed_in(following),
-        )
+        return self._end(outcome.result, outcome.digest, quantities, proof=proof, threshold=threshold)
 
     def _end(
         self,
@@ -414,9 +351,7 @@ class PhaseRunner:
         session = self._resources.store.phase(self._row.sequence).session
         if session is None or not self._job.strategy.reads_state(self._key.kind):
             return None
-        record = SessionRecord.from_bytes(session)
-        proof = CohortProof(survivors=record.survivors, signatures=signatures_of(record))
-        return wire.cohort_proof_to_wire(self._key, proof)
+        return cohort_proof(self._key, SessionRecord.from_bytes(session))
 
     def _record(
         self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]

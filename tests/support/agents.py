@@ -142,6 +142,8 @@ class MemoryTransfers:
         data = self._states.get(digest, b"")
         if len(data) != size_bytes or hashlib.sha256(data).digest() != digest:
             raise RemoteProtocolError("download: other bytes than announced", code=Refusal.STATE)
+        if not target.exists():
+            self.downloaded.append(digest)
         target.write_bytes(data)
 
     async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:

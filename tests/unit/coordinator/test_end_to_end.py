@@ -257,7 +257,7 @@ async def test_draw_is_fixed_by_the_stored_seeds_where_the_coordinator_stops_bef
             raise fault
         return StoredSum(path, layout=layout)
 
-    monkeypatch.setattr("coordinator.jobs.phase_runner.StoredSum", open_after_a_fault)
+    monkeypatch.setattr("coordinator.jobs.outcome.StoredSum", open_after_a_fault)
     monkeypatch.setattr("coordinator.jobs.job_runner.RESUME_SECONDS", 0.05)
     hub = make_hub(silos=5)
     await hub.start()

@@ -1,0 +1,95 @@
+"""What a revealed sum leads to: figures, the next state, and the part of the sum that silos fetch.
+
+To compute it twice changes nothing: files are named by their digests. Everything here blocks and runs in a
+worker thread. Source: docs/protocol.md 4.12, 5.10, 7.9.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from chorale.job import IMPLAUSIBLE, Job
+from chorale.observability.logs import get_logger
+from chorale.runtime.files import write_atomic
+from chorale.spec.state import GlobalState
+from chorale.transport.wire import PhaseKey
+from coordinator.storage.checkpoints import Checkpoints
+from crypto.fixed_point.plausible import ImplausibleSum
+from crypto.masking.stored_sum import StoredSum, tagged_stream
+from crypto.session.messages import SessionTerms
+from strategies.base import PhaseResult
+from strategies.phases.enrollment import draw_seed_in
+
+log = get_logger("coordinator.jobs.outcome")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevealedFile:
+    """The tagged part of a revealed sum on disk. digest: SHA-256 of the file."""
+
+    digest: bytes
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """digest: of the global state after the phase. draw_seed: what that holds. revealed: what silos compute
+    it from; None where they are not asked: nothing is tagged, or no honest silos give such a sum."""
+
+    result: PhaseResult
+    digest: bytes
+    draw_seed: bytes = b""
+    revealed: RevealedFile | None = None
+
+
+def outcome_of(
+    job: Job,
+    key: PhaseKey,
+    terms: SessionTerms,
+    state: GlobalState,
+    *,
+    stored: Path,
+    tagged: Path,
+    survivors: int,
+    self_mask_seeds: Mapping[str, bytes] | None,
+    checkpoints: Checkpoints,
+) -> Outcome:
+    """stored: where the revealed sum is. tagged: where the part of it goes that silos fetch."""
+    context = job.context(key, state, len(terms.names))
+    sums = StoredSum(stored, layout=terms.layout)
+    try:
+        sums.check_plausible(survivors)
+    except ImplausibleSum as error:  # silos, who see the tagged part alone, would not apply that either
+        log.warning("implausible sum", reason=str(error), job=job.id, round=key.round, phase=key.phase)
+        return Outcome(result=PhaseResult(state=None, reason=IMPLAUSIBLE), digest=terms.state_digest)
+    figures = dict(job.figures(key.phase, context, sums))
+    if any(quantity.noise is not None for quantity in terms.layout.quantities):
+        figures["wrap_probability"] = terms.layout.wrap_probability
+    if terms.layout.tagged is None:
+        return Outcome(result=PhaseResult(state={}, figures=figures), digest=terms.state_digest)
+    del sums  # its pages, before those of the tagged part
+    write_atomic(tagged, tagged_stream(stored, layout=terms.layout))
+    with tagged.open("rb") as file:
+        revealed = RevealedFile(digest=hashlib.file_digest(file, "sha256").digest(), path=tagged)
+    result = job.outcome(
+        key.phase,
+        context,
+        StoredSum(tagged, layout=terms.layout.tagged),
+        survivors=survivors,
+        self_mask_seeds=self_mask_seeds,
+    )
+    following, digest = result.state or state, terms.state_digest
+    if following is not state:
+        digest = checkpoints.put(job.digest, following)
+    return Outcome(
+        # the state is on disk: the next phase need not hold it
+        result=replace(
+            result, state=None if result.state is None else {}, figures={**result.figures, **figures}
+        ),
+        digest=digest,
+        draw_seed=draw_seed_in(following),
+        revealed=revealed,
+    )
