@@ -2,8 +2,8 @@
 
 Masks hide who moved a sum, and the plausible box (docs/protocol.md 4.12) is wide. A silo does know its own
 step: that which the server would have taken if all silos had sent what it sent. Honest silos' means are no
-longer than a few of these; a state that is built to read records lies tens of them away.
-Source: docs/protocol.md 6.11.
+longer than a few of these; a state that is built to read records lies 6 to 400 of them away.
+Source: docs/protocol.md 6.11, docs/privacy.md "What sums can tell".
 """
 
 from __future__ import annotations
