@@ -15,15 +15,22 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crypto import encoding
 from crypto.errors import ConfigError
-from crypto.session.cohort import SMALLEST_FEDERATION, drawn_count
-from research.attacks import product_rules
+from crypto.session.cohort import (
+    SMALLEST_FEDERATION,
+    default_colluders,
+    draw_risk,
+    drawn_count,
+    smallest_draw,
+)
 from research.attacks.digits import NAMES, job
+from silo_agent.policy.policy import Policy
 from simulation.engine import NO_NONCE
 
 NONCES = 1_000_000
@@ -43,9 +50,9 @@ Flags = NDArray[np.bool_]
 class GroundDraw:
     """A draw goes wrong where some round names more than floor(m/3) of the colluders.
 
-    members: m, the fewest from what the job asks for that silos accept. worst_risk: share of the nonces
-    whose draw goes wrong, the larger of all and of those that the operator picks. picked: nonces whose
-    draw, guessed with seeds that the operator makes up, goes wrong and names the target. promised_risk:
+    members: m, as the job asks for it, or else the smallest that silos accept. worst_risk: share of the
+    nonces whose draw goes wrong, the larger of all and of those that the operator picks. picked: nonces
+    whose draw, guessed with seeds that the operator makes up, goes wrong and names the target. promised_risk:
     what a silo's policy allows a job. asked_*: for m as the job asks for it, which silos refuse.
     asked_promise: the risk by which they do. tries_by_digest, seconds_by_digest: until a nonce suits where
     the draw follows from the job's digest; tries 0: none did.
@@ -77,13 +84,17 @@ def measure(
     random: Random = os.urandom,
 ) -> GroundDraw:
     """The first silos collude; the next is the target."""
-    number = product_rules.default_colluders(silos) if colluders is None else colluders
+    number = default_colluders(silos) if colluders is None else colluders
     asked = drawn_count(silos, fraction)
     if not SMALLEST_FEDERATION <= asked <= silos:
         raise ConfigError(f"fraction: a round would name {asked} of {silos} silos, expected 3 to {silos}")
     if number >= silos:
         raise ConfigError(f"colluders: expected at most {silos - 1} of {silos} silos, got {number}")
-    members = product_rules.smallest_draw(silos, at_least=asked, colluders=number, rounds=rounds)
+    promised = Policy(federation="bench").max_draw_risk
+    limit, asked_promise = Fraction(str(promised)), draw_risk(silos, asked, colluders=number, rounds=rounds)
+    members = asked
+    if asked_promise > limit:
+        members = smallest_draw(silos, colluders=number, rounds=rounds, max_risk=limit) or silos
     tries, seconds, _ = ground_by_digest(silos, fraction, colluders=number, rounds=rounds, nonces=nonces)
     wrong_of_members, wrong_of_asked, picked = (np.zeros(nonces, np.bool_) for _ in range(3))
     for first in range(0, nonces, BLOCK):
@@ -104,11 +115,11 @@ def measure(
         picked=int(picked.sum()),
         members=members,
         worst_risk=max(_share(wrong_of_members), _share(wrong_of_members[picked])),
-        promised_risk=product_rules.MAX_DRAW_RISK,
+        promised_risk=promised,
         asked_members=asked,
         asked_risk=_share(wrong_of_asked),
         asked_risk_of_picked=_share(wrong_of_asked[picked]),
-        asked_promise=float(product_rules.draw_risk(silos, asked, colluders=number, rounds=rounds)),
+        asked_promise=float(asked_promise),
         tries_by_digest=tries,
         seconds_by_digest=seconds,
     )
@@ -117,7 +128,7 @@ def measure(
 def draw_seeds(jobs: Seeds, silos: int, random: Random) -> list[bytes]:
     """What each job's rounds are drawn by, with a self-mask seed of every silo that is new to each job.
 
-    As product_rules.draw_seed makes it: the encoding is the same for all but for the seeds.
+    As crypto.session.cohort.draw_seed makes it: the encoding is the same for all but for the seeds.
     """
     head, tail = encoding.encode("draw", _MARK, [bytes(SEED_BYTES)] * silos).split(_MARK)
     field = tail[-SEED_BYTES - _FIELD_HEAD_BYTES :]

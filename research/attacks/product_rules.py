@@ -1,45 +1,53 @@
-"""What honest silos refuse: their own checks, rosters and ledgers, asked as their agents ask them.
+"""What honest silos refuse: their own checks, rosters, ledgers and states, asked as their agents ask them.
 
 Every attack on what silos agree to asks here, so that its figure "under the rules" comes from the product.
 """
 
 from __future__ import annotations
 
-import math
+import asyncio
+import hashlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chorale.job import Job, open_job, sign_job
+from chorale.runtime.audit import AuditLog
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_digest, state_to_bytes
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from crypto import encoding
 from crypto.errors import PolicyRefusal, RemoteProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
-from crypto.fixed_point.ring import Encoded
+from crypto.fixed_point.ring import Encoded, Words
 from crypto.identity.certificates import Identity, Role
 from crypto.masking import masks
-from crypto.session.messages import SessionTerms
+from crypto.masking.stored_sum import StoredSum
+from crypto.session.messages import RevealedSum, SessionTerms
 from crypto.session.reveal import RevealLedger
+from crypto.session.sum_check import SumCheck
+from silo_agent.ledger.budget import Budget, Charge
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.ledger.reveals import Reveals
+from silo_agent.local_storage.local_state import LocalStates
+from silo_agent.local_storage.state_files import StateFiles
+from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.policy import Policy
+from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
+from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
 from simulation.engine import NO_NONCE
 from simulation.local_session import LocalSession
@@ -47,7 +55,6 @@ from simulation.members import Authority, Members
 from strategies.base import Array, Arrays
 
 Answer = TypeVar("Answer")
-FloatArray = NDArray[np.float64]
 
 DATA_SET = "data"
 OPERATOR = "operator"
@@ -63,7 +70,26 @@ class _Silo:
     """One silo's own memory and checks."""
 
     reveals: Reveals
+    budget: Budget
     checks: TaskChecks
+    chain: StateChain
+    sums: RevealedSums
+    files: StateFiles
+
+    async def reserve(self, key: PhaseKey, task: pb.PhaseTask, state: Arrays) -> Charge:
+        """All that MessageHandler and InputCache do before they touch the data."""
+        roster, job = self.checks.job(key, task)
+        self.chain.accept(key, task, job)
+        drawn = await self.checks.first_state(key, task, job)
+        if drawn is None:  # else it is downloaded
+            self.files.put(state)
+        else:
+            self.files.take(drawn, task.state_digest)
+        path = self.files.state(task.state_digest)
+        _, request = self.checks.request(key, task, job, roster, path)
+        return self.budget.reserve(
+            job, key, request.context.state, members=request.rule.members, use=request.use
+        )
 
 
 class HonestSilos:
@@ -79,6 +105,7 @@ class HonestSilos:
         self._has_rules = has_rules
         self._open = ExitStack()
         self._folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
+        self._shown = self._folder / "sum"
         authority = Authority(spec.federation, now=self._now)
         silos = {name: authority.enroll(Role.SILO, name) for name in spec.silos}
         operator = authority.enroll(Role.OPERATOR, OPERATOR)
@@ -101,32 +128,26 @@ class HonestSilos:
 
     def check_state(self, state: Arrays, *, round: int, phase: str) -> None:
         """What every silo checks of a state before it touches its data. Raises Refused."""
-        path = self._folder / "state"
-        data = state_to_bytes(state)
-        path.write_bytes(data)
-        terms = self._terms(state, round, phase)
-        key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=1)
-        task = pb.PhaseTask(
-            key=wire.key_to_wire(key),
-            state_digest=state_digest(data),
-            state_bytes=len(data),
-            session_digest=terms.digest(),
-        )
-        for silo in self._silos.values():
-            _asked(partial(_request, silo.checks, key, task, path))
+        for charge in self._reserve(state, self._terms(state, round, phase)).values():
+            charge.release()
 
     def enroll(self, state: Arrays, samples: Mapping[str, int]) -> dict[str, Array]:
-        """The job's opening phase, in a session. Raises Refused."""
-        self.check_state(state, round=0, phase=ENROLLMENT)
+        """The state that follows from the job's opening phase, which every silo computed. Raises Refused."""
         terms = self._terms(state, 0, ENROLLMENT)
         inputs = {
             name: Encoder({"silos": np.array(1), "samples": np.array(count)}, layout=terms.layout).encode()
             for name, count in samples.items()
         }
-        sums = self.sum(state, inputs, round=0, phase=ENROLLMENT)
-        key = PhaseKey(job_digest=self.job.digest, round=0, phase=ENROLLMENT, attempt=1)
-        context = self.job.context(key, state, len(terms.names))
-        result = self.job.apply(ENROLLMENT, context, sums, survivors=len(inputs))
+        session, total = self._session(state, terms, inputs)
+        self._shown.write_bytes(b"".join(masks.tagged_stream(terms.layout, total)))
+        self._show(session)
+        assert terms.layout.tagged is not None
+        result = self.job.outcome(
+            ENROLLMENT,
+            self.job.context(_key(terms), state, len(terms.names)),
+            StoredSum(self._shown, layout=terms.layout.tagged),
+            survivors=len(inputs),
+        )
         assert result.state is not None, result.reason
         return dict(result.state)
 
@@ -135,21 +156,57 @@ class HonestSilos:
     ) -> dict[str, Array]:
         """What a session of these silos reveals; the others of the job share keys and are lost then.
 
-        Raises Refused where a silo's ledger does.
+        The coordinator keeps the sum to itself: silos that are shown it move on to the next state.
+        Raises Refused where a silo's checks or its ledger do.
         """
         terms = self._terms(state, round, phase)
-        return _asked(lambda: self._session(terms, inputs))
+        _, total = self._session(state, terms, inputs)
+        return dict(ring.decode(total, layout=terms.layout))
 
-    def _session(self, terms: SessionTerms, inputs: Mapping[str, Encoded]) -> dict[str, Array]:
+    def _session(
+        self, state: Arrays, terms: SessionTerms, inputs: Mapping[str, Encoded]
+    ) -> tuple[_Session, Mapping[int, Words]]:
+        """The session up to its sum. Raises Refused."""
+        charges = self._reserve(state, terms)
         ledgers = {name: silo.reveals for name, silo in self._silos.items()}
         session = _Session(self._members, terms, silos=terms.names, now=self._now, ledgers=ledgers)
-        session.share()
+        _asked(session.share)
         total = ring.zeros(terms.layout)
         for name, words in inputs.items():
-            stream = b"".join(session.masker(name).stream(words))
+            masker = session.masker(name)
+            if name in self._silos:  # both before the first byte leaves
+                _asked(charges[name].spend)
+                self._silos[name].chain.keep_check(session.check_of(name))
+            stream = b"".join(masker.stream(words))
             ring.add_into(total, masks.vectors_from_stream(terms.layout, stream))
-        session.reveal().unmask(total)
-        return ring.decode(total, layout=terms.layout)
+        _asked(session.reveal).unmask(total)
+        return session, total
+
+    def _reserve(self, state: Arrays, terms: SessionTerms) -> dict[str, Charge]:
+        """Every silo is given the task. Raises Refused."""
+        key, data = _key(terms), state_to_bytes(state)
+        task = pb.PhaseTask(
+            key=wire.key_to_wire(key),
+            state_digest=state_digest(data),
+            state_bytes=len(data),
+            session_digest=terms.digest(),
+        )
+        return {
+            name: _asked(partial(asyncio.run, silo.reserve(key, task, state)))
+            for name, silo in self._silos.items()
+        }
+
+    def _show(self, session: _Session) -> None:
+        """The sum goes to every silo in it, which checks it, computes the next state and keeps that."""
+        revealed = RevealedSum(
+            survivors=session.coordinator.survivors,
+            signatures=session.coordinator.unmask_request(),
+            sum_digest=hashlib.sha256(self._shown.read_bytes()).digest(),
+            self_mask_seeds=dict(session.coordinator.self_mask_seeds),
+        )
+        key = _key(session.terms)
+        for silo in self._silos.values():
+            _asked(partial(asyncio.run, silo.sums.answer(key, revealed, own_steps={})))
 
     def _terms(self, state: Arrays, round: int, phase: str) -> SessionTerms:
         return self.job.terms(
@@ -170,11 +227,18 @@ class HonestSilos:
     def _silo(self, name: str) -> _Silo:
         """As silo_agent/agent.py puts one together."""
         clock: Callable[[], datetime] = lambda: self._now  # noqa: E731
+        folder, identity = self._folder / name, self._members.silos[name]
         ledger = Ledger(self._folder / f"{name}.sqlite", clock=clock)
         self._open.callback(ledger.close)
+        audit = AuditLog(self._folder / f"{name}.jsonl")
+        self._open.callback(audit.close)
         reveals = ledger.reveals(policy=self._policy, data_set=DATA_SET)
+        steps = ledger.steps(policy=self._policy, data_set=DATA_SET)
+        budget = ledger.budget(policy=self._policy, data_set=DATA_SET)
+        files, known = StateFiles(folder / "states"), ledger.known_states()
+        local = LocalStates(folder / "local")
         rosters = Rosters(
-            identity=self._members.silos[name],
+            identity=identity,
             authority=self._members.authority,
             policy=self._policy,
             ledger=ledger,
@@ -187,16 +251,45 @@ class HonestSilos:
         )
         _asked(lambda: jobs.offer(self.job.signed, rosters.take(self._members.roster.signed)))
         checks = TaskChecks(
-            identity=self._members.silos[name],
+            identity=identity,
             authority=self._members.authority,
             policy=self._policy,
             jobs=jobs,
             rosters=rosters,
             reveals=reveals,
-            budget=ledger.budget(policy=self._policy, data_set=DATA_SET),
+            budget=budget,
+            steps=steps,
+            first_states=FirstStates(folder / "first", policy=self._policy),
             clock=clock,
         )
-        return _Silo(reveals=reveals, checks=checks)
+        self._open.callback(checks.close)
+        sums = RevealedSums(
+            identity=identity,
+            jobs=jobs,
+            rosters=rosters,
+            known=known,
+            reveals=reveals,
+            steps=steps,
+            files=files,
+            local=local,
+            downloads=_Downloads(self._shown),
+            audit=audit,
+            metrics=SiloMetrics(),
+        )
+        chain = StateChain(
+            silo=name, known=known, reveals=reveals, local=local, authority=self._members.authority
+        )
+        return _Silo(reveals=reveals, budget=budget, checks=checks, chain=chain, sums=sums, files=files)
+
+
+class _Downloads:
+    """The coordinator's transfers: they hand out the one sum that is being shown."""
+
+    def __init__(self, shown: Path) -> None:
+        self._shown = shown
+
+    async def download(self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path) -> None:
+        target.write_bytes(self._shown.read_bytes())
 
 
 class _Session(LocalSession):
@@ -214,13 +307,16 @@ class _Session(LocalSession):
         self._ledgers = ledgers
         super().__init__(members, terms, silos=silos, now=now)
 
+    def check_of(self, name: str) -> SumCheck:
+        """What a silo keeps to check the sum with, once it masked."""
+        return self._checks[name]
+
     def ledger(self, name: str) -> RevealLedger:
         return self._ledgers[name] if name in self._ledgers else super().ledger(name)
 
 
-def _request(checks: TaskChecks, key: PhaseKey, task: pb.PhaseTask, path: Path) -> None:
-    roster, job = checks.job(key, task)
-    checks.request(key, task, job, roster, path)
+def _key(terms: SessionTerms) -> PhaseKey:
+    return PhaseKey(job_digest=terms.job_digest, round=terms.round, phase=terms.phase, attempt=terms.attempt)
 
 
 def _asked(act: Callable[[], Answer]) -> Answer:
@@ -228,68 +324,3 @@ def _asked(act: Callable[[], Answer]) -> Answer:
         return act()
     except (PolicyRefusal, RemoteProtocolError) as refusal:
         raise Refused(str(refusal)) from refusal
-
-
-# the draw of `fraction`, docs/protocol.md 3.2
-
-MAX_DRAW_RISK = 1e-6
-OPENINGS = 4  # of a job that can be revealed, and so chosen from
-
-
-def draw_seed(job_digest: bytes, self_mask_seeds: Mapping[str, bytes]) -> bytes:
-    """What a job's rounds are drawn by."""
-    return encoding.digest("draw", job_digest, [self_mask_seeds[name] for name in sorted(self_mask_seeds)])
-
-
-def drawn(silos: Sequence[str], seed: bytes, round: int, members: int) -> tuple[str, ...]:
-    """Whom a round names."""
-    ranked = sorted(silos, key=lambda name: encoding.digest("named-set", seed, round, name))
-    return tuple(sorted(ranked[:members]))
-
-
-def default_colluders(silos: int) -> int:
-    """How many a silo assumes."""
-    return max(1, silos // 10)
-
-
-def draw_risk(silos: int, members: int, *, colluders: int, rounds: int) -> Fraction:
-    """What a silo says of a job: the hypergeometric tail, times the rounds, times the openings."""
-    wrong = sum(
-        math.comb(colluders, named) * math.comb(silos - colluders, members - named)
-        for named in range(members // 3 + 1, min(colluders, members) + 1)
-    )
-    return min(Fraction(1), Fraction(wrong, math.comb(silos, members)) * rounds * OPENINGS)
-
-
-def smallest_draw(silos: int, *, at_least: int, colluders: int, rounds: int) -> int:
-    """The fewest silos of a round that a silo accepts; all of them need no draw."""
-    sizes = range(at_least, silos)
-    risks = ((size, draw_risk(silos, size, colluders=colluders, rounds=rounds)) for size in sizes)
-    return next((size for size, risk in risks if risk <= MAX_DRAW_RISK), silos)
-
-
-# the steps of a state, docs/protocol.md 6
-
-MAX_STEP_RATIO = 3.0
-
-
-def longest_step(
-    toward: FloatArray, *, moved: FloatArray, own: FloatArray, own_moved: FloatArray
-) -> FloatArray:
-    """The step of one array toward a place that is as long as no silo objects to.
-
-    toward: all the way. moved: since the first state. own, own_moved: one row a silo, its own step of this
-    round and the sum of all its own steps. A step, and what the steps add up to, is at most MAX_STEP_RATIO
-    times a silo's own.
-    """
-    length, far = float(np.linalg.norm(toward)), float(np.linalg.norm(moved))
-    longest, farthest = (
-        MAX_STEP_RATIO * float(np.linalg.norm(steps, axis=1).min()) for steps in (own, own_moved)
-    )
-    if far > farthest:  # the way back
-        return -moved * min(1.0 - farthest / far, longest / far)
-    if length == 0.0:
-        return toward
-    across = float(np.vdot(moved, toward)) / length
-    until_farthest = math.sqrt(across**2 + farthest**2 - far**2) - across
-    return toward * min(1.0, longest / length, until_farthest / length)

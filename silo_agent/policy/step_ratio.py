@@ -2,8 +2,8 @@
 
 Masks hide who moved a sum, and the plausible box (docs/protocol.md 4.12) is wide. A silo does know its own
 step: that which the server would have taken if all silos had sent what it sent. Honest silos' means are no
-longer than a few of these; a state that is built to read records lies tens of them away.
-Source: docs/protocol.md 6.11.
+longer than a few of these; a state that is built to read records lies 6 to 400 of them away.
+Source: docs/protocol.md 6.11, docs/privacy.md "What sums can tell".
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ class ArraySteps:
         floored = max(own, FLOOR_SHARE * max(first))
         return replace(self, total=self.total + step, own_total=self.own_total + floored, first=first)
 
+    def longest(self, *, own: float, max_ratio: float) -> float:
+        """What a step may be long: it, and all steps with it, at most max_ratio times this silo's own."""
+        own_total = self.after(step=0.0, own=own).own_total
+        return min(max_ratio * (own_total - self.own_total), max_ratio * own_total - self.total)
+
     def is_too_long(self, *, step: float, own: float, max_ratio: float) -> bool:
-        """Whether this step, or all steps with it, are longer than max_ratio times this silo's own."""
-        after = self.after(step=step, own=own)
-        floored = after.own_total - self.own_total
-        return step > max_ratio * floored or after.total > max_ratio * after.own_total
+        return step > self.longest(own=own, max_ratio=max_ratio)

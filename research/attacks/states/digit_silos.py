@@ -25,7 +25,7 @@ from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, Pa
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest
 from silo_agent.training.models.state import initial_state
-from simulation.engine import unsigned_job
+from simulation.engine import NO_NONCE, unsigned_job
 from simulation.silos import SilosHere, built_in
 from simulation.sums import word_sums
 from strategies.base import TOTAL, Array, Arrays
@@ -58,16 +58,17 @@ class DigitSilos:
         noise: bool = False,
         policy: Mapping[str, Any] | None = None,
     ) -> None:
-        block, fields_of_job = _block(training), {}
+        block = _block(training)
+        fields_of_job: dict[str, Any] = {"nonce": NO_NONCE}
         if noise and training is Training.FULL:
-            block["learning_rate"], fields_of_job = NOISED_RATE, {"update_bits": NOISED_BITS}
+            block["learning_rate"], fields_of_job["update_bits"] = NOISED_RATE, NOISED_BITS
         plain = job("fedavg", silos=silos, hidden=(width,), training=block, rounds=1_000, **fields_of_job)
         parts = load_partition(_settings(silos), plain)
         self.data: Mapping[str, SiloData] = dict(zip(plain.silos, parts, strict=True))
         fields = {"federation": plain.federation, "approval": "automatic"} | dict(policy or {})
         self.policy = Policy.model_validate(fields)
-        self.first: Arrays = initial_state(plain)
         self.spec = self._noised(plain, training) if noise else plain
+        self.first: Arrays = initial_state(self.spec, base=self.spec.base())
 
     @cached_property
     def total(self) -> int:
@@ -125,7 +126,7 @@ class DigitSilos:
             "records": {"clip_norm": 1.0, "sample_rate": rate},
         }
         spec = plain.model_copy(update={"rounds": 1}).model_dump() | {"privacy": privacy}
-        return solve(JobSpec.model_validate(spec), self.enrolled(self.first))
+        return solve(JobSpec.model_validate(spec), self.enrolled(initial_state(plain)))
 
 
 def _block(training: Training) -> dict[str, Any]:

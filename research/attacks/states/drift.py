@@ -16,15 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.spec.state import trained_names
-from research.attacks import product_rules
 from research.attacks.states import traps
 from research.attacks.states.digit_silos import DigitSilos, Training
+from silo_agent.policy.step_ratio import ArraySteps
+from silo_agent.rounds.own_steps import own_lengths, step_lengths
+from silo_agent.rounds.phase_input import PhaseRequest
 from simulation.sums import word_sums
 from strategies.base import MODEL, Arrays
 
 WIDTH = 2_048
 TRAP_ROWS = (2_048, 256)
 BLIND_MARGIN = 0.7  # of the longest step: honest silos' own steps differ from the liar's by less than that
+KNOWING_MARGIN = 1.0 - 1e-6  # the state is rounded to float32
 DELTA = "delta"  # the quantity
 FloatArray = NDArray[np.float64]
 
@@ -40,8 +43,9 @@ class Way:
     """by_round: records that the honest silos' next sum gives away, of the first state and after each round.
     distinct: all of them. own_steps_away: of the array that is farthest from the crafted state at the start,
     in own steps of the silo that moves it least. arrived: rounds until the state is the crafted one; None:
-    not yet. largest_sum: a parameter's in any round. largest_ratio: of a step, or of all steps together, to
-    an honest silo's own."""
+    not yet. stopped: the round after which an honest silo gives no more input; None: it goes on.
+    largest_sum: a parameter's in any round. largest_ratio: of a step, or of all steps together, to an honest
+    silo's own."""
 
     liar: str
     trap_rows: int
@@ -49,6 +53,7 @@ class Way:
     distinct: int
     own_steps_away: float
     arrived: int | None
+    stopped: int | None
     largest_sum: float
     largest_ratio: float
 
@@ -90,51 +95,55 @@ def measure(
 
 def _way(held: DigitSilos, rows: int, liar: Liar, rounds: int) -> Way:
     """rows: of the trap."""
-    model = _Model(held)
+    model, max_ratio = _Model(held), held.policy.max_step_ratio
     shares_S = np.array(list(held.counts.values())) / held.total
     honest = slice(len(shares_S) - 1)  # the last silo lies
-    first_P = at_P = model.flat(held.first)
-    crafted_P = model.flat(model.trapped(rows))
-    own_moved_SP = np.zeros((len(shares_S), first_P.size))
+    known = slice(-1, None) if liar is Liar.BLIND else honest  # whose inputs the liar goes by
+    margin = BLIND_MARGIN if liar is Liar.BLIND else KNOWING_MARGIN
+    at_P, crafted_P = model.flat(held.first), model.flat(model.trapped(rows))
+    histories_S = [dict.fromkeys(model.parts, ArraySteps()) for _ in shares_S]
     given_away, records_ND = [], _honest_records(held)
-    away, arrived, largest_sum, largest_ratio = 0.0, None, 0.0, 0.0
+    away, arrived, stopped, largest_sum, largest_ratio = 0.0, None, None, 0.0, 0.0
     for round in range(1, rounds + 2):
-        own_SP = model.own_steps(at_P, round)
-        own_moved_SP += own_SP
+        request, own_SP, own_S = model.own_steps(at_P, round)
         honest_P = shares_S[honest] @ own_SP[honest]
         given_away.append(traps.rebuilt(traps.candidates(honest_P, held.first), records_ND))
         toward_P = crafted_P - at_P
         if round == 1:
-            away = model.own_steps_away(toward_P, own_SP[honest])
+            away = max(
+                float(np.linalg.norm(toward_P[part])) / min(own[name] for own in own_S[honest])
+                for name, part in model.parts.items()
+            )
         if arrived is None and not toward_P.any():
             arrived = round - 1
-        known = slice(-1, None) if liar is Liar.BLIND else honest  # whose inputs the liar goes by
-        margin = BLIND_MARGIN if liar is Liar.BLIND else 1.0
-        step_P = np.concatenate(
-            [
-                margin
-                * product_rules.longest_step(
-                    toward_P[part],
-                    moved=(at_P - first_P)[part],
-                    own=own_SP[known, part],
-                    own_moved=own_moved_SP[known, part],
-                )
-                for part in model.parts
-            ]
-        )
         if liar is Liar.NONE:
             step_P = shares_S @ own_SP
+        else:
+            step_P = np.zeros_like(toward_P)
+            for name, part in model.parts.items():
+                longest = margin * min(
+                    history[name].longest(own=own[name], max_ratio=max_ratio)
+                    for history, own in zip(histories_S[known], own_S[known], strict=True)
+                )
+                length = float(np.linalg.norm(toward_P[part]))
+                step_P[part] = toward_P[part] * (min(1.0, longest / length) if length else 1.0)
         if liar is Liar.BLIND:  # what it takes the others' inputs for, it does not take off exactly
             step_P += honest_P - shares_S[honest].sum() * own_SP[-1]
         largest_sum = max(largest_sum, float(np.abs(step_P).max()))
-        for part in model.parts:
-            moved_P = (at_P - first_P + step_P)[part]
-            ratios = (
-                _length(step_P[part]) / _length(own_SP[honest, part]).min(),
-                _length(moved_P) / _length(own_moved_SP[honest, part]).min(),
-            )
-            largest_ratio = max(largest_ratio, *map(float, ratios))
         at_P = (at_P + step_P).astype(np.float32).astype(np.float64)
+        lengths = step_lengths(request.job, request.context.state, model.state(at_P))
+        for history, own in zip(histories_S, own_S, strict=True):
+            is_honest = history is not histories_S[-1]
+            for name, before in history.items():
+                moved = {"step": lengths[name], "own": own[name]}
+                after = history[name] = before.after(**moved)
+                if is_honest:
+                    in_this = lengths[name] / (after.own_total - before.own_total)
+                    largest_ratio = max(largest_ratio, in_this, after.total / after.own_total)
+                    if before.is_too_long(**moved, max_ratio=max_ratio):
+                        stopped = round
+        if stopped is not None:
+            break
     return Way(
         liar=liar.value,
         trap_rows=rows,
@@ -142,13 +151,10 @@ def _way(held: DigitSilos, rows: int, liar: Liar, rounds: int) -> Way:
         distinct=int(np.any(given_away, axis=0).sum()),
         own_steps_away=away,
         arrived=arrived,
+        stopped=stopped,
         largest_sum=largest_sum,
         largest_ratio=largest_ratio,
     )
-
-
-def _length(steps: FloatArray) -> FloatArray:
-    return np.asarray(np.linalg.norm(steps, axis=-1))
 
 
 class _Model:
@@ -156,37 +162,46 @@ class _Model:
 
     def __init__(self, held: DigitSilos) -> None:
         self._held = held
-        self._names = [MODEL + name for name in trained_names(dict(held.first))]
-        ends = np.cumsum([held.first[name].size for name in self._names])
-        self.parts = [
-            slice(end - held.first[name].size, end) for name, end in zip(self._names, ends, strict=True)
-        ]
+        names = [MODEL + name for name in trained_names(dict(held.first))]
+        ends = np.cumsum([held.first[name].size for name in names])
+        self.parts = {
+            name: slice(end - held.first[name].size, end) for name, end in zip(names, ends, strict=True)
+        }
 
     def flat(self, state: Arrays) -> FloatArray:
-        return np.concatenate([state[name].reshape(-1) for name in self._names]).astype(np.float64)
+        return np.concatenate([state[name].reshape(-1) for name in self.parts]).astype(np.float64)
+
+    def state(self, at_P: FloatArray) -> Arrays:
+        """As enrollment leaves it, but for these."""
+        state = self._held.enrolled(self._held.first)
+        for name, part in self.parts.items():
+            state[name] = at_P[part].reshape(state[name].shape).astype(np.float32)
+        return state
 
     def trapped(self, rows: int) -> Arrays:
         held = self._held
         return traps.trap_state(held.first, held.public_ND, records=held.total, rows=rows)
 
-    def own_steps(self, at_P: FloatArray, round: int) -> FloatArray:
-        """Each silo's, from the words that it would mask. Shapes: (P,) -> (S, P)."""
-        held, state = self._held, self._held.enrolled(self._held.first)
-        for name, part in zip(self._names, self.parts, strict=True):
-            state[name] = at_P[part].reshape(state[name].shape).astype(np.float32)
-        request, inputs = held.inputs(state, round=round)
-        return np.array(
+    def own_steps(
+        self, at_P: FloatArray, round: int
+    ) -> tuple[PhaseRequest, FloatArray, list[dict[str, float]]]:
+        """Each silo's, from the words that it would mask, and its lengths by array as it computes them.
+
+        Shapes: (P,) -> (S, P).
+        """
+        held = self._held
+        request, inputs = held.inputs(self.state(at_P), round=round)
+        values_S = [word_sums(request.layout, [words]) for words in inputs.values()]
+        own_SP = np.array(
             [
-                word_sums(request.layout, [words])[DELTA] * held.total / held.counts[name]
-                for name, words in inputs.items()
+                values[DELTA] * held.total / held.counts[name]
+                for name, values in zip(inputs, values_S, strict=True)
             ]
         )
-
-    def own_steps_away(self, toward_P: FloatArray, own_SP: FloatArray) -> float:
-        """Of the array that is farthest, by the silo that moves it least."""
-        return max(
-            float(np.linalg.norm(toward_P[part]) / np.linalg.norm(own_SP[:, part], axis=1).min())
-            for part in self.parts
+        return (
+            request,
+            own_SP,
+            [own_lengths(request.job, request.key, request.context, values) for values in values_S],
         )
 
 

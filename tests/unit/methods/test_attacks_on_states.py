@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from chorale.spec.state import trained_names
+from crypto.session.cohort import draw_seed, fraction_for, named_set
 from research.attacks import __main__ as program
 from research.attacks import ground_draw, product_rules
 from research.attacks.digits import NAMES, job
@@ -22,7 +23,6 @@ from strategies.base import MODEL, Array
 
 WIDTH = 256
 SILOS = 4
-AFTER_MERGE = "the silo's check of this is not in yet"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_silos_refuse_a_first_state_that_the_operator_did_not_sign(held: DigitSi
     other = {name: array + np.float32(1) for name, array in held.first.items()}
     with (
         HonestSilos(held.spec, held.first, policy=held.policy) as honest,
-        pytest.raises(Refused, match="not the one its operator signed"),
+        pytest.raises(Refused, match="a global state that no silo is known to have computed$"),
     ):
         honest.check_state(other, round=0, phase=product_rules.ENROLLMENT)
 
@@ -92,27 +92,63 @@ def test_silos_whose_policy_refuses_the_job_take_no_state_of_it(held: DigitSilos
     assert not crafted.is_taken_as_first(strict, strict.first)
 
 
-@pytest.mark.xfail(strict=True, reason=AFTER_MERGE)
 def test_silos_refuse_crafted_states_so_no_record_is_rebuilt() -> None:
     found = crafted.measure(silos=SILOS, width=WIDTH)
     assert found.rebuilt_without_verification > 70
     assert (found.rebuilt, found.taken_as) == (0, ())
 
 
+def test_silos_say_why_they_refuse_a_crafted_state(held: DigitSilos) -> None:
+    state = traps.trap_state(held.first, held.public_ND, records=held.total)
+    given = "computed here .*got the given one .*: it is not the one that follows from the job$"
+    with (
+        HonestSilos(held.spec, state, policy=held.policy) as honest,
+        pytest.raises(Refused, match=given),
+    ):
+        honest.enroll(state, held.counts)
+    with HonestSilos(held.spec, held.first, policy=held.policy) as honest:
+        enrolled = honest.enroll(held.first, held.counts)
+        with pytest.raises(Refused, match="a global state that no silo is known to have computed$"):
+            honest.check_state(held.enrolled(state), round=1, phase=product_rules.TRAIN)
+        honest.check_state(enrolled, round=1, phase=product_rules.TRAIN)
+
+
+def test_a_given_crafted_state_is_taken_where_policy_says_so(held: DigitSilos) -> None:
+    state = traps.trap_state(held.first, held.public_ND, records=held.total)
+    lenient = DigitSilos(SILOS, width=WIDTH, training=Training.FULL, policy={"initial_state": "given"})
+    assert crafted.is_taken_as_first(lenient, state)
+    assert not crafted.is_taken_as_first(held, state)
+
+
 # --- repeated states
 
 
-def test_five_sums_over_one_state_give_every_update_unless_cohorts_may_not_change() -> None:
-    found = repeated.measure(silos=5, width=8, policy={"max_cohort_changes": 0})
+def test_five_sums_over_one_state_give_every_update_and_silos_reveal_one() -> None:
+    found = repeated.measure(silos=5, width=8)
     assert found.recovered_without_verification == found.silos == 5
     assert found.largest_error < 1e-6
     assert (found.recovered, found.sums) == (0, 1)
 
 
-@pytest.mark.xfail(strict=True, reason=AFTER_MERGE)
-def test_five_sums_over_one_state_are_not_revealed() -> None:
-    found = repeated.measure(silos=5, width=8)
-    assert (found.recovered, found.sums) == (0, 1)
+def test_silos_say_why_they_reveal_no_second_sum_over_other_silos(held: DigitSilos) -> None:
+    with HonestSilos(held.spec, held.first, policy=held.policy) as honest:
+        state = honest.enroll(held.first, held.counts)
+        _, inputs = held.inputs(state)
+        honest.sum(state, inputs, round=1)
+        fewer = {name: words for name, words in inputs.items() if name != held.spec.silos[0]}
+        with pytest.raises(Refused, match="another sum over this model differs by 1 silos, expected none"):
+            honest.sum(state, fewer, round=2)
+
+
+def test_the_same_silos_sum_over_one_state_as_often_as_policy_says_and_no_more(held: DigitSilos) -> None:
+    with HonestSilos(held.spec, held.first, policy=held.policy) as honest:
+        state = honest.enroll(held.first, held.counts)
+        _, inputs = held.inputs(state)
+        assert held.policy.max_repeats == 2
+        for round in (1, 2, 3):
+            honest.sum(state, inputs, round=round)
+        with pytest.raises(Refused, match=r"3 sums were taken over this model before.*\(max_repeats\)$"):
+            honest.sum(state, inputs, round=4)
 
 
 # --- drift
@@ -124,23 +160,18 @@ def test_a_liar_who_knows_all_drives_the_state_to_the_crafted_one_within_the_ste
     assert [way.liar for way in found.ways] == [liar.value for liar in Liar]
     assert all(len(way.by_round) == 4 for way in found.ways)
     assert knowing.arrived is not None
-    assert knowing.distinct > 2 * honest.distinct
-    assert knowing.largest_ratio == pytest.approx(product_rules.MAX_STEP_RATIO)
+    assert knowing.by_round[-1] > 1.5 * honest.by_round[-1]
+    assert knowing.stopped is None
+    assert knowing.largest_ratio == pytest.approx(3.0)  # the policy's max_step_ratio
     assert all(way.largest_sum < found.bound for way in found.ways)
 
 
-def test_a_step_is_as_long_as_every_silo_lets_it_be() -> None:
-    own = np.array([[1.0, 0.0], [0.0, 2.0]])
-    toward = np.array([0.0, 10.0])
-    at_the_start = product_rules.longest_step(toward, moved=np.zeros(2), own=own, own_moved=own)
-    assert at_the_start == pytest.approx([0.0, 3.0])
-    near = product_rules.longest_step(toward / 10, moved=np.zeros(2), own=own, own_moved=own)
-    assert near == pytest.approx([0.0, 1.0])
-    # together with what was moved before, not farther than three times a silo's own steps together
-    late = product_rules.longest_step(toward, moved=np.array([0.0, 2.0]), own=own, own_moved=own)
-    assert late == pytest.approx([0.0, 1.0])
-    beyond = product_rules.longest_step(toward, moved=np.array([0.0, 4.0]), own=own, own_moved=own)
-    assert beyond == pytest.approx([0.0, -1.0])
+def test_silos_stop_a_liar_who_goes_farther_than_they_let_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift, "KNOWING_MARGIN", 1.001)
+    found = drift.measure(silos=SILOS, rounds=3, width=16, trap_rows=(16,))
+    honest, _, knowing = found.ways
+    assert (honest.stopped, knowing.stopped) == (None, 1)
+    assert len(knowing.by_round) == 1
 
 
 # --- draws
@@ -168,15 +199,16 @@ def test_a_draw_by_digest_is_ground_in_few_nonces() -> None:
 
 def test_fast_draws_are_those_of_the_rule() -> None:
     names, jobs = NAMES[:7], [os.urandom(32) for _ in range(3)]
-    given = os.urandom(3 * 7 * 32)
+    given, fraction = os.urandom(3 * 7 * 32), fraction_for(3, 7)
     seeds = ground_draw.draw_seeds(jobs, 7, lambda size: given[:size])
     ranks_BR = ground_draw.ranks(seeds, names, 5)
     for place, (digest, seed) in enumerate(zip(jobs, seeds, strict=True)):
         of_job = given[place * 7 * 32 :]
         own = {name: of_job[at * 32 :][:32] for at, name in enumerate(names)}
-        assert seed == product_rules.draw_seed(digest, own)
+        assert seed == draw_seed(digest, own)
         drawn = tuple(sorted(name for name, rank in zip(names, ranks_BR[place], strict=True) if rank < 3))
-        assert drawn == product_rules.drawn(names, seed, 5, 3)
+        named = named_set(names, on_roster=names, round=5, fraction=fraction, draw_seed=seed)
+        assert drawn == named
 
 
 # --- the program
