@@ -126,12 +126,14 @@ async def test_a_silo_that_dies_after_fine_tuning_has_the_same_model_after_a_res
 
 
 async def test_a_later_phase_with_another_state_exchanges_no_confirmed_model(hub: Hub) -> None:
-    """Nothing but this keeps a coordinator from handing one silo a model of its own making."""
+    """Nothing but this keeps t silos that lie from handing one silo a model of their own making."""
     await hub.run(1, "fine-tune.0")
     first = kept(hub, "silo-1").path.read_bytes()
     forged = {name: np.zeros_like(array) if "head" in name else array for name, array in hub.state.items()}
-    exchange = hub.begin(1, "fine-tune.1", state=forged)
-    hub.agents["silo-1"].tell(task=exchange.task)
+    hub.agents["silo-1"].tell(task=hub.begin(1, "fine-tune.1", state=forged).task)
+    assert await hub.agents["silo-1"].refusal() == "state"
+    hub.prove(forged, 1, "evaluate.0")
+    hub.agents["silo-1"].tell(task=hub.begin(1, "fine-tune.1").task)
     await hub.agents["silo-1"].answer("advert")
     assert hub.agents["silo-1"].objective.works[-1].phase_kind == "fine-tune"
     assert kept(hub, "silo-1").path.read_bytes() == first
