@@ -1,4 +1,4 @@
-"""The sum of masked vectors: added as they come, stored before it is unmasked.
+"""The sum of masked vectors: added as they come, stored before it is unmasked, and what silos fetch of it.
 
 Memory is one sum, whatever the number of silos: an upload is read from its spool block by block.
 Everything here blocks and runs in a worker thread. Source: docs/protocol.md 5.4, 5.6 and 10.
@@ -6,6 +6,8 @@ Everything here blocks and runs in a worker thread. Source: docs/protocol.md 5.4
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,17 @@ from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.ring import Words
 from crypto.masking.masks import UnmaskPlan, vectors_from_stream
+from crypto.masking.stored_sum import tagged_stream
 
 BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevealedFile:
+    """The tagged part of a revealed sum on disk. digest: SHA-256 of the file."""
+
+    digest: bytes
+    path: Path
 
 
 class MaskedSum:
@@ -62,3 +73,10 @@ def unmask_stored(source: Path, target: Path, *, plan: UnmaskPlan) -> None:
     }
     plan.unmask(vectors)
     store_vectors(target, vectors, layout=plan.layout)
+
+
+def store_tagged(revealed: Path, target: Path, *, layout: Layout) -> RevealedFile:
+    """Store the part of a revealed sum that silos fetch to check it."""
+    write_atomic(target, tagged_stream(revealed, layout=layout))
+    with target.open("rb") as file:
+        return RevealedFile(digest=hashlib.file_digest(file, "sha256").digest(), path=target)

@@ -17,8 +17,8 @@ from chorale.observability.tracing import Span
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
+from coordinator.jobs.aggregate import RevealedFile
 from coordinator.jobs.attempt_runner import SESSION_MESSAGES, AttemptRunner
-from coordinator.jobs.outcome import RevealedFile
 from coordinator.jobs.phase_runner import PhaseRunner
 from coordinator.jobs.sequence import (
     BudgetSpent,

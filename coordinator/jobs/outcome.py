@@ -6,32 +6,23 @@ worker thread. Source: docs/protocol.md 4.12, 5.10, 7.9.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chorale.job import IMPLAUSIBLE, Job
 from chorale.observability.logs import get_logger
-from chorale.runtime.files import write_atomic
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
+from coordinator.jobs.aggregate import RevealedFile, store_tagged
 from coordinator.storage.checkpoints import Checkpoints
 from crypto.fixed_point.plausible import ImplausibleSum
-from crypto.masking.stored_sum import StoredSum, tagged_stream
+from crypto.masking.stored_sum import StoredSum
 from crypto.session.messages import SessionTerms
 from strategies.base import PhaseResult
 from strategies.phases.enrollment import draw_seed_in
 
 log = get_logger("coordinator.jobs.outcome")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RevealedFile:
-    """The tagged part of a revealed sum on disk. digest: SHA-256 of the file."""
-
-    digest: bytes
-    path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +62,7 @@ def outcome_of(
     if terms.layout.tagged is None:
         return Outcome(result=PhaseResult(state={}, figures=figures), digest=terms.state_digest)
     del sums  # its pages, before those of the tagged part
-    write_atomic(tagged, tagged_stream(stored, layout=terms.layout))
-    with tagged.open("rb") as file:
-        revealed = RevealedFile(digest=hashlib.file_digest(file, "sha256").digest(), path=tagged)
+    revealed = store_tagged(stored, tagged, layout=terms.layout)
     result = job.outcome(
         key.phase,
         context,

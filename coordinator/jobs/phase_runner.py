@@ -22,10 +22,11 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint, sitting_out
-from coordinator.jobs.aggregate import MaskedSum, unmask_stored
+from coordinator.jobs.aggregate import MaskedSum, RevealedFile, unmask_stored
 from coordinator.jobs.agreement import Abandonment, Agreement, cohort_proof
 from coordinator.jobs.attempt_runner import AttemptFailed, AttemptRunner
-from coordinator.jobs.outcome import RevealedFile, outcome_of
+from coordinator.jobs.outcome import outcome_of
+from coordinator.jobs.phase_record import phase_record, publish
 from coordinator.jobs.statements import Statements
 from coordinator.metrics import AttemptResult
 from coordinator.phase_machine import RETRYABLE, PhaseEvent, PhaseMachine, PhaseState
@@ -125,20 +126,19 @@ class PhaseRunner:
 
     async def _run_attempt(self, roster: Roster, state: GlobalState) -> None:
         """One session with fresh keys, to its revealed sum. Raises AttemptFailed."""
-        self._resources.store.begin_attempt(self._row.sequence, self._machine.attempt)
+        store = self._resources.store
+        store.begin_attempt(self._row.sequence, self._machine.attempt)
         self._log_stage()
         terms = self._terms(roster, state)
+        cohorts, abandoned = store.phase_proofs(self._job.digest, after=self._model_since)
         task = pb.PhaseTask(
             key=wire.key_to_wire(self._key),
             state_digest=terms.state_digest,
             state_bytes=self._resources.checkpoints.path(self._job.digest, terms.state_digest).stat().st_size,
             session_digest=terms.digest(),
+            cohorts=cohorts,
+            abandoned=abandoned,
         )
-        store = self._resources.store
-        proofs = store.proofs(self._job.digest)
-        cohorts, abandoned = store.phase_proofs(self._job.digest, after=self._model_since)
-        task.cohorts.extend(cohorts)
-        task.abandoned.extend(abandoned)
         session = CoordinatorSession(
             terms=terms, roster=roster, authority=self._resources.authority, now=self._resources.clock.now()
         )
@@ -147,7 +147,7 @@ class PhaseRunner:
         try:
             with SessionSpool(uploads, total_bytes=terms.layout.total_bytes) as spool:
                 with self._span(Span.WAITING):
-                    await attempt.collect_adverts(task, proofs)
+                    await attempt.collect_adverts(task, store.proofs(self._job.digest))
                 with self._span(Span.SHARE):
                     await attempt.share()
                 self._has_inputs = True
@@ -327,9 +327,18 @@ class PhaseRunner:
         leaves sums that the next start removes."""
         is_applied = result.state is not None
         self._machine.advance(PhaseEvent.SUM_APPLIED if is_applied else PhaseEvent.GIVEN_UP)
-        record = self._record(result, state_digest, quantities)
-        record.verified_by = 0 if proof is None else len(proof.signers)
-        record.threshold = threshold
+        record = phase_record(
+            self._resources,
+            self._row,
+            result,
+            state=self._machine.state,
+            attempts=self._machine.attempt,
+            state_digest=state_digest,
+            quantities=quantities,
+            upload_bytes=self._upload_bytes,
+            verified_by=0 if proof is None else len(proof.signers),
+            threshold=threshold,
+        )
         self._resources.store.end_phase(
             self._row.sequence,
             state=self._machine.state,
@@ -343,7 +352,7 @@ class PhaseRunner:
         self._log_stage()
         for name in ("masked", "revealed"):  # silos that are slower than t others fetch the tagged part
             self._sum_path(name).unlink(missing_ok=True)
-        self._publish(record)
+        publish(self._resources, record)
         return record
 
     def _cohort_proof(self) -> session_pb2.CohortProof | None:
@@ -352,68 +361,6 @@ class PhaseRunner:
         if session is None or not self._job.strategy.reads_state(self._key.kind):
             return None
         return cohort_proof(self._key, SessionRecord.from_bytes(session))
-
-    def _record(
-        self, result: PhaseResult, state_digest: bytes, quantities: Sequence[str]
-    ) -> records_pb2.PhaseRecord:
-        """left_out: silos that are not in the sum, each with where it was lost first; and proven liars."""
-        cohort = self._row.cohort if self._machine.attempt and self._row.cohort else []
-        first: dict[str, Absence] = {}
-        for absence in self._resources.store.absences(self._row.sequence):
-            if absence.silo not in cohort or absence.reason == Absent.LIED:
-                first.setdefault(absence.silo, absence)
-        return records_pb2.PhaseRecord(
-            job_digest=self._job.digest,
-            round=self._row.round,
-            phase=self._row.phase,
-            attempts=self._machine.attempt,
-            result=self._machine.state.value,
-            reason=result.reason,
-            cohort=cohort,
-            left_out=[
-                records_pb2.LeftOut(silo=silo, stage=absence.stage, reason=absence.reason)
-                for silo, absence in sorted(first.items())
-            ],
-            data_share=result.data_share,
-            figures=dict(result.figures),
-            state_digest=state_digest,
-            wall_seconds=max(0.0, self._resources.clock.unix_seconds() - self._row.started_unix_seconds),
-            upload_bytes=self._upload_bytes,
-            quantities=quantities,
-        )
-
-    def _publish(self, record: records_pb2.PhaseRecord) -> None:
-        """In metrics, audit log and log; the silos are told by the job's runner."""
-        metrics, kind, job_id = self._resources.metrics, self._key.kind, self._job.id
-        metrics.rounds.labels(phase=kind, result=record.result).inc()
-        metrics.cohort_size.labels(phase=kind).set(len(record.cohort))
-        metrics.clipped.inc(record.figures.get("clipped", 0.0))
-        if "accuracy" in record.figures:
-            metrics.accuracy.labels(federation_job=job_id).set(record.figures["accuracy"])
-            metrics.loss.labels(federation_job=job_id).set(record.figures["loss"])
-        if kind == "train":
-            metrics.data_share.labels(federation_job=job_id).set(record.data_share)
-        self._resources.audit.append(
-            "phase_ended",
-            job=self._job.id,
-            round=record.round,
-            phase=record.phase,
-            attempts=record.attempts,
-            result=record.result,
-            reason=record.reason,
-            cohort=list(record.cohort),
-            left_out=[f"{entry.silo} {entry.stage} {entry.reason}" for entry in record.left_out],
-            state_digest=record.state_digest.hex(),
-        )
-        log.info(
-            "phase ended",
-            result=record.result,
-            reason=record.reason,
-            cohort=list(record.cohort),
-            left_out=[entry.silo for entry in record.left_out],
-            data_share=record.data_share,
-            **self._scope,
-        )
 
     # helpers
 

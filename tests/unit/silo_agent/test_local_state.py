@@ -84,10 +84,12 @@ def all_kept(hub: Hub) -> list[int]:
     return [kept(agent) for agent in hub.agents.values()]
 
 
-async def revealed(hub: Hub, round: int = 1, *, lost: Sequence[str] = ()) -> Exchange:
+async def revealed(
+    hub: Hub, round: int = 1, *, lost: Sequence[str] = (), late: Sequence[str] = ()
+) -> Exchange:
     """A training whose sum no silo was shown."""
     exchange = hub.begin(round, "train")
-    await hub.until_signed(exchange, lost=lost)
+    await hub.until_signed(exchange, lost=lost, late=late)
     await hub.unmask(exchange)
     return exchange
 
@@ -138,9 +140,12 @@ async def test_coordinator_that_says_applied_and_shows_no_sum_moves_nothing(hub:
     assert all_kept(hub) == [0] * 4
 
 
-async def test_silo_outside_the_sum_keeps_its_state_whatever_the_coordinator_says(hub: Hub) -> None:
-    left_out = hub.names[0]
-    exchange = await revealed(hub, lost=[left_out])
+@pytest.mark.parametrize("fate", ["lost", "late"])
+async def test_silo_outside_the_sum_keeps_its_state_whatever_the_coordinator_says(
+    hub: Hub, fate: str
+) -> None:
+    """A late one computes the next state itself, a lost one gets the others' proof."""
+    exchange = await revealed(hub, **{fate: hub.names[:1]})  # type: ignore[arg-type]
     await hub.agree(exchange)
     hub.tell_outcome(exchange, cohort=hub.names)
     assert all_kept(hub) == [0, 1, 1, 1]

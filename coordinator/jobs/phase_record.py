@@ -1,0 +1,98 @@
+"""The record of a phase that is over: what is stored of it and told to operator, silos and audit log.
+
+Source: docs/protocol.md 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chorale.observability.logs import get_logger
+from chorale.transport.wire import phase_kind
+from chorale.v1 import records_pb2
+from coordinator.phase_machine import PhaseState
+from coordinator.reasons import Absent
+from coordinator.resources import Resources
+from coordinator.storage.store import Absence, PhaseRow
+from strategies.base import PhaseResult
+
+log = get_logger("coordinator.jobs.phase_record")
+
+
+def phase_record(
+    resources: Resources,
+    row: PhaseRow,
+    result: PhaseResult,
+    *,
+    state: PhaseState,
+    attempts: int,
+    state_digest: bytes,
+    quantities: Sequence[str],
+    upload_bytes: int,
+    verified_by: int,
+    threshold: int,
+) -> records_pb2.PhaseRecord:
+    """left_out: silos that are not in the sum, each with where it was lost first; and proven liars."""
+    cohort = row.cohort if attempts and row.cohort else []
+    first: dict[str, Absence] = {}
+    for absence in resources.store.absences(row.sequence):
+        if absence.silo not in cohort or absence.reason == Absent.LIED:
+            first.setdefault(absence.silo, absence)
+    return records_pb2.PhaseRecord(
+        job_digest=row.job,
+        round=row.round,
+        phase=row.phase,
+        attempts=attempts,
+        result=state.value,
+        reason=result.reason,
+        cohort=cohort,
+        left_out=[
+            records_pb2.LeftOut(silo=silo, stage=absence.stage, reason=absence.reason)
+            for silo, absence in sorted(first.items())
+        ],
+        data_share=result.data_share,
+        figures=dict(result.figures),
+        state_digest=state_digest,
+        wall_seconds=max(0.0, resources.clock.unix_seconds() - row.started_unix_seconds),
+        upload_bytes=upload_bytes,
+        quantities=quantities,
+        verified_by=verified_by,
+        threshold=threshold,
+    )
+
+
+def publish(resources: Resources, record: records_pb2.PhaseRecord) -> None:
+    """In metrics, audit log and log; the silos are told by the job's runner."""
+    metrics, kind, job_id = resources.metrics, phase_kind(record.phase), record.job_digest.hex()[:12]
+    metrics.rounds.labels(phase=kind, result=record.result).inc()
+    metrics.cohort_size.labels(phase=kind).set(len(record.cohort))
+    metrics.clipped.inc(record.figures.get("clipped", 0.0))
+    if "accuracy" in record.figures:
+        metrics.accuracy.labels(federation_job=job_id).set(record.figures["accuracy"])
+        metrics.loss.labels(federation_job=job_id).set(record.figures["loss"])
+    if kind == "train":
+        metrics.data_share.labels(federation_job=job_id).set(record.data_share)
+    resources.audit.append(
+        "phase_ended",
+        job=job_id,
+        round=record.round,
+        phase=record.phase,
+        attempts=record.attempts,
+        result=record.result,
+        reason=record.reason,
+        cohort=list(record.cohort),
+        left_out=[f"{entry.silo} {entry.stage} {entry.reason}" for entry in record.left_out],
+        state_digest=record.state_digest.hex(),
+    )
+    log.info(
+        "phase ended",
+        result=record.result,
+        reason=record.reason,
+        cohort=list(record.cohort),
+        left_out=[entry.silo for entry in record.left_out],
+        data_share=record.data_share,
+        job=job_id,
+        round=record.round,
+        phase=record.phase,
+        attempt=record.attempts,
+    )
