@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
@@ -25,6 +26,7 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.masking.masks import Masker, Source
 from silo_agent.connection.backoff import Backoff
 from silo_agent.connection.channel import FederationStub
+from silo_agent.local_storage.state_files import PART_SUFFIX
 from silo_agent.metrics import Direction, SiloMetrics
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class Transfer:
         """
         async with self._locks[digest]:
             if not target.exists():
-                part = target.with_suffix(".part")
+                part = target.with_suffix(PART_SUFFIX)
                 request = pb.DownloadRequest(job_digest=job_digest, digest=digest)
                 await self._retried("download", lambda: self._fetch(request, part, size_bytes))
                 part.rename(target)
@@ -101,6 +103,8 @@ class Transfer:
                 transferred.inc(len(data))
             await writing.drain()
             part.check(request.digest)
+            # before it gets its name: nothing looks at its bytes again, also after a crash
+            await asyncio.to_thread(os.fsync, part.file.fileno())
         finally:
             call.cancel()  # before what waits: what was refused may come without end, and is kept until then
             try:

@@ -48,8 +48,14 @@ class KnownStates:
             _move(connection, job_digest, state)
 
     def keep_check(self, check: SumCheck) -> None:
-        """Before the first byte of y(u) leaves: from then on this silo can check the sum."""
+        """Before the first byte of y(u) leaves: from then on this silo can check the sum.
+
+        Raises PolicyRefusal(code=STATE) where a later state became known since y(u) was computed.
+        """
         with self._database.transaction() as connection:
+            newest = _newest(connection, check.job_digest)
+            if newest is None or newest.state_digest != check.state_digest:
+                raise _refusal(check.job_digest, "the state of this input is not the newest known any more")
             connection.execute(
                 "INSERT INTO sum_checks (job_digest, round, phase, attempt, sum_check) VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (job_digest, round, phase, attempt)"
@@ -90,9 +96,23 @@ class KnownStates:
                 (key.job_digest, key.round, key.phase, signed.body, signed.signature),
             )
 
-    def note_bad_sum(self, key: PhaseKey) -> int:
-        """A sum of the phase failed its check; of how many phases of the job one did."""
+    def had_bad_sum(self, key: PhaseKey) -> bool:
+        """Whether a sum of the phase failed its check, in any attempt."""
         with self._database.transaction() as connection:
+            found = connection.execute(
+                "SELECT 1 FROM bad_sums WHERE job_digest = ? AND round = ? AND phase = ?",
+                (key.job_digest, key.round, key.phase),
+            ).fetchone()
+        return found is not None
+
+    def note_bad_sum(self, key: PhaseKey) -> int:
+        """A sum of the phase failed its check, and no other one is checked; of how many phases of the job
+        one did."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "DELETE FROM sum_checks WHERE job_digest = ? AND round = ? AND phase = ?",
+                (key.job_digest, key.round, key.phase),
+            )
             connection.execute(
                 "INSERT INTO bad_sums (job_digest, round, phase) VALUES (?, ?, ?)"
                 " ON CONFLICT (job_digest, round, phase) DO NOTHING",

@@ -7,6 +7,7 @@ and the method's own server step what follows from it. Source: docs/protocol.md 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,18 @@ class RevealedSums:
         self._local = local
         self._downloads = downloads
         self._audit = audit
+        self._fetching: Counter[bytes] = Counter()
+        self._computing = 0
+
+    @property
+    def fetching(self) -> frozenset[bytes]:
+        """Digests of the sums that are on their way."""
+        return frozenset(+self._fetching)
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a state is being written that is not yet the newest known."""
+        return self._computing > 0
 
     async def answer(self, key: PhaseKey, revealed: RevealedSum) -> SignedBody:
         """This silo's statement on the phase, durable before it is returned.
@@ -79,6 +92,9 @@ class RevealedSums:
         job = self._jobs.approved(key.job_digest, self._rosters.current)
         if (signed := self._known.signed(key)) is not None:
             return signed
+        if self._known.had_bad_sum(key):
+            # Security: each further one would be another chance of 2^-66, and another entry of the audit log
+            raise RemoteProtocolError("revealed sum: one of this phase was refused before", code=Refusal.SUM)
         check = self._known.check_of(key)
         if check is None:
             raise RemoteProtocolError("revealed sum: this silo has no part in it", code=Refusal.STAGE)
@@ -99,19 +115,33 @@ class RevealedSums:
         if layout.digest != check.layout_digest or layout.tagged is None:
             raise RemoteProtocolError("revealed sum: of another layout", code=Refusal.TERMS)
         path = self._files.sum(revealed.sum_digest)
-        await self._downloads.download(
-            job_digest=key.job_digest,
-            digest=revealed.sum_digest,
-            size_bytes=layout.tagged.total_bytes,
-            target=path,
-        )
+        self._fetching[revealed.sum_digest] += 1
         try:
-            result = await asyncio.to_thread(
-                self._computed, job, key, state, path, layout=layout.tagged, check=check, revealed=revealed
+            await self._downloads.download(
+                job_digest=key.job_digest,
+                digest=revealed.sum_digest,
+                size_bytes=layout.tagged.total_bytes,
+                target=path,
             )
+            self._computing += 1
+            try:
+                result = await asyncio.to_thread(
+                    self._computed,
+                    job,
+                    key,
+                    state,
+                    path,
+                    layout=layout.tagged,
+                    check=check,
+                    revealed=revealed,
+                )
+                return self._settled(key, revealed, check, result)
+            finally:
+                self._computing -= 1
         finally:
-            path.unlink(missing_ok=True)  # the state that follows from it is kept
-        return self._settled(key, revealed, check, result)
+            self._fetching[revealed.sum_digest] -= 1
+            # the state that follows from it is kept; of what was not whole nothing is, for it may be anything
+            self._files.drop_sum(revealed.sum_digest)
 
     def _computed(
         self,

@@ -40,7 +40,7 @@ class StateChain:
         Raises PolicyRefusal or RemoteProtocolError(code=STATE, ROSTER or SIGNATURES).
         """
         for proof in _proofs(task, job):
-            self._accept_proof(job, proof, task.state_digest)
+            self._accept_proof(job, proof)
         state = self._known.newest(job.digest)
         if state is None:
             state = KnownState(
@@ -68,7 +68,7 @@ class StateChain:
         newest = (self._known.newest(job_digest) for job_digest in job_digests)
         return {state.state_digest for state in newest if state is not None}
 
-    def _accept_proof(self, job: Job, proof: StateProof, state_digest: bytes) -> None:
+    def _accept_proof(self, job: Job, proof: StateProof) -> None:
         known = self._known.newest(job.digest)
         try:
             position = job.position(proof.round, proof.phase)

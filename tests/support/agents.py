@@ -24,7 +24,7 @@ from chorale.spec.state import state_from_bytes, state_to_bytes
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from chorale.v1 import records_pb2
+from chorale.v1 import records_pb2, session_pb2
 from coordinator.jobs.aggregate import store_vectors
 from crypto.fixed_point import ring
 from crypto.fixed_point.ring import Words
@@ -34,8 +34,9 @@ from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 from crypto.masking import masks
 from crypto.masking.masks import Masker, Source, UnmaskPlan
 from crypto.masking.stored_sum import StoredSum, tagged_stream
+from crypto.session import bodies
 from crypto.session.coordinator_session import CoordinatorSession
-from crypto.session.messages import RevealedSum
+from crypto.session.messages import NextState, RevealedSum
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
@@ -53,6 +54,7 @@ from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
 from strategies.base import Array, Arrays
+from strategies.phases.enrollment import draw_seed_in
 from tests.support.ceremony import issue
 from tests.support.sessions import NOW
 
@@ -303,6 +305,7 @@ class Hub:
         self.state: Arrays = {"model/votes": np.zeros(len(self.names), np.float32)}
         self.job = self.sign(**job)
         self.agents: dict[str, Agent] = {}
+        self.proofs: list[Any] = []  # of the opening and of the newest state, as tasks bring them
 
     @property
     def names(self) -> list[str]:
@@ -373,6 +376,7 @@ class Hub:
             state_digest=digest,
             state_bytes=len(self.states[digest]),
             session_digest=terms.digest(),
+            proofs=[proof for proof in self.proofs if proof.key.job_digest == self.job.digest],
         )
         session = CoordinatorSession(
             terms=terms, roster=self.roster, authority=self.members.authority, now=self.now
@@ -443,25 +447,99 @@ class Hub:
         await self.mask(exchange, without=lost)
         await self.consistency(exchange)
 
-    async def run(self, round: int, phase: str, *, attempt: int = 1) -> dict[str, np.ndarray[Any, Any]]:
-        """One whole phase; every silo computes what follows and is told the outcome."""
+    async def run(
+        self, round: int, phase: str, *, attempt: int = 1, unseen: Sequence[str] = ()
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """One whole phase; every silo computes what follows and is told the outcome.
+
+        unseen: silos that are not shown the sum, and learn of the state by the proof of the others.
+        """
         exchange = self.begin(round, phase, attempt=attempt)
         await self.until_signed(exchange)
         sums = await self.unmask(exchange)
-        await self.agree(exchange)
+        await self.agree(exchange, without=unseen)
         self.tell_outcome(exchange, cohort=exchange.session.survivors)
         return sums
 
-    async def agree(self, exchange: Exchange) -> None:
-        """The silos check the sum and sign the state that it leads to; where nothing is tagged, none asks."""
+    async def agree(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
+        """The silos check the sum and sign the state that it leads to; where nothing is tagged, none asks.
+
+        without: not shown the sum. The proof that the others make goes with every later task.
+        """
         if exchange.session.terms.layout.tagged is None:
             return
         revealed = self.revealed(exchange)
         digest = self.put(self.following(exchange))
-        for name in exchange.session.sharers:
-            statement = await self.ask_state(exchange, name, revealed)
-            assert digest in statement.statement.body, "another state than this coordinator's"
-        self.state = state_from_bytes(self.states[digest])
+        following = state_from_bytes(self.states[digest])
+        statement = self.statement(
+            exchange,
+            sum_digest=revealed.sum_digest,
+            next_digest=digest,
+            draw_seed=draw_seed_in(following),
+        )
+        signatures = {}
+        for name in self._here(exchange.session.sharers, without):
+            signed = (await self.ask_state(exchange, name, revealed)).statement
+            said = dataclasses.replace(statement, sender=name)
+            assert signed.body == bodies.body_of(said), "another state than this coordinator's"
+            signatures[name] = signed.signature
+        opening = [proof for proof in self.proofs[:1] if proof.key.job_digest == self.job.digest]
+        self.state, self.proofs = following, [*opening, self.proof(exchange, statement, signatures)]
+
+    def statement(self, exchange: Exchange, **fields: Any) -> NextState:
+        """What a silo signs of this session, but for these fields; the sender is to be filled in."""
+        terms, session = exchange.session.terms, exchange.session
+        values: dict[str, Any] = {
+            "cohort_digest": session._record.cohort_digest or bytes(32),
+            "survivors": session._record.survivors or terms.names,
+            "sum_digest": bytes(32),
+            "draw_seed": b"",
+        }
+        return NextState(
+            federation=terms.federation,
+            session_digest=terms.digest(),
+            sender="",
+            parent_digest=terms.state_digest,
+            **values | fields,
+        )
+
+    def proof(
+        self, exchange: Exchange, statement: NextState, signatures: Mapping[str, bytes]
+    ) -> session_pb2.StateProof:
+        """The statement with these signatures, as a task brings it."""
+        return session_pb2.StateProof(
+            key=exchange.wire_key,
+            roster=wire.signed_body_to_wire(self.roster.signed),
+            layout_digest=exchange.session.terms.layout.digest,
+            cohort_digest=statement.cohort_digest,
+            survivors=statement.survivors,
+            parent_digest=statement.parent_digest,
+            sum_digest=statement.sum_digest,
+            next_digest=statement.next_digest,
+            draw_seed=statement.draw_seed,
+            signers=[
+                session_pb2.StateSigner(
+                    name=name, certificate=self.members.silos[name].certificate_der, signature=signature
+                )
+                for name, signature in signatures.items()
+            ],
+        )
+
+    def conspire(
+        self, round: int, phase: str, state: Arrays, *, by: Sequence[str] | None = None, **fields: Any
+    ) -> session_pb2.StateProof:
+        """The proof that this state follows from a phase that never was: these silos sign whatever it takes.
+
+        by: all of the job's, if it is not said.
+        """
+        exchange = self.begin(round, phase)
+        values = {"next_digest": self.put(state), "draw_seed": draw_seed_in(state)} | fields
+        statement = self.statement(exchange, **values)
+        signatures = {}
+        for name in exchange.session.terms.names if by is None else by:
+            said = dataclasses.replace(statement, sender=name)
+            signatures[name] = bodies.sign(self.members.silos[name], said).signature
+        return self.proof(exchange, statement, signatures)
 
     def revealed(self, exchange: Exchange) -> RevealedSum:
         """What members of U2 are sent of the sum, whose tagged part they can then fetch."""
@@ -529,6 +607,9 @@ def changed(task: pb.PhaseTask, **fields: Any) -> pb.PhaseTask:
     for name, value in fields.items():
         if isinstance(value, bytes | int):
             setattr(copy, name, value)
+        elif isinstance(value, list):
+            copy.ClearField(name)  # type: ignore[arg-type]
+            getattr(copy, name).extend(value)
         else:
             getattr(copy, name).CopyFrom(value)
     return copy

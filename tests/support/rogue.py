@@ -284,12 +284,15 @@ class Rogue(Hub):
             await self.agents[name].start()
             self.agents[name].meet()
 
-    async def control(self) -> None:
-        """The next round without tampering, enrollment first: every silo counts once."""
+    async def control(self, *, unseen: Sequence[str] = ()) -> None:
+        """The next round without tampering, enrollment first: every silo counts once.
+
+        unseen: silos that are not shown the round's sum, so that they have to download the state after it.
+        """
         if self.round == 0:
             await self.run(0, "enrollment.0")
         self.round += 1
-        sums = await self.run(self.round, "train")
+        sums = await self.run(self.round, "train", unseen=unseen)
         votes = np.full(len(self.names), 1 / len(self.names))
         np.testing.assert_allclose(sums["delta"], votes, atol=VOTE_ERROR)
 
@@ -298,9 +301,12 @@ class Rogue(Hub):
         self.round += 1
         return self.begin(self.round, "train")
 
-    def take_job(self, **fields: Any) -> None:
-        """Another job of the same silos, which are offered it; its first round comes next."""
-        self.state, self.round = {"model/votes": np.zeros(len(self.names), np.float32)}, 0
+    def take_job(self, *, start: float = 0.0, **fields: Any) -> None:
+        """Another job of the same silos, which are offered it; its first round comes next.
+
+        start: every value of its first state.
+        """
+        self.state, self.round = {"model/votes": np.full(len(self.names), start, np.float32)}, 0
         self.job = self.sign(**fields)
         for name in self.names:
             self.agents[name].meet()
