@@ -399,14 +399,18 @@ class Hub:
             shares = await self.agents[name].answer("shares")
             exchange.session.on_shares(name, wire.from_silo(pb.SiloMessage(shares=shares)))
 
-    async def mask(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
+    async def mask(
+        self, exchange: Exchange, *, without: Sequence[str] = (), late: Sequence[str] = ()
+    ) -> None:
+        """without: silos that are not told what the others dealt. late: whose vectors come to nothing."""
         for name, envelopes in exchange.session.close_share().items():
             if name in without:
                 continue
             self.agents[name].tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
             key, exchange.vectors[name] = await self.agents[name].uploaded()
             assert key == exchange.key
-            exchange.session.on_masked(name)
+            if name not in late:
+                exchange.session.on_masked(name)
 
     async def consistency(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
         survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
@@ -440,11 +444,13 @@ class Hub:
         exchange.self_mask_seeds = plan.self_mask_seeds
         return ring.decode(total, layout=layout)
 
-    async def until_signed(self, exchange: Exchange, *, lost: Sequence[str] = ()) -> None:
-        """All stages before UNMASK; `lost` silos send no vector."""
+    async def until_signed(
+        self, exchange: Exchange, *, lost: Sequence[str] = (), late: Sequence[str] = ()
+    ) -> None:
+        """All stages before UNMASK; `lost` silos send no vector, that of `late` ones comes to nothing."""
         await self.advertise(exchange)
         await self.share(exchange)
-        await self.mask(exchange, without=lost)
+        await self.mask(exchange, without=lost, late=late)
         await self.consistency(exchange)
 
     async def run(
@@ -490,6 +496,7 @@ class Hub:
         """What a silo signs of this session, but for these fields; the sender is to be filled in."""
         terms, session = exchange.session.terms, exchange.session
         values: dict[str, Any] = {
+            "sender": "",
             "cohort_digest": session._record.cohort_digest or bytes(32),
             "survivors": session._record.survivors or terms.names,
             "sum_digest": bytes(32),
@@ -498,7 +505,6 @@ class Hub:
         return NextState(
             federation=terms.federation,
             session_digest=terms.digest(),
-            sender="",
             parent_digest=terms.state_digest,
             **values | fields,
         )
