@@ -362,14 +362,15 @@ class MessageHandler:
         assert isinstance(revealed, RevealedSum)
         if key in self._summing:
             return  # repeated after a reconnection; its answer is under way
-        answering = asyncio.get_running_loop().create_task(self._answer_sum(key, revealed))
-        self._summing[key] = answering
-        answering.add_done_callback(lambda _: self._summing.pop(key, None))
+        self._summing[key] = asyncio.get_running_loop().create_task(self._answer_sum(key, revealed))
 
     async def _answer_sum(self, key: PhaseKey, revealed: RevealedSum) -> None:
         try:
             with tracing.span(Span.APPLY, key.job_digest, key.round, key):
-                statement = await self._sums.answer(key, revealed)
+                try:
+                    statement = await self._sums.answer(key, revealed)
+                finally:
+                    self._summing.pop(key, None)  # before the coordinator can show the next
         except (PolicyRefusal, RemoteProtocolError) as error:
             self._refuse(key, error)
         except Exception as error:  # the disk may be full; the coordinator asks again
