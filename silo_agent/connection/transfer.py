@@ -26,7 +26,6 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.masking.masks import Masker, Source
 from silo_agent.connection.backoff import Backoff
 from silo_agent.connection.channel import FederationStub
-from silo_agent.local_storage.state_files import PART_SUFFIX
 from silo_agent.metrics import Direction, SiloMetrics
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class Transfer:
         """
         async with self._locks[digest]:
             if not target.exists():
-                part = target.with_suffix(PART_SUFFIX)
+                part = target.with_suffix(".part")
                 request = pb.DownloadRequest(job_digest=job_digest, digest=digest)
                 await self._retried("download", lambda: self._fetch(request, part, size_bytes))
                 part.rename(target)

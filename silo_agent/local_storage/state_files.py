@@ -10,7 +10,6 @@ from chorale.spec.state import GlobalState, state_parts
 
 STATE_SUFFIX = ".safetensors"
 SUM_SUFFIX = ".sum"
-PART_SUFFIX = ".part"  # of a transfer under way
 
 
 class StateFiles:
@@ -31,11 +30,6 @@ class StateFiles:
     def put(self, state: GlobalState) -> bytes:
         """Durable once it returns. Gives the digest of the state."""
         return write_hashed(self._directory, state_parts(state), suffix=STATE_SUFFIX)
-
-    def drop_sum(self, digest: bytes) -> None:
-        """Also what is left of a transfer that failed."""
-        for path in (self.sum(digest), self.sum(digest).with_suffix(PART_SUFFIX)):
-            path.unlink(missing_ok=True)
 
     def keep_only(self, digests: Set[bytes]) -> None:
         """Delete every other file, what is left of transfers included."""

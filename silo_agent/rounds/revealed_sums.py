@@ -140,8 +140,7 @@ class RevealedSums:
                 self._computing -= 1
         finally:
             self._fetching[revealed.sum_digest] -= 1
-            # the state that follows from it is kept; of what was not whole nothing is, for it may be anything
-            self._files.drop_sum(revealed.sum_digest)
+            path.unlink(missing_ok=True)  # the state that follows from it is kept
 
     def _computed(
         self,

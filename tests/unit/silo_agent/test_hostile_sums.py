@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import pytest_asyncio
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import PolicyRefusal
+from silo_agent.connection.transfer import Transfer
+from silo_agent.metrics import SiloMetrics
 from tests.support.agents import Agent, Exchange, Hub, changed
 
 VICTIM = "silo-1"
@@ -164,6 +168,42 @@ async def test_false_sums_of_one_phase_are_looked_at_once_and_noted_once(hub: Hu
     agent.tell(revealed_sum=wire.to_silo(true, exchange.key).revealed_sum)
     assert await agent.refusal() == "sum"
     assert agent.is_silent()
+
+
+async def test_a_download_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing reads its digest again: after a power loss a silo would compute a state of its own, and sign it."""
+    data, target = bytes(range(256)) * 100, tmp_path / "state.safetensors"
+    synced: list[tuple[bytes, bool]] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        fsync(handle)
+        synced.append((target.with_suffix(".part").read_bytes(), target.exists()))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    carrier = Transfer(Stub(data), metrics=SiloMetrics(), random=lambda: 0.0)  # type: ignore[arg-type]
+    digest = hashlib.sha256(data).digest()
+    await carrier.download(job_digest=bytes(32), digest=digest, size_bytes=len(data), target=target)
+    assert synced == [(data, False)]
+    assert target.read_bytes() == data
+
+
+class Stub:
+    """A coordinator that serves these bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._chunk = pb.Chunk(offset=0, data=data)
+
+    def Download(self, request: pb.DownloadRequest) -> Stub:
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[pb.Chunk]:
+        yield self._chunk
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
 
 
 async def test_what_a_killed_process_left_of_a_sum_is_not_taken_for_it(hub: Hub) -> None:
