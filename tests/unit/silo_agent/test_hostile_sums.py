@@ -173,7 +173,7 @@ async def test_false_sums_of_one_phase_are_looked_at_once_and_noted_once(hub: Hu
 async def test_a_download_is_on_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing reads its digest again: after a power loss a silo would compute a state of its own, and sign it."""
+    """Nothing reads its digest again: after a power loss a silo would compute, and sign, another state."""
     data, target = bytes(range(256)) * 100, tmp_path / "state.safetensors"
     synced: list[tuple[bytes, bool]] = []
     fsync = os.fsync
