@@ -96,7 +96,7 @@ class KnownStates:
                 (key.job_digest, key.round, key.phase, signed.body, signed.signature),
             )
 
-    def had_bad_sum(self, key: PhaseKey) -> bool:
+    def has_bad_sum(self, key: PhaseKey) -> bool:
         """Whether a sum of the phase failed its check, in any attempt."""
         with self._database.transaction() as connection:
             found = connection.execute(
@@ -106,13 +106,8 @@ class KnownStates:
         return found is not None
 
     def note_bad_sum(self, key: PhaseKey) -> int:
-        """A sum of the phase failed its check, and no other one is checked; of how many phases of the job
-        one did."""
+        """A sum of the phase failed its check; of how many phases of the job one did."""
         with self._database.transaction() as connection:
-            connection.execute(
-                "DELETE FROM sum_checks WHERE job_digest = ? AND round = ? AND phase = ?",
-                (key.job_digest, key.round, key.phase),
-            )
             connection.execute(
                 "INSERT INTO bad_sums (job_digest, round, phase) VALUES (?, ?, ?)"
                 " ON CONFLICT (job_digest, round, phase) DO NOTHING",

@@ -367,10 +367,7 @@ class MessageHandler:
     async def _answer_sum(self, key: PhaseKey, revealed: RevealedSum) -> None:
         try:
             with tracing.span(Span.APPLY, key.job_digest, key.round, key):
-                try:
-                    statement = await self._sums.answer(key, revealed)
-                finally:
-                    self._summing.pop(key, None)  # before the coordinator can show the next
+                statement = await self._sums.answer(key, revealed)
         except (PolicyRefusal, RemoteProtocolError) as error:
             self._refuse(key, error)
         except Exception as error:  # the disk may be full; the coordinator asks again
@@ -378,6 +375,9 @@ class MessageHandler:
             self._refuse(key, PolicyRefusal("the sum could not be checked", code=Refusal.INTERNAL))
         else:
             self._send(wire.to_coordinator("next_state", statement, key))
+        finally:
+            if self._summing.get(key) is asyncio.current_task():  # else the job has ended meanwhile
+                del self._summing[key]
         self._forget_states()
 
     def _on_session_ended(self, message: pb.CoordinatorMessage) -> None:

@@ -92,12 +92,12 @@ class RevealedSums:
         job = self._jobs.approved(key.job_digest, self._rosters.current)
         if (signed := self._known.signed(key)) is not None:
             return signed
-        if self._known.had_bad_sum(key):
-            # Security: each further one would be another chance of 2^-66, and another entry of the audit log
-            raise RemoteProtocolError("revealed sum: one of this phase was refused before", code=Refusal.SUM)
         check = self._known.check_of(key)
         if check is None:
             raise RemoteProtocolError("revealed sum: this silo has no part in it", code=Refusal.STAGE)
+        if self._known.has_bad_sum(key):
+            # Security: a wrong sum passes with 2^-66 if it is the only one that is tried
+            raise RemoteProtocolError("revealed sum: another sum of this phase failed", code=Refusal.SUM)
         check.check_survivors(revealed.survivors, revealed.signatures)
         try:
             return await self._answer(key, revealed, job, check)

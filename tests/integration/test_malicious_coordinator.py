@@ -26,7 +26,7 @@ from crypto.session.cohort import CohortRule
 from crypto.session.messages import Cohort, Envelopes, Survivors
 from tests.support.agents import Exchange, changed, other_attempt
 from tests.support.ceremony import stranger
-from tests.support.rogue import SPARE, Rogue
+from tests.support.rogue import SPARE, Rogue, with_proofs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -420,7 +420,7 @@ async def test_silo_refuses_a_round_that_was_revealed(four: Rogue, attempt: int,
     if is_restarted:
         await line.restart()
     given = len(line.received)
-    line.tell(task=changed(revealed.task, proofs=[]))
+    line.tell(task=with_proofs(revealed.task))
     await line.refuses(Refusal.ALREADY_REVEALED, f"round {four.round - 1} train: was revealed before")
     assert [message.WhichOneof("kind") for message in line.received[given:]] == ["refused", "refused"]
     four.check_nothing_left(exchange)

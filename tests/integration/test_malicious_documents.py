@@ -31,7 +31,7 @@ from silo_agent.ledger.reveals import Decision
 from strategies.base import DRAW_SEED, TOTAL
 from tests.support.agents import Exchange, changed
 from tests.support.ceremony import stranger
-from tests.support.rogue import SPARE, Line, Message, Rogue
+from tests.support.rogue import SPARE, Line, Message, Rogue, with_proofs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -65,14 +65,15 @@ def conspired(rogue: Rogue, state: dict[str, np.ndarray], *, attempt: int = 1) -
     proof = rogue.conspire(rogue.round, "train", state)
     rogue.round += 1
     exchange = rogue.begin(rogue.round, "train", attempt=attempt, state=state)
-    exchange.task = changed(exchange.task, proofs=[proof])
+    exchange.task = with_proofs(exchange.task, proof)
     bring_back(rogue)
     return exchange
 
 
 def bring_back(rogue: Rogue) -> None:
     """After the present round every silo takes the true state again."""
-    rogue.proofs[1:] = [rogue.conspire(rogue.round, "train", rogue.state)]
+    proof = rogue.conspire(rogue.round, "train", rogue.state)
+    rogue.add_proof(wire.proof_from_wire(proof)[1])
 
 
 async def message_refused(line: Line, code: Refusal, reason: str) -> None:
@@ -300,7 +301,7 @@ async def test_silo_refuses_a_drawn_round_over_a_state_without_its_seed(
         digest = rogue.put(planted)
         proof = rogue.conspire(1, "train", rogue.state, next_digest=digest)
         size = len(rogue.states[digest])
-        task = changed(exchange.task, state_digest=digest, state_bytes=size, proofs=[proof])
+        task = with_proofs(changed(exchange.task, state_digest=digest, state_bytes=size), proof)
         rogue.agents[target].tell(task=task)
         await rogue.agents[target].refuses(Refusal.TERMS, reason)
         rogue.check_nothing_left(exchange)
@@ -382,7 +383,7 @@ async def test_silo_handed_another_model_completes_no_session(four: Rogue) -> No
     marked = {**four.state, "model/votes": np.full(4, 7, np.float32)}
     planted = conspired(four, marked)
     exchange = four.begin(four.round, "train")
-    exchange.task = changed(exchange.task, proofs=[])  # they computed it
+    exchange.task = with_proofs(exchange.task)  # they computed it
     adverts = {}
     for name in four.names:
         line = four.agents[name]
@@ -429,7 +430,7 @@ async def test_silo_refuses_another_model_at_the_next_attempt(four: Rogue, is_re
     second = four.begin(four.round, "train", attempt=2, state=_other_total(four))
     # an enrollment repeated after a round stands between its training and the next
     proof = four.conspire(four.round - 1, "enrollment.0", _other_total(four))
-    second.task = changed(second.task, proofs=[proof])
+    second.task = with_proofs(second.task, proof)
     bring_back(four)
     line = four.agents[VICTIM]
     if is_restarted:

@@ -24,8 +24,8 @@ from crypto.identity import certificates
 from crypto.identity.roster import sign_roster
 from crypto.session import bodies
 from strategies.base import Arrays
-from tests.support.agents import Exchange, changed
-from tests.support.rogue import SPARE, Rogue
+from tests.support.agents import Exchange
+from tests.support.rogue import SPARE, Rogue, with_proofs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -77,7 +77,7 @@ def served(rogue: Rogue, state: Arrays, *proofs: Proof) -> Exchange:
     """The next round over a state that the coordinator made."""
     rogue.round += 1
     exchange = rogue.begin(rogue.round, "train", state=state)
-    exchange.task = changed(exchange.task, proofs=list(proofs))
+    exchange.task = with_proofs(exchange.task, *proofs)
     return exchange
 
 
@@ -105,7 +105,7 @@ async def test_a_crafted_state_is_refused_in_every_phase(four: Rogue) -> None:
 async def test_a_state_that_was_moved_on_from_is_never_taken_again(four: Rogue, is_restarted: bool) -> None:
     """With its true proof, after a restart, and after the job was said to have ended."""
     await new_job(four)
-    older, its_proofs = four.state, list(four.proofs)
+    older, its_proofs = four.state, four.brought
     await four.control()
     if is_restarted:
         for name in four.names:
@@ -195,12 +195,12 @@ def _of_another_round(rogue: Rogue, state: Arrays) -> Proof:
 
 def _replayed(rogue: Rogue, state: Arrays) -> Proof:
     """The true one of the newest state, of which the silos know as much."""
-    return rogue.proofs[-1]
+    return rogue.brought[-1]
 
 
 def _replayed_with_another_outcome(rogue: Rogue, state: Arrays) -> Proof:
     proof = Proof()
-    proof.CopyFrom(rogue.proofs[-1])
+    proof.CopyFrom(rogue.brought[-1])
     proof.next_digest = rogue.put(state)
     proof.key.round = rogue.round
     return proof
@@ -278,10 +278,10 @@ async def test_three_silos_that_sign_a_state_are_believed(four: Rogue) -> None:
 
 async def test_no_more_than_two_proofs_are_read(four: Rogue) -> None:
     await new_job(four, rounds=2)
-    proofs = four.proofs + four.proofs[-1:]
+    proofs = four.brought * 3
     assert len(proofs) == 3
     await all_refuse(four, served(four, four.state, *proofs), "at most 2 proofs, got 3", Refusal.MALFORMED)
-    await four.advertise(served(four, four.state, *four.proofs))  # the control
+    await four.advertise(served(four, four.state, *four.brought))  # the control
 
 
 async def test_a_colluding_silo_signs_a_false_state_in_vain(four: Rogue) -> None:
@@ -302,7 +302,7 @@ async def test_a_colluding_silo_signs_a_false_state_in_vain(four: Rogue) -> None
         proof = four.proof(exchange, statement, signatures | {COLLUDER: own})
         four.round += 1
         later = four.begin(four.round, "train", state=state)
-        task = changed(later.task, proofs=[proof])
+        task = with_proofs(later.task, proof)
         four.agents["silo-2"].tell(task=task)
         await four.agents["silo-2"].refuses(Refusal.SIGNATURES, "signature does not hold")
         four.check_nothing_left(later)
@@ -346,7 +346,7 @@ async def test_a_proof_counts_the_silos_that_were_drawn(tmp_path) -> None:
         ):
             proof = rogue.conspire(1, "train", crafted, by=by)
             later = rogue.begin(2, "train", state=crafted)
-            later.task = changed(later.task, proofs=[proof])
+            later.task = with_proofs(later.task, proof)
             await all_refuse(rogue, later, reason, *codes)
         first = rogue.begin(1, "train")  # the control: the round of those who were drawn
         await rogue.advertise(first, without=others)

@@ -20,8 +20,8 @@ from crypto.errors import Refusal
 from crypto.fixed_point.ring import Words
 from crypto.masking import masks
 from crypto.session.messages import RevealedSum, Signatures
-from tests.support.agents import Exchange, changed
-from tests.support.rogue import Rogue
+from tests.support.agents import Exchange
+from tests.support.rogue import Rogue, with_proofs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -175,7 +175,7 @@ async def test_every_silo_refuses_a_sum_that_was_changed(four: Rogue, bend: Bend
         assert four.agents[name].last_recorded("sum_refused")["round"] == four.round
         # the round is used up here: no second sum of it is looked at
         tell_sum(four, exchange, name, true)
-        await four.agents[name].refuses(Refusal.SUM, "one of this phase was refused before")
+        await four.agents[name].refuses(Refusal.SUM, "another sum of this phase failed")
     await four.control()  # over the state before
 
 
@@ -218,7 +218,7 @@ async def test_two_silos_are_not_shown_two_sums(four: Rogue) -> None:
     )
     proof = four.proof(exchange, statement, {"silo-0": signed.signature})
     later = four.begin(four.round + 1, "train", state=following)
-    later.task = changed(later.task, proofs=[proof])
+    later.task = with_proofs(later.task, proof)
     for name in four.names[1:]:
         four.agents[name].tell(task=later.task)
         await four.agents[name].refuses(Refusal.SIGNATURES, "expected signatures of 3 silos, got 1")
@@ -397,7 +397,7 @@ async def test_a_silo_from_which_the_sum_is_withheld_takes_no_state_but_a_proven
     await four.agree(exchange, without=[VICTIM])
     later = four.begin_next()
     line = four.agents[VICTIM]
-    line.tell(task=changed(later.task, proofs=[]))
+    line.tell(task=with_proofs(later.task))
     await line.refuses(Refusal.STATE, UNKNOWN)
     four.check_nothing_left(later)
     assert four.put(following) == later.task.state_digest

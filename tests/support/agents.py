@@ -24,8 +24,9 @@ from chorale.spec.state import state_from_bytes, state_to_bytes
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from chorale.v1 import records_pb2, session_pb2
+from chorale.v1 import records_pb2
 from coordinator.jobs.aggregate import store_vectors
+from crypto.errors import Refusal, RemoteProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.ring import Words
 from crypto.identity import issuing
@@ -36,7 +37,8 @@ from crypto.masking.masks import Masker, Source, UnmaskPlan
 from crypto.masking.stored_sum import StoredSum, tagged_stream
 from crypto.session import bodies
 from crypto.session.coordinator_session import CoordinatorSession
-from crypto.session.messages import NextState, RevealedSum
+from crypto.session.messages import RevealedSum, SessionTerms
+from crypto.session.statements import StateProof, StateSigner
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
@@ -132,11 +134,16 @@ class MemoryTransfers:
         self._folder = folder
         self._states = states
         self.uploads: asyncio.Queue[tuple[PhaseKey, bytes]] = asyncio.Queue()
+        self.maskers: dict[PhaseKey, Masker] = {}
 
     async def download(self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path) -> None:
-        target.write_bytes(self._states[digest])
+        data = self._states.get(digest, b"")
+        if len(data) != size_bytes or hashlib.sha256(data).digest() != digest:
+            raise RemoteProtocolError("download: other bytes than announced", code=Refusal.STATE)
+        target.write_bytes(data)
 
     async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
+        self.maskers[key] = masker
         await self.uploads.put((key, b"".join(masker.stream(source))))
 
 
@@ -303,9 +310,9 @@ class Hub:
         self.roster = self.members.roster(issued=now)
         self.states: dict[bytes, bytes] = {}
         self.state: Arrays = {"model/votes": np.zeros(len(self.names), np.float32)}
+        self.proofs: dict[bytes, list[StateProof]] = {}  # of each job: of the opening phase, of the newest
         self.job = self.sign(**job)
         self.agents: dict[str, Agent] = {}
-        self.proofs: list[Any] = []  # of the opening and of the newest state, as tasks bring them
 
     @property
     def names(self) -> list[str]:
@@ -365,23 +372,71 @@ class Hub:
 
     def begin(self, round: int, phase: str, *, attempt: int = 1, state: Arrays | None = None) -> Exchange:
         """Terms, session and task of an attempt; no silo is told yet."""
-        chosen = self.state if state is None else state
-        digest = self.put(chosen)
-        terms = self.job.terms(
-            roster=self.roster, round=round, phase=phase, attempt=attempt, state=chosen, state_digest=digest
-        )
+        terms = self.terms(round, phase, attempt=attempt, state=state)
+        digest = terms.state_digest
         key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=attempt)
         task = pb.PhaseTask(
             key=wire.key_to_wire(key),
             state_digest=digest,
             state_bytes=len(self.states[digest]),
             session_digest=terms.digest(),
-            proofs=[proof for proof in self.proofs if proof.key.job_digest == self.job.digest],
+            proofs=[
+                wire.proof_to_wire(proof, key.job_digest) for proof in self.proofs.get(key.job_digest, [])
+            ],
         )
         session = CoordinatorSession(
             terms=terms, roster=self.roster, authority=self.members.authority, now=self.now
         )
         return Exchange(key=key, session=session, task=task)
+
+    def terms(self, round: int, phase: str, *, attempt: int = 1, state: Arrays | None = None) -> SessionTerms:
+        chosen = self.state if state is None else state
+        return self.job.terms(
+            roster=self.roster,
+            round=round,
+            phase=phase,
+            attempt=attempt,
+            state=chosen,
+            state_digest=self.put(chosen),
+        )
+
+    def prove(self, state: Arrays, round: int, phase: str, *, signers: int | None = None) -> StateProof:
+        """Go on from a state that the last t silos sign as the outcome of this phase, and nobody computed."""
+        terms = self.terms(round, phase)
+        unsigned = StateProof(
+            roster=self.roster.signed,
+            round=round,
+            phase=phase,
+            attempt=1,
+            layout_digest=terms.layout.digest,
+            cohort_digest=bytes(32),
+            survivors=terms.names,
+            parent_digest=terms.state_digest,
+            sum_digest=bytes(32),
+            next_digest=self.put(state),
+            draw_seed=draw_seed_in(state),
+            signers={},
+        )
+        names = terms.names[-(terms.rule.threshold if signers is None else signers) :]
+        self.state = state
+        return self.add_proof(dataclasses.replace(unsigned, signers=self.signed(unsigned, terms, names)))
+
+    def signed(self, proof: StateProof, terms: SessionTerms, names: Sequence[str]) -> dict[str, StateSigner]:
+        """Signatures of these silos over what the proof says."""
+        signers = {}
+        for name in names:
+            identity = self.members.silos[name]
+            said = proof.statement(name, federation=FEDERATION, session_digest=terms.digest())
+            signers[name] = StateSigner(
+                certificate=identity.certificate_der, signature=bodies.sign(identity, said).signature
+            )
+        return signers
+
+    def add_proof(self, proof: StateProof) -> StateProof:
+        """Tasks bring it from now on."""
+        known = self.proofs.setdefault(self.job.digest, [])
+        known[:] = [each for each in known if self.job.opens_draw(each.round, each.phase)] + [proof]
+        return proof
 
     # the stages
 
@@ -402,7 +457,7 @@ class Hub:
     async def mask(
         self, exchange: Exchange, *, without: Sequence[str] = (), late: Sequence[str] = ()
     ) -> None:
-        """without: silos that are not told what the others dealt. late: whose vectors come to nothing."""
+        """`late` silos send vectors that do not arrive."""
         for name, envelopes in exchange.session.close_share().items():
             if name in without:
                 continue
@@ -447,105 +502,56 @@ class Hub:
     async def until_signed(
         self, exchange: Exchange, *, lost: Sequence[str] = (), late: Sequence[str] = ()
     ) -> None:
-        """All stages before UNMASK; `lost` silos send no vector, that of `late` ones comes to nothing."""
+        """All stages before UNMASK; `lost` silos send no vector, those of `late` ones do not arrive."""
         await self.advertise(exchange)
         await self.share(exchange)
         await self.mask(exchange, without=lost, late=late)
         await self.consistency(exchange)
 
-    async def run(
-        self, round: int, phase: str, *, attempt: int = 1, unseen: Sequence[str] = ()
-    ) -> dict[str, np.ndarray[Any, Any]]:
-        """One whole phase; every silo computes what follows and is told the outcome.
-
-        unseen: silos that are not shown the sum, and learn of the state by the proof of the others.
-        """
+    async def run(self, round: int, phase: str, *, attempt: int = 1) -> dict[str, np.ndarray[Any, Any]]:
+        """One whole phase; every silo computes what follows and is told the outcome."""
         exchange = self.begin(round, phase, attempt=attempt)
         await self.until_signed(exchange)
         sums = await self.unmask(exchange)
-        await self.agree(exchange, without=unseen)
+        await self.agree(exchange)
         self.tell_outcome(exchange, cohort=exchange.session.survivors)
         return sums
 
     async def agree(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
-        """The silos check the sum and sign the state that it leads to; where nothing is tagged, none asks.
-
-        without: not shown the sum. The proof that the others make goes with every later task.
-        """
-        if exchange.session.terms.layout.tagged is None:
+        """The silos that sent vectors check the sum and sign the state that it leads to; where nothing is
+        tagged, none is asked."""
+        terms = exchange.session.terms
+        if terms.layout.tagged is None:
             return
         revealed = self.revealed(exchange)
-        digest = self.put(self.following(exchange))
-        following = state_from_bytes(self.states[digest])
-        statement = self.statement(
-            exchange,
-            sum_digest=revealed.sum_digest,
-            next_digest=digest,
-            draw_seed=draw_seed_in(following),
-        )
-        signatures = {}
-        for name in self._here(exchange.session.sharers, without):
+        unsigned = self.unsigned(exchange, revealed)
+        signers = {}
+        for name in self._here(list(exchange.vectors), without):
             signed = (await self.ask_state(exchange, name, revealed)).statement
-            said = dataclasses.replace(statement, sender=name)
+            said = unsigned.statement(name, federation=FEDERATION, session_digest=terms.digest())
             assert signed.body == bodies.body_of(said), "another state than this coordinator's"
-            signatures[name] = signed.signature
-        opening = [proof for proof in self.proofs[:1] if proof.key.job_digest == self.job.digest]
-        self.state, self.proofs = following, [*opening, self.proof(exchange, statement, signatures)]
+            certificate = self.members.silos[name].certificate_der
+            signers[name] = StateSigner(certificate=certificate, signature=signed.signature)
+        self.add_proof(dataclasses.replace(unsigned, signers=signers))
+        self.state = state_from_bytes(self.states[unsigned.next_digest])
 
-    def statement(self, exchange: Exchange, **fields: Any) -> NextState:
-        """What a silo signs of this session, but for these fields; the sender is to be filled in."""
-        terms, session = exchange.session.terms, exchange.session
-        values: dict[str, Any] = {
-            "sender": "",
-            "cohort_digest": session._record.cohort_digest or bytes(32),
-            "survivors": session._record.survivors or terms.names,
-            "sum_digest": bytes(32),
-            "draw_seed": b"",
-        }
-        return NextState(
-            federation=terms.federation,
-            session_digest=terms.digest(),
-            parent_digest=terms.state_digest,
-            **values | fields,
+    def unsigned(self, exchange: Exchange, revealed: RevealedSum) -> StateProof:
+        """What silos sign that check this sum and compute what follows from it."""
+        session, following = exchange.session, self.following(exchange)
+        return StateProof(
+            roster=self.roster.signed,
+            round=exchange.key.round,
+            phase=exchange.key.phase,
+            attempt=exchange.key.attempt,
+            layout_digest=session.terms.layout.digest,
+            cohort_digest=session.cohort_digest,
+            survivors=session.survivors,
+            parent_digest=session.terms.state_digest,
+            sum_digest=revealed.sum_digest,
+            next_digest=self.put(following),
+            draw_seed=draw_seed_in(following),
+            signers={},
         )
-
-    def proof(
-        self, exchange: Exchange, statement: NextState, signatures: Mapping[str, bytes]
-    ) -> session_pb2.StateProof:
-        """The statement with these signatures, as a task brings it."""
-        return session_pb2.StateProof(
-            key=exchange.wire_key,
-            roster=wire.signed_body_to_wire(self.roster.signed),
-            layout_digest=exchange.session.terms.layout.digest,
-            cohort_digest=statement.cohort_digest,
-            survivors=statement.survivors,
-            parent_digest=statement.parent_digest,
-            sum_digest=statement.sum_digest,
-            next_digest=statement.next_digest,
-            draw_seed=statement.draw_seed,
-            signers=[
-                session_pb2.StateSigner(
-                    name=name, certificate=self.members.silos[name].certificate_der, signature=signature
-                )
-                for name, signature in signatures.items()
-            ],
-        )
-
-    def conspire(
-        self, round: int, phase: str, state: Arrays, *, by: Sequence[str] | None = None, **fields: Any
-    ) -> session_pb2.StateProof:
-        """The proof that this state follows from a phase that never was: these silos sign whatever it takes.
-
-        by: all of the job's, if it is not said.
-        """
-        exchange = self.begin(round, phase)
-        values = {"next_digest": self.put(state), "draw_seed": draw_seed_in(state)} | fields
-        statement = self.statement(exchange, **values)
-        signatures = {}
-        for name in exchange.session.terms.names if by is None else by:
-            said = dataclasses.replace(statement, sender=name)
-            signatures[name] = bodies.sign(self.members.silos[name], said).signature
-        return self.proof(exchange, statement, signatures)
 
     def revealed(self, exchange: Exchange) -> RevealedSum:
         """What members of U2 are sent of the sum, whose tagged part they can then fetch."""
@@ -613,9 +619,6 @@ def changed(task: pb.PhaseTask, **fields: Any) -> pb.PhaseTask:
     for name, value in fields.items():
         if isinstance(value, bytes | int):
             setattr(copy, name, value)
-        elif isinstance(value, list):
-            copy.ClearField(name)  # type: ignore[arg-type]
-            getattr(copy, name).extend(value)
         else:
             getattr(copy, name).CopyFrom(value)
     return copy

@@ -17,7 +17,7 @@ from chorale.v1 import federation_pb2 as pb
 from crypto.errors import PolicyRefusal
 from silo_agent.connection.transfer import Transfer
 from silo_agent.metrics import SiloMetrics
-from tests.support.agents import Agent, Exchange, Hub, changed
+from tests.support.agents import Agent, Exchange, Hub
 
 VICTIM = "silo-1"
 
@@ -72,11 +72,11 @@ async def test_no_input_leaves_once_a_later_state_is_known(hub: Hub) -> None:
     exchange = hub.begin(1, "train")
     await hub.advertise(exchange)
     await hub.share(exchange)
-    proof = hub.conspire(1, "train", {**hub.state, "model/votes": hub.state["model/votes"] + 1})
-    later = hub.begin(2, "train", state={**hub.state, "model/votes": hub.state["model/votes"] + 1})
+    hub.prove({**hub.state, "model/votes": hub.state["model/votes"] + 1}, 1, "train")
+    later = hub.begin(2, "train")
     agent = hub.agents[VICTIM]
     job = hub.job
-    await asyncio.to_thread(agent.handler._chain.accept, later.key, changed(later.task, proofs=[proof]), job)
+    await asyncio.to_thread(agent.handler._chain.accept, later.key, later.task, job)
     for name, envelopes in exchange.session.close_share().items():
         hub.agents[name].tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
         if name != VICTIM:  # the control: the others' leave
