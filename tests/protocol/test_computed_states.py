@@ -110,16 +110,11 @@ def check_proof(exchange: Exchange, sums: Sums, signed: Mapping[str, SignedBody]
         roster=wire.signed_body_to_wire(exchange.federation.roster.signed),
         layout_digest=terms.layout.digest,
         survivors=exchange.coordinator.survivors,
-        signers=[
-            session_pb2.StateSigner(
-                name=name,
-                certificate=exchange.federation.silos[name].certificate_der,
-                signature=each.signature,
-            )
-            for name, each in signed.items()
-        ],
         **(fields | changes),
     )
+    for name, each in signed.items():
+        certificate = exchange.federation.silos[name].certificate_der
+        message.signers.add(name=name, certificate=certificate, signature=each.signature)
     job_digest, proof = wire.proof_from_wire(message)
     proof.check(job_digest=job_digest, roster=exchange.federation.roster, names=terms.names, rule=terms.rule)
 

@@ -338,7 +338,7 @@ class Rogue(Hub):
         self, exchange: Exchange, statement: NextState, signatures: Mapping[str, bytes]
     ) -> session_pb2.StateProof:
         """The statement with these signatures, as a task brings it."""
-        return session_pb2.StateProof(
+        proof = session_pb2.StateProof(
             key=exchange.wire_key,
             roster=wire.signed_body_to_wire(self.roster.signed),
             layout_digest=exchange.session.terms.layout.digest,
@@ -348,13 +348,11 @@ class Rogue(Hub):
             sum_digest=statement.sum_digest,
             next_digest=statement.next_digest,
             draw_seed=statement.draw_seed,
-            signers=[
-                session_pb2.StateSigner(
-                    name=name, certificate=self.members.silos[name].certificate_der, signature=signature
-                )
-                for name, signature in signatures.items()
-            ],
         )
+        for name, signature in signatures.items():
+            certificate = self.members.silos[name].certificate_der
+            proof.signers.add(name=name, certificate=certificate, signature=signature)
+        return proof
 
     def conspire(
         self, round: int, phase: str, state: Arrays, *, by: Sequence[str] | None = None, **fields: Any
