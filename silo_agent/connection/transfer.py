@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
@@ -101,6 +102,8 @@ class Transfer:
                 transferred.inc(len(data))
             await writing.drain()
             part.check(request.digest)
+            # before it gets its name: nothing looks at its bytes again, also after a crash
+            await asyncio.to_thread(os.fsync, part.file.fileno())
         finally:
             call.cancel()  # before what waits: what was refused may come without end, and is kept until then
             try:

@@ -49,8 +49,14 @@ class KnownStates:
             _move(connection, job_digest, state)
 
     def keep_check(self, check: SumCheck) -> None:
-        """Before the first byte of y(u) leaves: from then on this silo can check the sum."""
+        """Before the first byte of y(u) leaves: from then on this silo can check the sum.
+
+        Raises PolicyRefusal(code=STATE) where a later state became known since y(u) was computed.
+        """
         with self._database.transaction() as connection:
+            newest = _newest(connection, check.job_digest)
+            if newest is None or newest.state_digest != check.state_digest:
+                raise _refusal(check.job_digest, "the state of this input is not the newest known any more")
             connection.execute(
                 "INSERT INTO sum_checks (job_digest, round, phase, attempt, sum_check) VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (job_digest, round, phase, attempt)"

@@ -19,6 +19,8 @@ class StateFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left in directory.glob(f"*{SUM_SUFFIX}"):
+            left.unlink()  # of a process that was killed; it may not be whole
 
     def state(self, digest: bytes) -> Path:
         return self._directory / f"{digest.hex()}{STATE_SUFFIX}"

@@ -28,6 +28,7 @@ from crypto.masking.masks import Masker, Source
 from crypto.session.messages import RevealedSum
 from crypto.session.silo_session import SiloSession
 from crypto.session.silo_stages import LeftOut
+from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.reveals import Reveals
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.state_files import StateFiles
@@ -315,7 +316,9 @@ class MessageHandler:
             return self._refuse(key, error)
         if isinstance(reply, Masker):
             running = self._tasks[phase_name(key)]
-            running.upload = asyncio.get_running_loop().create_task(self._upload(running, reply))
+            # taken now: the session drops it as soon as it is told the survivors
+            check = session.sum_check
+            running.upload = asyncio.get_running_loop().create_task(self._upload(running, reply, check))
         elif reply is not None:
             self._send(reply)
             if reply.HasField("unmask_shares"):
@@ -341,7 +344,7 @@ class MessageHandler:
         self._tasks[phase_name(key)] = _RunningTask(key=key, task=pb.PhaseTask(), session=session)
         return session
 
-    async def _upload(self, running: _RunningTask, masker: Masker) -> None:
+    async def _upload(self, running: _RunningTask, masker: Masker, check: SumCheck | None) -> None:
         started = time.monotonic()
         key, prepared = running.key, running.prepared
         try:
@@ -349,8 +352,7 @@ class MessageHandler:
                 raise LocalProtocolError("session: a session from the ledger masks nothing")
             # both durable before the first byte leaves; raise PolicyRefusal where nothing may
             await asyncio.to_thread(prepared.charge.spend)
-            assert running.session is not None  # it gave the masker
-            if (check := running.session.sum_check) is not None:
+            if check is not None:
                 await asyncio.to_thread(self._chain.keep_check, check)
             total_bytes = prepared.encoder.layout.total_bytes
             with tracing.span(Span.UPLOAD, key.job_digest, key.round, key):
@@ -474,8 +476,9 @@ class MessageHandler:
     def _forget_states(self) -> None:
         """Global states but those that a running task reads and the newest of each job."""
         running = {each.task.state_digest for each in self._tasks.values() if each.is_preparing}
-        if not self._summing:  # else a sum is being downloaded, or a state written
-            self._files.keep_only(running | self._chain.newest(self._jobs.digests))
+        if not self._sums.is_computing:  # no coordinator can draw that out, as it can a download
+            newest = self._chain.newest(self._jobs.digests)
+            self._files.keep_only(running | newest | self._sums.fetching)
 
 
 def _fields(key: PhaseKey) -> dict[str, Any]:

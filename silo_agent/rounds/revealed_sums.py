@@ -7,6 +7,7 @@ and the method's own server step what follows from it. Source: docs/protocol.md 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,18 @@ class RevealedSums:
         self._downloads = downloads
         self._audit = audit
         self._metrics = metrics
+        self._fetching: Counter[bytes] = Counter()
+        self._computing = 0
+
+    @property
+    def fetching(self) -> frozenset[bytes]:
+        """Digests of the sums that are on their way."""
+        return frozenset(+self._fetching)
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a state is being written that is not yet the newest known."""
+        return self._computing > 0
 
     async def answer(
         self, key: PhaseKey, revealed: RevealedSum, *, own_steps: Mapping[str, float]
@@ -103,16 +116,18 @@ class RevealedSums:
         check.check_survivors(revealed.survivors, revealed.signatures)
         self._reveals.settle(key.job_digest, key.round, key.phase, revealed.survivors)
         try:
-            following = await self._following(key, revealed, job, check)
+            signed, steps = await self._answer(key, revealed, job, check)
         except RemoteProtocolError as error:
             if error.code is Refusal.SUM:
                 self._note_bad_sum(key, str(error))
             raise
-        signed = self._settled(key, revealed, check, following)
-        self._compare(key, following.steps, own_steps)
+        self._compare(key, steps, own_steps)
         return signed
 
-    async def _following(self, key: PhaseKey, revealed: RevealedSum, job: Job, check: SumCheck) -> _NextState:
+    async def _answer(
+        self, key: PhaseKey, revealed: RevealedSum, job: Job, check: SumCheck
+    ) -> tuple[SignedBody, Mapping[str, float]]:
+        """The statement, and how far each array that training reads moved."""
         before = self._files.state(check.state_digest)
         if not before.exists():
             raise PolicyRefusal("revealed sum: the global state before it is not here", code=Refusal.STATE)
@@ -121,17 +136,31 @@ class RevealedSums:
         if layout.digest != check.layout_digest or layout.tagged is None:
             raise RemoteProtocolError("revealed sum: of another layout", code=Refusal.TERMS)
         path = self._files.sum(revealed.sum_digest)
-        await self._downloads.download(
-            job_digest=key.job_digest,
-            digest=revealed.sum_digest,
-            size_bytes=layout.tagged.total_bytes,
-            target=path,
-        )
+        self._fetching[revealed.sum_digest] += 1
         try:
-            return await asyncio.to_thread(
-                self._computed, job, key, state, path, layout=layout.tagged, check=check, revealed=revealed
+            await self._downloads.download(
+                job_digest=key.job_digest,
+                digest=revealed.sum_digest,
+                size_bytes=layout.tagged.total_bytes,
+                target=path,
             )
+            self._computing += 1
+            try:
+                following = await asyncio.to_thread(
+                    self._computed,
+                    job,
+                    key,
+                    state,
+                    path,
+                    layout=layout.tagged,
+                    check=check,
+                    revealed=revealed,
+                )
+                return self._settled(key, revealed, check, following), following.steps
+            finally:
+                self._computing -= 1
         finally:
+            self._fetching[revealed.sum_digest] -= 1
             path.unlink(missing_ok=True)  # the state that follows from it is kept
 
     def _computed(

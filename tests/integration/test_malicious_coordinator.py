@@ -26,7 +26,7 @@ from crypto.session.cohort import CohortRule
 from crypto.session.messages import Cohort, Envelopes, Survivors
 from tests.support.agents import Exchange, changed, other_attempt
 from tests.support.ceremony import stranger
-from tests.support.rogue import SPARE, Rogue
+from tests.support.rogue import SPARE, Rogue, with_proofs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -410,13 +410,17 @@ async def test_silo_never_gives_both_shares_of_one_silo(four: Rogue, is_restarte
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("attempt", [1, 2])
 async def test_silo_refuses_a_round_that_was_revealed(four: Rogue, attempt: int, is_restarted: bool) -> None:
-    exchange = await honest(four)
-    revealed = four.begin(four.round - 1, "train", attempt=attempt)
+    """Of which it was not shown the sum: else it knows the state after it, and refuses for that."""
+    await honest(four)
+    before = four.state
+    await four.control(unseen=[VICTIM])
+    exchange = four.begin_next()
+    revealed = four.begin(four.round - 1, "train", attempt=attempt, state=before)
     line = four.agents[VICTIM]
     if is_restarted:
         await line.restart()
     given = len(line.received)
-    line.tell(task=revealed.task)
+    line.tell(task=with_proofs(revealed.task))
     await line.refuses(Refusal.ALREADY_REVEALED, f"round {four.round - 1} train: was revealed before")
     assert [message.WhichOneof("kind") for message in line.received[given:]] == ["refused", "refused"]
     four.check_nothing_left(exchange)

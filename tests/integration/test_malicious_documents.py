@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import closing
 from datetime import timedelta
 
@@ -31,7 +31,7 @@ from silo_agent.ledger.reveals import Decision
 from strategies.base import DRAW_SEED, TOTAL
 from tests.support.agents import Exchange, changed
 from tests.support.ceremony import stranger
-from tests.support.rogue import SPARE, Line, Message, Rogue
+from tests.support.rogue import SPARE, Line, Message, Rogue, with_proofs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,13 +45,35 @@ async def four(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rogue]
         yield rogue
 
 
-async def honest(rogue: Rogue) -> Exchange:
-    """The control: a round without the tampering reveals exactly the sum; then the next round."""
+async def honest(rogue: Rogue, *, unseen: Sequence[str] = ()) -> Exchange:
+    """The control: a round without the tampering reveals exactly the sum; then the next round.
+
+    unseen: not shown the sum, so that they download the state after it.
+    """
     rogue.serve, rogue.welcome = rogue.chunks, rogue.greeting
     for name in rogue.names:
         await rogue.agents[name].settle()
-    await rogue.control()
+    await rogue.control(unseen=unseen)
     return rogue.begin_next()
+
+
+def conspired(rogue: Rogue, state: dict[str, np.ndarray], *, attempt: int = 1) -> Exchange:
+    """The round after the next, over a state that all silos signed and none computed.
+
+    Nobody can make a silo take another one, so whatever is refused here is refused for what the state holds.
+    """
+    proof = rogue.conspire(rogue.round, "train", state)
+    rogue.round += 1
+    exchange = rogue.begin(rogue.round, "train", attempt=attempt, state=state)
+    exchange.task = with_proofs(exchange.task, proof)
+    bring_back(rogue)
+    return exchange
+
+
+def bring_back(rogue: Rogue) -> None:
+    """After the present round every silo takes the true state again."""
+    proof = rogue.conspire(rogue.round, "train", rogue.state)
+    rogue.add_proof(wire.proof_from_wire(proof)[1])
 
 
 async def message_refused(line: Line, code: Refusal, reason: str) -> None:
@@ -269,29 +291,34 @@ async def test_silo_refuses_a_drawn_round_over_a_state_without_its_seed(
     async with Rogue(tmp_path, silos=5, fraction=0.6) as rogue:
         await rogue.start()
         await rogue.run(0, "enrollment.0")
-        exchange = rogue.begin(1, "train")
+        # control: over the state with the opening's seed the same silos advertise
+        control = rogue.begin(1, "train")
+        await rogue.advertise(control, without=set(rogue.names) - set(control.session.terms.names))
+        exchange = rogue.begin(2, "train")
         target = exchange.session.terms.names[0]
         planted = {name: array for name, array in rogue.state.items() if name != DRAW_SEED}
-        digest = rogue.put(planted if seed is None else {**planted, DRAW_SEED: seed})
+        planted |= {} if seed is None else {DRAW_SEED: seed}
+        digest = rogue.put(planted)
+        proof = rogue.conspire(1, "train", rogue.state, next_digest=digest)
         size = len(rogue.states[digest])
-        rogue.agents[target].tell(task=changed(exchange.task, state_digest=digest, state_bytes=size))
+        task = with_proofs(changed(exchange.task, state_digest=digest, state_bytes=size), proof)
+        rogue.agents[target].tell(task=task)
         await rogue.agents[target].refuses(Refusal.TERMS, reason)
         rogue.check_nothing_left(exchange)
-        # control: over the state with the opening's seed the same silos advertise
-        await rogue.advertise(exchange, without=set(rogue.names) - set(exchange.session.terms.names))
 
 
 async def test_silo_reveals_two_openings_of_a_draw_and_no_third(tmp_path) -> None:
     """A coordinator could throw revealed openings away until a draw suits it."""
     async with Rogue(tmp_path, silos=5, fraction=0.6) as rogue:
         await rogue.start()
-        first, seeds = rogue.state, []
+        seeds = []
         for number in range(2):  # the first two are the control
-            rogue.state = first
-            await rogue.run(0, f"enrollment.{number}")
-            seeds.append(rogue.state[DRAW_SEED].tobytes())
+            opening = rogue.begin(0, f"enrollment.{number}")
+            await rogue.until_signed(opening)
+            await rogue.unmask(opening)  # no silo is shown the sum
+            seeds.append(rogue.following(opening)[DRAW_SEED].tobytes())
         assert len(set(seeds)) == 2
-        exchange = rogue.begin(0, "enrollment.2", state=first)
+        exchange = rogue.begin(0, "enrollment.2")
         for name in rogue.names:
             rogue.agents[name].tell(task=exchange.task)
             await rogue.agents[name].refuses(Refusal.POLICY, "2 openings of the job were revealed")
@@ -306,7 +333,7 @@ def _other_total(rogue: Rogue) -> dict[str, np.ndarray]:
 
 
 async def test_silo_refuses_other_bytes_than_the_digest_announces(four: Rogue) -> None:
-    exchange = await honest(four)
+    exchange = await honest(four, unseen=[VICTIM])
     other = state_to_bytes(_other_total(four))
     assert len(other) == exchange.task.state_bytes
     four.serve = lambda silo, request: [pb.Chunk(offset=0, data=other)]
@@ -343,7 +370,7 @@ def _with_a_gap(data: bytes) -> Iterable[pb.Chunk]:
 async def test_silo_refuses_a_download(
     four: Rogue, cut: Callable[[bytes], Iterable[pb.Chunk]], code: Refusal, reason: str
 ) -> None:
-    exchange = await honest(four)
+    exchange = await honest(four, unseen=[VICTIM])
     four.serve = lambda silo, request: cut(four.states[request.digest][request.offset :])
     four.agents[VICTIM].tell(task=exchange.task)
     await four.agents[VICTIM].refuses(code, reason)
@@ -352,9 +379,11 @@ async def test_silo_refuses_a_download(
 
 async def test_silo_handed_another_model_completes_no_session(four: Rogue) -> None:
     """Its task is consistent in itself; its advert fits no other session, nor theirs its own."""
-    exchange = await honest(four)
+    await honest(four)
     marked = {**four.state, "model/votes": np.full(4, 7, np.float32)}
-    planted = four.begin(four.round, "train", state=marked)
+    planted = conspired(four, marked)
+    exchange = four.begin(four.round, "train")
+    exchange.task = with_proofs(exchange.task)  # they computed it
     adverts = {}
     for name in four.names:
         line = four.agents[name]
@@ -371,9 +400,10 @@ async def test_silo_handed_another_model_completes_no_session(four: Rogue) -> No
 
 
 async def test_silo_refuses_another_total_under_the_terms_of_the_true_one(four: Rogue) -> None:
-    exchange = await honest(four)
-    digest = four.put(_other_total(four))
-    four.agents[VICTIM].tell(task=changed(exchange.task, state_digest=digest))
+    await honest(four)
+    exchange = conspired(four, _other_total(four))
+    of_the_true_one = four.begin(four.round, "train").task.session_digest
+    four.agents[VICTIM].tell(task=changed(exchange.task, session_digest=of_the_true_one))
     reason = "the coordinator's terms are not this silo's"
     await four.agents[VICTIM].refuses(Refusal.TERMS, reason)
     four.check_nothing_left(exchange)
@@ -382,7 +412,7 @@ async def test_silo_refuses_another_total_under_the_terms_of_the_true_one(four: 
 async def test_silo_refuses_a_total_below_its_own_count(four: Rogue) -> None:
     """p above 1 would give it more weight than all: the sum would be nearly its own update."""
     await honest(four)
-    exchange = four.begin(four.round, "train", state={**four.state, TOTAL: np.array(90, np.int64)})
+    exchange = conspired(four, {**four.state, TOTAL: np.array(90, np.int64)})
     four.agents[VICTIM].tell(task=exchange.task)
     reason = "more samples than enrollment counted in all silos"
     await four.agents[VICTIM].refuses(Refusal.NOT_ENROLLED, reason)
@@ -398,6 +428,10 @@ async def test_silo_refuses_another_model_at_the_next_attempt(four: Rogue, is_re
     first = await honest(four)
     await four.advertise(first)
     second = four.begin(four.round, "train", attempt=2, state=_other_total(four))
+    # an enrollment repeated after a round stands between its training and the next
+    proof = four.conspire(four.round - 1, "enrollment.0", _other_total(four))
+    second.task = with_proofs(second.task, proof)
+    bring_back(four)
     line = four.agents[VICTIM]
     if is_restarted:
         await line.restart()
@@ -414,7 +448,7 @@ async def test_silo_refuses_a_first_model_that_the_operator_did_not_sign(tmp_pat
         marked = {"model/votes": np.full(4, 7, np.float32)}
         exchange = rogue.begin(0, "enrollment.0", state=marked)
         rogue.agents[VICTIM].tell(task=exchange.task)
-        reason = "the first global state is not the one its operator signed"
+        reason = "a global state that no silo is known to have computed"
         await rogue.agents[VICTIM].refuses(Refusal.STATE, reason)
         rogue.check_nothing_left(exchange)
 

@@ -7,10 +7,11 @@ test bends one message. The agents are the product's, in this process, with one-
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -31,9 +32,13 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from crypto.errors import ChoraleError, Refusal
 from crypto.identity.certificates import Identity, Role, load_certificate, member_of
+from crypto.session import bodies
+from crypto.session.messages import NextState
 from silo_agent.agent import run_agent
 from silo_agent.policy.policy import Policy
 from silo_agent.settings import SiloSettings
+from strategies.base import Arrays
+from strategies.phases.enrollment import draw_seed_in
 from tests.support.agents import PATIENCE_SECONDS, Exchange, Hub, Members
 from tests.support.ceremony import Ceremony, issue
 
@@ -285,23 +290,98 @@ class Rogue(Hub):
             await self.agents[name].start()
             self.agents[name].meet()
 
-    async def control(self) -> None:
-        """The next round without tampering, enrollment first: every silo counts once."""
+    async def control(self, *, unseen: Sequence[str] = ()) -> None:
+        """The next round without tampering, enrollment first: every silo counts once.
+
+        unseen: silos that are not shown the round's sum, so that they have to download the state after it.
+        """
         if self.round == 0:
             await self.run(0, "enrollment.0")
         self.round += 1
-        sums = await self.run(self.round, "train")
+        sums = await self.run(self.round, "train", unseen=unseen)
         votes = np.full(len(self.names), 1 / len(self.names))
         np.testing.assert_allclose(sums["delta"], votes, atol=VOTE_ERROR)
+
+    async def run(
+        self, round: int, phase: str, *, attempt: int = 1, unseen: Sequence[str] = ()
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """One whole phase; silos that are `unseen` are not shown the sum, and get the proof of the others."""
+        exchange = self.begin(round, phase, attempt=attempt)
+        await self.until_signed(exchange)
+        sums = await self.unmask(exchange)
+        await self.agree(exchange, without=unseen)
+        self.tell_outcome(exchange, cohort=exchange.session.survivors)
+        return sums
+
+    @property
+    def brought(self) -> list[session_pb2.StateProof]:
+        """The proofs that tasks of this job bring."""
+        return [wire.proof_to_wire(proof, self.job.digest) for proof in self.proofs.get(self.job.digest, [])]
+
+    def statement(self, exchange: Exchange, **fields: Any) -> NextState:
+        """What a silo signs of this session, but for these fields; the sender is to be filled in."""
+        terms, record = exchange.session.terms, exchange.session._record
+        values: dict[str, Any] = {
+            "sender": "",
+            "cohort_digest": record.cohort_digest or bytes(32),
+            "survivors": record.survivors or terms.names,
+            "sum_digest": bytes(32),
+            "draw_seed": b"",
+        }
+        return NextState(
+            federation=terms.federation,
+            session_digest=terms.digest(),
+            parent_digest=terms.state_digest,
+            **values | fields,
+        )
+
+    def proof(
+        self, exchange: Exchange, statement: NextState, signatures: Mapping[str, bytes]
+    ) -> session_pb2.StateProof:
+        """The statement with these signatures, as a task brings it."""
+        proof = session_pb2.StateProof(
+            key=exchange.wire_key,
+            roster=wire.signed_body_to_wire(self.roster.signed),
+            layout_digest=exchange.session.terms.layout.digest,
+            cohort_digest=statement.cohort_digest,
+            survivors=statement.survivors,
+            parent_digest=statement.parent_digest,
+            sum_digest=statement.sum_digest,
+            next_digest=statement.next_digest,
+            draw_seed=statement.draw_seed,
+        )
+        for name, signature in signatures.items():
+            certificate = self.members.silos[name].certificate_der
+            proof.signers.add(name=name, certificate=certificate, signature=signature)
+        return proof
+
+    def conspire(
+        self, round: int, phase: str, state: Arrays, *, by: Sequence[str] | None = None, **fields: Any
+    ) -> session_pb2.StateProof:
+        """The proof that this state follows from a phase that never was: these silos sign whatever it takes.
+
+        by: all of the job's, if it is not said.
+        """
+        exchange = self.begin(round, phase)
+        values = {"next_digest": self.put(state), "draw_seed": draw_seed_in(state)} | fields
+        statement = self.statement(exchange, **values)
+        signatures = {}
+        for name in exchange.session.terms.names if by is None else by:
+            said = dataclasses.replace(statement, sender=name)
+            signatures[name] = bodies.sign(self.members.silos[name], said).signature
+        return self.proof(exchange, statement, signatures)
 
     def begin_next(self) -> Exchange:
         """The round after the last one, of which no silo is told yet."""
         self.round += 1
         return self.begin(self.round, "train")
 
-    def take_job(self, **fields: Any) -> None:
-        """Another job of the same silos, which are offered it; its first round comes next."""
-        self.state, self.round = {"model/votes": np.zeros(len(self.names), np.float32)}, 0
+    def take_job(self, *, start: float = 0.0, **fields: Any) -> None:
+        """Another job of the same silos, which are offered it; its first round comes next.
+
+        start: every value of its first state.
+        """
+        self.state, self.round = {"model/votes": np.full(len(self.names), start, np.float32)}, 0
         self.job = self.sign(**fields)
         for name in self.names:
             self.agents[name].meet()
@@ -403,6 +483,15 @@ class Rogue(Hub):
                 "objective": "tests.support.one_hot:objective",
             }
         )
+
+
+def with_proofs(task: pb.PhaseTask, *proofs: session_pb2.StateProof) -> pb.PhaseTask:
+    """The same task with these proofs and no others."""
+    copy = pb.PhaseTask()
+    copy.CopyFrom(task)
+    copy.ClearField("proofs")
+    copy.proofs.extend(proofs)
+    return copy
 
 
 def files(ceremony: Ceremony, role: Role, name: str) -> IdentityFiles:

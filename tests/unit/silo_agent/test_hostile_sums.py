@@ -1,0 +1,217 @@
+"""Revealed sums and proofs in an order, at a speed and in numbers that no honest coordinator chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from chorale.transport import wire
+from chorale.v1 import federation_pb2 as pb
+from crypto.errors import PolicyRefusal
+from silo_agent.connection.transfer import Transfer
+from silo_agent.metrics import SiloMetrics
+from tests.support.agents import Agent, Exchange, Hub
+
+VICTIM = "silo-1"
+
+
+@pytest_asyncio.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
+    hub = Hub(tmp_path, rounds=20)
+    hub.add_all()
+    await hub.run(0, "enrollment.0")
+    yield hub
+    await hub.close()
+
+
+async def revealed(hub: Hub, round: int) -> Exchange:
+    exchange = hub.begin(round, "train")
+    await hub.until_signed(exchange)
+    await hub.unmask(exchange)
+    return exchange
+
+
+def show(agent: Agent, exchange: Exchange) -> None:
+    message = wire.to_silo(agent.hub.revealed(exchange), exchange.key)
+    agent.tell(revealed_sum=message.revealed_sum)
+
+
+def cached(agent: Agent) -> set[str]:
+    return {path.name for path in (agent.folder / "cache").iterdir()}
+
+
+async def test_the_check_is_kept_where_the_survivors_come_before_the_upload_began(hub: Hub) -> None:
+    """The session drops it then. y(u) left, and the silo could not check the sum of it."""
+    exchange = hub.begin(1, "train")
+    await hub.advertise(exchange)
+    await hub.share(exchange)
+    envelopes = exchange.session.close_share()
+    for name in hub.names:
+        hub.agents[name].tell(envelopes=wire.to_silo(envelopes[name], exchange.key).envelopes)
+        exchange.session.on_masked(name)
+    survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
+    for name in hub.names:
+        hub.agents[name].tell(survivors=survivors)
+    for name in hub.names:
+        signed = await hub.agents[name].answer("consistency")
+        exchange.session.on_consistency(name, wire.from_silo(pb.SiloMessage(consistency=signed)))
+        _, exchange.vectors[name] = await hub.agents[name].uploaded()
+    await hub.unmask(exchange)
+    await hub.agree(exchange)
+
+
+async def test_no_input_leaves_once_a_later_state_is_known(hub: Hub) -> None:
+    """A proof that arrives in the middle of a session ends what was computed from the state before."""
+    exchange = hub.begin(1, "train")
+    await hub.advertise(exchange)
+    await hub.share(exchange)
+    hub.prove({**hub.state, "model/votes": hub.state["model/votes"] + 1}, 1, "train")
+    later = hub.begin(2, "train")
+    agent = hub.agents[VICTIM]
+    job = hub.job
+    await asyncio.to_thread(agent.handler._chain.accept, later.key, later.task, job)
+    for name, envelopes in exchange.session.close_share().items():
+        hub.agents[name].tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
+        if name != VICTIM:  # the control: the others' leave
+            await hub.agents[name].uploaded()
+    running = agent.handler._tasks[(exchange.key.job_digest, 1, "train")]
+    assert running.upload is not None
+    await running.upload
+    assert agent.transfers.uploads.empty()
+    assert running.session is not None
+    assert running.session.is_over
+
+
+async def test_a_check_is_not_kept_over_a_state_that_is_not_the_newest(hub: Hub) -> None:
+    exchange = await revealed(hub, 1)
+    known = hub.agents[VICTIM].known
+    check = known.check_of(exchange.key)
+    assert check is not None
+    known.keep_check(check)  # the control
+    await hub.agree(exchange)
+    assert known.check_of(exchange.key) is None
+    with pytest.raises(PolicyRefusal, match="is not the newest known any more"):
+        known.keep_check(check)
+
+
+async def test_a_download_of_a_sum_without_end_does_not_fill_the_cache(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States were kept for as long as any sum was on its way, and a coordinator can draw that out."""
+    first = await revealed(hub, 1)
+    agent = hub.agents[VICTIM]
+    download, begun = agent.transfers.download, asyncio.Event()
+
+    async def stalled(*, digest: bytes, target: Path, **others: Any) -> None:
+        if target.suffix != ".sum":
+            return await download(digest=digest, target=target, **others)
+        target.with_suffix(".part").write_bytes(b"what came so far")
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(agent.transfers, "download", stalled)
+    show(agent, first)
+    await asyncio.wait_for(begun.wait(), 20)
+    await hub.agree(first, without=[VICTIM])
+    for round in range(2, 6):
+        exchange = await revealed(hub, round)
+        await hub.agree(exchange, without=[VICTIM])
+    await hub.advertise(hub.begin(6, "train"))
+    states = {name for name in cached(agent) if name.endswith(".safetensors")}
+    assert states == {f"{hub.put(hub.state).hex()}.safetensors"}
+    assert {name for name in cached(agent) if name.endswith(".part")} != set()  # still on its way
+
+
+async def test_nothing_is_left_of_sums_that_broke_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may have gigabytes, and a coordinator can announce any number of them."""
+    exchange = await revealed(hub, 1)
+    agent = hub.agents[VICTIM]
+    download = agent.transfers.download
+
+    async def broken(*, target: Path, **_: Any) -> None:
+        target.with_suffix(".part").write_bytes(bytes(1000))
+        raise PolicyRefusal("the line broke for good")
+
+    before = cached(agent)
+    monkeypatch.setattr(agent.transfers, "download", broken)
+    for word in range(5):
+        exchange.revealed[64][-1] += 1 + word
+        show(agent, exchange)
+        assert await agent.refusal() == "policy"
+        exchange.revealed[64][-1] -= 1 + word
+    assert cached(agent) == before
+    monkeypatch.setattr(agent.transfers, "download", download)
+    await hub.agree(exchange)  # the control
+
+
+async def test_false_sums_of_one_phase_are_looked_at_once_and_noted_once(hub: Hub) -> None:
+    """Each look is another chance of 2^-66, and each note another line of the audit log."""
+    exchange = await revealed(hub, 1)
+    agent = hub.agents[VICTIM]
+    true = hub.revealed(exchange)
+    for word in range(5):
+        exchange.revealed[64][-1] += 1 + word
+        show(agent, exchange)
+        assert await agent.refusal() == "sum"
+    noted = (agent.folder / "audit.jsonl").read_text().count('"sum_refused"')
+    assert noted == 1
+    agent.tell(revealed_sum=wire.to_silo(true, exchange.key).revealed_sum)
+    assert await agent.refusal() == "sum"
+    await agent.restart()
+    agent.tell(revealed_sum=wire.to_silo(true, exchange.key).revealed_sum)
+    assert await agent.refusal() == "sum"
+    assert agent.is_silent()
+
+
+async def test_a_download_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing reads its digest again: after a power loss a silo would compute, and sign, another state."""
+    data, target = bytes(range(256)) * 100, tmp_path / "state.safetensors"
+    synced: list[tuple[bytes, bool]] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        fsync(handle)
+        synced.append((target.with_suffix(".part").read_bytes(), target.exists()))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    carrier = Transfer(Stub(data), metrics=SiloMetrics(), random=lambda: 0.0)  # type: ignore[arg-type]
+    digest = hashlib.sha256(data).digest()
+    await carrier.download(job_digest=bytes(32), digest=digest, size_bytes=len(data), target=target)
+    assert synced == [(data, False)]
+    assert target.read_bytes() == data
+
+
+class Stub:
+    """A coordinator that serves these bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._chunk = pb.Chunk(offset=0, data=data)
+
+    def Download(self, request: pb.DownloadRequest) -> Stub:
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[pb.Chunk]:
+        yield self._chunk
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
+async def test_what_a_killed_process_left_of_a_sum_is_not_taken_for_it(hub: Hub) -> None:
+    """Its name says what it should hold; after a power loss it may hold anything."""
+    exchange = await revealed(hub, 1)
+    agent = hub.agents[VICTIM]
+    digest = hub.revealed(exchange).sum_digest
+    (agent.folder / "cache" / f"{digest.hex()}.sum").write_bytes(b"torn")
+    await agent.restart()
+    assert not (agent.folder / "cache" / f"{digest.hex()}.sum").exists()
+    await hub.agree(exchange)
