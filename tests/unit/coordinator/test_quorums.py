@@ -18,17 +18,17 @@ PATIENT = {"stage_deadline_seconds": 3000.0, "stage_hard_cap_seconds": 3600.0}
 
 @dataclass(kw_only=True)
 class LateSilo(FakeSilo):
-    """Keeps back what it would say of this kind in train, until released. has_false_shares: those that it gives."""
+    """Keeps back what it would say of this kind in train, until released. is_lying: its shares are false."""
 
     keeps: str = ""
-    has_false_shares: bool = False
+    is_lying: bool = False
     withheld: list[pb.SiloMessage] = field(default_factory=list)
 
     def say(self, message: pb.SiloMessage) -> None:
         kind = str(message.WhichOneof("kind"))
         body = getattr(message, kind)
         is_train = hasattr(body, "key") and wire.phase_kind(body.key.phase) == "train"
-        if self.has_false_shares and is_train and kind == "unmask_shares":
+        if self.is_lying and is_train and kind == "unmask_shares":
             for share in body.self_mask_shares:
                 share.secret = bytes([*share.secret[:-1], share.secret[-1] ^ 1])
         if kind == self.keeps and is_train:
@@ -93,7 +93,7 @@ async def test_shares_that_come_late_are_ignored_and_their_silo_is_not_left_out(
 async def test_false_shares_count_for_nothing_and_their_giver_is_named(make_hub):
     hub = make_hub(silos=4, **PATIENT)
     await hub.start()
-    hub.silo("silo-0", kind=LateSilo, has_false_shares=True)
+    hub.silo("silo-0", kind=LateSilo, is_lying=True)
     for name in ("silo-1", "silo-2"):
         hub.silo(name)
     late = hub.silo("silo-3", kind=LateSilo, keeps="unmask_shares")
