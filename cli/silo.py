@@ -70,7 +70,7 @@ def approve(config: Path, job: str | None, more_changes: int | None) -> None:
         raise ConfigError("--more-cohort-changes: expected JOB with it")
     settings = load_silo_settings(config)
     policy = load_policy(settings.policy)
-    notes = {Decision.OFFERED: "", Decision.SUSPENDED: "  suspended: its data could not answer, see the log"}
+    notes = {Decision.OFFERED: "", Decision.SUSPENDED: "  suspended: see the log for why"}
     with closing(_ledger(settings)) as ledger:
         if job is not None:
             approved = ledger.decide(job, Decision.APPROVED)

@@ -43,7 +43,7 @@ class Decision(StrEnum):
     OFFERED = "offered"
     APPROVED = "approved"
     REJECTED = "rejected"
-    SUSPENDED = "suspended"  # by the agent itself, whose data could not answer; a person approves it again
+    SUSPENDED = "suspended"  # by the agent: data gave no input, or sums failed; a person approves again
 
 
 _SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"

@@ -141,8 +141,8 @@ class Policy(BaseModel):
         default=1e-6,
         ge=0,
         le=1,
-        description="chance, over a whole job with fraction below 1, that a round names more than a third of "
-        "assumed colluders; 1 accepts every fraction",
+        description="chance, over a whole job with fraction below 1, that assumed colluders are more than a "
+        "third of the silos that a round names; 1 accepts every fraction",
     )
     max_openings: int = Field(
         default=100,

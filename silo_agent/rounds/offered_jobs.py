@@ -103,8 +103,8 @@ class OfferedJobs:
             raise PolicyRefusal(f"job {job.id}: was rejected here", code=Refusal.JOB_NOT_APPROVED)
         if decision is Decision.SUSPENDED:
             raise PolicyRefusal(
-                f"job {job.id}: suspended after an input was refused, or a second sum; to resume: "
-                f"chorale silo approve --config <this silo's file> {job.id}",
+                f"job {job.id}: suspended after an input was refused, or a second sum failed its check; "
+                f"to resume: chorale silo approve --config <this silo's file> {job.id}",
                 code=Refusal.DATA,
             )
         if decision is Decision.OFFERED:
