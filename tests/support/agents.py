@@ -37,7 +37,7 @@ from crypto.masking.stored_sum import StoredSum, tagged_stream
 from crypto.session import bodies
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import RevealedSum, SessionTerms
-from crypto.session.statements import StateProof, StateSigner
+from crypto.session.statements import Signer, StateProof
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
@@ -428,13 +428,13 @@ class Hub:
         self.state = state
         return self.add_proof(dataclasses.replace(unsigned, signers=self.signed(unsigned, terms, names)))
 
-    def signed(self, proof: StateProof, terms: SessionTerms, names: Sequence[str]) -> dict[str, StateSigner]:
+    def signed(self, proof: StateProof, terms: SessionTerms, names: Sequence[str]) -> dict[str, Signer]:
         """Signatures of these silos over what the proof says."""
         signers = {}
         for name in names:
             identity = self.members.silos[name]
             said = proof.statement(name, federation=FEDERATION, session_digest=terms.digest())
-            signers[name] = StateSigner(
+            signers[name] = Signer(
                 certificate=identity.certificate_der, signature=bodies.sign(identity, said).signature
             )
         return signers
@@ -532,7 +532,7 @@ class Hub:
             said = unsigned.statement(name, federation=FEDERATION, session_digest=terms.digest())
             assert signed.body == bodies.body_of(said), "another state than this coordinator's"
             certificate = self.members.silos[name].certificate_der
-            signers[name] = StateSigner(certificate=certificate, signature=signed.signature)
+            signers[name] = Signer(certificate=certificate, signature=signed.signature)
         self.add_proof(dataclasses.replace(unsigned, signers=signers))
         self.state = state_from_bytes(self.states[unsigned.next_digest])
 

@@ -12,7 +12,7 @@ import pytest
 
 from chorale.observability import logs
 from chorale.spec.state import state_from_bytes
-from crypto.session.statements import StateSigner
+from crypto.session.statements import Signer
 from silo_agent.objective import Work
 from strategies.base import Array
 from tests.support.agents import Hub, OneHot
@@ -93,7 +93,7 @@ async def test_a_sum_shown_to_one_silo_gets_no_second_sum_that_tells_it(tmp_path
         else:
             await agent.answer("advert")
     # over the state after, nobody else is
-    own = StateSigner(
+    own = Signer(
         certificate=hub.members.silos[victim].certificate_der, signature=statement.statement.signature
     )
     hub.add_proof(dataclasses.replace(unsigned, signers={victim: own}))
