@@ -270,7 +270,7 @@ class MessageHandler:
     async def _join(self, running: _RunningTask) -> None:
         key, task = running.key, running.task
         roster, job = self._checks.job(key, task)
-        await asyncio.to_thread(self._chain.accept, key, task, job)
+        await asyncio.to_thread(self._chain.accept, key, task, job, roster=roster)
         path = self._files.state(task.state_digest)
         drawn = await self._checks.first_state(key, task, job)
         if drawn is not None:
