@@ -278,6 +278,8 @@ _STEPS: Migration = (
 # What is approved is said in words of the job itself; of jobs offered before, it is not there.
 _JOBS_AS_SIGNED: Migration = ("ALTER TABLE jobs ADD COLUMN spec BLOB",)
 
+_MEMBERS_OF_USES: Migration = ("ALTER TABLE state_uses ADD COLUMN members INTEGER NOT NULL DEFAULT 0",)
+
 MIGRATIONS = (
     _FIRST,
     _EVERY_CHANGE_COUNTS,
@@ -289,4 +291,5 @@ MIGRATIONS = (
     _STATE_USES,
     _STEPS,
     _JOBS_AS_SIGNED,
+    _MEMBERS_OF_USES,
 )

@@ -2,8 +2,8 @@
 
 Two sums over the same arrays show what the silos put in that only one of them holds, to the last digit. So a
 sum over arrays that a sum was taken of before needs to know who was in that one, and is taken over the same
-silos, or over so many others that their difference hides each. Every function is one step of a transaction
-of the ledger. Source: docs/protocol.md 6.10.
+silos, or, where other silos are named, over so many others that their difference hides each. Every function
+is one step of a transaction of the ledger. Source: docs/protocol.md 6.10.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StateUse:
     """A phase whose sum reads training arrays.
 
     training_digest: of them (Strategy.training_digest). min_distance: silos by which the U3 of two such sums
-    differ at least, unless they are equal.
+    differ at least, unless they are equal. members: m, 0 of a use from before it was kept.
     """
 
     job_digest: bytes
@@ -35,6 +35,7 @@ class StateUse:
     phase: str
     training_digest: bytes
     min_distance: int
+    members: int
 
     @classmethod
     def of(
@@ -50,6 +51,7 @@ class StateUse:
             training_digest=job.strategy.training_digest(state),
             # a difference of two sums then holds two honest silos at least
             min_distance=max(rule.min_cohort, assumed_colluders + 2),
+            members=rule.members,
         )
 
     @property
@@ -98,13 +100,15 @@ def record_use(
     check_use(connection, use, data_set=data_set, max_repeats=max_repeats)
     connection.execute(
         "INSERT INTO state_uses (data_set, job_digest, round, phase, training_digest, min_distance,"
-        " survivors, written_unix_seconds) VALUES (:data_set, :job, :round, :phase, :digest, :min_distance,"
-        " NULL, :unix_seconds) ON CONFLICT (data_set, job_digest, round, phase) DO NOTHING",
+        " members, survivors, written_unix_seconds) VALUES (:data_set, :job, :round, :phase, :digest,"
+        " :min_distance, :members, NULL, :unix_seconds)"
+        " ON CONFLICT (data_set, job_digest, round, phase) DO NOTHING",
         {
             **use.of_phase,
             "data_set": data_set,
             "digest": use.training_digest,
             "min_distance": use.min_distance,
+            "members": use.members,
             "unix_seconds": unix_seconds,
         },
     )
@@ -124,15 +128,23 @@ def check_survivors(
         phase=row["phase"],
         training_digest=row["training_digest"],
         min_distance=row["min_distance"],
+        members=row["members"],
     )
     for other in _others(connection, use, data_set):
         if other["survivors"] is None:
             raise use.refusal("nothing proves who was in another sum over this model", Refusal.STATE)
-        changed = len(set(survivors) ^ set(other["survivors"].split("\n")))
+        own, before = set(survivors), set(other["survivors"].split("\n"))
+        changed = len(own ^ before)
         least = max(use.min_distance, other["min_distance"])
         if 0 < changed < least:
             raise use.refusal(
                 f"another sum over this model differs by {changed} silos, expected none or at least {least}",
+                Refusal.OVERLAPPING_COHORT,
+            )
+        # of three sets out of one named set, however far apart, sums may add up to one silo
+        if changed and len(own | before) <= min(use.members, other["members"]):
+            raise use.refusal(
+                f"another sum over this model differs by {changed} of the same named silos, expected none",
                 Refusal.OVERLAPPING_COHORT,
             )
 
@@ -162,12 +174,12 @@ def _row(connection: sqlite3.Connection, data_set: str, of_phase: dict[str, Any]
 
 
 def _others(connection: sqlite3.Connection, use: StateUse, data_set: str) -> list[sqlite3.Row]:
-    """Other phases over the same arrays. survivors: as settled, or as this silo revealed them, which it did
-    after it saw t signatures."""
+    """Other phases over the same arrays. survivors: as this silo revealed them, else as settled: t silos may
+    also have signed U3 of an attempt that was not the one revealed."""
     return connection.execute(
         """
-        SELECT job_digest, round, phase, min_distance, coalesce(state_uses.survivors, revealed.survivors)
-            AS survivors
+        SELECT job_digest, round, phase, min_distance, members,
+            coalesce(revealed.survivors, state_uses.survivors) AS survivors
         FROM state_uses LEFT JOIN (
             SELECT job_digest, round, phase, survivors FROM reveals WHERE status = 'revealed'
         ) AS revealed USING (job_digest, round, phase)

@@ -274,7 +274,7 @@ class MessageHandler:
         # slower than t others: this silo computes the task's state itself, rather than fetch it, too
         if summing := [task for other, task in self._summing.items() if other.job_digest == key.job_digest]:
             await asyncio.wait(summing)
-        await asyncio.to_thread(self._chain.accept, key, task, job)
+        await asyncio.to_thread(self._chain.accept, key, task, job, roster=roster)
         path = self._files.state(task.state_digest)
         drawn = await self._checks.first_state(key, task, job)
         if drawn is not None:

@@ -14,7 +14,7 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.identity.roster import read_roster
+from crypto.identity.roster import Roster, read_roster
 from crypto.session.statements import AbandonedProof, StateProof
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.known_states import FIRST, KnownState, KnownStates
@@ -43,14 +43,16 @@ class StateChain:
         self._local = local
         self._authority = authority
 
-    def accept(self, key: PhaseKey, task: pb.PhaseTask, job: Job) -> None:
+    def accept(self, key: PhaseKey, task: pb.PhaseTask, job: Job, *, roster: Roster) -> None:
         """The task's state is the newest known one, or becomes it. Durable on return.
+
+        roster: this silo's own.
 
         Raises PolicyRefusal or RemoteProtocolError(code=STATE, ROSTER or SIGNATURES).
         """
         for proof in _proofs(task, job):
-            self._accept_proof(job, proof)
-        self._settle_earlier(task, job)
+            self._accept_proof(job, proof, roster)
+        self._settle_earlier(task, job, roster)
         state = self._known.newest(job.digest)
         if state is None:
             state = KnownState(
@@ -78,13 +80,13 @@ class StateChain:
         newest = (self._known.newest(job_digest) for job_digest in job_digests)
         return {state.state_digest for state in newest if state is not None}
 
-    def _accept_proof(self, job: Job, proof: StateProof) -> None:
+    def _accept_proof(self, job: Job, proof: StateProof, own: Roster) -> None:
         known = self._known.newest(job.digest)
         try:
             position = job.position(proof.round, proof.phase)
             if known is not None and position <= known.position:
                 return  # sent to several silos, of which this one knows more
-            roster = read_roster(proof.roster, authority=self._authority, federation=job.spec.federation)
+            roster = self._roster_of(proof, job, own)
             seed = b"" if known is None else known.draw_seed
             names = job.named(roster.silo_names, proof.round, proof.phase, seed)
             proof.check(job_digest=job.digest, roster=roster, names=names, rule=job.spec.rule(len(names)))
@@ -97,7 +99,7 @@ class StateChain:
         self._reveals.settle(job.digest, proof.round, proof.phase, proof.survivors)
         self._known.accept(job.digest, proven)
 
-    def _settle_earlier(self, task: pb.PhaseTask, job: Job) -> None:
+    def _settle_earlier(self, task: pb.PhaseTask, job: Job, own: Roster) -> None:
         """Who was in earlier sums over the same model, as far as this silo has a part in them."""
         for what in (task.cohorts, task.abandoned):
             if len(what) > MAX_EARLIER:
@@ -113,12 +115,19 @@ class StateChain:
         for given_up in task.abandoned:
             key, proof = wire.abandoned_proof_from_wire(given_up)
             if key.job_digest == job.digest:
-                self._check_abandoned(job, proof)
+                self._check_abandoned(job, proof, own)
                 self._reveals.note_abandoned(key.job_digest, key.round, key.phase)
 
-    def _check_abandoned(self, job: Job, proof: AbandonedProof) -> None:
+    def _check_abandoned(self, job: Job, proof: AbandonedProof, own: Roster) -> None:
         known = self._known.newest(job.digest)
-        roster = read_roster(proof.roster, authority=self._authority, federation=job.spec.federation)
+        roster = self._roster_of(proof, job, own)
+        bound = self._reveals.bound_roster(job.digest, proof.round, proof.phase)
+        if bound is not None and roster.version != bound:
+            # t and the named set are those of the sessions that this silo's input may have gone into
+            raise RemoteProtocolError(
+                f"proof: expected roster version {bound} of this phase, got {roster.version}",
+                code=Refusal.ROSTER,
+            )
         try:
             job.check_phase(proof.round, proof.phase)
             seed = b"" if known is None else known.draw_seed
@@ -126,6 +135,19 @@ class StateChain:
             proof.check(job_digest=job.digest, roster=roster, names=names, rule=job.spec.rule(len(names)))
         except ConfigError as error:
             raise RemoteProtocolError(f"proof: {error}", code=Refusal.STATE) from None
+
+    def _roster_of(self, proof: StateProof | AbandonedProof, job: Job, own: Roster) -> Roster:
+        """It may have expired, but holds all silos of the job that this silo's own roster does.
+
+        Security: on an early roster of few silos, t is small, and colluders alone may be t.
+        """
+        roster = read_roster(proof.roster, authority=self._authority, federation=job.spec.federation)
+        if missing := sorted((own.silo_names & set(job.spec.silos)) - roster.silo_names):
+            raise RemoteProtocolError(
+                f"proof: its roster, version {roster.version}, does not hold {missing[0]}",
+                code=Refusal.ROSTER,
+            )
+        return roster
 
 
 def _proofs(task: pb.PhaseTask, job: Job) -> Sequence[StateProof]:

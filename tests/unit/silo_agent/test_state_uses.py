@@ -37,6 +37,7 @@ class UseBook(Book):
             phase=phase,
             training_digest=bytes([state]) * 32,
             min_distance=4,
+            members=6,
         )
 
     def send(self, use: StateUse, *, data_set: str = "data", **policy: Any) -> None:
@@ -89,6 +90,28 @@ def test_the_same_silos_again_and_quite_other_ones_are_allowed(book: UseBook) ->
     other = book.use(job=book.other_job.digest)
     book.send(other)
     book.reveal(OTHERS, job_digest=book.other_job.digest)
+
+
+def test_sums_over_one_named_set_are_over_the_same_silos(book: UseBook) -> None:
+    """Far apart as they are: of three such sets, two sums less the third were one silo's update."""
+    book.send(book.use())
+    book.reveal(("silo-0", "silo-1", "silo-2", "silo-3"))
+    book.send(book.use(round=2))
+    far = ("silo-0", "silo-1", "silo-4", "silo-5")
+    refused(
+        Refusal.OVERLAPPING_COHORT, "differs by 4 of the same named silos", lambda: book.sign(far, round=2)
+    )
+
+
+def test_what_this_silo_revealed_is_u3_whatever_else_was_signed(book: UseBook) -> None:
+    """t silos sign an attempt; another is revealed. The first was taken for the phase's U3."""
+    book.send(book.use())
+    book.sign(FULL)
+    book.reveal(FIVE, attempt=2)
+    book.reveals.settle(book.job.digest, 1, "train", FULL)
+    book.send(book.use(round=2))
+    refused(Refusal.OVERLAPPING_COHORT, "differs by 1", lambda: book.sign(FULL, round=2))
+    book.sign(FIVE, round=2, attempt=2)
 
 
 def test_u3_is_compared_again_when_it_is_written(book: UseBook) -> None:
@@ -232,7 +255,8 @@ def test_a_use_is_made_of_job_and_state(book: UseBook) -> None:
 
     use = made()
     assert use is not None
-    assert (use.min_distance, use.training_digest) == (4, book.job.strategy.training_digest(STATE))
+    assert (use.min_distance, use.members) == (4, 6)
+    assert use.training_digest == book.job.strategy.training_digest(STATE)
     many = made(assumed_colluders=5)
     assert many is not None
     assert many.min_distance == 7  # two more than may collude
