@@ -79,7 +79,7 @@ class _Silo:
     async def reserve(self, key: PhaseKey, task: pb.PhaseTask, state: Arrays) -> Charge:
         """All that MessageHandler and InputCache do before they touch the data."""
         roster, job = self.checks.job(key, task)
-        self.chain.accept(key, task, job)
+        self.chain.accept(key, task, job, roster=roster)
         drawn = await self.checks.first_state(key, task, job)
         if drawn is None:  # else it is downloaded
             self.files.put(state)
