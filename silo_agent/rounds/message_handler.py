@@ -45,8 +45,7 @@ from silo_agent.rounds.task_checks import TaskChecks
 
 MAX_LOGGED_SILOS = 200
 MAX_NOTES = 100_000  # adverts and refusals in the audit trail of one run, about 30 MB: a flood fills no disk
-
-MAX_SUM_SECONDS = 120.0  # a task waits for this silo's own next state, and for no coordinator that draws it out
+MAX_SUM_SECONDS = 120.0  # that a task waits for this silo's own next state: a coordinator can draw it out
 
 # what this silo does when a message of a session arrives
 SPANS = {
