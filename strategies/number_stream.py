@@ -77,7 +77,7 @@ def orthonormal_rows(rows: int, width: int, numbers: NumberStream) -> FloatArray
             along_R = ordered_sum(unit_RD[:row] * rest_D, axis=1)
             rest_D = rest_D - ordered_sum(along_R[:, np.newaxis] * unit_RD[:row], axis=0)
         square = ordered_sum(rest_D * rest_D)
-        if square > 2.0**-40 * ordered_sum(drawn_D * drawn_D):
+        if square > math.ldexp(1.0, -40) * ordered_sum(drawn_D * drawn_D):
             unit_RD[row] = rest_D / np.sqrt(square)
             row += 1
     return unit_RD

@@ -45,6 +45,7 @@ from silo_agent.rounds.task_checks import TaskChecks
 
 MAX_LOGGED_SILOS = 200
 MAX_NOTES = 100_000  # adverts and refusals in the audit trail of one run, about 30 MB: a flood fills no disk
+MAX_SUM_SECONDS = 120.0  # that a task waits for this silo's own next state: a coordinator can draw it out
 
 # what this silo does when a message of a session arrives
 SPANS = {
@@ -272,8 +273,8 @@ class MessageHandler:
         key, task = running.key, running.task
         roster, job = self._checks.job(key, task)
         # slower than t others: this silo computes the task's state itself, rather than fetch it, too
-        if summing := [task for other, task in self._summing.items() if other.job_digest == key.job_digest]:
-            await asyncio.wait(summing)
+        if summing := [task for other, task in self._summing.items() if self._chain.is_open(other, job)]:
+            await asyncio.wait(summing, timeout=MAX_SUM_SECONDS)
         await asyncio.to_thread(self._chain.accept, key, task, job, roster=roster)
         path = self._files.state(task.state_digest)
         drawn = await self._checks.first_state(key, task, job)

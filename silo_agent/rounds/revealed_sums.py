@@ -101,8 +101,8 @@ class RevealedSums:
 
         own_steps: how far this silo by itself moves each array that training reads; empty if not known.
 
-        Raises PolicyRefusal or RemoteProtocolError: code SUM where the sum is not that of the named silos,
-        which the second time suspends the job here.
+        Raises PolicyRefusal or RemoteProtocolError: code STATE where a later state is known; code SUM where
+        the sum is not that of the named silos, which the second time suspends the job here.
         """
         job = self._jobs.approved(key.job_digest, self._rosters.current)
         if (signed := self._known.signed(key)) is not None:
@@ -115,6 +115,7 @@ class RevealedSums:
             raise RemoteProtocolError("revealed sum: another sum of this phase failed", code=Refusal.SUM)
         check.check_survivors(revealed.survivors, revealed.signatures)
         self._reveals.settle(key.job_digest, key.round, key.phase, revealed.survivors)
+        self._check_not_behind(key, job.position(key.round, key.phase))
         try:
             signed, steps = await self._answer(key, revealed, job, check)
         except RemoteProtocolError as error:
@@ -210,6 +211,7 @@ class RevealedSums:
             next_digest=following.digest,
             draw_seed=following.draw_seed,
         )
+        self._check_not_behind(key, following.position)
         signed = bodies.sign(self._identity, said)
         newest = KnownState(
             position=following.position, state_digest=following.digest, draw_seed=following.draw_seed
@@ -227,6 +229,12 @@ class RevealedSums:
             state=following.digest.hex()[:12],
         )
         return signed
+
+    def _check_not_behind(self, key: PhaseKey, position: Position) -> None:
+        """No later state may be known: it need not follow from this sum, and local state goes with it."""
+        newest = self._known.newest(key.job_digest)
+        if newest is not None and newest.position > position:
+            raise PolicyRefusal("revealed sum: a later global state is known here", code=Refusal.STATE)
 
     def _compare(self, key: PhaseKey, steps: Mapping[str, float], own_steps: Mapping[str, float]) -> None:
         """A state that moved too far is computed and signed like any other; this silo gives no more input."""

@@ -75,6 +75,13 @@ class StateChain:
         """Before the first byte of y(u) leaves."""
         self._known.keep_check(check)
 
+    def is_open(self, key: PhaseKey, job: Job) -> bool:
+        """Whether it is a phase of the job and its outcome may still become the newest state."""
+        known = self._known.newest(job.digest)
+        if key.job_digest != job.digest or known is None:
+            return False  # nothing is summed before a first state is known
+        return job.position(key.round, key.phase) > known.position
+
     def newest(self, job_digests: Iterable[bytes]) -> set[bytes]:
         """Digests of the newest known states of these jobs."""
         newest = (self._known.newest(job_digest) for job_digest in job_digests)

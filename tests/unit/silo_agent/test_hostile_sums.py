@@ -17,6 +17,7 @@ from chorale.v1 import federation_pb2 as pb
 from crypto.errors import PolicyRefusal
 from silo_agent.connection.transfer import Transfer
 from silo_agent.metrics import SiloMetrics
+from silo_agent.rounds import message_handler
 from tests.support.agents import Agent, Exchange, Hub
 
 VICTIM = "silo-1"
@@ -103,7 +104,7 @@ async def test_a_check_is_not_kept_over_a_state_that_is_not_the_newest(hub: Hub)
 async def test_a_download_of_a_sum_without_end_does_not_fill_the_cache(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """States were kept for as long as any sum was on its way, and a coordinator can draw that out."""
+    """A coordinator can draw it out: no state is kept for it, and the tasks that follow are taken up."""
     first = await revealed(hub, 1)
     agent = hub.agents[VICTIM]
     download, begun = agent.transfers.download, asyncio.Event()
@@ -116,12 +117,15 @@ async def test_a_download_of_a_sum_without_end_does_not_fill_the_cache(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(agent.transfers, "download", stalled)
+    monkeypatch.setattr(message_handler, "MAX_SUM_SECONDS", 0.0)
     show(agent, first)
     await asyncio.wait_for(begun.wait(), 20)
     await hub.agree(first, without=[VICTIM])
     for round in range(2, 6):
         exchange = await revealed(hub, round)
         await hub.agree(exchange, without=[VICTIM])
+        # once the sum is behind the newest state, no task waits for it at all
+        monkeypatch.setattr(message_handler, "MAX_SUM_SECONDS", None)
     await hub.advertise(hub.begin(6, "train"))
     states = {name for name in cached(agent) if name.endswith(".safetensors")}
     assert states == {f"{hub.put(hub.state).hex()}.safetensors"}

@@ -130,8 +130,10 @@ def test_a_signed_outcome_is_the_newest_state(book: Book) -> None:
     assert book.known.newest(JOB) == state((1, 0, 0), b"n")
 
 
-def test_what_checks_a_sum_survives_a_restart_and_no_later_state(book: Book) -> None:
-    book.known.accept(JOB, state(FIRST))
+def test_what_checks_a_sum_survives_a_restart_and_the_round_after_its_own(book: Book) -> None:
+    """It proves who was in an earlier sum over the same model."""
+    for job_digest in (JOB, OTHER):
+        book.known.accept(job_digest, state(FIRST, b"p"))
     book.known.keep_check(CHECK)
     book.known.keep_check(replace(CHECK, attempt=2, sum_key=b"2" * 32))
     book.known.keep_check(replace(CHECK, job_digest=OTHER))
@@ -141,21 +143,40 @@ def test_what_checks_a_sum_survives_a_restart_and_no_later_state(book: Book) -> 
     assert second is not None
     assert second.sum_key == b"2" * 32
     assert book.known.check_of(replace(TRAIN, round=2)) is None
-    book.known.accept(JOB, state(FIRST))  # no step
-    assert book.known.check_of(TRAIN) == CHECK
-    book.known.accept(JOB, state((1, 0, 0)))
+    book.known.accept(JOB, state(FIRST, b"p"))  # no step
+    for round in (1, 2):
+        book.known.accept(JOB, state((round, 0, 0)))
+        book.restart()
+        assert book.known.check_of(TRAIN) == CHECK
+    book.known.accept(JOB, state((3, 0, 0)))
     assert book.known.check_of(TRAIN) is None
     assert book.known.check_of(replace(TRAIN, attempt=2)) is None
     assert book.known.check_of(replace(TRAIN, job_digest=OTHER)) is not None
 
 
+@pytest.mark.parametrize("newest", [state((1, 0, 0), b"n"), None], ids=["another state", "no state"])
+def test_no_check_is_kept_of_an_input_over_any_but_the_newest_state(
+    book: Book, newest: KnownState | None
+) -> None:
+    if newest is not None:
+        book.known.accept(JOB, state(FIRST, b"p"))
+        book.known.keep_check(replace(CHECK, attempt=2))  # the control
+        book.known.accept(JOB, newest)
+    with pytest.raises(PolicyRefusal, match="is not the newest known any more") as refused:
+        book.known.keep_check(CHECK)
+    assert refused.value.code is Refusal.STATE
+    assert book.known.check_of(TRAIN) is None
+
+
 def test_keys_of_sums_are_erased_from_the_file(book: Book, tmp_path: Path) -> None:
     """With them the tags of an old sum can be made to fit another."""
     marked = replace(CHECK, sum_key=bytes(range(32)))
+    book.known.accept(JOB, state(FIRST, b"p"))
     book.known.keep_check(marked)
+    book.known.accept(JOB, state((2, 0, 0)))
     book.restart()
     assert marked.sum_key in _bytes_of(tmp_path)
-    book.known.accept(JOB, state((1, 0, 0)))
+    book.known.accept(JOB, state((3, 0, 0)))
     book.restart()
     assert marked.sum_key not in _bytes_of(tmp_path)
 

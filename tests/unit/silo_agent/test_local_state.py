@@ -111,7 +111,7 @@ async def test_phase_that_keeps_nothing_leaves_the_state_and_what_is_pending(hub
     assert all(pending(agent) == [f"{hub.job.digest.hex()}.2.train.safetensors"] for agent in _agents(hub))
     agent = hub.agents[hub.names[0]]
     agent.tell(revealed_sum=wire.to_silo(hub.revealed(exchange), exchange.key).revealed_sum)
-    assert await agent.refusal() == "stage"  # a later state is known
+    assert await agent.refusal() == "state"  # a later one is known
     assert all_kept(hub) == [1] * 4
 
 
