@@ -56,7 +56,7 @@ from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
-from strategies.base import Array, Arrays
+from strategies.base import Array, Arrays, PhaseResult
 from strategies.phases.enrollment import draw_seed_in
 from tests.support.ceremony import issue
 from tests.support.sessions import NOW
@@ -621,17 +621,21 @@ class Hub:
 
     def following(self, exchange: Exchange) -> Arrays:
         """The next global state, as the method computes it."""
+        result = self.outcome(exchange)
+        return self.state if result.state is None else result.state
+
+    def outcome(self, exchange: Exchange) -> PhaseResult:
+        """What the revealed sum does, or why it does nothing."""
         terms, key = exchange.session.terms, exchange.key
         self.tagged_stream(exchange)
         assert terms.layout.tagged is not None
-        result = self.job.next_state(
+        return self.job.outcome(
             key.phase,
             self.job.context(key, self.state, len(terms.names)),
             StoredSum(self.folder / "tagged", layout=terms.layout.tagged),
             survivors=len(exchange.session.survivors),
             self_mask_seeds=dict(exchange.session.self_mask_seeds),
         )
-        return self.state if result.state is None else result.state
 
     async def ask_state(self, exchange: Exchange, name: str, revealed: RevealedSum) -> Any:
         self.agents[name].tell(revealed_sum=wire.to_silo(revealed, exchange.key).revealed_sum)

@@ -291,7 +291,7 @@ class Rogue(Hub):
             self.agents[name].meet()
 
     async def control(self, *, unseen: Sequence[str] = (), late: Sequence[str] = ()) -> None:
-        """The next round without tampering, enrollment first: every silo counts once, those that are late not.
+        """The next round without tampering, enrollment first: every silo counts once, late ones do not.
 
         unseen: silos that are not shown the round's sum, so that they have to download the state after it.
         """
