@@ -8,6 +8,7 @@ Guarantee G1. What else it relays: test_malicious_documents.py.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import AsyncIterator, Callable
 
 import numpy as np
@@ -33,6 +34,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 VICTIM = "silo-1"
 Signed = dict[str, SignedBody]
 
+nonces = itertools.count(1)
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def four(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rogue]:
@@ -51,9 +54,15 @@ async def ten(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rogue]:
 
 
 async def honest(rogue: Rogue) -> Exchange:
-    """The control: a round without the tampering reveals exactly the sum; then the next round."""
+    """The control: a round without the tampering reveals exactly the sum; then the next round.
+
+    Every test has a job and a model of its own: over one that a test gave inputs for and took no further, no
+    silo takes part in a sum of other silos.
+    """
     for name in rogue.names:
         await rogue.agents[name].settle()
+    nonce = next(nonces)
+    rogue.take_job(nonce=f"{nonce:032x}", start=float(nonce), rounds=20)
     await rogue.control()
     return rogue.begin_next()
 
@@ -448,7 +457,7 @@ async def test_silo_refuses_a_cohort_that_differs_by_one_silo(tmp_path, is_secon
             await rogue.start()
             await rogue.control()
             if is_second_job:
-                rogue.take_job(nonce="1" * 32)
+                rogue.take_job(nonce="1" * 32, start=1.0)  # another model
                 await rogue.run(0, "enrollment.0")
             exchange = rogue.begin_next()
             await rogue.advertise(exchange)

@@ -176,7 +176,7 @@ async def test_every_silo_refuses_a_sum_that_was_changed(four: Rogue, bend: Bend
         # the round is used up here: no second sum of it is looked at
         tell_sum(four, exchange, name, true)
         await four.agents[name].refuses(Refusal.SUM, "another sum of this phase failed")
-    await four.control()  # over the state before
+    await four.control(late=late)  # over the state before, and over the same silos
 
 
 async def test_bytes_that_are_no_sum_are_refused(four: Rogue) -> None:
@@ -403,7 +403,8 @@ async def test_a_silo_from_which_the_sum_is_withheld_takes_no_state_but_a_proven
     assert four.put(following) == later.task.state_digest
     await four.advertise(later)  # the control: with the proof of the others it goes on
     tell_sum(four, exchange, VICTIM, four.revealed(exchange))
-    await line.refuses(Refusal.STAGE, "this silo has no part in it")  # and never signs what it went past
+    reason = "the global state before it is not here"
+    await line.refuses(Refusal.STATE, reason)  # and never signs what it went past
 
 
 async def test_a_sum_is_answered_once_and_the_same_after_a_restart(four: Rogue) -> None:

@@ -24,7 +24,7 @@ from chorale.spec.state import state_from_bytes, state_to_bytes
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from chorale.v1 import records_pb2
+from chorale.v1 import records_pb2, session_pb2
 from coordinator.jobs.aggregate import store_vectors
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.fixed_point import ring
@@ -38,7 +38,7 @@ from crypto.masking.stored_sum import StoredSum, tagged_stream
 from crypto.session import bodies
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import RevealedSum, SessionTerms
-from crypto.session.statements import Signer, StateProof
+from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
@@ -56,7 +56,7 @@ from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
-from strategies.base import Array, Arrays
+from strategies.base import Array, Arrays, PhaseResult
 from strategies.phases.enrollment import draw_seed_in
 from tests.support.ceremony import issue
 from tests.support.sessions import NOW
@@ -327,6 +327,8 @@ class Hub:
         self.states: dict[bytes, bytes] = {}
         self.state: Arrays = {"model/votes": np.zeros(len(self.names), np.float32)}
         self.proofs: dict[bytes, list[StateProof]] = {}  # of each job: of the opening phase, of the newest
+        self.cohorts: dict[bytes, list[session_pb2.CohortProof]] = {}  # of each job, over its newest model
+        self.abandoned: dict[bytes, list[session_pb2.AbandonedProof]] = {}
         self.job = self.sign(**job)
         self.agents: dict[str, Agent] = {}
 
@@ -399,6 +401,8 @@ class Hub:
             proofs=[
                 wire.proof_to_wire(proof, key.job_digest) for proof in self.proofs.get(key.job_digest, [])
             ],
+            cohorts=self.cohorts.get(key.job_digest, []),
+            abandoned=self.abandoned.get(key.job_digest, []),
         )
         session = CoordinatorSession(
             terms=terms, roster=self.roster, authority=self.members.authority, now=self.now
@@ -452,7 +456,33 @@ class Hub:
         """Tasks bring it from now on."""
         known = self.proofs.setdefault(self.job.digest, [])
         known[:] = [each for each in known if self.job.opens_draw(each.round, each.phase)] + [proof]
+        if proof.next_digest != proof.parent_digest:  # of the model before, none is asked for any more
+            self.cohorts.pop(self.job.digest, None)
+            self.abandoned.pop(self.job.digest, None)
         return proof
+
+    def add_cohort(self, exchange: Exchange) -> None:
+        """Tasks prove from now on who was in this sum, revealed or not, as t silos signed it."""
+        session = exchange.session
+        proof = CohortProof(survivors=session.survivors, signatures=session.unmask_request())
+        self.cohorts.setdefault(exchange.key.job_digest, []).append(
+            wire.cohort_proof_to_wire(exchange.key, proof)
+        )
+
+    async def abandon(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
+        """All named silos but these sign that they never reveal the phase; tasks bring it from now on."""
+        key, signers = exchange.key, {}
+        for name in self._here(exchange.session.terms.names, without):
+            said = await self.ask_abandon(exchange, name)
+            signers[name] = Signer(certificate=said.certificate, signature=said.statement.signature)
+        proof = AbandonedProof(roster=self.roster.signed, round=key.round, phase=key.phase, signers=signers)
+        self.abandoned.setdefault(key.job_digest, []).append(
+            wire.abandoned_proof_to_wire(proof, key.job_digest)
+        )
+
+    async def ask_abandon(self, exchange: Exchange, name: str) -> Any:
+        self.agents[name].tell(abandon=session_pb2.Abandon(key=exchange.wire_key))
+        return await self.agents[name].answer("abandoned")
 
     # the stages
 
@@ -591,17 +621,21 @@ class Hub:
 
     def following(self, exchange: Exchange) -> Arrays:
         """The next global state, as the method computes it."""
+        result = self.outcome(exchange)
+        return self.state if result.state is None else result.state
+
+    def outcome(self, exchange: Exchange) -> PhaseResult:
+        """What the revealed sum does, or why it does nothing."""
         terms, key = exchange.session.terms, exchange.key
         self.tagged_stream(exchange)
         assert terms.layout.tagged is not None
-        result = self.job.next_state(
+        return self.job.outcome(
             key.phase,
             self.job.context(key, self.state, len(terms.names)),
             StoredSum(self.folder / "tagged", layout=terms.layout.tagged),
             survivors=len(exchange.session.survivors),
             self_mask_seeds=dict(exchange.session.self_mask_seeds),
         )
-        return self.state if result.state is None else result.state
 
     async def ask_state(self, exchange: Exchange, name: str, revealed: RevealedSum) -> Any:
         self.agents[name].tell(revealed_sum=wire.to_silo(revealed, exchange.key).revealed_sum)

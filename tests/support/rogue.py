@@ -290,24 +290,30 @@ class Rogue(Hub):
             await self.agents[name].start()
             self.agents[name].meet()
 
-    async def control(self, *, unseen: Sequence[str] = ()) -> None:
-        """The next round without tampering, enrollment first: every silo counts once.
+    async def control(self, *, unseen: Sequence[str] = (), late: Sequence[str] = ()) -> None:
+        """The next round without tampering, enrollment first: every silo counts once, late ones do not.
 
         unseen: silos that are not shown the round's sum, so that they have to download the state after it.
         """
         if self.round == 0:
             await self.run(0, "enrollment.0")
         self.round += 1
-        sums = await self.run(self.round, "train", unseen=unseen)
-        votes = np.full(len(self.names), 1 / len(self.names))
+        sums = await self.run(self.round, "train", unseen=unseen, late=late)
+        votes = [0 if name in late else 1 / len(self.names) for name in self.names]
         np.testing.assert_allclose(sums["delta"], votes, atol=VOTE_ERROR)
 
     async def run(
-        self, round: int, phase: str, *, attempt: int = 1, unseen: Sequence[str] = ()
+        self,
+        round: int,
+        phase: str,
+        *,
+        attempt: int = 1,
+        unseen: Sequence[str] = (),
+        late: Sequence[str] = (),
     ) -> dict[str, np.ndarray[Any, Any]]:
         """One whole phase; silos that are `unseen` are not shown the sum, and get the proof of the others."""
         exchange = self.begin(round, phase, attempt=attempt)
-        await self.until_signed(exchange)
+        await self.until_signed(exchange, late=late)
         sums = await self.unmask(exchange)
         await self.agree(exchange, without=unseen)
         self.tell_outcome(exchange, cohort=exchange.session.survivors)
