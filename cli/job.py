@@ -267,6 +267,9 @@ def initial_bytes(spec: JobSpec, init: Path | None, *, base: bytes = SEED_ALONE)
         _check_model(spec, given, source=init)
         given.pop(DRAW_SEED, None)  # of the job that made the file: a job draws by its own
         return state_to_bytes(given)
+    if not spec.model.is_built_in:
+        message = f"model.name: nothing is drawn for a model that is not built in, got {spec.model.name}"
+        raise with_hint(ConfigError(message), "give its starting weights: --init FILE.safetensors")
     try:
         require_extra("silo", "torch", what="building the model here")
     except ConfigError as error:

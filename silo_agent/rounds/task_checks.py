@@ -72,12 +72,7 @@ class TaskChecks:
         Raises PolicyRefusal, also where policy has no room for the state, or RemoteProtocolError.
         """
         self._steps.check_runs()
-        roster = self._rosters.for_phase(key.job_digest, key.round, key.phase)
-        job = self._jobs.approved(key.job_digest, roster)
-        try:
-            job.check_phase(key.round, key.phase)
-        except ConfigError as error:
-            raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None
+        roster, job = self._roster_and_job(key)
         checked_digest(task.state_digest, what="state digest")
         max_bytes = self.policy.max_state_megabytes << 20
         if not 0 < task.state_bytes <= max_bytes:
@@ -158,12 +153,7 @@ class TaskChecks:
 
         Raises PolicyRefusal, also where its shares may have left, or RemoteProtocolError.
         """
-        roster = self._rosters.for_phase(key.job_digest, key.round, key.phase)
-        job = self._jobs.approved(key.job_digest, roster)
-        try:
-            job.check_phase(key.round, key.phase)
-        except ConfigError as error:
-            raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None
+        roster, _ = self._roster_and_job(key)
         self._reveals.abandon(key.job_digest, key.round, key.phase)
         said = Abandoned(
             federation=roster.federation,
@@ -189,6 +179,16 @@ class TaskChecks:
     def forget(self, job_digest: bytes) -> None:
         self._missed_enrollment.discard(job_digest)
         self._first_states.forget(job_digest)
+
+    def _roster_and_job(self, key: PhaseKey) -> tuple[Roster, Job]:
+        """The phase is one that an approved job can come to."""
+        roster = self._rosters.for_phase(key.job_digest, key.round, key.phase)
+        job = self._jobs.approved(key.job_digest, roster)
+        try:
+            job.check_phase(key.round, key.phase)
+        except ConfigError as error:
+            raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None
+        return roster, job
 
     def _check_enrolled(self, key: PhaseKey) -> None:
         missed = key.job_digest in self._missed_enrollment

@@ -87,6 +87,14 @@ def test_the_draw_seed_of_an_earlier_job_is_left_out_of_the_first_state(desk: De
     assert initial_bytes(spec, init) == state_to_bytes(VOTES)
 
 
+def test_a_custom_model_without_starting_weights_is_told_to_give_them(desk: Desk, chorale: Calls) -> None:
+    job = desk.job(model={"name": "custom"})
+    ended = chorale("job", "submit", job, "--config", desk.operator())
+    assert ended.code == 2
+    assert "nothing is drawn for a model that is not built in, got custom" in ended.err
+    assert "chorale: hint: give its starting weights: --init FILE.safetensors" in ended.err
+
+
 VOTES = {"model/votes": np.zeros(100, np.float32)}
 SUMS = {"epsilon": 4.0, "sums": {"clip_norm": 0.5}}
 
