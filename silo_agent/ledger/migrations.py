@@ -278,7 +278,11 @@ _STEPS: Migration = (
 # What is approved is said in words of the job itself; of jobs offered before, it is not there.
 _JOBS_AS_SIGNED: Migration = ("ALTER TABLE jobs ADD COLUMN spec BLOB",)
 
-_MEMBERS_OF_USES: Migration = ("ALTER TABLE state_uses ADD COLUMN members INTEGER NOT NULL DEFAULT 0",)
+# Of uses from before it is not known who was named.
+_NAMED_OF_USES: Migration = (
+    "ALTER TABLE state_uses ADD COLUMN members INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE state_uses ADD COLUMN is_drawn BOOLEAN NOT NULL DEFAULT FALSE",
+)
 
 MIGRATIONS = (
     _FIRST,
@@ -291,5 +295,5 @@ MIGRATIONS = (
     _STATE_USES,
     _STEPS,
     _JOBS_AS_SIGNED,
-    _MEMBERS_OF_USES,
+    _NAMED_OF_USES,
 )
