@@ -278,11 +278,8 @@ _STEPS: Migration = (
 # What is approved is said in words of the job itself; of jobs offered before, it is not there.
 _JOBS_AS_SIGNED: Migration = ("ALTER TABLE jobs ADD COLUMN spec BLOB",)
 
-# Of uses from before it is not known who was named.
-_NAMED_OF_USES: Migration = (
-    "ALTER TABLE state_uses ADD COLUMN members INTEGER NOT NULL DEFAULT 0",
-    "ALTER TABLE state_uses ADD COLUMN is_drawn BOOLEAN NOT NULL DEFAULT FALSE",
-)
+_MEMBERS_OF_USES: Migration = ("ALTER TABLE state_uses ADD COLUMN members INTEGER NOT NULL DEFAULT 0",)
+_DRAWN_USES: Migration = ("ALTER TABLE state_uses ADD COLUMN is_drawn BOOLEAN NOT NULL DEFAULT FALSE",)
 
 MIGRATIONS = (
     _FIRST,
@@ -295,5 +292,6 @@ MIGRATIONS = (
     _STATE_USES,
     _STEPS,
     _JOBS_AS_SIGNED,
-    _NAMED_OF_USES,
+    _MEMBERS_OF_USES,
+    _DRAWN_USES,
 )
