@@ -279,6 +279,7 @@ _STEPS: Migration = (
 _JOBS_AS_SIGNED: Migration = ("ALTER TABLE jobs ADD COLUMN spec BLOB",)
 
 _MEMBERS_OF_USES: Migration = ("ALTER TABLE state_uses ADD COLUMN members INTEGER NOT NULL DEFAULT 0",)
+_DRAWN_USES: Migration = ("ALTER TABLE state_uses ADD COLUMN is_drawn BOOLEAN NOT NULL DEFAULT FALSE",)
 
 MIGRATIONS = (
     _FIRST,
@@ -292,4 +293,5 @@ MIGRATIONS = (
     _STEPS,
     _JOBS_AS_SIGNED,
     _MEMBERS_OF_USES,
+    _DRAWN_USES,
 )

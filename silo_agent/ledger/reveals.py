@@ -250,7 +250,7 @@ class Reveals:
 
     def _check_openings(self, connection: sqlite3.Connection, key: SessionTerms | PendingReveal) -> None:
         """Raises PolicyRefusal where one more opening of a draw may not be revealed, whatever became of those
-        before. Source: docs/protocol.md 6.10."""
+        before. Source: docs/protocol.md 6.12."""
         if key.round != 0 or phase_kind(key.phase) != ENROLLMENT:
             return
         if not _approved_job(connection, key)["draws_rounds"]:
@@ -292,6 +292,12 @@ class Reveals:
         if kind in DIFFERENCED_KINDS and _is_near(connection, of_kind, of, survivors, min_cohort):
             raise _refusal(
                 key, f"a {kind} sum over nearly the same silos was signed before", Refusal.OVERLAPPING_COHORT
+            )
+        # of three sets of one job, however far apart, sums may add up to one silo
+        of_job = f"{of_kind} AND job_digest = :job"
+        if kind in DIFFERENCED_KINDS and _is_other(connection, of_job, of, survivors):
+            raise _refusal(
+                key, f"a {kind} sum of the job over other silos was signed before", Refusal.OVERLAPPING_COHORT
             )
         bare = f"{_OTHER_SETS} AND NOT is_covered"
         if is_covered(connection, self._data_set, of):
@@ -448,6 +454,16 @@ def _is_near(
         if 1 <= changed <= max(min_cohort, row["min_cohort"]) - 1:
             return True
     return False
+
+
+def _is_other(
+    connection: sqlite3.Connection, which: str, of: dict[str, Any], survivors: tuple[str, ...]
+) -> bool:
+    found = connection.execute(
+        f"SELECT 1 FROM signed_sets WHERE {which} AND survivors != :survivors LIMIT 1",
+        of | {"survivors": _joined(survivors)},
+    ).fetchone()
+    return found is not None
 
 
 def _phase_of(key: SessionTerms | PendingReveal) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from chorale.job import Job
 from chorale.spec.state import GlobalState
-from chorale.transport.wire import PhaseKey
+from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.cohort import CohortRule
 
@@ -28,6 +28,7 @@ class StateUse:
 
     training_digest: of them (Strategy.training_digest). min_distance: silos by which the U3 of two such sums
     differ at least, unless they are equal. members: m, 0 of a use from before it was kept.
+    is_drawn: whether the phase names silos by a draw.
     """
 
     job_digest: bytes
@@ -36,6 +37,7 @@ class StateUse:
     training_digest: bytes
     min_distance: int
     members: int
+    is_drawn: bool
 
     @classmethod
     def of(
@@ -52,6 +54,7 @@ class StateUse:
             # a difference of two sums then holds two honest silos at least
             min_distance=max(rule.min_cohort, assumed_colluders + 2),
             members=rule.members,
+            is_drawn=job.spec.draws_rounds and not job.names_everyone(key.phase),
         )
 
     @property
@@ -67,7 +70,8 @@ def check_use(connection: sqlite3.Connection, use: StateUse, *, data_set: str, m
     """Before data are touched, and again before anything leaves.
 
     Raises PolicyRefusal(code=STATE_USED_UP) where as many sums as are allowed read these arrays, and
-    PolicyRefusal(code=STATE) where nothing proves who was in one of them.
+    PolicyRefusal(code=STATE) where nothing proves who was in one of them, or one was of the same kind and
+    rounds are drawn.
     """
     own = _row(connection, data_set, use.of_phase)
     if own is not None and own["training_digest"] != use.training_digest:
@@ -80,8 +84,15 @@ def check_use(connection: sqlite3.Connection, use: StateUse, *, data_set: str, m
             Refusal.STATE_USED_UP,
         )
     for row in earlier:
+        before = f"job {row['job_digest'].hex()[:12]} round {row['round']} {row['phase']}"
+        is_same_kind = phase_kind(row["phase"]) == phase_kind(use.phase)
+        if is_same_kind and (use.is_drawn or row["is_drawn"]):
+            # nobody sees all sums over the state, and too few see two of them to keep one from being revealed
+            raise use.refusal(
+                f"drawn rounds take one sum of a kind over a model of each silo, and {before} took it",
+                Refusal.STATE,
+            )
         if row["survivors"] is None:
-            before = f"job {row['job_digest'].hex()[:12]} round {row['round']} {row['phase']}"
             raise use.refusal(
                 f"a sum over this model began in {before}, and nothing proves who was in it", Refusal.STATE
             )
@@ -100,8 +111,8 @@ def record_use(
     check_use(connection, use, data_set=data_set, max_repeats=max_repeats)
     connection.execute(
         "INSERT INTO state_uses (data_set, job_digest, round, phase, training_digest, min_distance,"
-        " members, survivors, written_unix_seconds) VALUES (:data_set, :job, :round, :phase, :digest,"
-        " :min_distance, :members, NULL, :unix_seconds)"
+        " members, is_drawn, survivors, written_unix_seconds) VALUES (:data_set, :job, :round, :phase,"
+        " :digest, :min_distance, :members, :is_drawn, NULL, :unix_seconds)"
         " ON CONFLICT (data_set, job_digest, round, phase) DO NOTHING",
         {
             **use.of_phase,
@@ -109,6 +120,7 @@ def record_use(
             "digest": use.training_digest,
             "min_distance": use.min_distance,
             "members": use.members,
+            "is_drawn": use.is_drawn,
             "unix_seconds": unix_seconds,
         },
     )
@@ -129,6 +141,7 @@ def check_survivors(
         training_digest=row["training_digest"],
         min_distance=row["min_distance"],
         members=row["members"],
+        is_drawn=row["is_drawn"],
     )
     for other in _others(connection, use, data_set):
         if other["survivors"] is None:
@@ -178,7 +191,7 @@ def _others(connection: sqlite3.Connection, use: StateUse, data_set: str) -> lis
     also have signed U3 of an attempt that was not the one revealed."""
     return connection.execute(
         """
-        SELECT job_digest, round, phase, min_distance, members,
+        SELECT job_digest, round, phase, min_distance, members, is_drawn,
             coalesce(revealed.survivors, state_uses.survivors) AS survivors
         FROM state_uses LEFT JOIN (
             SELECT job_digest, round, phase, survivors FROM reveals WHERE status = 'revealed'

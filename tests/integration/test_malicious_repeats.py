@@ -169,3 +169,30 @@ def abandoned_by(rogue: Rogue, name: str, proof: AbandonedProof) -> Signer:
     identity = rogue.members.silos[name]
     said = proof.statement(name, federation=FEDERATION, job_digest=rogue.job.digest)
     return Signer(certificate=identity.certificate_der, signature=bodies.sign(identity, said).signature)
+
+
+# drawn rounds
+
+
+async def test_a_silo_is_in_one_sum_of_a_kind_over_a_state_where_rounds_are_drawn(tmp_path: Path) -> None:
+    """Each round names other silos, and each silo knows its own sums alone. Of ten silos and rounds of three,
+    some fifty sums over one state that stood were solved for every silo's update."""
+    policy = {"max_cohort_changes": 1_000}
+    async with Rogue(tmp_path / "six", silos=6, policy=policy, rounds=99, fraction=0.5) as rogue:
+        await rogue.start()
+        await rogue.run(0, "enrollment.0")
+        first = rogue.begin_next()
+        before = set(first.session.terms.names)
+        total = await summed(rogue, first, sorted(before))  # the control
+        np.testing.assert_allclose(total, [name in before for name in rogue.names], atol=1e-5)
+
+        following = rogue.begin_next()
+        while not 0 < len(before & set(following.session.terms.names)) < len(before):
+            following = rogue.begin_next()
+        for name in following.session.terms.names:
+            rogue.agents[name].tell(task=following.task)
+            if name in before:
+                await rogue.agents[name].refuses(Refusal.STATE, "drawn rounds take one sum of a kind")
+            else:
+                await rogue.agents[name].answer("advert")
+        rogue.check_nothing_left(following)

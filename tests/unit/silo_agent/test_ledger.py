@@ -166,8 +166,19 @@ def test_a_statistic_over_nearly_the_same_silos_is_refused_in_any_job(
 
 def test_a_statistic_over_the_same_or_over_other_silos_is_no_overlapping_cohort(book: Book) -> None:
     book.reveal(FULL[:3], phase="class-presence.0", round=0)
-    book.reveal(FULL[:3], phase="class-presence.0", round=0, job_digest=book.other_job.digest)
-    book.reveal((FULL[0], *FULL[3:]), phase="class-presence.1", round=1)  # differs by five
+    book.reveal(FULL[:3], phase="class-presence.1", round=0)
+    far = (FULL[0], *FULL[3:])  # differs by five
+    book.reveal(far, phase="class-presence.0", round=0, job_digest=book.other_job.digest)
+
+
+@pytest.mark.parametrize("kind", ["class-presence", "calibrate", "fine-tune"])
+def test_a_statistic_of_a_job_is_taken_over_the_same_silos_alone(book: Book, kind: str) -> None:
+    """Far apart in pairs, three sets of one job added up to one silo, bit for bit."""
+    book.reveal(FULL[:4], phase=f"{kind}.0", round=0)
+    far = (*FULL[:2], *FULL[4:])
+    again = {"phase": f"{kind}.1", "round": 0}
+    refused(Refusal.OVERLAPPING_COHORT, "of the job over other silos", lambda: book.sign(far, **again))
+    book.sign(FULL[:4], phase=f"{kind}.1", round=0, attempt=2)
 
 
 def test_the_larger_min_cohort_of_the_two_decides(book: Book) -> None:

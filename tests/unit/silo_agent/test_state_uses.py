@@ -29,7 +29,13 @@ class UseBook(Book):
         return self.ledger.budget(policy=self.policy.model_copy(update=policy), data_set=data_set)
 
     def use(
-        self, *, round: int = 1, phase: str = "train", job: bytes | None = None, state: int = 0
+        self,
+        *,
+        round: int = 1,
+        phase: str = "train",
+        job: bytes | None = None,
+        state: int = 0,
+        is_drawn: bool = False,
     ) -> StateUse:
         return StateUse(
             job_digest=job or self.job.digest,
@@ -38,6 +44,7 @@ class UseBook(Book):
             training_digest=bytes([state]) * 32,
             min_distance=4,
             members=6,
+            is_drawn=is_drawn,
         )
 
     def send(self, use: StateUse, *, data_set: str = "data", **policy: Any) -> None:
@@ -191,6 +198,25 @@ def test_a_use_stays_one_though_another_was_recorded_meanwhile(book: UseBook) ->
 def test_a_phase_reads_one_model(book: UseBook) -> None:
     book.send(book.use())
     refused(Refusal.STATE, "other training arrays", lambda: book.reveals.check_use(book.use(state=1)))
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
+def test_drawn_rounds_take_one_sum_of_a_kind(book: UseBook, first: bool, second: bool) -> None:
+    """Each silo sees its own sums alone: together they were solved for every silo's update."""
+    book.send(book.use(is_drawn=first))
+    book.reveal(FULL)
+    again = book.use(job=book.other_job.digest, is_drawn=second)
+    refused(
+        Refusal.STATE, "one sum of a kind .* round 1 train took it", lambda: book.reveals.check_use(again)
+    )
+    refused(Refusal.STATE, "one sum of a kind", lambda: book.budget_spend(again))
+    book.send(book.use(phase="evaluate.0", is_drawn=second))  # another kind sums something else
+    book.send(book.use(round=2, state=1, is_drawn=second))
+    other = book.use(job=book.other_job.digest, state=2, is_drawn=second)
+    book.send(other)
+    book.reveals.note_abandoned(book.other_job.digest, 1, "train")
+    book.reveal(FULL, phase="evaluate.0")
+    book.send(book.use(round=3, state=2, is_drawn=second))  # of the abandoned one there is no sum
 
 
 # abandoning
