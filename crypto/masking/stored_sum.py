@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.errors import LocalProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.plausible import check_plausible
+from crypto.masking import masks
 from crypto.masking.masks import vectors_from_stream
 
 
@@ -59,18 +59,4 @@ def tagged_stream(path: Path, *, layout: Layout) -> Iterator[memoryview]:
     quantities of a vector, such as its tags, stays there. Raises LocalProtocolError where nothing is tagged,
     RemoteProtocolError unless the file has exactly the layout's length.
     """
-    if layout.tagged is None:
-        raise LocalProtocolError("sum: no quantity of this layout is tagged")
-    vectors = vectors_from_stream(layout, np.memmap(path, np.uint8, "r").data)
-    return _parts(layout, vectors)
-
-
-def _parts(layout: Layout, vectors: Mapping[int, ring.Words]) -> Iterator[memoryview]:
-    for ring_bits, words_L in vectors.items():
-        end = 0
-        for quantity in layout.quantities:
-            if quantity.ring_bits == ring_bits:
-                place = slice(end, end := end + quantity.size)
-                if quantity.is_tagged:
-                    yield words_L[place].view(np.uint8).data
-        yield words_L[end:].view(np.uint8).data
+    return masks.tagged_stream(layout, vectors_from_stream(layout, np.memmap(path, np.uint8, "r").data))

@@ -104,7 +104,7 @@ AT_THE_COORDINATOR: dict[str, tuple[str, Literal["before", "after"], PhaseState]
         "coordinator.storage.checkpoints:Checkpoints.put", "after", PhaseState.REVEALED,
     ),
     "first statement came": (
-        "coordinator.jobs.agreement:Agreement.on_message", "before", PhaseState.REVEALED,
+        "coordinator.jobs.statements:Statements.on_message", "before", PhaseState.REVEALED,
     ),
     "enough statements stored, nobody told": (
         "coordinator.storage.store:Store.end_phase", "after", PhaseState.APPLIED,

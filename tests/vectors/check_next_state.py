@@ -15,7 +15,7 @@ from primitives import aes_ctr, expect
 Matrix: TypeAlias = list[list[float]]
 
 
-def check_statement(vectors: Any) -> int:
+def check_next_state(vectors: Any) -> int:
     left, right = reals("left", 29, 83), reals("right", 83, 41)
     turned = [list(column) for column in zip(*left, strict=True)]
     found: dict[str, Matrix] = {

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from check_initial_state import check_initial_state
+from check_next_state import check_next_state
 from check_session import check_session
-from check_statement import check_statement
 from primitives import (
     PRIME,
     TAG_WORDS,
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         "ring": check_ring,
         "session": check_session,
         "draw": check_draw,
-        "next_state": check_statement,
+        "next_state": check_next_state,
         "initial_state": check_initial_state,
     }
     for name, check in checks.items():
