@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.errors import LocalProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.plausible import check_plausible
@@ -59,4 +60,6 @@ def tagged_stream(path: Path, *, layout: Layout) -> Iterator[memoryview]:
     quantities of a vector, such as its tags, stays there. Raises LocalProtocolError where nothing is tagged,
     RemoteProtocolError unless the file has exactly the layout's length.
     """
+    if layout.tagged is None:
+        raise LocalProtocolError("sum: no quantity of this layout is tagged")
     return masks.tagged_stream(layout, vectors_from_stream(layout, np.memmap(path, np.uint8, "r").data))
