@@ -35,7 +35,9 @@ def votes(number: int, **more: object) -> Arrays:
 
 def chain_of(agent: Agent) -> StateChain:
     authority = agent.hub.members.authority
-    return StateChain(silo=agent.name, known=agent.known, local=agent.local, authority=authority)
+    return StateChain(
+        silo=agent.name, known=agent.known, reveals=agent.reveals, local=agent.local, authority=authority
+    )
 
 
 def newest(hub: Hub) -> KnownState | None:
