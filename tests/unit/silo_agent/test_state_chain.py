@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,16 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.session.statements import StateProof
+from crypto.masking.masks import UnmaskPlan
+from crypto.session import bodies
+from crypto.session.messages import Signatures
+from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
 from silo_agent.ledger.known_states import FIRST, KnownState
+from silo_agent.ledger.state_uses import StateUse
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.rounds.state_chain import StateChain
 from strategies.base import Arrays
-from tests.support.agents import Agent, Hub, make_members
+from tests.support.agents import Agent, Exchange, Hub, make_members
 from tests.unit.silo_agent.enrolled import MakeHub
 
 KEPT = "method/kept"
@@ -35,7 +40,9 @@ def votes(number: int, **more: object) -> Arrays:
 
 def chain_of(agent: Agent) -> StateChain:
     authority = agent.hub.members.authority
-    return StateChain(silo=agent.name, known=agent.known, local=agent.local, authority=authority)
+    return StateChain(
+        silo=agent.name, known=agent.known, reveals=agent.reveals, local=agent.local, authority=authority
+    )
 
 
 def newest(hub: Hub) -> KnownState | None:
@@ -248,3 +255,149 @@ def test_a_proof_settles_what_is_pending(hub: Hub, changes: dict[str, object], k
     accept(hub, 2, "train", task_of(hub, after, proof))
     assert int(agent.local.begin(hub.job.digest).arrays.get(KEPT, np.array(0))) == kept
     assert not list((agent.folder / "local").glob("*.*.*.safetensors"))
+
+
+# who was in earlier sums over the same model
+
+
+async def signed_phase(make_hub: MakeHub) -> tuple[Hub, Exchange, Arrays]:
+    """A training that the silos signed and silo-0 revealed nothing of, and the state that it read."""
+    hub = make_hub(rounds=4)
+    hub.add_all()
+    await hub.run(0, "enrollment.0")
+    exchange, state = hub.begin(1, "train"), hub.state
+    await hub.until_signed(exchange)
+    exchange.session.close_consistency()
+    assert over(hub, state) is Refusal.STATE
+    return hub, exchange, state
+
+
+def over(hub: Hub, state: Arrays, *, max_repeats: int = 1) -> Refusal | None:
+    """What silo-0 says to a further sum over that state; None if it may begin."""
+    agent = hub.agents["silo-0"]
+    use = StateUse(
+        job_digest=hub.job.digest,
+        round=4,
+        phase="train",
+        training_digest=hub.job.strategy.training_digest(state),
+        min_distance=3,
+    )
+    policy = agent.policy.model_copy(update={"max_repeats": max_repeats})
+    try:
+        agent.ledger.reveals(policy=policy, data_set="data").check_use(use)
+    except PolicyRefusal as error:
+        return error.code
+    return None
+
+
+def brought(hub: Hub, **earlier: Any) -> pb.PhaseTask:
+    return pb.PhaseTask(state_digest=hub.put(hub.state), **earlier)
+
+
+def cohort_of(exchange: Exchange) -> CohortProof:
+    return CohortProof(survivors=exchange.session.survivors, signatures=exchange.session.unmask_request())
+
+
+def abandoned(hub: Hub, signers: int, *, signed: str = "train", round: int = 1) -> AbandonedProof:
+    """The last silos sign that they never reveal a phase; the proof is of round 1's training."""
+    proof = AbandonedProof(roster=hub.roster.signed, round=round, phase=signed, signers={})
+    by = {}
+    for name in hub.names[-signers:]:
+        identity = hub.members.silos[name]
+        said = proof.statement(name, federation="test", job_digest=hub.job.digest)
+        signature = bodies.sign(identity, said).signature
+        by[name] = Signer(certificate=identity.certificate_der, signature=signature)
+    return replace(proof, round=1, phase="train", signers=by)
+
+
+async def test_signatures_on_an_earlier_cohort_say_who_was_in_its_sum(make_hub: MakeHub) -> None:
+    hub, exchange, state = await signed_phase(make_hub)
+    proof = wire.cohort_proof_to_wire(exchange.key, cohort_of(exchange))
+    accept(hub, 2, "train", brought(hub, cohorts=[proof]))
+    assert over(hub, state) is None
+    assert over(hub, state, max_repeats=0) is Refusal.STATE_USED_UP  # it was a use all the same
+
+
+@pytest.mark.parametrize("what", ["one silo fewer", "too few signatures", "another attempt's"])
+async def test_a_false_cohort_is_refused_and_settles_nothing(make_hub: MakeHub, what: str) -> None:
+    hub, exchange, state = await signed_phase(make_hub)
+    true = cohort_of(exchange)
+    if what == "one silo fewer":
+        false = replace(true, survivors=true.survivors[1:])
+    elif what == "too few signatures":
+        false = replace(true, signatures=Signatures(signatures=true.signatures.signatures[:2]))
+    else:
+        hub.tell_outcome(exchange, cohort=[], result="failed")
+        exchange_2 = hub.begin(1, "train", attempt=2)
+        await hub.until_signed(exchange_2)
+        exchange_2.session.close_consistency()
+        false = cohort_of(exchange_2)
+    task = brought(hub, cohorts=[wire.cohort_proof_to_wire(exchange.key, false)])
+    assert refused(hub, 2, "train", task, "sum: ") is Refusal.SIGNATURES
+    assert over(hub, state) is Refusal.STATE
+    accept(hub, 2, "train", brought(hub, cohorts=[wire.cohort_proof_to_wire(exchange.key, true)]))
+    assert over(hub, state) is None
+
+
+async def test_a_cohort_that_this_silo_has_no_part_in_settles_nothing(make_hub: MakeHub) -> None:
+    hub, exchange, state = await signed_phase(make_hub)
+    stranger = replace(exchange.key, round=3)
+    accept(hub, 2, "train", brought(hub, cohorts=[wire.cohort_proof_to_wire(stranger, cohort_of(exchange))]))
+    assert over(hub, state) is Refusal.STATE
+
+
+async def test_what_t_silos_never_reveal_was_no_use(make_hub: MakeHub) -> None:
+    hub, exchange, state = await signed_phase(make_hub)
+    proof = wire.abandoned_proof_to_wire(abandoned(hub, 3), hub.job.digest)
+    accept(hub, 2, "train", brought(hub, abandoned=[proof]))
+    assert over(hub, state, max_repeats=0) is None
+    hub.agents["silo-0"].tell(
+        signatures=wire.to_silo(exchange.session.unmask_request(), exchange.key).signatures
+    )
+    assert await hub.agents["silo-0"].refusal() == "already-revealed"
+
+
+async def test_too_few_or_other_statements_forget_no_use(make_hub: MakeHub) -> None:
+    hub, _, state = await signed_phase(make_hub)
+    for proof, why in (
+        (abandoned(hub, 2), "expected signatures of 3 silos, got 2"),
+        (abandoned(hub, 3, round=2), "the signature does not hold"),
+        (abandoned(hub, 3, signed="enrollment.1"), "the signature does not hold"),
+    ):
+        task = brought(hub, abandoned=[wire.abandoned_proof_to_wire(proof, hub.job.digest)])
+        assert refused(hub, 2, "train", task, why) is Refusal.SIGNATURES
+        assert over(hub, state) is Refusal.STATE
+
+
+async def test_what_this_silo_revealed_is_no_abandoned_phase(make_hub: MakeHub) -> None:
+    hub, exchange, state = await signed_phase(make_hub)
+    await hub.ask_shares(exchange, "silo-0")
+    task = brought(hub, abandoned=[wire.abandoned_proof_to_wire(abandoned(hub, 3), hub.job.digest)])
+    assert refused(hub, 2, "train", task, "was revealed before") is Refusal.ALREADY_REVEALED
+    assert over(hub, state, max_repeats=0) is Refusal.STATE_USED_UP
+
+
+async def test_more_earlier_phases_than_a_hundred_are_refused(make_hub: MakeHub) -> None:
+    hub, exchange, state = await signed_phase(make_hub)
+    cohort = wire.cohort_proof_to_wire(exchange.key, cohort_of(exchange))
+    given_up = wire.abandoned_proof_to_wire(abandoned(hub, 3), hub.job.digest)
+    for task in (brought(hub, cohorts=[cohort] * 101), brought(hub, abandoned=[given_up] * 101)):
+        assert refused(hub, 2, "train", task, "at most 100 earlier phases, got 101") is Refusal.MALFORMED
+    assert over(hub, state) is Refusal.STATE
+
+
+@pytest.mark.parametrize("by", ["sum", "proof"])
+async def test_the_outcome_of_a_phase_says_who_was_in_its_sum(make_hub: MakeHub, by: str) -> None:
+    hub, exchange, state = await signed_phase(make_hub)
+    for name in hub.names[1:]:  # silo-0 is asked for no share
+        shares = await hub.ask_shares(exchange, name)
+        exchange.session.on_unmask(name, wire.from_silo(pb.SiloMessage(unmask_shares=shares)))
+    plan = exchange.session.close_unmask()
+    assert isinstance(plan, UnmaskPlan)
+    hub.reveal(exchange, plan)
+    if by == "sum":
+        await hub.ask_state(exchange, "silo-0", hub.revealed(exchange))
+    else:
+        await hub.agree(exchange, without=["silo-0"])
+        accept(hub, 2, "train", task_of(hub, hub.state, *hub.proofs[hub.job.digest]))
+    assert over(hub, state) is None
