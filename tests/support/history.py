@@ -67,7 +67,7 @@ def check_finished(federation: LocalFederation, job_id: str, *, rounds: int = 2)
     assert [row.round for row in train] == list(range(1, rounds + 1))
     assert all(row.is_ended and row.record is not None for row in history.phases)
     check_votes(federation, job_id, history)
-    check_next_states(federation, history)
+    check_statements(federation, history)
     check_attempts(federation)
     check_logs(federation)
     return history
@@ -94,7 +94,7 @@ def statements(federation: LocalFederation, name: str) -> dict[tuple[int, str], 
     return found
 
 
-def check_next_states(federation: LocalFederation, history: History) -> None:
+def check_statements(federation: LocalFederation, history: History) -> None:
     """Every phase whose sum moves the state has enough statements, all of the state that is stored."""
     signed = {name: statements(federation, name) for name in federation.names}
     for row in history.phases:
