@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,31 @@ async def test_a_silo_outside_a_sum_takes_part_again_once_that_is_proven(four: R
     four.add_cohort(await withheld(four, late=[VICTIM]))  # the control: the same silos again
     with_it = await inputs_left(four)
     await all_refuse_survivors(four, with_it)  # it would be the difference
+
+
+async def test_a_job_of_other_silos_asks_again_where_enough_of_them_differ(tmp_path: Path) -> None:
+    """Over the model that a job before it starts from too."""
+    async with Rogue(tmp_path / "nine", silos=9, policy={"max_cohort_changes": 50}) as rogue:
+        await rogue.start()
+        far, near = rogue.names[3:], rogue.names[1:7]
+        for number, names in enumerate((rogue.names[:6], far, near), start=1):
+            rogue.take_job(nonce=f"{number:032x}", silos=tuple(names), rounds=9)
+            for phase in ("enrollment.0", "train"):
+                exchange = rogue.begin(int(phase == "train"), phase)
+                await rogue.advertise(exchange, without=[name for name in rogue.names if name not in names])
+                await rogue.share(exchange)
+                await rogue.mask(exchange)
+                if names == near and phase == "train":
+                    break
+                await rogue.consistency(exchange)
+                await rogue.unmask(exchange)
+                if phase != "train":
+                    await rogue.agree(exchange)
+        survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
+        for name in near[:-1]:  # all that were in the first job's sum; t of six is five
+            rogue.agents[name].tell(survivors=survivors)
+            await rogue.agents[name].refuses(Refusal.OVERLAPPING_COHORT, "another sum over this model")
+        rogue.check_nothing_left(exchange, vectors=True)
 
 
 # phases without a sum
