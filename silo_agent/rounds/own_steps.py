@@ -10,7 +10,7 @@ A private job's lengths follow from clip and noise, never from data. Source: doc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -55,17 +55,31 @@ def own_lengths(
     fewer_samples = max(1.0, scale / context.members)
     after = {name: result.state[name] for name in job.strategy.training_arrays(result.state)}
     lengths = {name: _by_class(name, array, context) for name, array in after.items()}
-    trained = [MODEL + name for name in context.trained]
-    whole = math.sqrt(sum(lengths[name] ** 2 for name in trained))
-    trained_values = sum(after[name].size for name in trained)
-    for name in trained:
-        # A few values may hardly move at one silo by chance: they count as if they moved as the mean value
-        # does, and a single one, which no record fits into, as the whole model.
-        share = 1.0 if after[name].size == 1 else after[name].size / trained_values
-        lengths[name] = max(lengths[name], whole * math.sqrt(share))
+    lengths |= _lifted(lengths, after, [MODEL + name for name in context.trained])
+    copies = {name.partition("/")[0] for name in _under(METHOD, after) if "/" in name}
+    for copy in copies:  # of the model, such as a teacher
+        prefix = f"{METHOD}{copy}/"
+        lengths |= _lifted(lengths, after, [prefix + name for name in _under(prefix, after)])
     stretch = job.strategy.recipe.server_update.stretch
     longer = fewer_samples * (1.0 if stretch is None else stretch(context.members))
     return {name: longer * length for name, length in lengths.items()}
+
+
+def _under(prefix: str, arrays: Arrays) -> list[str]:
+    """Names that begin so, without it."""
+    return [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
+
+
+def _lifted(lengths: Mapping[str, float], after: Arrays, names: Sequence[str]) -> dict[str, float]:
+    """Lengths of one model's arrays. A few values may hardly move at one silo by chance: they count as if
+    they moved as the mean value does, and a single one, which no record fits into, as the whole model."""
+    whole = math.sqrt(sum(lengths[name] ** 2 for name in names))
+    values = sum(after[name].size for name in names)
+    lifted = {}
+    for name in names:
+        share = 1.0 if after[name].size == 1 else after[name].size / values
+        lifted[name] = max(lengths[name], whole * math.sqrt(share))
+    return lifted
 
 
 def _by_class(name: str, after: Array, context: PhaseContext) -> float:

@@ -238,7 +238,7 @@ def test_a_false_moment_that_no_samples_could_give_is_not_installed() -> None:
     flat_ND = np.concatenate([unit_ND, np.zeros((1000, 1))], axis=1)
     flat_ND[:2, 6] = 0.01  # all but dead
     gram_DD, moment_DC = sums_of(flat_ND, labels_N, 3)
-    head_CD = orthonormal_head(3, 7, np.random.default_rng(0)).astype(np.float32)
+    head_CD = orthonormal_head(3, 7, numbers(0)).astype(np.float32)
     honest = apply(head_CD, gram_DD, moment_DC, ridge=0.1).state[HEAD]
     assert np.abs(honest).max() < 5
     moment_DC[6, 0] += 500.0  # half of what the bound of one silo allows

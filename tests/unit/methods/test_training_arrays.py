@@ -53,6 +53,7 @@ def test_an_array_is_in_the_digest_exactly_where_inputs_follow_from_it(preset: s
                 weight=0.25,
                 is_cancelled=lambda: False,
                 class_rows=np.ones(10, np.bool_),
+                seed=1,
             )
             found |= TorchObjective(device="cpu").compute(work)
         return found

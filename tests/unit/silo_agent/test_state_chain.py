@@ -56,7 +56,7 @@ def task_of(hub: Hub, state: Arrays, *proofs: StateProof) -> pb.PhaseTask:
 
 def accept(hub: Hub, round: int, phase: str, task: pb.PhaseTask) -> None:
     key = PhaseKey(job_digest=hub.job.digest, round=round, phase=phase, attempt=1)
-    chain_of(hub.agents["silo-0"]).accept(key, task, hub.job)
+    chain_of(hub.agents["silo-0"]).accept(key, task, hub.job, roster=hub.roster)
 
 
 def refused(hub: Hub, round: int, phase: str, task: pb.PhaseTask, match: str) -> Refusal:
@@ -281,6 +281,8 @@ def over(hub: Hub, state: Arrays, *, max_repeats: int = 1) -> Refusal | None:
         phase="train",
         training_digest=hub.job.strategy.training_digest(state),
         min_distance=3,
+        members=4,
+        is_drawn=False,
     )
     policy = agent.policy.model_copy(update={"max_repeats": max_repeats})
     try:
