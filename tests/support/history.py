@@ -142,7 +142,8 @@ def check_one_answer(federation: LocalFederation) -> None:
             answers = defaultdict(set)
             for given in sent(federation, name, kind):
                 answers[given["round"], given["phase"]].add((given["attempt"], given["sha256"]))
-            assert answers, f"{name} sent no {kind} at all"
+            # a silo that was killed before it signed takes the state that t others prove
+            assert answers or kind == "next_state", f"{name} sent no {kind} at all"
             assert all(len(given) == 1 for given in answers.values()), f"{name}: {kind}: {answers}"
 
 

@@ -77,7 +77,7 @@ async def test_no_input_leaves_once_a_later_state_is_known(hub: Hub) -> None:
     later = hub.begin(2, "train")
     agent = hub.agents[VICTIM]
     job = hub.job
-    await asyncio.to_thread(agent.handler._chain.accept, later.key, later.task, job)
+    await asyncio.to_thread(agent.handler._chain.accept, later.key, later.task, job, roster=hub.roster)
     for name, envelopes in exchange.session.close_share().items():
         hub.agents[name].tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
         if name != VICTIM:  # the control: the others' leave
