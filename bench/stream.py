@@ -143,16 +143,17 @@ class _Payload:
 class _Client:
     """A silo's end of both servers. Every stream gives how many bytes it moved."""
 
-    def __init__(self, payload: _Payload, *, state: bytes, bare: Any, transfer: Any) -> None:
+    def __init__(self, payload: _Payload, *, state: bytes, bare: Any, transfer: Any, target: Path) -> None:
         self._payload = payload
         self._state_bytes, self._state_digest = len(state), hashlib.sha256(state).digest()
         self._bare = bare
         self._transfer = transfer
+        self._target = target
         self._attempt = 0
 
     def forget(self) -> None:
         """So that the next download is one."""
-        self._transfer.forget(keep=frozenset())
+        self._target.unlink(missing_ok=True)
 
     async def bare_upload(self) -> int:
         call = self._bare.stream_unary(UP, request_serializer=pb.Chunk.SerializeToString)()
@@ -175,10 +176,13 @@ class _Client:
         return _checked(moved, self._state_bytes)
 
     async def download(self) -> int:
-        path = await self._transfer.download(
-            job_digest=JOB_DIGEST, state_digest=self._state_digest, size_bytes=self._state_bytes
+        await self._transfer.download(
+            job_digest=JOB_DIGEST,
+            digest=self._state_digest,
+            size_bytes=self._state_bytes,
+            target=self._target,
         )
-        return _checked(path.stat().st_size, self._state_bytes)
+        return _checked(self._target.stat().st_size, self._state_bytes)
 
 
 @asynccontextmanager
@@ -197,7 +201,8 @@ async def _client(folder: Path, payload: _Payload) -> AsyncIterator[_Client]:
     ):
         stub = FederationStub(hub)
         transfer = Transfer(stub, metrics=SiloMetrics(), random=random.random)
-        yield _Client(payload, state=(folder / STATE_FILE).read_bytes(), bare=bare, transfer=transfer)
+        state, target = (folder / STATE_FILE).read_bytes(), folder / "downloaded.safetensors"
+        yield _Client(payload, state=state, bare=bare, transfer=transfer, target=target)
 
 
 @contextmanager

@@ -64,9 +64,10 @@ async def _serve_coordinator(folder: Path) -> None:
 
     stopping = stop_signal()
     settings = _settings(folder)
-    any_job = _AnyJob(settings.spool_directory)
     async with Host(settings) as host:
-        host.resources.checkpoints.put(JOB_DIGEST, state_from_file(folder / STATE_FILE))
+        checkpoints = host.resources.checkpoints
+        digest = checkpoints.put(JOB_DIGEST, state_from_file(folder / STATE_FILE))
+        any_job = _AnyJob(settings.spool_directory, state=checkpoints.path(JOB_DIGEST, digest))
         host.job_manager.runner = lambda digest: any_job  # type: ignore[assignment, method-assign, return-value]
         await stopping.wait()
 
@@ -74,13 +75,14 @@ async def _serve_coordinator(folder: Path) -> None:
 class _AnyJob:
     """A job's runner and its attempt in one: a vector that is whole is thrown away, as if it were added."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, state: Path) -> None:
         self._directory = directory
+        self._state = state
         self._spools: dict[Any, SessionSpool] = {}
         self._key: Any = None
 
-    def may_download(self, silo: str, state_digest: bytes) -> bool:
-        return True
+    def download(self, silo: str, digest: bytes) -> Path:
+        return self._state
 
     def attempt_for(self, silo: str, key: Any) -> _AnyJob:
         self._key = key
