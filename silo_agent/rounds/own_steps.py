@@ -55,11 +55,12 @@ def own_lengths(
     fewer_samples = max(1.0, scale / context.members)
     after = {name: result.state[name] for name in job.strategy.training_arrays(result.state)}
     lengths = {name: _by_class(name, array, context) for name, array in after.items()}
-    lengths |= _lifted(lengths, after, [MODEL + name for name in context.trained])
+    lengths |= _lifted(lengths, after, [MODEL + name for name in context.trained], classes=context.classes)
     copies = {name.partition("/")[0] for name in _under(METHOD, after) if "/" in name}
     for copy in copies:  # of the model, such as a teacher
         prefix = f"{METHOD}{copy}/"
-        lengths |= _lifted(lengths, after, [prefix + name for name in _under(prefix, after)])
+        names = [prefix + name for name in _under(prefix, after)]
+        lengths |= _lifted(lengths, after, names, classes=context.classes)
     stretch = job.strategy.recipe.server_update.stretch
     longer = fewer_samples * (1.0 if stretch is None else stretch(context.members))
     return {name: longer * length for name, length in lengths.items()}
@@ -70,14 +71,17 @@ def _under(prefix: str, arrays: Arrays) -> list[str]:
     return [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
 
 
-def _lifted(lengths: Mapping[str, float], after: Arrays, names: Sequence[str]) -> dict[str, float]:
+def _lifted(
+    lengths: Mapping[str, float], after: Arrays, names: Sequence[str], *, classes: int
+) -> dict[str, float]:
     """Lengths of one model's arrays. A few values may hardly move at one silo by chance: they count as if
-    they moved as the mean value does, and a single one, which no record fits into, as the whole model."""
+    they moved as the mean value does, and no more than one a class, such as the head's bias, as the whole
+    model: they follow how often classes occur, and no record fits into them."""
     whole = math.sqrt(sum(lengths[name] ** 2 for name in names))
     values = sum(after[name].size for name in names)
     lifted = {}
     for name in names:
-        share = 1.0 if after[name].size == 1 else after[name].size / values
+        share = 1.0 if after[name].size <= classes else after[name].size / values
         lifted[name] = max(lengths[name], whole * math.sqrt(share))
     return lifted
 
