@@ -21,15 +21,15 @@ from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_partition
 from silo_agent.data.partition import split_holdout
 from silo_agent.data.settings import DataSettings
-from silo_agent.policy.policy import ClassStatistics, KeptState, Policy
+from silo_agent.policy.policy import Permission, Policy
 from silo_agent.seeding import derive_seed
 from simulation.engine import Simulation
 
 VALIDATION_SHARE = 0.2
 OPEN_POLICY = Policy(
     federation="bench",
-    class_statistics=ClassStatistics.ALLOW,
-    local_state=KeptState.ALLOW,
+    class_statistics=Permission.ALLOW,
+    local_state=Permission.ALLOW,
     min_class_holders=1,
     count_granularity=1,
 )

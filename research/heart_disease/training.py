@@ -23,7 +23,7 @@ from research.heart_disease.arms import ALONE, POOLED
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
-from silo_agent.policy.policy import ClassStatistics, KeptState, Policy
+from silo_agent.policy.policy import Permission, Policy
 from silo_agent.seeding import training_seed
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.models.registry import build_model
@@ -34,7 +34,7 @@ from strategies.base import TOTAL, Array, Arrays
 
 MEMBERS = 3  # of a context that no secure sum comes of
 # the example's policy, but for methods that sum by class or keep state: these figures are about accuracy
-POLICY = Policy(federation="cardiology", class_statistics=ClassStatistics.ALLOW, local_state=KeptState.ALLOW)
+POLICY = Policy(federation="cardiology", class_statistics=Permission.ALLOW, local_state=Permission.ALLOW)
 Models = Mapping[str, Arrays]  # by hospital
 
 

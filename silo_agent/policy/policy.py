@@ -44,19 +44,9 @@ class Approval(StrEnum):
     AUTOMATIC = "automatic"
 
 
-class ClassStatistics(StrEnum):
+class Permission(StrEnum):
     REFUSE = "refuse"
     ALLOW = "allow"
-
-
-class KeptState(StrEnum):
-    REFUSE = "refuse"
-    ALLOW = "allow"
-
-
-class SharedSums(StrEnum):
-    ALLOW = "allow"
-    REFUSE = "refuse"
 
 
 class FirstState(StrEnum):
@@ -85,16 +75,16 @@ class Policy(BaseModel):
         min_length=1,
         description="quantities that may be summed; null: all but class statistics",
     )
-    class_statistics: ClassStatistics = Field(
-        default=ClassStatistics.REFUSE, description="sums by class without noise: refuse or allow"
+    class_statistics: Permission = Field(
+        default=Permission.REFUSE, description="sums by class without noise: refuse or allow"
     )
-    shared_sums: SharedSums = Field(
-        default=SharedSums.ALLOW,
+    shared_sums: Permission = Field(
+        default=Permission.ALLOW,
         description="sums by class that the model is computed from, noised or not, which all silos of a "
         "phase see: allow or refuse",
     )
-    local_state: KeptState = Field(
-        default=KeptState.REFUSE,
+    local_state: Permission = Field(
+        default=Permission.REFUSE,
         description="methods that keep something at this silo between rounds: refuse or allow",
     )
     initial_state: FirstState | Annotated[tuple[Sha256, ...], Field(min_length=1)] = Field(
@@ -241,7 +231,7 @@ class Policy(BaseModel):
         # whole silo (docs/threat-model.md).
         is_covered = spec.privacy is not None and spec.privacy.sums is not None
         has_state = spec.method.recipe.keeps_local_state and not is_covered
-        if has_state and self.local_state is KeptState.REFUSE:
+        if has_state and self.local_state is Permission.REFUSE:
             raise _refusal(
                 f"strategy {spec.strategy.name}", "a method without local state (local_state: refuse)"
             )
@@ -330,12 +320,12 @@ class Policy(BaseModel):
             if self.allowed_quantities is not None and quantity.name not in self.allowed_quantities:
                 allowed = f"{', '.join(self.allowed_quantities)} (allowed_quantities)"
                 raise _refusal(f"quantity {quantity.name}", allowed)
-            if quantity.is_shared and self.shared_sums is SharedSums.REFUSE:
+            if quantity.is_shared and self.shared_sums is Permission.REFUSE:
                 raise _refusal(
                     f"quantity {quantity.name}", "no sums by class that silos see (shared_sums: refuse)"
                 )
             is_bare = quantity.noise is None and not is_private
-            if is_bare and quantity.discloses.is_by_class and self.class_statistics is ClassStatistics.REFUSE:
+            if is_bare and quantity.discloses.is_by_class and self.class_statistics is Permission.REFUSE:
                 raise _refusal(f"quantity {quantity.name}", "no class statistics (class_statistics: refuse)")
 
     def rounded(self, samples: int) -> int:
@@ -378,11 +368,11 @@ class Policy(BaseModel):
         ]
         if self.approval is Approval.MANUAL:
             refused.append("every job that is not approved here (chorale silo approve)")
-        if self.class_statistics is ClassStatistics.REFUSE:
+        if self.class_statistics is Permission.REFUSE:
             refused.append("every statistic by class without noise")
-        if self.shared_sums is SharedSums.REFUSE:
+        if self.shared_sums is Permission.REFUSE:
             refused.append("every method whose statistics by class other silos see")
-        if self.local_state is KeptState.REFUSE:
+        if self.local_state is Permission.REFUSE:
             refused.append("every method with local state whose sums have no noise")
         if self.initial_state is not FirstState.GIVEN:
             listed = "" if self.initial_state is FirstState.COMPUTED else " but those of initial_state"

@@ -2,16 +2,16 @@
 
 Masks hide who moved a sum, and the plausible box (docs/protocol.md 4.12) is wide. A silo does know its own
 step: that which the server would have taken if all silos had sent what it sent. Honest silos' means are no
-longer than a few of these; a state that is built to read records lies 6 to 400 of them away.
-Source: docs/protocol.md 6.11, docs/privacy.md "What sums can tell".
+longer than a few of these; a state that is built to read records lies tens of them away.
+Source: docs/protocol.md 6.11, docs/decisions/0014.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-FIRST_STEPS = 5  # whose median says what this silo's steps are like
-FLOOR_SHARE = 0.5  # of that median: a silo that has learned its own data still lets the others move the model
+FIRST_STEPS = 5  # the longest of them says what this silo's steps are like
+FLOOR_SHARE = 0.5  # of that one: a silo that has learned its own data still lets the others move the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

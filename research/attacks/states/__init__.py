@@ -1,1 +1,1 @@
-"""Attacks by whoever chooses the states that silos train from, and what the product's rules leave of them."""
+"""Attacks through the states that silos train from, and what the product's rules leave of them."""
