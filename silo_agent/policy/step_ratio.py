@@ -2,7 +2,7 @@
 
 Masks hide who moved a sum, and the plausible box (docs/protocol.md 4.12) is wide. A silo does know its own
 step: that which the server would have taken if all silos had sent what it sent. Honest silos' means are no
-longer than a few of these; a state that is built to read records lies tens of them away.
+longer than three of these; a state that is built to read records lies 6 or more of them away.
 Source: docs/protocol.md 6.11, docs/decisions/0014.
 """
 
