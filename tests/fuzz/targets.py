@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tests.fuzz import data, files, messages, signed
+from tests.fuzz import data, files, messages, signed, states
 from tests.fuzz.target import Target
 
-TARGETS: dict[str, Target] = {
-    target.name: target for target in (*signed.TARGETS, *messages.TARGETS, *files.TARGETS, *data.TARGETS)
-}
+MODULES = (signed, messages, files, states, data)
+TARGETS: dict[str, Target] = {target.name: target for module in MODULES for target in module.TARGETS}
