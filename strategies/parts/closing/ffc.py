@@ -175,7 +175,10 @@ def _head(context: PhaseContext) -> Array:
         raise ConfigError(
             f"calibrate: expected the array {HEAD} in the global state: it is what ffc replaces"
         )
-    return context.state[HEAD]
+    head_CD = context.state[HEAD]
+    if head_CD.ndim != 2:
+        raise ConfigError(f"calibrate: {HEAD}: expected a matrix, got an array of shape {head_CD.shape}")
+    return head_CD
 
 
 def _total(context: PhaseContext) -> float:
@@ -183,7 +186,10 @@ def _total(context: PhaseContext) -> float:
         raise ConfigError(
             f"calibrate: expected the array {TOTAL} in the global state: enrollment comes first"
         )
-    return float(context.state[TOTAL])
+    found = context.state[TOTAL]
+    if found.shape != ():
+        raise ConfigError(f"calibrate: {TOTAL}: expected one number, got an array of shape {found.shape}")
+    return float(found)
 
 
 def calibration(options: Options) -> tuple[CalibratePhase]:
