@@ -12,6 +12,7 @@ from chorale.spec.settings_file import load_settings
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, HeartbeatSeconds, KeepaliveSeconds
 from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import CHUNK_BYTES
+from coordinator.process import memory_limit_bytes
 
 ENV_PREFIX = "CHORALE_COORDINATOR_"
 GIB = 1 << 30
@@ -59,6 +60,13 @@ class CoordinatorSettings(BaseModel):
     hold_before_relay_seconds: float = Field(
         default=0.0, ge=0, le=60, description="pause between the last shares received and their relay"
     )
+    spool_memory_megabytes: int | None = Field(
+        default=None,
+        ge=0,
+        le=1 << 24,
+        description="uploads of up to so many MiB together are held in memory, others on disk until they are "
+        "added; null takes a quarter of the machine's or the container's memory",
+    )
     max_jobs: int = Field(default=8, ge=1, le=1000, description="jobs that may be unfinished at once")
     max_state_bytes: int = Field(
         default=4 * GIB, ge=1024, le=256 * GIB, description="largest initial state that is accepted"
@@ -81,6 +89,12 @@ class CoordinatorSettings(BaseModel):
     def chunk_seconds(self) -> float:
         """How long a transfer may stand still: a stage's deadline, and what the slowest chunk takes."""
         return self.stage_deadline_seconds + CHUNK_BYTES / self.min_upload_bytes_per_second
+
+    @property
+    def spool_memory_bytes(self) -> int:
+        if self.spool_memory_megabytes is None:
+            return memory_limit_bytes() // 4
+        return self.spool_memory_megabytes << 20
 
     @property
     def spool_directory(self) -> Path:

@@ -59,15 +59,18 @@ class Database:
             self._connection.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, flushed: bool = True) -> Iterator[sqlite3.Connection]:
         """What is written in it is durable once it is left, and was never written where it raises.
 
-        It holds the write lock from its first statement to its end. Raises sqlite3.OperationalError where
-        another one holds it for BUSY_SECONDS.
+        It holds the write lock from its first statement to its end. flushed: false where it only has to
+        survive the process; power loss may then take it back, until the next one that is flushed. Raises
+        sqlite3.OperationalError where another one holds the lock for BUSY_SECONDS.
         """
         if not self._turn.acquire(timeout=BUSY_SECONDS):
             raise sqlite3.OperationalError("database is locked")
         try:
+            if not flushed:
+                self._connection.execute("PRAGMA synchronous=NORMAL")
             # a plain BEGIN takes no lock, so two budget reservations could both read the old balance
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -78,6 +81,8 @@ class Database:
                     self._connection.execute("ROLLBACK")
                 raise
         finally:
+            if not flushed:
+                self._connection.execute("PRAGMA synchronous=FULL")
             self._turn.release()
 
     def _migrate(self, path: Path, migrations: Sequence[Migration]) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from chorale.job import Job
@@ -37,6 +36,7 @@ from crypto.session.coordinator_session import (
 )
 from crypto.session.messages import SessionTerms
 
+ADDED_AT_ONCE_BYTES = 8 << 20  # in some 2 ms: a thread takes turns of the interpreter's lock besides
 REOFFER_SECONDS = 10.0  # a silo that refused for now is asked again while too few are there
 
 log = get_logger("coordinator.jobs.attempt_runner")
@@ -204,7 +204,7 @@ class AttemptRunner:
         spool.finish(sha256)
         self.session.on_masked(silo)
         assert self._sum is not None  # made before the stage's first message left
-        self._additions[silo] = asyncio.create_task(self._add(spool.path, self._sum))
+        self._additions[silo] = asyncio.create_task(self._add(spool, self._sum))
         self._news.set()
 
     # the stages
@@ -372,11 +372,14 @@ class AttemptRunner:
             self._lose(set(candidates) & self.session.awaited, PhaseState.WAITING)
             raise AttemptFailed(FailureReason.TRAIN_HARD_CAP, is_final=True)
 
-    async def _add(self, spooled: Path, total: MaskedSum) -> None:
-        """One vector at a time, in a thread."""
+    async def _add(self, spool: Spool, total: MaskedSum) -> None:
+        """One vector at a time, a large one in a thread."""
         async with self._adding:
-            await asyncio.to_thread(total.add, spooled)
-            spooled.unlink(missing_ok=True)
+            if spool.total_bytes <= ADDED_AT_ONCE_BYTES:
+                total.add(spool.data())
+            else:
+                await asyncio.to_thread(total.add, spool.data())
+            spool.close()
 
     def _close(self, close: Callable[[], Any], stage: PhaseState, expected: Iterable[str]) -> Any:
         """Close a stage of the session; where it aborts, so does the attempt."""

@@ -158,6 +158,11 @@ class CoordinatorSession:
         return self._record.to_bytes()
 
     @property
+    def record(self) -> SessionRecord:
+        """What is known of the session, as `snapshot` writes it."""
+        return self._record
+
+    @property
     def cohort(self) -> tuple[str, ...]:
         """U1, once ADVERTISE is closed."""
         return self._record.cohort
