@@ -18,6 +18,7 @@ FIRST = (
     "CREATE TABLE spend (budget INTEGER NOT NULL REFERENCES budget (id))",
     "INSERT INTO budget VALUES (1, 1)",
 )
+PAGE_BYTES = 4096
 SECOND = ("ALTER TABLE budget ADD COLUMN name TEXT", "UPDATE budget SET name = 'first'")
 
 
@@ -219,3 +220,22 @@ def test_only_a_file_that_erases_for_good_overwrites_what_is_deleted(path: Path)
             with database.transaction() as connection:
                 connection.execute("DELETE FROM shares")
         assert (secret in path.read_bytes()) is is_found
+
+
+def test_the_log_moves_into_the_file_where_nobody_waits_for_it(database: Database, path: Path) -> None:
+    """That takes flushes of its own, which no commit of a session should wait for."""
+    with database.transaction() as connection:
+        connection.execute("CREATE TABLE page (content BLOB NOT NULL)")
+
+    def write(pages: int, *, is_quiet: bool = False) -> int:
+        """The file's size afterwards."""
+        with database.transaction(is_quiet=is_quiet) as connection:
+            connection.execute("INSERT INTO page VALUES (?)", (bytes(PAGE_BYTES * pages),))
+        return path.stat().st_size
+
+    before = path.stat().st_size
+    assert write(database_module.QUIET_LOG_PAGES) == before
+    moved = write(1, is_quiet=True)
+    assert moved > before + PAGE_BYTES * database_module.QUIET_LOG_PAGES
+    assert write(1, is_quiet=True) == moved  # the log is short again
+    assert write(database_module.LOG_PAGES) > moved  # it does not grow for ever where none is quiet
