@@ -16,7 +16,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from chorale.job import SignedJob
-from chorale.runtime.database import Database
+from chorale.runtime.database import Commit, Database
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint
 from coordinator.phase_machine import ENDED, PhaseState
@@ -240,7 +240,7 @@ class Store:
 
     def set_phase_state(self, sequence: int, state: PhaseState) -> None:
         """A stage before UNMASK: nothing that is sent depends on it, so no flush is waited for."""
-        with self._database.transaction(flushed=False) as connection:
+        with self._database.transaction(Commit.UNFLUSHED) as connection:
             connection.execute("UPDATE phases SET state = ? WHERE sequence = ?", (state, sequence))
 
     def enter_unmask(
@@ -280,7 +280,7 @@ class Store:
         """One transaction: the phase's result, its record, the job's new state and its proof, once."""
         if state not in ENDED:
             raise LocalProtocolError(f"store: a phase does not end in state {state.value}")
-        with self._database.transaction() as connection:
+        with self._database.transaction(Commit.QUIET) as connection:
             row = _phase(connection, sequence)
             if row.is_ended:
                 return

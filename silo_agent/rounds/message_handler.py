@@ -292,7 +292,8 @@ class MessageHandler:
         running.prepared = prepared
         running.session = SessionHandler(key, session, policy=self._checks.policy)
         self._send(running.session.advertise())
-        self._note("advertised", key)
+        if self._may_note():
+            self._audit.append_unflushed("advertised", **_audit_fields(key))
         # rounds never go back once this silo adverted for a later one
         for name in [name for name in self._tasks if name[0] == key.job_digest and name[1] < key.round]:
             self._tasks.pop(name).end()
@@ -351,10 +352,8 @@ class MessageHandler:
         try:
             if prepared is None:
                 raise LocalProtocolError("session: a session from the ledger masks nothing")
-            # both durable before the first byte leaves; raise PolicyRefusal where nothing may
-            await asyncio.to_thread(prepared.charge.spend)
-            if check is not None:
-                await asyncio.to_thread(self._chain.keep_check, check)
+            # durable before the first byte leaves; raises PolicyRefusal where nothing may
+            await asyncio.to_thread(prepared.charge.spend, check)
             total_bytes = prepared.encoder.layout.total_bytes
             with tracing.span(Span.UPLOAD, key.job_digest, key.round, key):
                 await self._transfers.upload(key, masker, prepared.encoder, total_bytes=total_bytes)
@@ -456,6 +455,7 @@ class MessageHandler:
             self._metrics.rounds.labels(phase=label, result=end.value).inc()
         if key.kind == "train":
             self._metrics.data_share.set(record.data_share)
+        self._audit.flush()  # nobody waits: what the phase entered need not come to disk before the next one
 
     # refusing
 
@@ -467,12 +467,13 @@ class MessageHandler:
         self._send(pb.SiloMessage(refused=wire.refused_to_wire(error.code, key)))
 
     def _note(self, event: str, key: PhaseKey, **fields: str) -> None:
-        if self._notes >= MAX_NOTES:
-            return  # reveals are told elsewhere, and without end
+        if self._may_note():
+            self._audit.append(event, **_audit_fields(key), **fields)
+
+    def _may_note(self) -> bool:
+        """Not without end; reveals are told elsewhere, and are."""
         self._notes += 1
-        self._audit.append(
-            event, job=key.job_digest.hex(), round=key.round, phase=key.phase, attempt=key.attempt, **fields
-        )
+        return self._notes <= MAX_NOTES
 
     def _forget_states(self) -> None:
         """Global states but those that a running task reads and the newest of each job."""
@@ -489,3 +490,7 @@ def _fields(key: PhaseKey) -> dict[str, Any]:
         "phase": key.phase,
         "attempt": key.attempt,
     }
+
+
+def _audit_fields(key: PhaseKey) -> dict[str, Any]:
+    return _fields(key) | {"job": key.job_digest.hex()}

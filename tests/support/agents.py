@@ -137,7 +137,9 @@ class MemoryTransfers:
         self.downloaded: list[bytes] = []
         self.maskers: dict[PhaseKey, Masker] = {}
 
-    async def download(self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path) -> None:
+    async def download(
+        self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path, is_kept: bool = True
+    ) -> None:
         data = self._states.get(digest, b"")
         if len(data) != size_bytes or hashlib.sha256(data).digest() != digest:
             raise RemoteProtocolError("download: other bytes than announced", code=Refusal.STATE)

@@ -92,13 +92,13 @@ async def test_no_input_leaves_once_a_later_state_is_known(hub: Hub) -> None:
 
 async def test_a_check_is_not_kept_over_a_state_that_is_not_the_newest(hub: Hub) -> None:
     exchange = await revealed(hub, 1)
-    known = hub.agents[VICTIM].known
-    check = known.check_of(exchange.key)
+    agent = hub.agents[VICTIM]
+    check = agent.known.check_of(exchange.key)
     assert check is not None
-    known.keep_check(check)  # the control
+    agent.budget.keep_check(check)  # the control
     await hub.agree(exchange)
     with pytest.raises(PolicyRefusal, match="is not the newest known any more"):
-        known.keep_check(check)
+        agent.budget.keep_check(check)
 
 
 async def test_a_download_of_a_sum_without_end_does_not_fill_the_cache(
