@@ -158,6 +158,7 @@ PLOTS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure one size after the other; print a table, or with --json all figures."""
     options = _options(arguments)
     is_traced = not options.no_flushes and strace.is_installed()
     runs = []

@@ -54,11 +54,11 @@ def trace(folder: Path, *, silos: int, length: int, processes: int) -> Flushes:
         records = federation.run_job(length=length, rounds=2)
         names = federation.files.silos
     first, second = [each for each in moments(records) if each.stage == APPLIED and each.is_training]
-    by_stage = _by_stage(strace.read_trace(hub_trace), round=second.round)
+    of_hub = by_stage(strace.read_trace(hub_trace), round=second.round)
     last_share = _last_share([folder / name / "audit.jsonl" for name in names], round=second.round)
     to_last_share = [
         call
-        for stage, calls in by_stage.items()
+        for stage, calls in of_hub.items()
         for call in calls
         if stage not in (APPLIED, REVEALED) and call.moment < last_share
     ]
@@ -67,17 +67,17 @@ def trace(folder: Path, *, silos: int, length: int, processes: int) -> Flushes:
         call for call in of_silo if call.is_flush and first.unix_seconds < call.moment < second.unix_seconds
     ]
     return Flushes(
-        coordinator_flushes=sum(map(len, by_stage.values())),
+        coordinator_flushes=sum(map(len, of_hub.values())),
         coordinator_flushes_to_last_share=len(to_last_share),
-        coordinator_by_stage={stage: len(calls) for stage, calls in by_stage.items()},
-        coordinator_by_file=_by_file(chain.from_iterable(by_stage.values()), folder=folder / COORDINATOR),
+        coordinator_by_stage={stage: len(calls) for stage, calls in of_hub.items()},
+        coordinator_by_file=by_file(chain.from_iterable(of_hub.values()), folder=folder / COORDINATOR),
         silo_flushes=len(in_round),
-        silo_flushes_to_last_share=len(_promised(of_silo, round=second.round)),
-        silo_by_file=_by_file(in_round, folder=folder / names[0]),
+        silo_flushes_to_last_share=len(promised(of_silo, round=second.round)),
+        silo_by_file=by_file(in_round, folder=folder / names[0]),
     )
 
 
-def _by_stage(calls: Iterable[Call], *, round: int) -> dict[str, list[Call]]:
+def by_stage(calls: Iterable[Call], *, round: int) -> dict[str, list[Call]]:
     """The flushes from the end of the round before to the end of this one; what comes before its first stage
     is of the last one's end, `applied`."""
     found: defaultdict[str, list[Call]] = defaultdict(list)
@@ -108,7 +108,7 @@ def _is_of(entry: Mapping[str, Any], event: str, round: int) -> bool:
     return bool(entry["event"] == event and entry["round"] == round and entry["phase"] == "train")
 
 
-def _promised(calls: Sequence[Call], *, round: int) -> list[Call]:
+def promised(calls: Sequence[Call], *, round: int) -> list[Call]:
     """The silo's flushes from its advert to its shares: those after it has noted the one in its audit log, to
     the flush of its note of the other."""
     found: list[Call] = []
@@ -125,7 +125,7 @@ def _promised(calls: Sequence[Call], *, round: int) -> list[Call]:
     raise RuntimeError("the silo's audit log does not say when it gave its shares")
 
 
-def _by_file(flushes: Iterable[Call], *, folder: Path) -> dict[str, int]:
+def by_file(flushes: Iterable[Call], *, folder: Path) -> dict[str, int]:
     """By the name of a file in that folder, or of the folder in it; `.` is the folder itself."""
     names = (call.file.relative_to(folder) for call in flushes if call.file.is_relative_to(folder))
     return dict(sorted(Counter(name.parts[0] if name.parts else "." for name in names).items()))

@@ -112,6 +112,7 @@ class LightFederation:
 
 
 def moments(records: Sequence[Record]) -> list[Moment]:
+    """Of all phases, in the order of the log."""
     return [Moment.of(record) for record in records if record["event"] == "stage"]
 
 
