@@ -57,7 +57,7 @@ class FederationFiles:
         }
         return self._write(f"{COORDINATOR}.yaml", settings)
 
-    def silo(self, name: str, *, coordinator: str) -> Path:
+    def silo(self, name: str, *, coordinator: str, has_metrics: bool = True) -> Path:
         policy = {
             "federation": FEDERATION,
             "approval": "automatic",
@@ -69,6 +69,7 @@ class FederationFiles:
             "name": name,
             "coordinator": coordinator,
             "directory": str(self.folder / name),
+            **({} if has_metrics else {"metrics_listen": None}),
             "policy": str(self._write(f"{name}-policy.yaml", policy)),
             "data": {"format": "module", "module": "bench.parties.untrained_silo:data", "name": name},
             "objective": "bench.parties.untrained_silo:objective",
