@@ -11,6 +11,7 @@ from cryptography import x509
 from chorale.runtime.audit import AuditLog
 from chorale.transport import tls
 from coordinator.members.attendance import Attendance
+from coordinator.members.line_rates import LineRates
 from coordinator.members.roster_book import RosterBook
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.process import Clock
@@ -27,7 +28,8 @@ class Resources:
     """The coordinator's files, members and counts: one of each, shared by its services and all its jobs.
 
     Files: store, checkpoints, audit. Members: the roster_book that says who may take part, and the
-    attendance that says who is connected and carries every message to them.
+    attendance that says who is connected and carries every message to them, and the line_rates at which
+    bytes moved.
     """
 
     settings: CoordinatorSettings
@@ -36,6 +38,7 @@ class Resources:
     checkpoints: Checkpoints
     roster_book: RosterBook
     attendance: Attendance
+    line_rates: LineRates
     metrics: CoordinatorMetrics
     audit: AuditLog
     clock: Clock
@@ -82,6 +85,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
             checkpoints=Checkpoints(settings.directory / "checkpoints"),
             roster_book=roster_book,
             attendance=Attendance(metrics=metrics),
+            line_rates=LineRates(),
             metrics=metrics,
             audit=audit,
             clock=clock,
