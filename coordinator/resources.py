@@ -11,6 +11,7 @@ from cryptography import x509
 from chorale.runtime.audit import AuditLog
 from chorale.transport import tls
 from coordinator.members.attendance import Attendance
+from coordinator.members.line_rates import LineRates
 from coordinator.members.roster_book import RosterBook
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.process import Clock
@@ -27,8 +28,8 @@ class Resources:
     """The coordinator's files, members and counts: one of each, shared by its services and all its jobs.
 
     Files: store, checkpoints, audit; spool_memory: the room for uploads that need none. Members: the
-    roster_book that says who may take part, and the attendance that says who is connected and carries every
-    message to them.
+    roster_book that says who may take part, the attendance that says who is connected and carries every
+    message to them, and the line_rates at which bytes moved.
     """
 
     settings: CoordinatorSettings
@@ -38,6 +39,7 @@ class Resources:
     spool_memory: SpoolMemory
     roster_book: RosterBook
     attendance: Attendance
+    line_rates: LineRates
     metrics: CoordinatorMetrics
     audit: AuditLog
     clock: Clock
@@ -85,6 +87,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
             spool_memory=SpoolMemory(settings.spool_memory_bytes),
             roster_book=roster_book,
             attendance=Attendance(metrics=metrics),
+            line_rates=LineRates(),
             metrics=metrics,
             audit=audit,
             clock=clock,

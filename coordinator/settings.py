@@ -43,19 +43,28 @@ class CoordinatorSettings(BaseModel):
         default=15.0, ge=0, le=3600, description="how long a silo that lost its connection is waited for"
     )
     stage_deadline_seconds: float = Field(
-        default=30.0, gt=0, le=3600, description="a stage waits this long for a silo that shows no progress"
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="a stage waits this long for a silo that shows no progress, and longer the more silos there are",
     )
     stage_hard_cap_seconds: float = Field(
         default=600.0,
         gt=0,
         le=86_400,
-        description="a stage never lasts longer; not below stage_deadline_seconds",
+        description="a stage waits no longer for a silo, not counting its transfers; not below stage_deadline_seconds",
     )
     unmask_hard_cap_seconds: float = Field(
-        default=3600.0, gt=0, le=604_800, description="how long a stored masked sum waits for its shares"
+        default=3600.0,
+        gt=0,
+        le=604_800,
+        description="how long a masked sum waits for its shares, and then for what silos sign of it",
     )
     min_upload_bytes_per_second: int = Field(
-        default=10_000, ge=1, le=10**9, description="an upload at least this fast keeps its stage open"
+        default=10_000,
+        ge=1,
+        le=10**9,
+        description="a transfer at least this fast keeps its stage open, for as long as it takes at this rate",
     )
     hold_before_relay_seconds: float = Field(
         default=0.0, ge=0, le=60, description="pause between the last shares received and their relay"
