@@ -109,19 +109,18 @@ def _is_of(entry: Mapping[str, Any], event: str, round: int) -> bool:
 
 
 def promised(calls: Sequence[Call], *, round: int) -> list[Call]:
-    """The silo's flushes from its advert to its shares: those after it has noted the one in its audit log, to
-    the flush of its note of the other."""
+    """The silo's flushes from its advert to its shares: between its notes of both in its audit log, each
+    written before the message leaves."""
     found: list[Call] = []
     of_round = f'"round":{round},"phase":"train"'
-    is_within = is_last = False
+    is_within = False
     for call in calls:
-        if of_round in call.line:
-            is_within = is_within or f'"event":"{ADVERTISED}"' in call.line
-            is_last = is_last or f'"event":"{REVEALED}"' in call.line
+        if of_round in call.line and f'"event":"{REVEALED}"' in call.line:
+            return found
+        if of_round in call.line and f'"event":"{ADVERTISED}"' in call.line:
+            is_within = True
         elif is_within and call.is_flush:
             found.append(call)
-            if is_last:
-                return found
     raise RuntimeError("the silo's audit log does not say when it gave its shares")
 
 
