@@ -48,12 +48,14 @@ class FederationFiles:
             authority=self._authority,
         )
 
-    def coordinator(self) -> Path:
+    def coordinator(self, **changes: Any) -> Path:
+        """changes: of the default settings."""
         settings = {
             **self._membership(COORDINATOR),
             "listen": f"{HOST}:0",
             "roster": str(self.folder / "roster.json"),
             "directory": str(self.folder / COORDINATOR),
+            **changes,
         }
         return self._write(f"{COORDINATOR}.yaml", settings)
 
