@@ -156,7 +156,7 @@ async def test_the_agent_comes_back_after_the_line_broke(make_stub: MakeStub, tm
 
 async def test_another_protocol_version_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
     stub = await make_stub(Attend=attend(welcome(version=1)))
-    with pytest.raises(RemoteProtocolError, match="expected protocol version 2, got 1"):
+    with pytest.raises(RemoteProtocolError, match="expected protocol version 3, got 1"):
         await agent.stream(stub).run()
     assert agent.received == []
 
