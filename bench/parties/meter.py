@@ -53,9 +53,9 @@ class Meter:
         self._thread = threading.Thread(target=self._watch)
 
     def at(self, unix_seconds: float) -> Used:
-        """What had been used by then; between two looks as if it grew evenly."""
-        seen = np.array(self._seen)
-        return _used(float(np.interp(unix_seconds, seen[:, 0], column)) for column in seen.T)
+        """What had been used by then, once the block is left; between two looks as if it grew evenly."""
+        moments, *_ = self._columns
+        return _used(float(np.interp(unix_seconds, moments, column)) for column in self._columns)
 
     def __enter__(self) -> Self:
         self._look()
@@ -69,6 +69,7 @@ class Meter:
         self._thread.join()
         if error is None:
             self._look()
+            self._columns = np.array(self._seen).T
 
     def _watch(self) -> None:
         while not self._is_over.wait(POLL_SECONDS):

@@ -87,7 +87,7 @@ def test_four_and_six_real_silos_give_every_figure(
         parts = [stage["cpu_seconds"] for stage in one["stages"].values()]
         assert sum(parts) == pytest.approx(one["coordinator_cpu_seconds"])
         assert 0 < one["coordinator_cpu_seconds"] < one["all_cpu_seconds"]
-        assert 0 < one["idle_bytes"] < one["peak_bytes"]
+        assert 0 < one["coordinator_idle_mb"] < one["coordinator_peak_mb"]
         # each silo's vector passes the coordinator's folder, and the sum of them
         assert one["coordinator_handed_bytes"] > (one["silos"] + 1) * 4000
         assert one["database_bytes"] > 0
@@ -167,6 +167,22 @@ def test_without_strace_the_output_says_why_nothing_was_counted() -> None:
     found = document([run(10, flushed=None)], flushes_not_counted=scale.NO_STRACE)
     assert found["flushes_not_counted"] == "strace is not installed: flushes are not counted"
     assert found["silo_flushes_to_last_share"] == [None]
+
+
+def test_a_folder_in_memory_meets_no_bound_on_bytes() -> None:
+    one = run(10)
+    costs = replace(one.costs, stages={name: used(1) for name in ("share", "masked")})
+    found = document([replace(one, costs=costs)])
+    assert found["bytes_not_counted"] == scale.IN_MEMORY
+    assert found["coordinator_written_bytes"] == [None]
+    assert not [row for row in found["rows"] if "written" in row["name"]]
+    assert document([one])["bytes_not_counted"] is None
+
+
+def test_a_folder_that_is_not_there_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        scale.main(["--folder", "/nowhere"])
+    assert capsys.readouterr().err == "scale: error: argument --folder: there is no folder /nowhere\n"
 
 
 def test_agents_are_spread_over_processes() -> None:
