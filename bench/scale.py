@@ -54,6 +54,34 @@ NO_STRACE = "strace is not installed: flushes are not counted"
 IN_MEMORY = "the folder lies in memory, where the kernel counts no bytes towards storage: name one on a disk"
 NO_COUNT = "not counted: this run was told to leave strace out"
 
+OF_ROUND = (
+    "round_wall_seconds",
+    "coordinator_cpu_seconds",
+    "coordinator_cpu_beyond_messages_seconds",
+    "silo_cpu_seconds",
+    "all_cpu_seconds",
+    "coordinator_written_bytes",
+    "coordinator_written_beyond_vectors_bytes",
+    "coordinator_handed_bytes",
+)
+FLUSHES = (
+    "coordinator_flushes",
+    "coordinator_flushes_to_last_share",
+    "silo_flushes",
+    "silo_flushes_to_last_share",
+)
+# what an exponent has a target for
+SLOPES = {
+    "coordinator_cpu_seconds": MAX_CPU_SLOPE,
+    "coordinator_cpu_beyond_messages_seconds": MAX_SLOPE,
+    "coordinator_peak_mb": MAX_SLOPE,
+    "silo_cpu_seconds": MAX_SLOPE,
+}
+PLOTS = {
+    "scale-cpu": ("CPU seconds of a round", ("coordinator_cpu_seconds", "silo_cpu_seconds")),
+    "scale-bytes": ("bytes written in a round", ("coordinator_written_bytes",)),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -128,35 +156,6 @@ class Run:
             **asdict(self.costs),
             "flushes": None if self.flushes is None else asdict(self.flushes),
         }
-
-
-OF_ROUND = (
-    "round_wall_seconds",
-    "coordinator_cpu_seconds",
-    "coordinator_cpu_beyond_messages_seconds",
-    "silo_cpu_seconds",
-    "all_cpu_seconds",
-    "coordinator_written_bytes",
-    "coordinator_written_beyond_vectors_bytes",
-    "coordinator_handed_bytes",
-)
-FLUSHES = (
-    "coordinator_flushes",
-    "coordinator_flushes_to_last_share",
-    "silo_flushes",
-    "silo_flushes_to_last_share",
-)
-# what an exponent has a target for
-SLOPES = {
-    "coordinator_cpu_seconds": MAX_CPU_SLOPE,
-    "coordinator_cpu_beyond_messages_seconds": MAX_SLOPE,
-    "coordinator_peak_mb": MAX_SLOPE,
-    "silo_cpu_seconds": MAX_SLOPE,
-}
-PLOTS = {
-    "scale-cpu": ("CPU seconds of a round", ("coordinator_cpu_seconds", "silo_cpu_seconds")),
-    "scale-bytes": ("bytes written in a round", ("coordinator_written_bytes",)),
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

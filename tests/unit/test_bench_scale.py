@@ -82,7 +82,8 @@ def test_four_and_six_real_silos_give_every_figure(
     assert (found["silos"], found["rounds_applied"], found["failed_attempts"]) == ([4, 6], [2, 2], [0, 0])
     assert found["agents_per_process"] == [[2, 2], [3, 3]]
     for one in found["runs"]:
-        assert one["stages"].keys() == STAGES
+        assert one["stages"].keys() == one["stage_peak_bytes"].keys() == STAGES
+        assert max(one["stage_peak_bytes"].values()) <= one["peak_bytes"]
         assert one["opening"].keys() == STAGES - {"applied"}
         parts = [stage["cpu_seconds"] for stage in one["stages"].values()]
         assert sum(parts) == pytest.approx(one["coordinator_cpu_seconds"])
@@ -297,5 +298,6 @@ def test_a_moment_between_two_looks_lies_on_the_line_between_them(monkeypatch: p
     first, last = (meter.at(moment) for moment in (0.0, 1e12))
     assert (first.cpu_seconds, last.cpu_seconds, last.written_bytes) == (1.0, 2.0, 200.0)
     assert meter.at((first.wall_seconds + last.wall_seconds) / 2).cpu_seconds == pytest.approx(1.5, abs=0.1)
-    assert meter.most_bytes == 49
+    assert meter.most_bytes(0.0, 1e12) == 49
+    assert meter.most_bytes(1e12, 1e12) == 48
     assert (last - first).handed_bytes == 200.0
