@@ -39,7 +39,7 @@ class Used:
 
 
 class Meter:
-    """Follows the coordinator and the silos' processes while the block runs. Its figures are for afterwards."""
+    """Follows the coordinator and the silos' processes while the block runs; asked for figures afterwards."""
 
     def __init__(self, hub: Process, silos: Sequence[Process]) -> None:
         self._hub = hub
