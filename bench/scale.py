@@ -51,7 +51,36 @@ MAX_COORDINATOR_FLUSHES, MAX_SILO_FLUSHES = 4, 3  # between the first advert and
 MAX_CPU_SLOPE = 1.3
 MIN_SILOS = 3
 NO_STRACE = "strace is not installed: flushes are not counted"
+IN_MEMORY = "the folder lies in memory, where the kernel counts no bytes towards storage: name one on a disk"
 NO_COUNT = "not counted: this run was told to leave strace out"
+
+OF_ROUND = (
+    "round_wall_seconds",
+    "coordinator_cpu_seconds",
+    "coordinator_cpu_beyond_messages_seconds",
+    "silo_cpu_seconds",
+    "all_cpu_seconds",
+    "coordinator_written_bytes",
+    "coordinator_written_beyond_vectors_bytes",
+    "coordinator_handed_bytes",
+)
+FLUSHES = (
+    "coordinator_flushes",
+    "coordinator_flushes_to_last_share",
+    "silo_flushes",
+    "silo_flushes_to_last_share",
+)
+# what an exponent has a target for
+SLOPES = {
+    "coordinator_cpu_seconds": MAX_CPU_SLOPE,
+    "coordinator_cpu_beyond_messages_seconds": MAX_SLOPE,
+    "coordinator_peak_mb": MAX_SLOPE,
+    "silo_cpu_seconds": MAX_SLOPE,
+}
+PLOTS = {
+    "scale-cpu": ("CPU seconds of a round", ("coordinator_cpu_seconds", "silo_cpu_seconds")),
+    "scale-bytes": ("bytes written in a round", ("coordinator_written_bytes",)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +99,7 @@ class Run:
         return MAX_VECTORS * WORD_BYTES * self.length + MAX_PAIR_BYTES * self.silos**2
 
     def figures(self) -> dict[str, float | None]:
-        """Those of a round are None where no round followed another."""
+        """Those of a round are None where no round followed another; bytes towards storage, where none go."""
         costs, used = self.costs, self.costs.round
         of_round: dict[str, float | None] = dict.fromkeys(OF_ROUND)
         if used is not None:
@@ -81,13 +110,14 @@ class Run:
                 used.cpu_seconds - costs.message_cpu_seconds,
                 used.silos_cpu_seconds / self.silos,
                 used.cpu_seconds + used.silos_cpu_seconds,
-                used.written_bytes,
-                beyond_vectors,
+                used.written_bytes or None,
+                beyond_vectors or None,
                 used.handed_bytes,
             )
             of_round = dict(zip(OF_ROUND, values, strict=True))
         return {
             **of_round,
+            "coordinator_idle_mb": costs.idle_bytes / 1e6,
             "coordinator_peak_mb": costs.peak_bytes / 1e6,
             "coordinator_peak_beyond_idle_mb": (costs.peak_bytes - costs.idle_bytes) / 1e6,
             "database_bytes": costs.database_bytes,
@@ -126,35 +156,6 @@ class Run:
             **asdict(self.costs),
             "flushes": None if self.flushes is None else asdict(self.flushes),
         }
-
-
-OF_ROUND = (
-    "round_wall_seconds",
-    "coordinator_cpu_seconds",
-    "coordinator_cpu_beyond_messages_seconds",
-    "silo_cpu_seconds",
-    "all_cpu_seconds",
-    "coordinator_written_bytes",
-    "coordinator_written_beyond_vectors_bytes",
-    "coordinator_handed_bytes",
-)
-FLUSHES = (
-    "coordinator_flushes",
-    "coordinator_flushes_to_last_share",
-    "silo_flushes",
-    "silo_flushes_to_last_share",
-)
-# what an exponent has a target for
-SLOPES = {
-    "coordinator_cpu_seconds": MAX_CPU_SLOPE,
-    "coordinator_cpu_beyond_messages_seconds": MAX_SLOPE,
-    "coordinator_peak_mb": MAX_SLOPE,
-    "silo_cpu_seconds": MAX_SLOPE,
-}
-PLOTS = {
-    "scale-cpu": ("CPU seconds of a round", ("coordinator_cpu_seconds", "silo_cpu_seconds")),
-    "scale-bytes": ("bytes written in a round", ("coordinator_written_bytes",)),
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -230,6 +231,7 @@ def document(runs: Sequence[Run], *, flushes_not_counted: str | None = None) -> 
             name: [None if run.flushes is None else getattr(run.flushes, name) for run in runs]
             for name in FLUSHES
         },
+        "bytes_not_counted": IN_MEMORY if any(map(_is_in_memory, runs)) else None,
         "flushes_not_counted": flushes_not_counted,
         "exponents": exponents,
         "stage_cpu_exponents": stages,
@@ -249,6 +251,10 @@ def _positive(values: Sequence[float | None]) -> list[float]:
     """All of them, or none: a logarithm needs each to be above zero, and a line at least two."""
     found = [value for value in values if value is not None and value > 0]
     return found if len(found) == len(values) > 1 else []
+
+
+def _is_in_memory(run: Run) -> bool:
+    return run.costs.round is not None and run.costs.round.written_bytes == 0
 
 
 def _stage_cpu(run: Run, stage: str) -> float | None:
@@ -288,7 +294,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="on a disk; nothing stays in it")
     parser.add_argument("--no-flushes", action="store_true", help="leave out the run under strace")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not options.folder.is_dir():
+        parser.error(f"argument --folder: there is no folder {options.folder}")
+    return options
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ what the relay of the envelopes takes there.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +22,9 @@ from bench.parties.meter import Meter, Used
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCosts:
     """stages: of a steady round, mean of those after the first, by name; what lies between two rounds counts
-    for the last stage of the first one, `applied`. opening: of the opening phase. Both empty where no round
-    followed another. status: how the job ended.
+    for the last stage of the first one, `applied`. opening: of the opening phase. stage_peak_bytes: the most
+    memory in a stage of the same rounds. All are empty where no round followed another. status: how the job
+    ended.
     """
 
     agents_per_process: Sequence[int]
@@ -34,6 +36,7 @@ class JobCosts:
     database_bytes: int
     stages: Mapping[str, Used] = field(default_factory=dict)
     opening: Mapping[str, Used] = field(default_factory=dict)
+    stage_peak_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def round(self) -> Used | None:
@@ -62,10 +65,11 @@ def measure(folder: Path, *, silos: int, length: int, rounds: int, processes: in
         failed_attempts=sum(record["event"] == "attempt failed" for record in records),
         status=str(records[-1]["status"]),
         idle_bytes=idle,
-        peak_bytes=meter.most_bytes,
+        peak_bytes=meter.most_bytes(-math.inf, math.inf),
         database_bytes=sum(path.stat().st_size for path in (folder / COORDINATOR).glob("*.sqlite*")),
         stages={name: used / steady_rounds for name, used in _by_stage(steady, meter).items()},
         opening=_by_stage([each for each in found if each.phase == found[0].phase], meter),
+        stage_peak_bytes=_peaks(steady, meter),
     )
 
 
@@ -75,3 +79,11 @@ def _by_stage(found: Iterable[Moment], meter: Meter) -> dict[str, Used]:
     for began, ended in pairwise(found):
         parts[began.stage].append(meter.at(ended.unix_seconds) - meter.at(began.unix_seconds))
     return {stage: Used.sum(used) for stage, used in parts.items()}
+
+
+def _peaks(found: Iterable[Moment], meter: Meter) -> dict[str, int]:
+    most: defaultdict[str, int] = defaultdict(int)
+    for began, ended in pairwise(found):
+        held = meter.most_bytes(began.unix_seconds, ended.unix_seconds)
+        most[began.stage] = max(most[began.stage], held)
+    return dict(most)

@@ -39,23 +39,25 @@ class Used:
 
 
 class Meter:
-    """Follows the coordinator and the silos' processes while the block runs.
-
-    most_bytes: of the coordinator's memory that is of no file.
-    """
+    """Follows the coordinator and the silos' processes while the block runs; asked for figures afterwards."""
 
     def __init__(self, hub: Process, silos: Sequence[Process]) -> None:
         self._hub = hub
         self._silos = silos
         self._seen: list[tuple[float, ...]] = []
-        self.most_bytes = 0
+        self._memory: list[int] = []
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
     def at(self, unix_seconds: float) -> Used:
         """What had been used by then; between two looks as if it grew evenly."""
-        seen = np.array(self._seen)
-        return _used(float(np.interp(unix_seconds, seen[:, 0], column)) for column in seen.T)
+        moments, *_ = self._columns
+        return _used(float(np.interp(unix_seconds, moments, column)) for column in self._columns)
+
+    def most_bytes(self, since: float, until: float) -> int:
+        """Of the coordinator's memory that is of no file, with the looks just before and after."""
+        first, last = np.searchsorted(self._columns[0], (since, until))
+        return max(self._memory[max(0, int(first) - 1) : int(last) + 1])
 
     def __enter__(self) -> Self:
         self._look()
@@ -69,6 +71,7 @@ class Meter:
         self._thread.join()
         if error is None:
             self._look()
+            self._columns = np.array(self._seen).T
 
     def _watch(self) -> None:
         while not self._is_over.wait(POLL_SECONDS):
@@ -80,7 +83,7 @@ class Meter:
         self._seen.append(
             (time.time(), cpu_seconds, written["write_bytes"], written["wchar"], silos_cpu_seconds)
         )
-        self.most_bytes = max(self.most_bytes, self._hub.memory())
+        self._memory.append(self._hub.memory())
 
 
 def _used(values: Iterable[float]) -> Used:

@@ -82,12 +82,13 @@ def test_four_and_six_real_silos_give_every_figure(
     assert (found["silos"], found["rounds_applied"], found["failed_attempts"]) == ([4, 6], [2, 2], [0, 0])
     assert found["agents_per_process"] == [[2, 2], [3, 3]]
     for one in found["runs"]:
-        assert one["stages"].keys() == STAGES
+        assert one["stages"].keys() == one["stage_peak_bytes"].keys() == STAGES
+        assert max(one["stage_peak_bytes"].values()) <= one["peak_bytes"]
         assert one["opening"].keys() == STAGES - {"applied"}
         parts = [stage["cpu_seconds"] for stage in one["stages"].values()]
         assert sum(parts) == pytest.approx(one["coordinator_cpu_seconds"])
         assert 0 < one["coordinator_cpu_seconds"] < one["all_cpu_seconds"]
-        assert 0 < one["idle_bytes"] < one["peak_bytes"]
+        assert 0 < one["coordinator_idle_mb"] < one["coordinator_peak_mb"]
         # each silo's vector passes the coordinator's folder, and the sum of them
         assert one["coordinator_handed_bytes"] > (one["silos"] + 1) * 4000
         assert one["database_bytes"] > 0
@@ -167,6 +168,22 @@ def test_without_strace_the_output_says_why_nothing_was_counted() -> None:
     found = document([run(10, flushed=None)], flushes_not_counted=scale.NO_STRACE)
     assert found["flushes_not_counted"] == "strace is not installed: flushes are not counted"
     assert found["silo_flushes_to_last_share"] == [None]
+
+
+def test_a_folder_in_memory_meets_no_bound_on_bytes() -> None:
+    one = run(10)
+    costs = replace(one.costs, stages={name: used(1) for name in ("share", "masked")})
+    found = document([replace(one, costs=costs)])
+    assert found["bytes_not_counted"] == scale.IN_MEMORY
+    assert found["coordinator_written_bytes"] == [None]
+    assert not [row for row in found["rows"] if "written" in row["name"]]
+    assert document([one])["bytes_not_counted"] is None
+
+
+def test_a_folder_that_is_not_there_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        scale.main(["--folder", "/nowhere"])
+    assert capsys.readouterr().err == "scale: error: argument --folder: there is no folder /nowhere\n"
 
 
 def test_agents_are_spread_over_processes() -> None:
@@ -281,5 +298,6 @@ def test_a_moment_between_two_looks_lies_on_the_line_between_them(monkeypatch: p
     first, last = (meter.at(moment) for moment in (0.0, 1e12))
     assert (first.cpu_seconds, last.cpu_seconds, last.written_bytes) == (1.0, 2.0, 200.0)
     assert meter.at((first.wall_seconds + last.wall_seconds) / 2).cpu_seconds == pytest.approx(1.5, abs=0.1)
-    assert meter.most_bytes == 49
+    assert meter.most_bytes(0.0, 1e12) == 49
+    assert meter.most_bytes(1e12, 1e12) == 48
     assert (last - first).handed_bytes == 200.0
