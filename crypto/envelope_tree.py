@@ -36,13 +36,15 @@ def root(tree: Sequence[Sequence[bytes]]) -> bytes:
     return tree[-1][0]
 
 
-def path(tree: Sequence[Sequence[bytes]], place: int) -> bytes:
-    """The hashes beside the way from a leaf up to the root, one after the other: none where a node rises."""
-    beside: list[bytes] = []
-    for level in tree[:-1]:
-        beside += level[place ^ 1 : (place ^ 1) + 1]
-        place >>= 1
-    return b"".join(beside)
+def paths(tree: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """For each leaf the hashes beside its way up to the root, joined; none where a node rises as it is."""
+    above = [b""]
+    for level in reversed(tree[:-1]):
+        above = [
+            (level[place ^ 1] if place ^ 1 < len(level) else b"") + above[place >> 1]
+            for place in range(len(level))
+        ]
+    return above
 
 
 def root_from(envelope: bytes, path: bytes, *, place: int, size: int) -> bytes:

@@ -203,12 +203,22 @@ def body_of(message: Signable | Envelope) -> bytes:
     return encoding.encode(message.PURPOSE, *_values(message))
 
 
-def check_consistency(signed: SignedBody, *, certificate: x509.Certificate, expected: Consistency) -> None:
+def consistency_bodies(
+    *, cohort_digest: bytes, sharers: Sequence[str], survivors: Sequence[str]
+) -> dict[str, bytes]:
+    """What each survivor signs of the sets. They are encoded once: they are nearly all of it."""
+    sets = encoding.Encoded.of(sharers), encoding.Encoded.of(survivors)
+    return {name: encoding.encode(Consistency.PURPOSE, cohort_digest, name, *sets) for name in survivors}
+
+
+def check_consistency(
+    signed: SignedBody, *, certificate: x509.Certificate, sender: str, expected: bytes
+) -> None:
     """The body is known in full, so it is compared and not parsed. docs/protocol.md 5.5."""
-    scope = f"consistency signature of {expected.sender}"
-    if signed.body != body_of(expected):
+    scope = f"consistency signature of {sender}"
+    if signed.body != expected:
         raise RemoteProtocolError(f"{scope}: made over another cohort or other sets", code=Refusal.SIGNATURES)
-    _check_signed(signed, expected.PURPOSE, certificate, scope)
+    _check_signed(signed, Consistency.PURPOSE, certificate, scope)
 
 
 def check_statement(

@@ -130,6 +130,7 @@ class CoordinatorSession:
         self._now = now
         self._seen: dict[tuple[str, Event], Payload] = {}
         self._kept_out: set[str] = set()  # their last message was bad
+        self._statements: dict[str, bytes] = {}  # what survivors sign, once U3 is known
         self._answers: dict[str, UnmaskShares] = {}
         self._rebuilt = Rebuilt()
         self._self_mask_seeds: dict[str, bytes] = {}
@@ -276,8 +277,12 @@ class CoordinatorSession:
         with self._receiving(sender, Event.CONSISTENCY, signature) as is_new:
             if not is_new:
                 return
-            certificate, expected = self._record.adverts[sender].certificate, self._record.consistency(sender)
-            bodies.check_consistency(signature, certificate=certificate, expected=expected)
+            bodies.check_consistency(
+                signature,
+                certificate=self._record.adverts[sender].certificate,
+                sender=sender,
+                expected=self._statements[sender],
+            )
             self._record.signatures[sender] = signature
 
     def on_unmask(self, sender: str, answer: UnmaskShares) -> None:
@@ -342,6 +347,7 @@ class CoordinatorSession:
         lost = self._record.lost
         self._record.dealings = {name: held.kept(survivors, lost) for name, held in self._dealings.items()}
         self._dealings = {}
+        self._statements = self._record.statements()
         self.state = target
         return Survivors(survivors=self.survivors)
 

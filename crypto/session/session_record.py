@@ -20,7 +20,7 @@ from crypto.identity.certificates import SignedBody
 from crypto.session import bodies
 from crypto.session.bodies import DIGEST_BYTES, SEALED_SEED_BYTES, VerifiedAdvert
 from crypto.session.cohort import CohortRule
-from crypto.session.messages import Consistency, RelayedEnvelope, SessionTerms, Shares
+from crypto.session.messages import RelayedEnvelope, SessionTerms, Shares
 
 MAX_SNAPSHOT_BYTES = 64 << 20  # 200 silos of which a third is lost: 16 MB
 
@@ -84,10 +84,10 @@ class HeldDealing:
     def relay(self, sharers: Collection[str]) -> dict[str, RelayedEnvelope]:
         """The envelopes to the others in U2. From here on only the sealed pair seeds of them are held."""
         relayed = {}
-        for place, (receiver, data) in enumerate(self._envelopes.items()):
+        paths = envelope_tree.paths(self._levels)
+        for (receiver, data), path in zip(self._envelopes.items(), paths, strict=True):
             if receiver not in sharers:
                 continue
-            path = envelope_tree.path(self._levels, place)
             relayed[receiver] = RelayedEnvelope(dealing=self._signed, envelope=data, path=path)
             if receiver in self._pair_seed_hashes:
                 self._sealed_pair_seeds[receiver] = data[-SEALED_SEED_BYTES:]  # an envelope's last field
@@ -135,10 +135,10 @@ class SessionRecord:
         self.cohort = tuple(sorted(self.adverts))
         self.cohort_digest = bodies.cohort_digest(self.terms.digest(), self.adverts.values())
 
-    def consistency(self, sender: str) -> Consistency:
-        """What a survivor signs of this session."""
-        return Consistency(
-            cohort_digest=self.cohort_digest, sender=sender, sharers=self.sharers, survivors=self.survivors
+    def statements(self) -> dict[str, bytes]:
+        """What each survivor signs in CONSISTENCY."""
+        return bodies.consistency_bodies(
+            cohort_digest=self.cohort_digest, sharers=self.sharers, survivors=self.survivors
         )
 
     def to_bytes(self) -> bytes:
@@ -203,10 +203,10 @@ def _read_record(data: bytes) -> SessionRecord:
     lost = record.lost
     for name, row in zip(record.sharers, reader.rows(), strict=True):
         record.dealings[name] = _read_dealing(row, name, record.survivors, lost)
+    statements = record.statements()
     for row in reader.rows():
         name = row.text()
-        body = bodies.body_of(record.consistency(name))
-        record.signatures[name] = SignedBody(body=body, signature=row.data())
+        record.signatures[name] = SignedBody(body=statements[name], signature=row.data())
     record.complaints += [(row.text(), row.text()) for row in reader.rows()]
     reader.end()
     return record

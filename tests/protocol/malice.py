@@ -56,7 +56,7 @@ def envelopes_among(given: dict[str, Envelopes], receiver: str, group: tuple[str
 def relayed(shares: Shares, place: int) -> RelayedEnvelope:
     """What a coordinator that keeps no rule makes of a dealing."""
     tree = envelope_tree.levels([envelope_tree.leaf(each) for each in shares.envelopes])
-    path = envelope_tree.path(tree, place)
+    path = envelope_tree.paths(tree)[place]
     return RelayedEnvelope(dealing=shares.dealing, envelope=shares.envelopes[place], path=path)
 
 

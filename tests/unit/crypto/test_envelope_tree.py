@@ -31,29 +31,26 @@ def test_the_root_is_that_of_rfc_6962_and_every_path_leads_to_it(size):
     tree = tree_of(size)
     root = envelope_tree.root(tree)
     assert root == rfc_6962_root([envelope_tree.leaf(each) for each in envelopes(size)])
-    for place, envelope in enumerate(envelopes(size)):
-        path = envelope_tree.path(tree, place)
+    for place, (envelope, path) in enumerate(zip(envelopes(size), envelope_tree.paths(tree), strict=True)):
         assert len(path) <= 32 * (size - 1).bit_length()
         assert envelope_tree.root_from(envelope, path, place=place, size=size) == root
 
 
 def test_a_path_of_two_hundred_silos_has_at_most_256_bytes():
-    tree = tree_of(199)
-    assert max(len(envelope_tree.path(tree, place)) for place in range(199)) == 256
+    assert max(map(len, envelope_tree.paths(tree_of(199)))) == 256
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 8, 12])
 def test_another_place_size_or_envelope_does_not_lead_to_the_root(size):
     tree, all_envelopes = tree_of(size), envelopes(size)
     root = envelope_tree.root(tree)
-    for place in range(size):
-        path = envelope_tree.path(tree, place)
+    for place, path in enumerate(envelope_tree.paths(tree)):
         assert leads(all_envelopes[place], path, place, size) == root
         for other in set(range(size)) - {place}:
             assert leads(all_envelopes[place], path, other, size) != root
             assert leads(all_envelopes[other], path, place, size) != root
         for other_size in {max(place + 1, size - 1), size + 1, 2 * size} - {size}:
-            if len(path) == len(envelope_tree.path(tree_of(other_size), place)):
+            if len(path) == len(envelope_tree.paths(tree_of(other_size))[place]):
                 continue  # the way to this leaf has the same shape: it says nothing of the size
             assert leads(all_envelopes[place], path, place, other_size) != root
 
@@ -68,7 +65,7 @@ def leads(envelope: bytes, path: bytes, place: int, size: int) -> bytes | None:
 @pytest.mark.parametrize("change", [-32, -1, 1, 32])
 def test_a_path_of_another_length_is_refused(change):
     tree, envelope = tree_of(7), envelopes(7)[2]
-    path = envelope_tree.path(tree, 2)
+    path = envelope_tree.paths(tree)[2]
     other = path[:change] if change < 0 else path + bytes(change)
     with pytest.raises(
         RemoteProtocolError, match=f"expected a path of 96 bytes, got {96 + change}"
