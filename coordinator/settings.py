@@ -45,13 +45,13 @@ class CoordinatorSettings(BaseModel):
         default=30.0,
         gt=0,
         le=3600,
-        description="a stage waits this long for a silo that shows no progress, and longer the more silos there are",
+        description="a stage waits this long for a silo that shows no progress; longer with many silos",
     )
     stage_hard_cap_seconds: float = Field(
         default=600.0,
         gt=0,
         le=86_400,
-        description="a stage waits no longer for a silo, not counting its transfers; not below stage_deadline_seconds",
+        description="a stage waits no longer, transfers not counted; not below stage_deadline_seconds",
     )
     unmask_hard_cap_seconds: float = Field(
         default=3600.0,
@@ -63,7 +63,7 @@ class CoordinatorSettings(BaseModel):
         default=10_000,
         ge=1,
         le=10**9,
-        description="a transfer at least this fast keeps its stage open, for as long as it takes at this rate",
+        description="a transfer at least this fast keeps its stage open, as long as it takes at this rate",
     )
     hold_before_relay_seconds: float = Field(
         default=0.0, ge=0, le=60, description="pause between the last shares received and their relay"

@@ -220,9 +220,7 @@ def test_limits_grow_with_silos_and_bytes_and_shrink_with_the_rate(
 
 
 @given(floors(), SILOS, RATES, st.floats(0, 0.99), st.lists(st.integers(0, CHUNK_BYTES), max_size=50))
-def test_every_transfer_that_keeps_the_minimum_rate_is_awaited_to_its_end(
-    floor, silos, rate, begins, chunks
-):
+def test_every_transfer_that_keeps_the_minimum_rate_is_awaited_to_its_end(floor, silos, rate, begins, chunks):
     """Chunks of any sizes, each as late as the minimum rate allows."""
     limits = following_work(floor, silos=silos, slowest_rate=rate, uploaded_bytes=sum(chunks))
     stage, now = begun(limits), begins * limits.deadline
