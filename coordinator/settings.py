@@ -46,13 +46,13 @@ class CoordinatorSettings(BaseModel):
         default=30.0,
         gt=0,
         le=3600,
-        description="a stage waits so long for a silo without progress, and longer the more silos there are",
+        description="a stage waits this long for a silo that shows no progress; longer with many silos",
     )
     stage_hard_cap_seconds: float = Field(
         default=600.0,
         gt=0,
         le=86_400,
-        description="a stage waits no longer for a silo, transfers aside; not below stage_deadline_seconds",
+        description="a stage waits no longer, transfers not counted; not below stage_deadline_seconds",
     )
     unmask_hard_cap_seconds: float = Field(
         default=3600.0,

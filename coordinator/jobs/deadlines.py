@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from chorale.transport.wire import CHUNK_BYTES
+from coordinator.members.line_rates import BUFFERED_BYTES
 from coordinator.settings import CoordinatorSettings
 
 # What a stage adds to the settings. All silos and the coordinator together take 0.4 ms of CPU for a pair of
@@ -30,19 +31,19 @@ RATE_MARGIN = 0.5  # of a measured rate: lines vary, and others may use them
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLimits:
     """deadline, hard_cap, grace: seconds. min_rate: bytes per second that count as progress.
-    chunk_bytes: how much of a transfer arrives at once, so how long silence may look like progress.
+    unseen_bytes: how much of a transfer moves without being seen, so how long silence may be progress.
     transfer_bytes: what a silo uploads and downloads in chunks."""
 
     deadline: float
     hard_cap: float
     grace: float
     min_rate: float
-    chunk_bytes: int = CHUNK_BYTES
+    unseen_bytes: int = CHUNK_BYTES
     transfer_bytes: int = 0
 
     @property
-    def chunk_seconds(self) -> float:
-        return self.chunk_bytes / self.min_rate
+    def unseen_seconds(self) -> float:
+        return self.unseen_bytes / self.min_rate
 
     @property
     def transfer_seconds(self) -> float:
@@ -60,7 +61,7 @@ class StageLimits:
     @property
     def standstill_seconds(self) -> float:
         """How long nothing may come on a stream of the stage."""
-        return self.deadline + self.chunk_seconds
+        return self.deadline + self.unseen_seconds
 
 
 def limits_of(settings: CoordinatorSettings) -> StageLimits:
@@ -89,6 +90,8 @@ def following_work(
         deadline=floor.deadline + work + message_bytes / max(floor.min_rate, RATE_MARGIN * slowest_rate),
         hard_cap=floor.hard_cap + work + message_bytes / floor.min_rate,
         transfer_bytes=uploaded_bytes + downloaded_bytes,
+        # of a download it is seen what is sent, not what has arrived
+        unseen_bytes=BUFFERED_BYTES if downloaded_bytes else floor.unseen_bytes,
     )
 
 
@@ -137,8 +140,8 @@ class StageDeadlines:
         wait, limits = self._waits[name], self.limits
         patience, hard_cap_at = limits.deadline, self.hard_cap_at
         if wait.moved_at is not None:
-            patience = max(patience, limits.chunk_seconds)
-            hard_cap_at += min(wait.transfer_seconds + limits.chunk_seconds, limits.transfer_seconds)
+            patience = max(patience, limits.unseen_seconds)
+            hard_cap_at += min(wait.transfer_seconds + limits.unseen_seconds, limits.transfer_seconds)
         return min(wait.since + patience, hard_cap_at, self._grace_ends(name))
 
     def awaited(self, names: Iterable[str], *, now: float) -> dict[str, float]:

@@ -51,7 +51,10 @@ log = get_logger("silo_agent.connection.transfer")
 
 
 class Transfer:
-    """Both directions over one channel. Cancelling the awaiting task stops a transfer at once."""
+    """Both directions over one channel. Cancelling the awaiting task stops a transfer at once.
+
+    moved_bytes: what passed so far, of all transfers: a sign that the line and the coordinator live.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Transfer:
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        self.moved_bytes = 0
         self._stub = stub
         self._metrics = metrics
         self._random = random
@@ -104,6 +108,7 @@ class Transfer:
                 data = part.accept(check_chunk(chunk))
                 writing.put(partial(part.write, data))
                 transferred.inc(len(data))
+                self.moved_bytes += len(data)
             await writing.drain()
             part.check(request.digest)
             if is_kept:  # nothing looks at its bytes again, also after a crash
@@ -132,6 +137,7 @@ class Transfer:
                     async for chunk in chunks:
                         await call.write(chunk)
                         transferred.inc(len(chunk.data))
+                        self.moved_bytes += len(chunk.data)
                 end = pb.UploadEnd(sha256=b"" if hashed is None else hashed.digest())
                 await call.write(pb.UploadMessage(end=end))
                 await call.done_writing()

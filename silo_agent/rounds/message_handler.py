@@ -45,7 +45,7 @@ from silo_agent.rounds.task_checks import TaskChecks
 
 MAX_LOGGED_SILOS = 200
 MAX_NOTES = 100_000  # adverts and refusals in the audit trail of one run, about 30 MB: a flood fills no disk
-MAX_SUM_SECONDS = 120.0  # that a task waits for this silo's own next state: a coordinator can draw it out
+MAX_SUM_SECONDS = 120.0  # in which nothing moves: no longer does a task wait for this silo's own next state
 
 # what this silo does when a message of a session arrives
 SPANS = {
@@ -61,6 +61,8 @@ log = get_logger("silo_agent.rounds.message_handler")
 
 class Transfers(Protocol):
     """Global states down and masked vectors up, as silo_agent.connection.transfer has them."""
+
+    moved_bytes: int
 
     def download(
         self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path
@@ -154,6 +156,11 @@ class MessageHandler:
     def preparing(self) -> tuple[PhaseKey, ...]:
         """Attempts whose input is being fetched or computed."""
         return tuple(running.key for running in self._tasks.values() if running.is_preparing)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Of all transfers so far."""
+        return self._transfers.moved_bytes
 
     def receive(self, message: pb.CoordinatorMessage) -> None:
         """Take one message; answers go out through `send`, now or later."""
@@ -273,8 +280,12 @@ class MessageHandler:
         key, task = running.key, running.task
         roster, job = self._checks.job(key, task)
         # slower than t others: this silo computes the task's state itself, rather than fetch it, too
-        if summing := [task for other, task in self._summing.items() if self._chain.is_open(other, job)]:
-            await asyncio.wait(summing, timeout=MAX_SUM_SECONDS)
+        summing = {task for other, task in self._summing.items() if self._chain.is_open(other, job)}
+        while summing:
+            before = self._transfers.moved_bytes
+            _, summing = await asyncio.wait(summing, timeout=MAX_SUM_SECONDS)
+            if self._transfers.moved_bytes == before and not self._sums.is_computing:
+                break  # a coordinator can draw it out
         await asyncio.to_thread(self._chain.accept, key, task, job, roster=roster)
         path = self._files.state(task.state_digest)
         drawn = await self._checks.first_state(key, task, job)

@@ -133,6 +133,7 @@ class MemoryTransfers:
     def __init__(self, folder: Path, states: dict[bytes, bytes]) -> None:
         self._folder = folder
         self._states = states
+        self.moved_bytes = 0
         self.uploads: asyncio.Queue[tuple[PhaseKey, bytes]] = asyncio.Queue()
         self.downloaded: list[bytes] = []
         self.maskers: dict[PhaseKey, Masker] = {}

@@ -65,11 +65,11 @@ class Federation:
 
 
 @functools.cache
-def make_federation(silos: int) -> Federation:
-    """Made once for each size: certificates cost more than sessions."""
+def make_federation(silos: int, *, suffix: str = "") -> Federation:
+    """Made once for each size: certificates cost more than sessions. suffix: of the silos' names."""
     # a federation's own certificate is older than what it signs
     key, authority = issuing.new_authority("test", now=NOW - timedelta(days=1), valid_days=365)
-    names = [f"silo-{index:03}" for index in range(silos)]
+    names = [f"silo-{index:03}{suffix}" for index in range(silos)]
     *members, spare = (
         issue(key, authority, MemberId(federation="test", role=Role.SILO, name=name), now=NOW)
         for name in (*names, "spare")

@@ -116,6 +116,16 @@ def test_whole_chunks_on_a_slow_line_are_no_silence(stage):
     assert stage.awaited(["a"], now=1170.0).keys() == {"a"}
 
 
+def test_what_buffers_hold_of_a_download_is_waited_for(defaults):
+    # 6 MB were sent in no time, and a line of 1 MB/s took six seconds more, beyond the cap
+    limits = following_work(defaults, silos=3, slowest_rate=0, downloaded_bytes=6_000_000)
+    stage = begun(limits, hard_cap=3.0, min_rate=300_000)
+    for _ in range(7):
+        stage.on_transfer("a", moved_bytes=1_000_000, now=0.5)
+    assert stage.awaited(["a"], now=22.9).keys() == {"a"}
+    assert stage.awaited(["a"], now=23.0) == {}
+
+
 def test_upload_that_begins_late_has_the_time_of_a_chunk_from_then_on(stage):
     # it had that from the stage's beginning on, too short for a first chunk at the minimum rate
     stage.on_transfer("a", moved_bytes=0, now=1029.0)
