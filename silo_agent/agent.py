@@ -176,6 +176,7 @@ class _Agent:
                 proxy=settings.proxy,
                 software_version=wire.software_version(),
                 served=handler,
+                moved_bytes=lambda: transfers.moved_bytes,
                 outbox=outbox,
                 rosters=self._rosters,
                 metrics=self._metrics,

@@ -43,9 +43,6 @@ class Served(Protocol):
     @property
     def preparing(self) -> tuple[PhaseKey, ...]: ...
 
-    @property
-    def moved_bytes(self) -> int: ...
-
     def receive(self, message: pb.CoordinatorMessage) -> None: ...
 
     def poll(self) -> None: ...
@@ -77,6 +74,7 @@ class ControlStream:
         proxy: str | None = None,
         software_version: str,
         served: Served,
+        moved_bytes: Callable[[], int],
         outbox: Outbox,
         rosters: Rosters,
         metrics: SiloMetrics,
@@ -90,6 +88,7 @@ class ControlStream:
         self._proxy = proxy
         self._software_version = software_version
         self._served = served
+        self._moved_bytes = moved_bytes  # of all transfers so far
         self._outbox = outbox
         self._rosters = rosters
         self._metrics = metrics
@@ -215,9 +214,9 @@ class ControlStream:
         """Until nothing came for so long, and at most for as long again: the line may be well, and its pings
         be answered, while something else hangs. A transfer that moves may fill the line by itself."""
         while True:
-            before = self._heard, self._served.moved_bytes
+            before = self._heard, self._moved_bytes()
             await asyncio.sleep(silence_seconds)
-            if before == (self._heard, self._served.moved_bytes):
+            if before == (self._heard, self._moved_bytes()):
                 return f"coordinator said nothing for {silence_seconds:g} seconds"
 
     async def _write(self, call: Any) -> None:

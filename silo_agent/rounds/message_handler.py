@@ -157,11 +157,6 @@ class MessageHandler:
         """Attempts whose input is being fetched or computed."""
         return tuple(running.key for running in self._tasks.values() if running.is_preparing)
 
-    @property
-    def moved_bytes(self) -> int:
-        """Of all transfers so far."""
-        return self._transfers.moved_bytes
-
     def receive(self, message: pb.CoordinatorMessage) -> None:
         """Take one message; answers go out through `send`, now or later."""
         kind = message.WhichOneof("kind")
