@@ -22,6 +22,7 @@ from chorale.v1.session_pb2 import StateProof
 from coordinator.jobs.aggregate import MaskedSum
 from coordinator.jobs.deadlines import StageDeadlines, StageLimits, following_work, limits_of
 from coordinator.phase_machine import PhaseEvent, PhaseState
+from coordinator.process import return_free_memory
 from coordinator.reasons import FATAL_TO_JOB, FATAL_TO_PHASE, Absent, FailureReason
 from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool, Spool
@@ -264,6 +265,7 @@ class AttemptRunner:
     async def share(self) -> None:
         """Fix U1, hand out the adverts, collect the sealed shares."""
         cohort = self._close(self.session.close_advertise, PhaseState.ADVERTISE, self._terms.names)
+        return_free_memory()
         self._lose(set(self._terms.names) - self._kept_out - set(self.session.cohort), PhaseState.WAITING)
         self._on_stage(PhaseEvent.COHORT_FIXED)
         message = wire.to_silo(cohort, self.key)
@@ -280,7 +282,8 @@ class AttemptRunner:
         self._on_stage(PhaseEvent.SHARES_CLOSED)
         self._spool = spool
         self._sum = MaskedSum(self._terms.layout)
-        outbox = {silo: wire.to_silo(dealt, self.key) for silo, dealt in envelopes.items()}
+        outbox = {silo: wire.to_silo(envelopes.pop(silo), self.key) for silo in list(envelopes)}
+        return_free_memory()
         self._begin_stage(outbox, self._floor, uploaded_bytes=self._terms.layout.total_bytes)
         await self._collect()
 
@@ -290,6 +293,8 @@ class AttemptRunner:
         survivors = self._close(self.session.close_masked, PhaseState.MASKED, self.session.sharers)
         self._lose(set(self.session.sharers) - set(self.session.survivors), PhaseState.MASKED)
         await asyncio.gather(*self._additions.values())
+        self._outbox = {}
+        return_free_memory()
         if set(self._additions) != set(self.session.survivors):
             raise LocalProtocolError("attempt: the added vectors are not those of U3")
         self._on_stage(PhaseEvent.UPLOADS_CLOSED)
