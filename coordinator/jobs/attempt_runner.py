@@ -272,7 +272,8 @@ class AttemptRunner:
         self._on_stage(PhaseEvent.SHARES_CLOSED)
         self._spool = spool
         self._sum = MaskedSum(self._terms.layout)
-        outbox = {silo: wire.to_silo(dealt, self.key) for silo, dealt in envelopes.items()}
+        # taken out one after the other: all envelopes together are not held twice
+        outbox = {silo: wire.to_silo(envelopes.pop(silo), self.key) for silo in list(envelopes)}
         self._begin_stage(outbox, self._stage_limits)
         await self._collect()
 
