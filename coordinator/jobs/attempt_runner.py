@@ -282,6 +282,7 @@ class AttemptRunner:
         self._on_stage(PhaseEvent.SHARES_CLOSED)
         self._spool = spool
         self._sum = MaskedSum(self._terms.layout)
+        # taken out one after the other: all envelopes together are not held twice
         outbox = {silo: wire.to_silo(envelopes.pop(silo), self.key) for silo in list(envelopes)}
         return_free_memory()
         self._begin_stage(outbox, self._floor, uploaded_bytes=self._terms.layout.total_bytes)

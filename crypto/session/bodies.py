@@ -106,7 +106,7 @@ def open_advert(
         raise RemoteProtocolError(
             f"advert of {name}: the certificate is of {member.name}", code=Refusal.ADVERT
         )
-    if not roster.holds(Role.SILO, name, fingerprint(certificate)):
+    if not roster.holds(Role.SILO, name, fingerprint(read.advert.certificate)):
         raise RemoteProtocolError(f"advert of {name}: certificate not on the roster", code=Refusal.ROSTER)
     _open(signed, "advert", certificate, scope=f"advert of {name}", code=Refusal.ADVERT)
     if read.advert.session_digest != session_digest:
