@@ -5,7 +5,7 @@ Source: docs/protocol.md 4, 5.6 and 7.9.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.fixed_point import ring
-from crypto.fixed_point.layout import Layout
+from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.plausible import check_plausible
+from crypto.fixed_point.ring import Words
 from crypto.masking.masks import vectors_from_stream
 
 
@@ -40,9 +41,22 @@ class StoredSum(Mapping[str, NDArray[Any]]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         quantity = self._quantities[name]
-        words = self._vectors[quantity.ring_bits][self._layout.slices(quantity.ring_bits)[name]]
-        words_N = words.astype(ring.WORD_TYPES[quantity.ring_bits], copy=False)
-        return ring.decode_quantity(words_N, quantity=quantity, members=self._layout.members)
+        return ring.decode_quantity(self._words(quantity), quantity=quantity, members=self._layout.members)
+
+    def pieces(self, name: str) -> Callable[[slice], NDArray[Any]]:
+        """Any piece of a quantity, flat, decoded when it is asked for and alone; of one that is projected no
+        piece is to be had without the others, so the whole is decoded once and kept with what is returned.
+        """
+        quantity = self._quantities[name]
+        if quantity.projection is not None:
+            whole_N: NDArray[Any] = self[name].reshape(-1)
+            return lambda place: whole_N[place]
+        words_N, members = self._words(quantity), self._layout.members
+        return lambda place: ring.decode_piece(words_N[place], quantity=quantity, members=members)
+
+    def _words(self, quantity: Quantity) -> Words:
+        words_N = self._vectors[quantity.ring_bits][self._layout.slices(quantity.ring_bits)[quantity.name]]
+        return words_N.astype(ring.WORD_TYPES[quantity.ring_bits], copy=False)
 
     def __contains__(self, name: object) -> bool:  # without decoding it
         return name in self._quantities

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,13 +75,14 @@ class Transfers(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _RunningTask:
-    """One attempt from its task to its end. session is None until its input is ready; prepared is None too
-    where the session was taken up from the ledger: its vector has left already."""
+    """One attempt from its task to its end. session is None until its input is ready. prepared is None where
+    none is needed: from the share on, and in a session that was taken up from the ledger."""
 
     key: PhaseKey
     task: pb.PhaseTask
     preparation: asyncio.Task[None] | None = None
     prepared: Prepared | None = None
+    own_steps: Mapping[str, float] = field(default_factory=dict)
     session: SessionHandler | None = None
     upload: asyncio.Task[None] | None = None
 
@@ -295,7 +296,7 @@ class MessageHandler:
         with tracing.span(computing, key.job_digest, key.round, key):
             prepared = await self._inputs.get(request, state_digest=terms.state_digest)
         session = self._checks.session(terms, roster)
-        running.prepared = prepared
+        running.prepared, running.own_steps = prepared, prepared.own_steps
         running.session = SessionHandler(key, session, policy=self._checks.policy)
         self._send(running.session.advertise())
         if self._may_note():
@@ -331,6 +332,7 @@ class MessageHandler:
             self._send(reply)
             if reply.HasField("unmask_shares"):
                 self._inputs.drop_phase(key)  # the ledger refuses the phase from now on
+                self._tasks[phase_name(key)].prepared = None  # its memory is the next state's
 
     def _session(self, key: PhaseKey) -> SessionHandler:
         """The session that runs, or as the ledger has it from before a restart."""
@@ -401,7 +403,7 @@ class MessageHandler:
     def _own_steps(self, key: PhaseKey) -> Mapping[str, float]:
         """How far this silo's own input would move the model; it is not known after a restart."""
         running = self._tasks.get(phase_name(key))
-        return {} if running is None or running.prepared is None else running.prepared.own_steps
+        return {} if running is None else running.own_steps
 
     def _on_abandon(self, message: pb.CoordinatorMessage) -> None:
         """The coordinator has given a phase up, and other silos want to know that it has no sum."""

@@ -75,6 +75,21 @@ def test_stored_sum_takes_no_memory_until_it_is_asked_and_then_one_decoded_quant
     assert peak_bytes < decoded_bytes + 100_000
 
 
+def test_pieces_of_a_quantity_are_those_of_the_whole_and_hold_no_more(tmp_path: Path) -> None:
+    found = StoredSum(stored(tmp_path / "sum", random_vectors(LAYOUT, 11)), layout=LAYOUT)
+    for name, value in found.items():
+        whole_N, pieces = value.reshape(-1), found.pieces(name)
+        for place in (slice(0, 1), slice(whole_N.size // 3, whole_N.size), slice(0, whole_N.size)):
+            assert pieces(place).dtype == whole_N.dtype
+            np.testing.assert_array_equal(pieces(place), whole_N[place])
+    delta = found.pieces("delta")
+    tracemalloc.start()
+    delta(slice(100_000, 101_000))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 20_000  # of 2.4 MB
+
+
 def test_the_tagged_part_is_a_stream_of_its_own_layout_with_the_same_values(tmp_path: Path) -> None:
     vectors = random_vectors(LAYOUT, 10)
     assert LAYOUT.tagged is not None
