@@ -83,8 +83,8 @@ def _sent_bytes(answer: object) -> int:
     match answer:
         case SignedBody(body=body, signature=signature):
             return len(body) + len(signature)
-        case Shares(envelopes=envelopes, own_share=own_share):
-            return sum(_sent_bytes(one) for one in (*envelopes, own_share))
+        case Shares(dealing=dealing, envelopes=envelopes):
+            return _sent_bytes(dealing) + sum(len(envelope) for envelope in envelopes)
         case UnmaskShares(self_mask_shares=of_own, recovery_shares=of_others):
             return sum(len(share) for share in (*of_own.values(), *of_others.values()))
         case _:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 # <malloc.h> of glibc
 M_TRIM_THRESHOLD = -1
@@ -17,6 +19,11 @@ M_ARENA_MAX = -8
 LARGE_BYTES = 2 << 20  # above a chunk of a transfer and its message, below the vectors that count
 KEPT_BYTES = 8 << 20  # free memory at the end of a heap: the chunks of one moment
 ARENAS = 2
+
+CGROUP_LIMITS = (  # of the container, versions 2 and 1
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +44,23 @@ def allow_descriptors() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError):  # a system may allow no number as large as it names
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def memory_limit_bytes() -> int:
+    """What the container may take, or the machine has where it sets no limit."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # not there, or the word "max"
+            limits.append(int(path.read_text()))
+    return min(limits)
+
+
+def return_free_memory() -> None:
+    """Give back to the system what is free inside the heaps: else the n^2 parts of a stage's messages stay,
+    and the next stage's come on top. No effect without glibc."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def return_large_blocks() -> None:

@@ -11,12 +11,13 @@ from cryptography import x509
 from chorale.runtime.audit import AuditLog
 from chorale.transport import tls
 from coordinator.members.attendance import Attendance
+from coordinator.members.line_rates import LineRates
 from coordinator.members.roster_book import RosterBook
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.process import Clock
 from coordinator.settings import CoordinatorSettings
 from coordinator.storage.checkpoints import Checkpoints
-from coordinator.storage.spool import clear_spools
+from coordinator.storage.spool import SpoolMemory, clear_spools
 from coordinator.storage.store import Store
 from crypto.identity.certificates import Role
 from crypto.identity.roster import Roster
@@ -26,16 +27,19 @@ from crypto.identity.roster import Roster
 class Resources:
     """The coordinator's files, members and counts: one of each, shared by its services and all its jobs.
 
-    Files: store, checkpoints, audit. Members: the roster_book that says who may take part, and the
-    attendance that says who is connected and carries every message to them.
+    Files: store, checkpoints, audit; spool_memory: the room for uploads that need none. Members: the
+    roster_book that says who may take part, the attendance that says who is connected and carries every
+    message to them, and the line_rates at which bytes moved.
     """
 
     settings: CoordinatorSettings
     authority: x509.Certificate
     store: Store
     checkpoints: Checkpoints
+    spool_memory: SpoolMemory
     roster_book: RosterBook
     attendance: Attendance
+    line_rates: LineRates
     metrics: CoordinatorMetrics
     audit: AuditLog
     clock: Clock
@@ -80,8 +84,10 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
             authority=authority,
             store=store,
             checkpoints=Checkpoints(settings.directory / "checkpoints"),
+            spool_memory=SpoolMemory(settings.spool_memory_bytes),
             roster_book=roster_book,
             attendance=Attendance(metrics=metrics),
+            line_rates=LineRates(),
             metrics=metrics,
             audit=audit,
             clock=clock,

@@ -12,6 +12,7 @@ from chorale.spec.settings_file import load_settings
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, HeartbeatSeconds, KeepaliveSeconds
 from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import CHUNK_BYTES
+from coordinator.process import memory_limit_bytes
 
 ENV_PREFIX = "CHORALE_COORDINATOR_"
 GIB = 1 << 30
@@ -42,22 +43,38 @@ class CoordinatorSettings(BaseModel):
         default=15.0, ge=0, le=3600, description="how long a silo that lost its connection is waited for"
     )
     stage_deadline_seconds: float = Field(
-        default=30.0, gt=0, le=3600, description="a stage waits this long for a silo that shows no progress"
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="a stage waits this long for a silo that shows no progress; longer with many silos",
     )
     stage_hard_cap_seconds: float = Field(
         default=600.0,
         gt=0,
         le=86_400,
-        description="a stage never lasts longer; not below stage_deadline_seconds",
+        description="a stage waits no longer, transfers not counted; not below stage_deadline_seconds",
     )
     unmask_hard_cap_seconds: float = Field(
-        default=3600.0, gt=0, le=604_800, description="how long a stored masked sum waits for its shares"
+        default=3600.0,
+        gt=0,
+        le=604_800,
+        description="how long a masked sum waits for its shares, and then for what silos sign of it",
     )
     min_upload_bytes_per_second: int = Field(
-        default=10_000, ge=1, le=10**9, description="an upload at least this fast keeps its stage open"
+        default=10_000,
+        ge=1,
+        le=10**9,
+        description="a transfer at least this fast keeps its stage open, as long as it takes at this rate",
     )
     hold_before_relay_seconds: float = Field(
         default=0.0, ge=0, le=60, description="pause between the last shares received and their relay"
+    )
+    spool_memory_megabytes: int | None = Field(
+        default=None,
+        ge=0,
+        le=1 << 24,
+        description="uploads of up to so many MiB together are held in memory, others on disk until they are "
+        "added; null takes a quarter of the machine's or the container's memory",
     )
     max_jobs: int = Field(default=8, ge=1, le=1000, description="jobs that may be unfinished at once")
     max_state_bytes: int = Field(
@@ -81,6 +98,12 @@ class CoordinatorSettings(BaseModel):
     def chunk_seconds(self) -> float:
         """How long a transfer may stand still: a stage's deadline, and what the slowest chunk takes."""
         return self.stage_deadline_seconds + CHUNK_BYTES / self.min_upload_bytes_per_second
+
+    @property
+    def spool_memory_bytes(self) -> int:
+        if self.spool_memory_megabytes is None:
+            return memory_limit_bytes() // 4
+        return self.spool_memory_megabytes << 20
 
     @property
     def spool_directory(self) -> Path:

@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 
-Field: TypeAlias = "bytes | str | int | Sequence[Field]"
+Field: TypeAlias = "bytes | str | int | Sequence[Field] | Encoded"
 Value: TypeAlias = "bytes | str | int | list[Value]"
 Kind = TypeVar("Kind", bytes, str, int, "list[Value]")
 
@@ -28,6 +28,20 @@ _PURPOSE = re.compile(r"[a-z0-9]+([./-][a-z0-9]+)*")
 _COUNT = struct.Struct(">I")
 _SIZED = struct.Struct(">cI")  # the tag of bytes and of text, and their length
 _NUMBER = struct.Struct(">cQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A list of text that is encoded once and stands in many documents."""
+
+    data: bytes
+    fields: int
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Encoded:
+        writer = _Writer(bytearray(b"l"))
+        writer.write_list(texts, depth=1)
+        return cls(bytes(writer.out), len(texts))
 
 
 def encode(purpose: str, *fields: Field) -> bytes:
@@ -137,9 +151,9 @@ class _Writer:
     _fields: int = 0  # so far, of the whole document
 
     def write_list(self, fields: Sequence[Field], *, depth: int) -> None:
-        self._fields += len(fields)
-        if depth > MAX_DEPTH or self._fields > MAX_FIELDS:
+        if depth > MAX_DEPTH:
             raise LocalProtocolError("encoding: too many fields or lists within lists")
+        self._count(len(fields))
         self.out += _COUNT.pack(len(fields))
         for field in fields:
             if isinstance(field, bytes):
@@ -157,8 +171,16 @@ class _Writer:
             elif isinstance(field, list | tuple):
                 self.out += b"l"
                 self.write_list(field, depth=depth + 1)
+            elif isinstance(field, Encoded):
+                self._count(field.fields)
+                self.out += field.data
             else:
                 raise LocalProtocolError(f"encoding: no field holds a {type(field).__name__}")
+
+    def _count(self, fields: int) -> None:
+        self._fields += fields
+        if self._fields > MAX_FIELDS:
+            raise LocalProtocolError("encoding: too many fields or lists within lists")
 
 
 @dataclass(slots=True)

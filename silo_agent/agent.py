@@ -176,6 +176,7 @@ class _Agent:
                 proxy=settings.proxy,
                 software_version=wire.software_version(),
                 served=handler,
+                moved_bytes=lambda: transfers.moved_bytes,
                 outbox=outbox,
                 rosters=self._rosters,
                 metrics=self._metrics,
@@ -329,7 +330,7 @@ def _agree(ledger: Ledger, audit: AuditLog, audit_path: Path) -> None:
 
 
 def _tell_reveal(audit: AuditLog, pending: PendingReveal) -> None:
-    audit.append(
+    audit.append_unflushed(  # the ledger holds it durably, and tells it again if a power loss takes it
         REVEALED_EVENT,
         job=pending.job_digest,
         round=pending.round,
@@ -340,7 +341,7 @@ def _tell_reveal(audit: AuditLog, pending: PendingReveal) -> None:
 
 
 def _tell_spend(audit: AuditLog, spend: Spend) -> None:
-    audit.append(SPENT_EVENT, **spend_fields(spend))
+    audit.append_unflushed(SPENT_EVENT, **spend_fields(spend))  # as a reveal
 
 
 @contextmanager

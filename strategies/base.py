@@ -6,9 +6,9 @@ state follows from the tagged sums alone, which silos check and have too; figure
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,31 @@ METHOD = "method/"  # prefix of what a method keeps between rounds
 PRESENCE = "method/presence"  # (C,) int64: how many silos hold each class, written by class-presence
 TOTAL = "method/total"  # sum of the rounded sample counts, written by enrollment
 DRAW_SEED = "method/draw_seed"  # (32,) uint8: what rounds are drawn by, written once, at the opening
+
+
+Pieces: TypeAlias = Callable[[slice], FloatArray]  # of a flat vector of numbers, anywhere in it
+
+BLOCK_VALUES = 1 << 16  # of one piece: 512 KiB, which stay in a core's cache
+
+
+@runtime_checkable
+class HasPieces(Protocol):
+    """Sums of which a vector need not be held whole."""
+
+    def pieces(self, name: str) -> Pieces: ...
+
+
+def pieces_of(sums: Mapping[str, Array], name: str) -> Pieces:
+    """A vector of the sums, piece by piece."""
+    if isinstance(sums, HasPieces):
+        return sums.pieces(name)
+    whole_N = sums[name]
+    return lambda place: whole_N[place]
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """The pieces of a vector of that size, in order."""
+    return (slice(first, min(first + BLOCK_VALUES, size)) for first in range(0, size, BLOCK_VALUES))
 
 
 class PartOptions(BaseModel):
@@ -76,6 +101,11 @@ class PhaseContext:
     min_weight: float = 0.0
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def trained_values(self) -> int:
+        """P, of all trained parameters together."""
+        return sum(self.state[MODEL + name].size for name in self.trained)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +165,12 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStep:
-    """How the model moves: by step_P / divisor. arrays: method/ arrays to keep.
+    """How the model moves: piece by piece of its trained parameters, by steps(place) / divisor, in float64.
 
-    step_P is used up: its memory becomes the model's.
+    arrays: method/ arrays to keep.
     """
 
-    step_P: FloatArray
+    steps: Pieces
     divisor: float = 1.0
     arrays: Mapping[str, Array] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -155,5 +185,6 @@ class ServerRule(Protocol):
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
         """The step from the tagged sums; the sum of p is above 0.
 
-        Shapes: sums["delta"] (P,), sums["weight"] ().
+        Shapes: sums["delta"] (P,), sums["weight"] (). A vector of the model's length is read by `pieces_of`:
+        as a whole in float64 it takes the memory of two models.
         """

@@ -121,7 +121,8 @@ def parts_with_options(recipe: Recipe) -> list[Part]:
 
 
 def _fingerprint(array: Array) -> list[encoding.Field]:
-    return [array.dtype.str, list(array.shape), hashlib.sha256(array.tobytes()).digest()]
+    data = np.asarray(array, order="C").reshape(-1).view(np.uint8).data  # no copy, however large
+    return [array.dtype.str, list(array.shape), hashlib.sha256(data).digest()]
 
 
 def _smallest_context(options: Options, *, has_buffers: bool, update_bits: int) -> PhaseContext:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench.masking import masks
 from coordinator.jobs.aggregate import MaskedSum, unmask_stored
+from coordinator.storage.sum_files import SumFiles
 from crypto.fixed_point.encoder import Encoder
 
 MIN_VALUES = 1 << 23
@@ -52,15 +53,14 @@ def silo_peak_to_vector(length: int, *, word: int, silos: int) -> float:
 def coordinator_peak_to_vector(length: int, *, word: int, silos: int, lost: int, folder: Path) -> float:
     """While the coordinator adds every survivor's upload, stores the sum, and unmasks what it stored."""
     vector = masks.layout(max(length, MIN_VALUES), word=word, silos=silos)
-    upload, masked, revealed = (folder / name for name in ("upload", "masked", "revealed"))
-    with upload.open("wb") as file:
-        file.truncate(vector.total_bytes)
+    files = SumFiles(folder, sequence=1, attempt=1)
+    upload = memoryview(bytes(vector.total_bytes))
     plan = masks.unmask_plan(vector, survivors=silos - lost, lost=lost)
     with peak_of_step() as peak:
         total = MaskedSum(vector)
         for _ in range(silos - lost):
             total.add(upload)
-        total.store(masked)
+        files.store(total.parts(), b"")
         del total
-        unmask_stored(masked, revealed, plan=plan)
+        unmask_stored(files, plan)
     return peak.bytes / vector.total_bytes

@@ -48,16 +48,18 @@ class FederationFiles:
             authority=self._authority,
         )
 
-    def coordinator(self) -> Path:
+    def coordinator(self, **changes: Any) -> Path:
+        """changes: of the default settings."""
         settings = {
             **self._membership(COORDINATOR),
             "listen": f"{HOST}:0",
             "roster": str(self.folder / "roster.json"),
             "directory": str(self.folder / COORDINATOR),
+            **changes,
         }
         return self._write(f"{COORDINATOR}.yaml", settings)
 
-    def silo(self, name: str, *, coordinator: str) -> Path:
+    def silo(self, name: str, *, coordinator: str, has_metrics: bool = True) -> Path:
         policy = {
             "federation": FEDERATION,
             "approval": "automatic",
@@ -69,6 +71,7 @@ class FederationFiles:
             "name": name,
             "coordinator": coordinator,
             "directory": str(self.folder / name),
+            **({} if has_metrics else {"metrics_listen": None}),
             "policy": str(self._write(f"{name}-policy.yaml", policy)),
             "data": {"format": "module", "module": "bench.parties.untrained_silo:data", "name": name},
             "objective": "bench.parties.untrained_silo:objective",

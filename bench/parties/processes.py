@@ -19,20 +19,22 @@ from chorale.transport.tls import ENVIRONMENT
 POLL_SECONDS = 0.005
 PATIENCE_SECONDS = 120.0
 REPOSITORY = Path(__file__).resolve().parents[2]
-TICKS = os.sysconf("SC_CLK_TCK")
 
 Record = dict[str, Any]
 
 
 class Process:
-    """One `python -m module arguments`; its output is a file of JSON lines, read as it grows."""
+    """One `python -m module arguments`; its output is a file of JSON lines, read as it grows.
 
-    def __init__(self, arguments: Sequence[str], *, log: Path) -> None:
+    under: a program that starts it and leaves it in its place, such as a tracer.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, log: Path, under: Sequence[str] = ()) -> None:
         self.log = log
         self._read_bytes = 0
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                [*under, sys.executable, "-m", *arguments],
                 cwd=REPOSITORY,
                 env=environment(),
                 stdin=subprocess.DEVNULL,
@@ -51,9 +53,11 @@ class Process:
                 if line.startswith(b"{"):
                     yield json.loads(line)
 
-    def wait_for(self, wanted: Callable[[Record], bool], *, what: str) -> Record:
+    def wait_for(
+        self, wanted: Callable[[Record], bool], *, what: str, patience_seconds: float = PATIENCE_SECONDS
+    ) -> Record:
         """The next record that fits. Raises RuntimeError if it does not come or the process ends."""
-        limit = time.monotonic() + PATIENCE_SECONDS
+        limit = time.monotonic() + patience_seconds
         while time.monotonic() < limit:
             for record in self.records():
                 if wanted(record):
@@ -65,14 +69,19 @@ class Process:
 
     def cpu_seconds(self) -> float:
         """User and system time of all its threads so far."""
-        fields = (self._proc / "stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        # the kernel's number of another process's clock, as clock_getcpuclockid(3) makes it
+        return time.clock_gettime((~self._process.pid << 3) | 2)
 
     def memory(self) -> int:
         """Bytes in memory now that are of no file, so the system cannot take them back."""
         lines = (self._proc / "status").read_text().splitlines()
         (anonymous,) = [line.split()[1] for line in lines if line.startswith("RssAnon:")]
         return int(anonymous) << 10
+
+    def written(self) -> dict[str, int]:
+        """Bytes so far, as the kernel counts them: `write_bytes` towards storage, `wchar` handed to it."""
+        lines = (self._proc / "io").read_text().splitlines()
+        return {name: int(count) for name, _, count in (line.partition(": ") for line in lines)}
 
     def stop(self) -> None:
         self._process.terminate()
@@ -120,8 +129,8 @@ class Processes:
         self.all: list[Process] = []
         self._closing = ExitStack()
 
-    def start(self, name: str, *arguments: str) -> Process:
-        process = Process(arguments, log=self.folder / f"{name}.log")
+    def start(self, name: str, *arguments: str, under: Sequence[str] = ()) -> Process:
+        process = Process(arguments, log=self.folder / f"{name}.log", under=under)
         self._closing.callback(process.stop)
         self.all.append(process)
         return process

@@ -21,9 +21,9 @@ from chorale.transport import tls
 from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2 as pb
-from coordinator.process import return_large_blocks
+from coordinator.process import memory_limit_bytes, return_large_blocks
 from coordinator.settings import CoordinatorSettings
-from coordinator.storage.spool import SessionSpool, Spool
+from coordinator.storage.spool import SessionSpool, Spool, SpoolMemory
 
 COORDINATOR, BARE = "coordinator", "bare"
 UP, DOWN = "/bench.Bare/Up", "/bench.Bare/Down"
@@ -79,6 +79,7 @@ class _AnyJob:
         self._directory = directory
         self._state = state
         self._spools: dict[Any, SessionSpool] = {}
+        self._memory = SpoolMemory(memory_limit_bytes() // 4)  # as the settings have it
         self._key: Any = None
 
     def download(self, silo: str, digest: bytes) -> Path:
@@ -91,7 +92,7 @@ class _AnyJob:
     def open_upload(self, silo: str, total_bytes: int) -> Spool:
         if self._key not in self._spools:
             directory = self._directory / f"0-{self._key.attempt}"
-            self._spools[self._key] = SessionSpool(directory, total_bytes=total_bytes)
+            self._spools[self._key] = SessionSpool(directory, total_bytes=total_bytes, memory=self._memory)
         return self._spools[self._key].open(silo)
 
     def on_upload_progress(self, silo: str, spool: Spool, *, chunk_bytes: int) -> None:
@@ -99,7 +100,7 @@ class _AnyJob:
 
     def finish_upload(self, silo: str, spool: Spool, sha256: bytes) -> None:
         spool.finish(sha256)
-        asyncio.get_running_loop().run_in_executor(None, spool.path.unlink)
+        spool.close()
 
 
 async def _serve_bare(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The audit log: JSON lines, each with the hash of the line before.
 
 A change, removal or reordering of an entry breaks the chain behind it. Cutting off the end leaves a
-sound chain, so a ledger keeps the count and hash of the last entry it knows. Source: docs/protocol.md 10.
+sound chain, so what must not be cut off stands in a ledger too. Source: docs/protocol.md 10.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ Plain: TypeAlias = "str | int | float | bool | list[Plain] | tuple[Plain, ...] |
 
 FIRST_PREVIOUS = "0" * 64
 MAX_LINE_BYTES = 1 << 20
+MAX_UNFLUSHED_BYTES = 1 << 16  # about 200 entries
 MAX_HASH_BYTES = 32  # digests and fingerprints; longer bytes would be payload
 RESERVED = ("entry", "time", "event", "previous")
 
@@ -42,16 +43,17 @@ class Head:
 
 
 class AuditLog:
-    """Appends entries that survive power loss. One process at a time holds a log.
+    """Appends entries; one process at a time holds a log.
 
-    Raises ConfigError if the file is in use or its last entry is damaged. A last line that a crash cut
-    short is taken away, and an entry says so.
+    Raises ConfigError if the file is in use or its last entry is damaged. What a crash left of the last
+    lines is taken away from the first one on that is not whole, and an entry says so.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._path = path
         self._clock = clock
         self._lock = threading.Lock()
+        self._unflushed_bytes = 0
         self._file = _open_alone(path)
         try:
             torn_bytes = _cut_torn_end(self._file)
@@ -67,31 +69,60 @@ class AuditLog:
         return self._head
 
     def append(self, event: str, **fields: Plain | bytes) -> Head:
-        """Write an entry and wait until it is on disk.
+        """Write an entry and wait until it is on disk, with all before it.
 
         Raises LocalProtocolError for a field that an audit log must not hold.
         """
         with self._lock:
-            number = self._head.entry + 1
-            values: dict[str, Plain] = {}
-            for name, value in fields.items():
-                if name in RESERVED:
-                    raise LocalProtocolError(f"audit: the log itself writes {name}")
-                if isinstance(value, bytes) and len(value) > MAX_HASH_BYTES:
-                    expected = f"expected at most {MAX_HASH_BYTES} bytes, got {len(value)}"
-                    raise LocalProtocolError(f"audit: {name}: {expected}")
-                values[name] = value.hex() if isinstance(value, bytes) else value
-            stamps = {"entry": number, "time": self._clock().isoformat(), "event": event}
-            entry = stamps | values | {"previous": self._head.line_hash}
-            line = json.dumps(entry, separators=(",", ":"), allow_nan=True).encode() + b"\n"
-            if len(line) >= MAX_LINE_BYTES:
-                raise LocalProtocolError(f"audit: an entry holds less than {MAX_LINE_BYTES} bytes")
-            _append_synced(self._file, line)
-            self._head = Head(entry=number, line_hash=hashlib.sha256(line).hexdigest())
-            return self._head
+            head = self._write(event, fields)
+            self._flush()
+            return head
+
+    def append_unflushed(self, event: str, **fields: Plain | bytes) -> Head:
+        """Write an entry that another process sees at once and a power loss may take, until `flush`.
+
+        For what a ledger tells again, or what nobody misses. Raises as `append`.
+        """
+        with self._lock:
+            head = self._write(event, fields)
+            if self._unflushed_bytes > MAX_UNFLUSHED_BYTES:
+                self._flush()
+            return head
+
+    def flush(self) -> None:
+        """Wait until every entry is on disk."""
+        with self._lock:
+            self._flush()
 
     def close(self) -> None:
-        self._file.close()
+        with self._lock:
+            self._flush()
+            self._file.close()
+
+    def _write(self, event: str, fields: Mapping[str, Plain | bytes]) -> Head:
+        values: dict[str, Plain] = {}
+        for name, value in fields.items():
+            if name in RESERVED:
+                raise LocalProtocolError(f"audit: the log itself writes {name}")
+            if isinstance(value, bytes) and len(value) > MAX_HASH_BYTES:
+                expected = f"expected at most {MAX_HASH_BYTES} bytes, got {len(value)}"
+                raise LocalProtocolError(f"audit: {name}: {expected}")
+            values[name] = value.hex() if isinstance(value, bytes) else value
+        number = self._head.entry + 1
+        stamps = {"entry": number, "time": self._clock().isoformat(), "event": event}
+        entry = stamps | values | {"previous": self._head.line_hash}
+        line = json.dumps(entry, separators=(",", ":"), allow_nan=True).encode() + b"\n"
+        if len(line) >= MAX_LINE_BYTES:
+            raise LocalProtocolError(f"audit: an entry holds less than {MAX_LINE_BYTES} bytes")
+        _append_whole(self._file, line)
+        self._unflushed_bytes += len(line)
+        self._head = Head(entry=number, line_hash=hashlib.sha256(line).hexdigest())
+        return self._head
+
+    def _flush(self) -> None:
+        if self._unflushed_bytes:
+            os.fsync(self._file.fileno())
+            self._unflushed_bytes = 0
 
 
 def verify_file(path: Path) -> int:
@@ -128,7 +159,7 @@ def _open_alone(path: Path) -> IO[bytes]:
     return file
 
 
-def _append_synced(file: IO[bytes], line: bytes) -> None:
+def _append_whole(file: IO[bytes], line: bytes) -> None:
     """All of the line or, where the disk is full, none of it."""
     handle = file.fileno()
     size = os.fstat(handle).st_size
@@ -139,15 +170,18 @@ def _append_synced(file: IO[bytes], line: bytes) -> None:
     except OSError:
         os.ftruncate(handle, size)
         raise
-    os.fsync(handle)
 
 
 def _cut_torn_end(file: IO[bytes]) -> int:
-    """Drop what follows the last newline; return how many bytes that were."""
+    """Drop the last lines from the first one on that is not whole; return how many bytes that were.
+
+    Of lines that were not flushed a power loss may leave a later one: a part that never came to disk reads
+    as zeros, which no line holds.
+    """
     size = file.seek(0, os.SEEK_END)
     start = file.seek(max(0, size - MAX_LINE_BYTES))
-    tail = file.read()
-    whole = start + tail.rfind(b"\n") + 1
+    written, _, _ = file.read().partition(b"\0")
+    whole = start + written.rfind(b"\n") + 1
     if whole == size:
         return 0
     file.truncate(whole)

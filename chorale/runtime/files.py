@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from io import RawIOBase
 from pathlib import Path
 from typing import TypeAlias
@@ -24,6 +26,22 @@ def write_atomic(path: Path, data: bytes | Iterable[Part], *, mode: int = PRIVAT
     """
     parts = [data] if isinstance(data, bytes) else data
     _replace(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"), parts, lambda: path, mode=mode)
+
+
+def write_together(files: Mapping[Path, Iterable[Part]], *, mode: int = PRIVATE) -> None:
+    """Write files of one directory, each in one step, and make all of them durable with one flush of it.
+
+    None has its name before all are written. An OSError names the file itself.
+    """
+    temporaries = {path: path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp") for path in files}
+    with ExitStack() as written:
+        for path, parts in files.items():
+            written.enter_context(_named(temporaries[path], partial(Path, path)))
+            _write_synced(temporaries[path], parts, mode=mode)
+        for path, temporary in temporaries.items():
+            os.replace(temporary, path)
+    (directory,) = {path.parent for path in files}
+    sync_directory(directory)
 
 
 def write_hashed(directory: Path, parts: Iterable[Part], *, suffix: str, mode: int = PRIVATE) -> bytes:
@@ -82,17 +100,28 @@ def sync_directory(directory: Path) -> None:
 
 def _replace(temporary: Path, parts: Iterable[Part], path: Callable[[], Path], *, mode: int) -> None:
     """Write, sync, rename. path: called when all is written, for it may name the file by its bytes."""
-    try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(handle, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
+    with _named(temporary, path):
+        _write_synced(temporary, parts, mode=mode)
         os.replace(temporary, path())
+    sync_directory(temporary.parent)
+
+
+def _write_synced(path: Path, parts: Iterable[Part], *, mode: int) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _named(temporary: Path, path: Callable[[], Path]) -> Iterator[None]:
+    """Where writing fails the temporary file is gone, and an error of it names the file that it was to be."""
+    try:
+        yield
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename == str(temporary):
             error.filename, error.filename2 = str(path()), None
         raise
-    sync_directory(temporary.parent)

@@ -21,6 +21,7 @@ from crypto.session.messages import (
     Envelopes,
     RecoveredSeeds,
     RecoverRequest,
+    RelayedEnvelope,
     RevealedSum,
     Shares,
     Signatures,
@@ -29,7 +30,7 @@ from crypto.session.messages import (
 )
 from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 CHUNK_BYTES = 1 << 20  # fastest and cheapest of 64 KiB .. 4 MiB over mutual TLS
 CHUNK_FRAME_BYTES = 16  # at most, around the bytes of one: tags, lengths, an offset below 2^35
 MAX_MESSAGE_BYTES = 4 << 20
@@ -39,6 +40,7 @@ SHARE_BYTES = 33  # a number below the prime 2^256 + 297
 MAX_SILOS = 200  # of one job; the sets that all of them signed then stay below MAX_MESSAGE_BYTES
 MAX_BODY_BYTES = 16 << 10  # of one advert or envelope: keys and ciphertexts of about 1,200 bytes each
 MAX_ROSTER_BYTES = 1 << 20  # of a signed roster: the largest body there is
+MAX_PATH_BYTES = 8 * DIGEST_BYTES  # to the root over the envelopes of 200 silos
 MAX_SETS_BYTES = 32 << 10  # of a CONSISTENCY body: two sets of 200 names of 63 letters
 MAX_SIGNATURE_BYTES = 72  # DER of an ECDSA P-256 signature
 MAX_ROUND = 1 << 20
@@ -132,9 +134,8 @@ def to_coordinator(kind: str, value: FromSilo, key: PhaseKey) -> pb.SiloMessage:
             advert = session_pb2.Advert(key=wire_key, advert=signed_body_to_wire(value))
             return pb.SiloMessage(advert=advert)
         case "shares", Shares():
-            envelopes = [signed_body_to_wire(envelope) for envelope in value.envelopes]
-            own_share = signed_body_to_wire(value.own_share)
-            shares = session_pb2.Shares(key=wire_key, envelopes=envelopes, own_share=own_share)
+            dealing = signed_body_to_wire(value.dealing)
+            shares = session_pb2.Shares(key=wire_key, dealing=dealing, envelopes=value.envelopes)
             return pb.SiloMessage(shares=shares)
         case "complaint", SignedBody():
             complaint = session_pb2.Complaint(key=wire_key, complaint=signed_body_to_wire(value))
@@ -161,10 +162,7 @@ def from_silo(message: pb.SiloMessage) -> FromSilo:
         case "advert":
             return signed_body_from_wire(message.advert.advert)
         case "shares":
-            return Shares(
-                envelopes=_bodies_from_wire(message.shares.envelopes, what="envelopes"),
-                own_share=signed_body_from_wire(message.shares.own_share),
-            )
+            return _shares_from_wire(message.shares)
         case "complaint":
             return signed_body_from_wire(message.complaint.complaint)
         case "consistency":
@@ -192,9 +190,14 @@ def to_silo(value: FromCoordinator, key: PhaseKey) -> pb.CoordinatorMessage:
             adverts = [signed_body_to_wire(advert) for advert in value.adverts]
             return pb.CoordinatorMessage(cohort=session_pb2.Cohort(key=wire_key, adverts=adverts))
         case Envelopes():
-            bodies = [signed_body_to_wire(body) for body in value.envelopes]
-            envelopes = session_pb2.Envelopes(key=wire_key, sharers=value.sharers, envelopes=bodies)
-            return pb.CoordinatorMessage(envelopes=envelopes)
+            message = pb.CoordinatorMessage()
+            envelopes = message.envelopes
+            envelopes.key.CopyFrom(wire_key)
+            envelopes.sharers.extend(value.sharers)
+            for each in value.envelopes:  # n^2 of them in a session: made in place, which halves the time
+                relayed = envelopes.envelopes.add(envelope=each.envelope, path=each.path)
+                relayed.dealing.body, relayed.dealing.signature = each.dealing.body, each.dealing.signature
+            return message
         case Survivors():
             survivors = session_pb2.Survivors(key=wire_key, survivors=value.survivors)
             return pb.CoordinatorMessage(survivors=survivors)
@@ -223,7 +226,7 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
         case "envelopes":
             return Envelopes(
                 sharers=_names_from_wire(message.envelopes.sharers),
-                envelopes=_bodies_from_wire(message.envelopes.envelopes, what="envelopes"),
+                envelopes=_relayed_from_wire(message.envelopes.envelopes),
             )
         case "survivors":
             return Survivors(survivors=_names_from_wire(message.survivors.survivors))
@@ -347,6 +350,32 @@ def _bodies_from_wire(
     if len(bodies) > MAX_SILOS:
         raise RemoteProtocolError(f"{what}: expected at most {MAX_SILOS}, got {len(bodies)}")
     return bodies
+
+
+def _shares_from_wire(wire: session_pb2.Shares) -> Shares:
+    envelopes = tuple(wire.envelopes)
+    _check_envelopes(envelopes)
+    return Shares(dealing=signed_body_from_wire(wire.dealing), envelopes=envelopes)
+
+
+def _relayed_from_wire(wire: Collection[session_pb2.RelayedEnvelope]) -> tuple[RelayedEnvelope, ...]:
+    relayed = tuple(
+        RelayedEnvelope(dealing=signed_body_from_wire(each.dealing), envelope=each.envelope, path=each.path)
+        for each in wire
+    )
+    _check_envelopes([each.envelope for each in relayed])
+    for each in relayed:
+        if len(each.path) > MAX_PATH_BYTES or len(each.path) % DIGEST_BYTES:
+            raise RemoteProtocolError(f"path: expected at most 8 hashes, got {len(each.path)} bytes")
+    return relayed
+
+
+def _check_envelopes(envelopes: Collection[bytes]) -> None:
+    if len(envelopes) > MAX_SILOS:
+        raise RemoteProtocolError(f"envelopes: expected at most {MAX_SILOS}, got {len(envelopes)}")
+    for envelope in envelopes:
+        if not 0 < len(envelope) <= MAX_BODY_BYTES:
+            raise RemoteProtocolError(f"envelope: expected 1 to {MAX_BODY_BYTES} bytes, got {len(envelope)}")
 
 
 def _signers_to_wire(signers: Mapping[str, Signer]) -> list[session_pb2.Signer]:

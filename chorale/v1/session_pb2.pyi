@@ -103,28 +103,26 @@ class Shares(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
+    DEALING_FIELD_NUMBER: _builtins.int
     ENVELOPES_FIELD_NUMBER: _builtins.int
-    OWN_SHARE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def key(self) -> Global___SessionKey: ...
     @_builtins.property
-    def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedBody]:
-        """one to each other member of U1"""
-
+    def dealing(self) -> Global___SignedBody: ...
     @_builtins.property
-    def own_share(self) -> Global___SignedBody:
-        """hash of the share that the silo keeps"""
+    def envelopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """canonical bytes, one to each other member of U1"""
 
     def __init__(
         self,
         *,
         key: Global___SessionKey | None = ...,
-        envelopes: _abc.Iterable[Global___SignedBody] | None = ...,
-        own_share: Global___SignedBody | None = ...,
+        dealing: Global___SignedBody | None = ...,
+        envelopes: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "own_share", b"own_share"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dealing", b"dealing", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelopes", b"envelopes", "key", b"key", "own_share", b"own_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dealing", b"dealing", "envelopes", b"envelopes", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -365,6 +363,35 @@ class Cohort(_message.Message):
 Global___Cohort: _TypeAlias = Cohort  # noqa: Y015
 
 @_typing.final
+class RelayedEnvelope(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEALING_FIELD_NUMBER: _builtins.int
+    ENVELOPE_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    envelope: _builtins.bytes
+    path: _builtins.bytes
+    """hashes that lead from the envelope to the root in the dealing"""
+    @_builtins.property
+    def dealing(self) -> Global___SignedBody:
+        """of the dealer, over all its envelopes"""
+
+    def __init__(
+        self,
+        *,
+        dealing: Global___SignedBody | None = ...,
+        envelope: _builtins.bytes = ...,
+        path: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dealing", b"dealing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dealing", b"dealing", "envelope", b"envelope", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayedEnvelope: _TypeAlias = RelayedEnvelope  # noqa: Y015
+
+@_typing.final
 class Envelopes(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -378,7 +405,7 @@ class Envelopes(_message.Message):
         """U2"""
 
     @_builtins.property
-    def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedBody]:
+    def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RelayedEnvelope]:
         """addressed to the receiver, from the others in U2"""
 
     def __init__(
@@ -386,7 +413,7 @@ class Envelopes(_message.Message):
         *,
         key: Global___SessionKey | None = ...,
         sharers: _abc.Iterable[_builtins.str] | None = ...,
-        envelopes: _abc.Iterable[Global___SignedBody] | None = ...,
+        envelopes: _abc.Iterable[Global___RelayedEnvelope] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

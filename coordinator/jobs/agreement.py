@@ -15,7 +15,7 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from coordinator.jobs.attempt_runner import AttemptFailed
-from coordinator.jobs.deadlines import StageLimits
+from coordinator.jobs.deadlines import limits_of
 from coordinator.jobs.outcome import Outcome
 from coordinator.jobs.statements import Statements
 from coordinator.reasons import FailureReason
@@ -45,8 +45,9 @@ class Agreement:
         on_progress: Callable[[str], None],
     ) -> None:
         self._record = record
+        terms, tagged = record.terms, record.terms.layout.tagged
         assert outcome.revealed is not None  # else there is nothing to agree on
-        terms = record.terms
+        assert tagged is not None
         self._unsigned = StateProof(
             roster=roster.signed,
             round=terms.round,
@@ -62,7 +63,8 @@ class Agreement:
             signers={},
         )
         self._session_digest = terms.digest()
-        cap = resources.settings.unmask_hard_cap_seconds
+        # no other silo has the key of this sum, so since when one is away or silent does not matter
+        cap, floor = resources.settings.unmask_hard_cap_seconds, limits_of(resources.settings)
         revealed = RevealedSum(
             survivors=record.survivors,
             signatures=_signatures(record),
@@ -75,8 +77,8 @@ class Agreement:
             question=wire.to_silo(revealed, key),
             silos=record.sharers,
             threshold=terms.rule.threshold,
-            # no other silo has the key of this sum, so since when one is away does not matter
-            limits=StageLimits(deadline=cap, hard_cap=cap, grace=math.inf),
+            floor=replace(floor, deadline=math.inf, hard_cap=cap, grace=math.inf),
+            downloaded_bytes=tagged.total_bytes,
             away_since=away_since,
             open_statement=self._open,
             on_progress=on_progress,
@@ -117,18 +119,13 @@ class Abandonment:
         self._job_digest = key.job_digest
         self._roster = roster
         self._unsigned = AbandonedProof(roster=roster.signed, round=key.round, phase=key.phase, signers={})
-        settings = resources.settings
         self.statements = Statements(
             resources=resources,
             key=key,
             question=pb.CoordinatorMessage(abandon=session_pb2.Abandon(key=wire.key_to_wire(key))),
             silos=terms.names,
             threshold=terms.rule.threshold,
-            limits=StageLimits(
-                deadline=settings.stage_deadline_seconds,
-                hard_cap=settings.stage_hard_cap_seconds,
-                grace=settings.reconnect_grace_seconds,
-            ),
+            floor=limits_of(resources.settings),
             away_since=away_since,
             open_statement=self._open,
             on_progress=on_progress,

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from chorale.job import Job
@@ -21,8 +20,9 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.session_pb2 import StateProof
 from coordinator.jobs.aggregate import MaskedSum
-from coordinator.jobs.deadlines import StageDeadlines, StageLimits
+from coordinator.jobs.deadlines import StageDeadlines, StageLimits, following_work, limits_of
 from coordinator.phase_machine import PhaseEvent, PhaseState
+from coordinator.process import return_free_memory
 from coordinator.reasons import FATAL_TO_JOB, FATAL_TO_PHASE, Absent, FailureReason
 from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool, Spool
@@ -37,6 +37,7 @@ from crypto.session.coordinator_session import (
 )
 from crypto.session.messages import SessionTerms
 
+ADDED_AT_ONCE_BYTES = 8 << 20  # in some 2 ms: a thread takes turns of the interpreter's lock besides
 REOFFER_SECONDS = 10.0  # a silo that refused for now is asked again while too few are there
 
 log = get_logger("coordinator.jobs.attempt_runner")
@@ -100,13 +101,8 @@ class AttemptRunner:
         settings = self._settings = resources.settings
         self._clock = resources.clock
         self._send = resources.attendance.send
-        self._stage_limits = StageLimits(
-            deadline=settings.stage_deadline_seconds,
-            hard_cap=settings.stage_hard_cap_seconds,
-            grace=settings.reconnect_grace_seconds,
-            min_rate=settings.min_upload_bytes_per_second,
-            chunk_bytes=wire.CHUNK_BYTES,
-        )
+        self._floor = limits_of(settings)
+        self._line_rates = resources.line_rates
         self._spec = job.spec
         self._terms = terms
         self._min_silos = terms.rule.min_survivors
@@ -122,7 +118,9 @@ class AttemptRunner:
         self._sum: MaskedSum | None = None
         self._additions: dict[str, asyncio.Task[None]] = {}
         self._adding = asyncio.Lock()
-        self._begin_stage({}, self._stage_limits)
+        self._deadlines = StageDeadlines(
+            self._floor, started=self._clock.monotonic(), away_since=away_since
+        )  # until the first stage begins
 
     # what the silos do
 
@@ -140,9 +138,11 @@ class AttemptRunner:
     def on_heartbeat(self, silo: str, *, is_preparing: bool) -> None:
         """is_preparing: the heartbeat lists this phase, so the silo's input is being computed. A silo that
         neither computes nor has answered may have lost its task, and gets it again."""
+        if self.session.state is not CoordinatorState.ADVERTISE:
+            return  # its input was ready when it adverted: nothing else than its answer is a sign of progress
         if is_preparing:
             self._deadlines.on_alive(silo, now=self._clock.monotonic())
-        elif self.session.state is CoordinatorState.ADVERTISE:
+        else:
             self._send_again(silo)
 
     def on_message(self, silo: str, message: pb.SiloMessage) -> None:
@@ -186,11 +186,20 @@ class AttemptRunner:
             raise RemoteProtocolError(f"upload: {total_bytes} bytes, expected {expected} for this layout")
         return self._spool.open(silo)
 
-    def on_upload_progress(self, silo: str, spool: Spool, *, chunk_bytes: int) -> None:
+    @property
+    def standstill_seconds(self) -> float:
+        """How long nothing may come on an upload: a silo that resumes it masks again what is here."""
+        return self._deadlines.limits.standstill_seconds
+
+    def on_download(self, silo: str, *, sent_bytes: int) -> None:
+        """The silo has taken so many more bytes of the state that it prepares its input from."""
+        if self.session.state is CoordinatorState.ADVERTISE:
+            self._deadlines.on_transfer(silo, moved_bytes=sent_bytes, now=self._clock.monotonic())
+
+    def on_upload_progress(self, silo: str, *, chunk_bytes: int) -> None:
         """chunk_bytes: what has just arrived, with its frame."""
         self.sent_bytes[silo] += chunk_bytes
-        now = self._clock.monotonic()
-        self._deadlines.on_upload(silo, received_bytes=spool.received_bytes, now=now)
+        self._deadlines.on_transfer(silo, moved_bytes=chunk_bytes, now=self._clock.monotonic())
 
     def finish_upload(self, silo: str, spool: Spool, sha256: bytes) -> None:
         """The vector is whole: the silo is a survivor, and its vector is added in the background.
@@ -204,7 +213,7 @@ class AttemptRunner:
         spool.finish(sha256)
         self.session.on_masked(silo)
         assert self._sum is not None  # made before the stage's first message left
-        self._additions[silo] = asyncio.create_task(self._add(spool.path, self._sum))
+        self._additions[silo] = asyncio.create_task(self._add(spool, self._sum))
         self._news.set()
 
     # the stages
@@ -222,12 +231,12 @@ class AttemptRunner:
             Absence(silo=silo, stage=waiting, reason=sits_out) for silo in sorted(self._kept_out)
         ]
         deadline, hard_cap = self._spec.train_deadline_seconds, self._spec.train_hard_cap_seconds
-        limits = replace(self._stage_limits, deadline=deadline, hard_cap=hard_cap)
+        floor = replace(self._floor, deadline=deadline, hard_cap=hard_cap)
         signers = {signer.name for signer in proofs[-1].signers} if proofs else set()
         bare, proven = pb.CoordinatorMessage(task=task), pb.CoordinatorMessage(task=task)
         proven.task.proofs.extend(proofs)
         tasks = {silo: bare if silo in signers else proven for silo in candidates}
-        self._begin_stage(tasks, limits)
+        self._begin_stage(tasks, floor, downloaded_bytes=task.state_bytes)
         has_enough = False
         while True:
             self._news.clear()
@@ -242,7 +251,7 @@ class AttemptRunner:
                 self._on_stage(PhaseEvent.ENOUGH_ADVERTS)
             if is_enough and not awaited:
                 return
-            self._check_hope(candidates, now)
+            self._check_hope(candidates, awaited, now=now)
             self._tell_awaited(awaited or pending)
             reoffer_at = min(now + REOFFER_SECONDS, self._deadlines.hard_cap_at)
             await self._news_until(min(awaited.values(), default=reoffer_at))
@@ -256,10 +265,11 @@ class AttemptRunner:
     async def share(self) -> None:
         """Fix U1, hand out the adverts, collect the sealed shares."""
         cohort = self._close(self.session.close_advertise, PhaseState.ADVERTISE, self._terms.names)
+        return_free_memory()
         self._lose(set(self._terms.names) - self._kept_out - set(self.session.cohort), PhaseState.WAITING)
         self._on_stage(PhaseEvent.COHORT_FIXED)
         message = wire.to_silo(cohort, self.key)
-        self._begin_stage(dict.fromkeys(self.session.cohort, message), self._stage_limits)
+        self._begin_stage(dict.fromkeys(self.session.cohort, message), self._floor)
         await self._collect()
 
     async def masked(self, spool: SessionSpool) -> None:
@@ -272,8 +282,10 @@ class AttemptRunner:
         self._on_stage(PhaseEvent.SHARES_CLOSED)
         self._spool = spool
         self._sum = MaskedSum(self._terms.layout)
-        outbox = {silo: wire.to_silo(dealt, self.key) for silo, dealt in envelopes.items()}
-        self._begin_stage(outbox, self._stage_limits)
+        # taken out one after the other: all envelopes together are not held twice
+        outbox = {silo: wire.to_silo(envelopes.pop(silo), self.key) for silo in list(envelopes)}
+        return_free_memory()
+        self._begin_stage(outbox, self._floor, uploaded_bytes=self._terms.layout.total_bytes)
         await self._collect()
 
     async def consistency(self) -> MaskedSum:
@@ -282,11 +294,13 @@ class AttemptRunner:
         survivors = self._close(self.session.close_masked, PhaseState.MASKED, self.session.sharers)
         self._lose(set(self.session.sharers) - set(self.session.survivors), PhaseState.MASKED)
         await asyncio.gather(*self._additions.values())
+        self._outbox = {}
+        return_free_memory()
         if set(self._additions) != set(self.session.survivors):
             raise LocalProtocolError("attempt: the added vectors are not those of U3")
         self._on_stage(PhaseEvent.UPLOADS_CLOSED)
         message = wire.to_silo(survivors, self.key)
-        self._begin_stage(dict.fromkeys(self.session.survivors, message), self._stage_limits)
+        self._begin_stage(dict.fromkeys(self.session.survivors, message), self._floor)
         await self._collect(is_done=lambda: self.session.has_signatures)
         self._close(self.session.close_consistency, PhaseState.CONSISTENCY, self.session.survivors)
         assert self._sum is not None  # made when the masked stage began
@@ -295,11 +309,11 @@ class AttemptRunner:
 
     async def unmask(self) -> UnmaskPlan:
         """Ask for the shares, also of silos that come back late, until they suffice."""
+        # no share can be had elsewhere, so since when a silo is away or silent does not matter
         cap = self._settings.unmask_hard_cap_seconds
-        # no share can be had elsewhere, so since when a silo is away does not matter
-        limits = replace(self._stage_limits, deadline=cap, hard_cap=cap, grace=math.inf)
+        floor = replace(self._floor, deadline=math.inf, hard_cap=cap, grace=math.inf)
         message = wire.to_silo(self.session.unmask_request(), self.key)
-        self._begin_stage(dict.fromkeys(self.session.survivors, message), limits)
+        self._begin_stage(dict.fromkeys(self.session.survivors, message), floor)
         await self._collect(is_done=lambda: self.session.can_unmask)
         if not self.session.can_unmask and self._clock.monotonic() >= self._deadlines.hard_cap_at:
             raise AttemptFailed(FailureReason.UNMASK_HARD_CAP, is_final=True)
@@ -324,7 +338,17 @@ class AttemptRunner:
 
     # helpers
 
-    def _begin_stage(self, outbox: Outbox, limits: StageLimits) -> None:
+    def _begin_stage(
+        self, outbox: Outbox, floor: StageLimits, *, uploaded_bytes: int = 0, downloaded_bytes: int = 0
+    ) -> None:
+        limits = following_work(
+            floor,
+            silos=len(outbox),
+            slowest_rate=self._line_rates.slowest(outbox),
+            uploaded_bytes=uploaded_bytes,
+            downloaded_bytes=downloaded_bytes,
+        )
+        log.info("stage begun", stage=self.session.state.value, **limits.told(), **self._scope)
         now = self._clock.monotonic()
         self._deadlines = StageDeadlines(limits, started=now, away_since=self._away_since)
         self._outbox = outbox
@@ -356,7 +380,7 @@ class AttemptRunner:
         except TimeoutError:
             return
 
-    def _check_hope(self, candidates: frozenset[str], now: float) -> None:
+    def _check_hope(self, candidates: frozenset[str], awaited: Collection[str], *, now: float) -> None:
         """Give up at once where waiting cannot bring enough silos."""
         if len(candidates) < self._min_silos:
             raise AttemptFailed(FailureReason.TOO_FEW_SILOS)
@@ -368,15 +392,18 @@ class AttemptRunner:
                 is_budget = len(candidates) - len(refused) + len(would_do) >= self._min_silos
                 reason = FailureReason.BUDGET if is_budget else FailureReason.REFUSED
                 raise AttemptFailed(reason, is_final=True, ends_job=ends_job)
-        if now >= self._deadlines.hard_cap_at:
+        if now >= self._deadlines.hard_cap_at and not awaited:  # else one still downloads
             self._lose(set(candidates) & self.session.awaited, PhaseState.WAITING)
             raise AttemptFailed(FailureReason.TRAIN_HARD_CAP, is_final=True)
 
-    async def _add(self, spooled: Path, total: MaskedSum) -> None:
-        """One vector at a time, in a thread."""
+    async def _add(self, spool: Spool, total: MaskedSum) -> None:
+        """One vector at a time, a large one in a thread."""
         async with self._adding:
-            await asyncio.to_thread(total.add, spooled)
-            spooled.unlink(missing_ok=True)
+            if spool.total_bytes <= ADDED_AT_ONCE_BYTES:
+                total.add(spool.data())
+            else:
+                await asyncio.to_thread(total.add, spool.data())
+            spool.close()
 
     def _close(self, close: Callable[[], Any], stage: PhaseState, expected: Iterable[str]) -> Any:
         """Close a stage of the session; where it aborts, so does the attempt."""

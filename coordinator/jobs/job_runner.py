@@ -149,6 +149,12 @@ class JobRunner:
             "download: not a present state or sum of a job of this silo", code=Refusal.NOT_NAMED
         )
 
+    def on_download(self, silo: str, *, sent_bytes: int) -> None:
+        """The silo has taken so many more bytes of a file of the job."""
+        for awaiting in (self.attempt, self.statements):
+            if awaiting is not None:
+                awaiting.on_download(silo, sent_bytes=sent_bytes)
+
     def on_connected(self, silo: str) -> None:
         """The silo is offered the job. It, or the coordinator, may have missed how the last phase ended, and
         the last one that holds the silo's own input: its local state follows from that."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from chorale.job import IMPLAUSIBLE, Job
 from chorale.observability.logs import get_logger
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
-from coordinator.jobs.aggregate import RevealedFile, store_tagged
+from coordinator.jobs.aggregate import RevealedFile
 from coordinator.storage.checkpoints import Checkpoints
+from coordinator.storage.sum_files import SumFiles
 from crypto.fixed_point.plausible import ImplausibleSum
-from crypto.masking.stored_sum import StoredSum
+from crypto.masking.stored_sum import StoredParts, StoredSum
 from crypto.session.messages import SessionTerms
 from strategies.base import PhaseResult
 from strategies.phases.enrollment import draw_seed_in
@@ -42,15 +42,15 @@ def outcome_of(
     terms: SessionTerms,
     state: GlobalState,
     *,
-    stored: Path,
-    tagged: Path,
+    files: SumFiles,
+    revealed: RevealedFile | None,
     survivors: int,
     self_mask_seeds: Mapping[str, bytes] | None,
     checkpoints: Checkpoints,
 ) -> Outcome:
-    """stored: where the revealed sum is. tagged: where the part of it goes that silos fetch."""
+    """files: where the revealed sum is. revealed: the part of it that silos fetch, if there is one."""
     context = job.context(key, state, len(terms.names))
-    sums = StoredSum(stored, layout=terms.layout)
+    sums = StoredParts(layout=terms.layout, tagged=files.tagged, untagged=files.untagged)
     try:
         sums.check_plausible(survivors)
     except ImplausibleSum as error:  # silos, who see the tagged part alone, would not apply that either
@@ -59,14 +59,12 @@ def outcome_of(
     figures = dict(job.figures(key.phase, context, sums))
     if any(quantity.noise is not None for quantity in terms.layout.quantities):
         figures["wrap_probability"] = terms.layout.wrap_probability
-    if terms.layout.tagged is None:
+    if revealed is None or terms.layout.tagged is None:
         return Outcome(result=PhaseResult(state={}, figures=figures), digest=terms.state_digest)
-    del sums  # its pages, before those of the tagged part
-    revealed = store_tagged(stored, tagged, layout=terms.layout)
     result = job.outcome(
         key.phase,
         context,
-        StoredSum(tagged, layout=terms.layout.tagged),
+        StoredSum(revealed.path, layout=terms.layout.tagged),
         survivors=survivors,
         self_mask_seeds=self_mask_seeds,
     )

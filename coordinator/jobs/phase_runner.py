@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 from chorale.job import Job
 from chorale.observability import tracing
@@ -22,7 +21,7 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint, sitting_out
-from coordinator.jobs.aggregate import MaskedSum, RevealedFile, unmask_stored
+from coordinator.jobs.aggregate import MaskedSum, RevealedFile, revealed_file, unmask_stored
 from coordinator.jobs.agreement import Abandonment, Agreement, cohort_proof
 from coordinator.jobs.attempt_runner import AttemptFailed, AttemptRunner
 from coordinator.jobs.outcome import outcome_of
@@ -34,6 +33,7 @@ from coordinator.reasons import Absent, FailureReason
 from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool
 from coordinator.storage.store import Absence, PhaseRow
+from coordinator.storage.sum_files import SumFiles
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.roster import Roster
 from crypto.session.coordinator_session import CoordinatorSession
@@ -80,6 +80,8 @@ class PhaseRunner:
         self._machine = PhaseMachine(state=row.state, attempt=max(row.attempt, 1))
         self._stage_began = resources.clock.monotonic()
         self._upload_bytes = row.upload_bytes
+        self._record: SessionRecord | None = None
+        self._shown: RevealedFile | None = None
 
     async def run(self) -> records_pb2.PhaseRecord:
         """The phase's record, already stored."""
@@ -143,9 +145,13 @@ class PhaseRunner:
             terms=terms, roster=roster, authority=self._resources.authority, now=self._resources.clock.now()
         )
         attempt = self._new_attempt(session, terms)
-        uploads = self._resources.settings.spool_directory / f"{self._row.sequence}-{self._machine.attempt}"
+        uploads = SessionSpool(
+            self._resources.settings.spool_directory / f"{self._row.sequence}-{self._machine.attempt}",
+            total_bytes=terms.layout.total_bytes,
+            memory=self._resources.spool_memory,
+        )
         try:
-            with SessionSpool(uploads, total_bytes=terms.layout.total_bytes) as spool:
+            with uploads as spool:
                 with self._span(Span.WAITING):
                     await attempt.collect_adverts(task, store.proofs(self._job.digest))
                 with self._span(Span.SHARE):
@@ -162,11 +168,12 @@ class PhaseRunner:
     async def _resume(self, roster: Roster, state: GlobalState) -> None:
         """The stored session asks again for its shares; the silos repeat their answers."""
         session = CoordinatorSession.resume(
-            self._row.session or b"",
+            self._files.read_session(self._row.session_digest or b""),
             roster=roster,
             authority=self._resources.authority,
             now=self._resources.clock.now(),
         )
+        self._record = session.record
         self._log_stage()
         attempt = self._new_attempt(session, self._terms(roster, state))
         try:
@@ -214,14 +221,16 @@ class PhaseRunner:
 
     async def _store_sum(self, attempt: AttemptRunner, total: MaskedSum) -> None:
         """Masked sum, sets, signatures and envelopes are durable before a share is asked for."""
-        await asyncio.to_thread(total.store, self._sum_path("masked"))
         self._upload_bytes = _mean_of(attempt.sent_bytes, attempt.session.survivors)
         self._resources.store.enter_unmask(
             self._row.sequence,
-            session=attempt.session.snapshot(),
+            session_digest=await asyncio.to_thread(
+                self._files.store, total.parts(), attempt.session.snapshot()
+            ),
             cohort=attempt.session.survivors,
             upload_bytes=self._upload_bytes,
         )
+        self._record = attempt.session.record
         self._advance(PhaseEvent.SUM_STORED)
 
     async def _reveal(self, attempt: AttemptRunner) -> None:
@@ -229,8 +238,7 @@ class PhaseRunner:
         with self._span(Span.UNMASK):
             before = dict(attempt.sent_bytes)
             plan = await attempt.unmask()
-            masked, revealed = self._sum_path("masked"), self._sum_path("revealed")
-            await asyncio.to_thread(unmask_stored, masked, revealed, plan=plan)
+            self._shown = await asyncio.to_thread(unmask_stored, self._files, plan)
             sent = {silo: total - before[silo] for silo, total in attempt.sent_bytes.items()}
             self._upload_bytes += _mean_of(sent, plan.survivors)
             opens_draw = self._job.opens_draw(self._row.round, self._row.phase)
@@ -248,8 +256,9 @@ class PhaseRunner:
 
     async def _abandoned(self) -> AbandonedProof | None:
         """That t silos never reveal the phase, where inputs of it may have left and nothing says whose."""
-        has_signatures = self._resources.store.phase(self._row.sequence).session is not None
-        if not self._has_inputs or has_signatures or not self._job.strategy.reads_state(self._key.kind):
+        if not self._has_inputs or not self._job.strategy.reads_state(self._key.kind):
+            return None
+        if self._session_record() is not None:  # it says who would be in the sum
             return None
         try:
             roster = self._resources.roster_book.of_version(self._row.roster_version)
@@ -275,15 +284,17 @@ class PhaseRunner:
         """What the stored sum does, once t silos have computed the same."""
         terms = self._terms(roster, state)
         quantities = [quantity.name for quantity in terms.layout.quantities]
-        record = SessionRecord.from_bytes(self._row.session or b"")
+        record = self._session_record()
+        assert record is not None  # stored before a share was asked for
+        revealed = self._shown or await asyncio.to_thread(revealed_file, self._files, terms.layout)
         outcome = await asyncio.to_thread(
             outcome_of,
             self._job,
             self._key,
             terms,
             state,
-            stored=self._sum_path("revealed"),
-            tagged=self._sum_path("tagged"),
+            files=self._files,
+            revealed=revealed,
             survivors=len(record.survivors),
             self_mask_seeds=self._row.self_mask_seeds,
             checkpoints=self._resources.checkpoints,
@@ -350,17 +361,22 @@ class PhaseRunner:
             else wire.abandoned_proof_to_wire(abandoned, self._job.digest),
         )
         self._log_stage()
-        for name in ("masked", "revealed"):  # silos that are slower than t others fetch the tagged part
-            self._sum_path(name).unlink(missing_ok=True)
+        self._files.remove()
         publish(self._resources, record)
         return record
 
     def _cohort_proof(self) -> session_pb2.CohortProof | None:
         """Who was in the sum, or would be; further phases over the same model need it."""
-        session = self._resources.store.phase(self._row.sequence).session
-        if session is None or not self._job.strategy.reads_state(self._key.kind):
+        record = self._session_record()
+        if record is None or not self._job.strategy.reads_state(self._key.kind):
             return None
-        return cohort_proof(self._key, SessionRecord.from_bytes(session))
+        return cohort_proof(self._key, record)
+
+    def _session_record(self) -> SessionRecord | None:
+        """Of the session that came to UNMASK, in this process or an earlier one; None where none did."""
+        if self._record is None and self._row.session_digest is not None:
+            self._record = SessionRecord.from_bytes(self._files.read_session(self._row.session_digest))
+        return self._record
 
     # helpers
 
@@ -373,10 +389,13 @@ class PhaseRunner:
             attempt=self._machine.attempt,
         )
 
-    def _sum_path(self, name: str) -> Path:
-        """name: masked, revealed, or tagged."""
-        folder = self._resources.settings.sum_directory
-        return folder / f"{self._row.sequence}-{self._machine.attempt}.{name}"
+    @property
+    def _files(self) -> SumFiles:
+        return SumFiles(
+            self._resources.settings.sum_directory,
+            sequence=self._row.sequence,
+            attempt=self._machine.attempt,
+        )
 
     def _span(self, name: Span) -> AbstractContextManager[None]:
         return tracing.span(name, self._job.digest, self._row.round, self._key)

@@ -12,7 +12,7 @@ from chorale.observability.logs import get_logger
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
-from coordinator.jobs.deadlines import StageDeadlines, StageLimits
+from coordinator.jobs.deadlines import StageDeadlines, StageLimits, following_work
 from coordinator.resources import Resources
 from crypto.errors import RemoteProtocolError
 from crypto.session.statements import Signer
@@ -25,7 +25,8 @@ log = get_logger("coordinator.jobs.statements")
 class Statements:
     """One collection. signers: those of the silos that signed so far. out: silos that will not, and why.
 
-    silos: who is asked. away_since: the connectivity of the job's silos, kept up to date by its runner.
+    silos: who is asked. floor: of how long they are waited for; downloaded_bytes: what each fetches before it
+    signs. away_since: the connectivity of the job's silos, kept up to date by its runner.
     open_statement: the signature in a silo's message, or RemoteProtocolError.
     """
 
@@ -37,12 +38,14 @@ class Statements:
         question: pb.CoordinatorMessage,
         silos: Collection[str],
         threshold: int,
-        limits: StageLimits,
+        floor: StageLimits,
         away_since: Mapping[str, float],
         open_statement: Callable[[str, pb.SiloMessage], Signer],
         on_progress: Callable[[str], None],
+        downloaded_bytes: int = 0,
     ) -> None:
         self.key = key
+        self._scope = {"job": key.job_digest.hex()[:12], "round": key.round, "phase": key.phase}
         self.signers: dict[str, Signer] = {}
         self.out: dict[str, str] = {}
         self._clock = resources.clock
@@ -50,6 +53,13 @@ class Statements:
         self._question = question
         self._silos = silos
         self._threshold = threshold
+        limits = following_work(
+            floor,
+            silos=len(silos),
+            slowest_rate=resources.line_rates.slowest(silos),
+            downloaded_bytes=downloaded_bytes,
+        )
+        log.info("statements asked for", **limits.told(), **self._scope)
         self._deadlines = StageDeadlines(limits, started=self._clock.monotonic(), away_since=away_since)
         self._open_statement = open_statement
         self._on_progress = on_progress
@@ -84,21 +94,24 @@ class Statements:
         """It is looked at again who is worth waiting for."""
         self._news.set()
 
+    def on_download(self, silo: str, *, sent_bytes: int) -> None:
+        """The silo has taken so many more bytes of what it computes its statement from."""
+        self._deadlines.on_transfer(silo, moved_bytes=sent_bytes, now=self._clock.monotonic())
+
     def on_message(self, silo: str, message: pb.SiloMessage) -> None:
         """A statement, or a refusal to make one."""
         if silo not in self._silos or silo in self.signers:
             return
-        scope = {"silo": silo, "job": self.key.job_digest.hex()[:12], "round": self.key.round}
         try:
             if message.HasField("refused"):
                 self.out[silo] = wire.refused_from_wire(message.refused).value
-                log.warning("silo refused a statement", code=self.out[silo], phase=self.key.phase, **scope)
+                log.warning("silo refused a statement", code=self.out[silo], silo=silo, **self._scope)
             else:
                 self.signers[silo] = self._open_statement(silo, message)
                 self.out.pop(silo, None)
         except RemoteProtocolError as error:
             self.out[silo] = error.code.value
-            log.warning("statement not accepted", reason=str(error), phase=self.key.phase, **scope)
+            log.warning("statement not accepted", reason=str(error), silo=silo, **self._scope)
         self._news.set()
 
     def _tell(self, awaited: Collection[str]) -> None:

@@ -59,11 +59,13 @@ class Connection:
         self.farewell: Farewell | None = None
         self.ended = asyncio.Event()
         self._waiting: deque[pb.CoordinatorMessage] = deque()
+        self._sending: pb.CoordinatorMessage | None = None
         self._news = asyncio.Event()  # a message waits, or the connection has ended
 
     def send(self, message: pb.CoordinatorMessage) -> None:
-        """After the end nothing is sent."""
-        if self.ended.is_set():
+        """After the end nothing is sent, nor a message again that is still on its way: a slow line would fill
+        with copies of what it has yet to carry once."""
+        if self.ended.is_set() or message is self._sending or any(message is each for each in self._waiting):
             return
         if len(self._waiting) >= MAX_QUEUED_MESSAGES:
             self._waiting.clear()  # it does not read them
@@ -89,7 +91,9 @@ class Connection:
             message = self._waiting.popleft()
             if not self._waiting and not self.ended.is_set():
                 self._news.clear()
+            self._sending = message
             yield message
+            self._sending = None
 
 
 class Attendance:

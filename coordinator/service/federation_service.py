@@ -109,6 +109,7 @@ class FederationService:
             runner = self._job_manager.runner(wire.checked_digest(request.job_digest, what="job digest"))
             path = runner.download(caller.member.name, wire.checked_digest(request.digest, what="digest"))
             sent = self._resources.metrics.sent_bytes.labels(kind=Transfer.DOWNLOAD.value)
+            meter, clock = self._resources.line_rates.meter(caller.member.name), self._resources.clock
             offset, total_bytes = request.offset, path.stat().st_size
             if offset > total_bytes:
                 raise RemoteProtocolError("download: the offset is beyond the end of the file")
@@ -119,6 +120,8 @@ class FederationService:
                     await send(context, Chunk(offset, data), seconds=seconds, what="download")
                     offset += len(data)
                     sent.inc(len(data))
+                    meter.note(len(data), now=clock.monotonic())
+                    runner.on_download(caller.member.name, sent_bytes=len(data))
 
     async def Upload(
         self, request_iterator: AsyncIterator[pb.UploadMessage | Chunk], context: Context
@@ -126,19 +129,20 @@ class FederationService:
         """One masked vector: header, receipt with the offset to resume from, chunks, end, receipt."""
         caller = caller_of(context)
         counted = self._resources.metrics.received_bytes.labels(kind=Transfer.UPLOAD.value)
-        seconds = self._resources.settings.chunk_seconds
-        messages = received(request_iterator, seconds=seconds, what="upload")
+        meter, clock = self._resources.line_rates.meter(caller.member.name), self._resources.clock
         async with errors_as_codes(context):
-            attempt, spool = await self._open_upload(caller.member.name, messages)
+            attempt, spool = await self._open_upload(caller.member.name, request_iterator)
             yield pb.UploadReceipt(received_bytes=spool.received_bytes, complete=spool.is_complete)
             if spool.is_complete:
                 return
-            async for message in messages:
+            seconds = attempt.standstill_seconds
+            async for message in received(request_iterator, seconds=seconds, what="upload"):
                 if isinstance(message, Chunk):
                     chunk_bytes = len(check_chunk(message).data)
                     await spool.append(message.offset, message.data)
                     framed_bytes = chunk_bytes + wire.CHUNK_FRAME_BYTES
-                    attempt.on_upload_progress(caller.member.name, spool, chunk_bytes=framed_bytes)
+                    attempt.on_upload_progress(caller.member.name, chunk_bytes=framed_bytes)
+                    meter.note(framed_bytes, now=clock.monotonic())
                     counted.inc(chunk_bytes)
                     continue
                 if message.WhichOneof("kind") != "end":
@@ -152,14 +156,15 @@ class FederationService:
         self, silo: str, messages: AsyncIterator[pb.UploadMessage | Chunk]
     ) -> tuple[AttemptRunner, Spool]:
         """The attempt that the header names, and where the vector goes. Raises RemoteProtocolError."""
-        first = await anext(aiter(messages), None)
+        seconds = self._resources.settings.chunk_seconds
+        first = await anext(received(messages, seconds=seconds, what="upload"), None)
         if not isinstance(first, pb.UploadMessage) or first.WhichOneof("kind") != "header":
             raise RemoteProtocolError("upload: expected a header first")
         key = wire.key_from_wire(first.header.key)
         attempt = self._job_manager.runner(key.job_digest).attempt_for(silo, key)
         spool = attempt.open_upload(silo, first.header.total_bytes)
         spool.begin_stream()
-        attempt.on_upload_progress(silo, spool, chunk_bytes=first.ByteSize())
+        attempt.on_upload_progress(silo, chunk_bytes=first.ByteSize())
         return attempt, spool
 
     async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:

@@ -110,4 +110,15 @@ _COMPUTED_STATES: Migration = (
     """,
 )
 
-MIGRATIONS = (_FIRST, _OTHER_PHASE_NAMES, _COMPUTED_STATES)
+# What UNMASK resumes from is a file: it grows with the square of the number of silos, and each update of a
+# row writes the whole row.
+_SESSION_FILES: Migration = (
+    "ALTER TABLE phases DROP COLUMN session",
+    "ALTER TABLE phases ADD COLUMN session_digest BLOB",
+    """
+    UPDATE jobs SET status = 'failed', reason = 'the coordinator was upgraded: submit the job again'
+    WHERE status IN ('running', 'paused')
+    """,
+)
+
+MIGRATIONS = (_FIRST, _OTHER_PHASE_NAMES, _COMPUTED_STATES, _SESSION_FILES)

@@ -16,7 +16,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from chorale.job import SignedJob
-from chorale.runtime.database import Database
+from chorale.runtime.database import Commit, Database
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint
 from coordinator.phase_machine import ENDED, PhaseState
@@ -51,7 +51,8 @@ class JobRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRow:
     """state_digest: of the global state that the phase starts from. cohort: U3, from UNMASK on.
-    session: what UNMASK resumes. self_mask_seeds: b by silo of U3, of a revealed phase that opens a draw."""
+    session_digest: of the stored session that UNMASK resumes. self_mask_seeds: b by silo of U3, of a revealed
+    phase that opens a draw."""
 
     sequence: int
     job: bytes
@@ -63,7 +64,7 @@ class PhaseRow:
     started_unix_seconds: float
     upload_bytes: int
     cohort: list[str] | None
-    session: bytes | None
+    session_digest: bytes | None
     state_digest: bytes
     record_json: str | None
     self_mask_seeds: dict[str, bytes] | None = None
@@ -232,23 +233,25 @@ class Store:
             if attempt <= last:
                 raise LocalProtocolError(f"store: attempt {attempt} follows attempt {last}")
             connection.execute(
-                "UPDATE phases SET attempt = ?, state = ?, session = NULL, upload_bytes = 0"
+                "UPDATE phases SET attempt = ?, state = ?, session_digest = NULL, upload_bytes = 0"
                 " WHERE sequence = ?",
                 (attempt, PhaseState.WAITING, sequence),
             )
 
     def set_phase_state(self, sequence: int, state: PhaseState) -> None:
-        with self._database.transaction() as connection:
+        """A stage before UNMASK: nothing that is sent depends on it, so no flush is waited for."""
+        with self._database.transaction(Commit.UNFLUSHED) as connection:
             connection.execute("UPDATE phases SET state = ? WHERE sequence = ?", (state, sequence))
 
     def enter_unmask(
-        self, sequence: int, *, session: bytes, cohort: Sequence[str], upload_bytes: int
+        self, sequence: int, *, session_digest: bytes, cohort: Sequence[str], upload_bytes: int
     ) -> None:
         """From here on this very session is resumed (docs/protocol.md 6)."""
         with self._database.transaction() as connection:
             connection.execute(
-                "UPDATE phases SET state = ?, session = ?, cohort = ?, upload_bytes = ? WHERE sequence = ?",
-                (PhaseState.UNMASK, session, json.dumps(list(cohort)), upload_bytes, sequence),
+                "UPDATE phases SET state = ?, session_digest = ?, cohort = ?, upload_bytes = ?"
+                " WHERE sequence = ?",
+                (PhaseState.UNMASK, session_digest, json.dumps(list(cohort)), upload_bytes, sequence),
             )
 
     def enter_revealed(
@@ -277,12 +280,12 @@ class Store:
         """One transaction: the phase's result, its record, the job's new state and its proof, once."""
         if state not in ENDED:
             raise LocalProtocolError(f"store: a phase does not end in state {state.value}")
-        with self._database.transaction() as connection:
+        with self._database.transaction(Commit.QUIET) as connection:
             row = _phase(connection, sequence)
             if row.is_ended:
                 return
             connection.execute(
-                "UPDATE phases SET state = ?, record_json = ?, session = NULL WHERE sequence = ?",
+                "UPDATE phases SET state = ?, record_json = ?, session_digest = NULL WHERE sequence = ?",
                 (state, json_format.MessageToJson(record), sequence),
             )
             connection.execute(

@@ -221,6 +221,12 @@ class Layout:
         return Layout(quantities=quantities, members=self.members) if quantities else None
 
     @cached_property
+    def untagged(self) -> Layout | None:
+        """The other quantities, which no silo fetches. None where there is none."""
+        quantities = tuple(quantity for quantity in self.quantities if not quantity.is_tagged)
+        return Layout(quantities=quantities, members=self.members) if quantities else None
+
+    @cached_property
     def digest(self) -> bytes:
         """SHA-256 over m, the version of the tags and the `quantity_fields` of every quantity."""
         rows = [quantity_fields(quantity) for quantity in self.quantities]

@@ -68,14 +68,20 @@ def decode(sums: Mapping[int, Words], *, layout: Layout) -> dict[str, NDArray[An
 
 def decode_quantity(words_N: Words, *, quantity: Quantity, members: int) -> NDArray[Any]:
     """One quantity of a sum in its own units and shape: float64, or int64 for counts."""
+    value_N = decode_piece(words_N, quantity=quantity, members=members)
+    if quantity.projection is not None:
+        value_N = quantity.projection.expand(value_N)
+    return value_N.reshape(quantity.shape)
+
+
+def decode_piece(words_N: Words, *, quantity: Quantity, members: int) -> NDArray[Any]:
+    """Any words of one quantity of a sum, each by itself: what `decode_quantity` gives before it expands."""
     signed_N = words_N.view(SIGNED_TYPES[quantity.ring_bits])
     if quantity.is_count:
-        return signed_N.astype(np.int64).reshape(quantity.shape)
+        return signed_N.astype(np.int64)
     real_N = signed_N.astype(np.float64)
     real_N /= quantity.scale(members)  # exact: a power of two
-    if quantity.projection is not None:
-        real_N = quantity.projection.expand(real_N)
-    return real_N.reshape(quantity.shape)
+    return real_N
 
 
 def add_into(total: Mapping[int, Words], part: Mapping[int, Words]) -> None:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 
 from cryptography import x509
 
@@ -55,8 +56,12 @@ class Roster:
     def silo_names(self) -> frozenset[str]:
         return frozenset(member.name for member in self.members if member.role is Role.SILO)
 
+    @cached_property
+    def _lookup(self) -> frozenset[Member]:
+        return frozenset(self.members)  # every advert is looked up
+
     def holds(self, role: Role, name: str, fingerprint: bytes) -> bool:
-        return Member(role, name, fingerprint) in self.members
+        return Member(role, name, fingerprint) in self._lookup
 
     def is_admin(self, operator: str) -> bool:
         """Whether the operator of this name has the mark."""

@@ -141,6 +141,22 @@ class UnmaskPlan:
         ]
         deque(pipeline.in_order(tasks, workers=pipeline.workers_for(len(tasks), workers)), maxlen=0)
 
+    def stream(
+        self, sums: Mapping[int, Words], *, tagged: bool, workers: int | None = None
+    ) -> Iterator[memoryview]:
+        """The unmasked sum without a copy of it: the stream of the tagged part, or of the rest, in blocks.
+
+        sums: as they were added, also as `vectors_from_stream` maps them from a file. Memory is that of a
+        few blocks. Raises LocalProtocolError if the vectors are not of this layout.
+        """
+        masks = _masks(self.layout, self.seeds, self.cohort_digest)
+        tasks = [
+            partial(masks[ring_bits].unmasked, sums[ring_bits][first:last], first)
+            for ring_bits, place in _places(self.layout, tagged=tagged)
+            for first, last in _blocks(place, CHUNK_BYTES * 8 // ring_bits)
+        ]
+        yield from pipeline.in_order(tasks, workers=pipeline.workers_for(len(tasks), workers))
+
 
 def vectors_from_stream(layout: Layout, data: bytes | bytearray | memoryview) -> dict[int, Words]:
     """The vectors in an uploaded stream, without a copy.
@@ -167,14 +183,25 @@ def tagged_stream(layout: Layout, sums: Mapping[int, Words]) -> Iterator[memoryv
     ring.check_vectors(sums, layout=layout)
     if layout.tagged is None:
         raise LocalProtocolError("masking: no quantity of the layout is tagged")
-    for ring_bits in layout.tagged.ring_sizes:
+    for ring_bits, place in _places(layout, tagged=True):
+        word_B = sums[ring_bits][place]
+        yield word_B.astype(word_B.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
+
+
+def _places(layout: Layout, *, tagged: bool) -> Iterator[tuple[int, slice]]:
+    """Where the tagged words of a sum lie, or the others, in the order of their stream. Tags are tagged."""
+    for ring_bits in layout.ring_sizes:
         slices = layout.slices(ring_bits)
-        places = [slices[quantity.name] for quantity in layout.tagged.quantities if quantity.name in slices]
-        if ring_bits == 64:
-            places.append(slice(layout.values_end(64), None))
-        for place in places:
-            word_B = sums[ring_bits][place]
-            yield word_B.astype(word_B.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
+        for quantity in layout.quantities:
+            if quantity.ring_bits == ring_bits and quantity.is_tagged is tagged:
+                yield ring_bits, slices[quantity.name]
+        if ring_bits == 64 and layout.tag_words and tagged:
+            yield ring_bits, slice(layout.values_end(64), layout.length(64))
+
+
+def _blocks(place: slice, size: int) -> Iterator[tuple[int, int]]:
+    for first in range(place.start, place.stop, size):
+        yield first, min(first + size, place.stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +248,12 @@ class _Masks:
             stream.fill(mask_B.view(np.uint8))
             operation(words_B, mask_B, out=words_B)
         self._idle.append(streams)
+
+    def unmasked(self, words_B: Words, first: int) -> memoryview:
+        """A copy of these words with every stream applied, as little-endian bytes."""
+        words_B = words_B.astype(ring.WORD_TYPES[words_B.itemsize * 8])
+        self.apply(words_B, first)
+        return words_B.astype(words_B.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
 
 
 def _masks(layout: Layout, seeds: tuple[SignedSeed, ...], cohort_digest: bytes) -> dict[int, _Masks]:

@@ -1,22 +1,21 @@
-"""A revealed sum on disk: decoded a quantity at a time, and the part of it that silos fetch.
+"""A revealed sum on disk, decoded a quantity at a time.
 
 Source: docs/protocol.md 4, 5.6 and 7.9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.errors import LocalProtocolError
 from crypto.fixed_point import ring
-from crypto.fixed_point.layout import Layout
+from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.plausible import check_plausible
-from crypto.masking import masks
+from crypto.fixed_point.ring import Words
 from crypto.masking.masks import vectors_from_stream
 
 
@@ -42,9 +41,25 @@ class StoredSum(Mapping[str, NDArray[Any]]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         quantity = self._quantities[name]
-        words = self._vectors[quantity.ring_bits][self._layout.slices(quantity.ring_bits)[name]]
-        words_N = words.astype(ring.WORD_TYPES[quantity.ring_bits], copy=False)
-        return ring.decode_quantity(words_N, quantity=quantity, members=self._layout.members)
+        return ring.decode_quantity(self._words(quantity), quantity=quantity, members=self._layout.members)
+
+    def pieces(self, name: str) -> Callable[[slice], NDArray[Any]]:
+        """Any piece of a quantity, flat, decoded when it is asked for and alone; of one that is projected no
+        piece is to be had without the others, so the whole is decoded once and kept with what is returned.
+        """
+        quantity = self._quantities[name]
+        if quantity.projection is not None:
+            whole_N: NDArray[Any] = self[name].reshape(-1)
+            return lambda place: whole_N[place]
+        words_N, members = self._words(quantity), self._layout.members
+        return lambda place: ring.decode_piece(words_N[place], quantity=quantity, members=members)
+
+    def _words(self, quantity: Quantity) -> Words:
+        words_N = self._vectors[quantity.ring_bits][self._layout.slices(quantity.ring_bits)[quantity.name]]
+        return words_N.astype(ring.WORD_TYPES[quantity.ring_bits], copy=False)
+
+    def __contains__(self, name: object) -> bool:  # without decoding it
+        return name in self._quantities
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._quantities)
@@ -53,13 +68,30 @@ class StoredSum(Mapping[str, NDArray[Any]]):
         return len(self._quantities)
 
 
-def tagged_stream(path: Path, *, layout: Layout) -> Iterator[memoryview]:
-    """The stream of `layout.tagged` out of that of the whole layout, in parts and without a copy.
+class StoredParts(Mapping[str, NDArray[Any]]):
+    """A revealed sum of which the tagged part lies in one file and the rest in another."""
 
-    The words of the tagged quantities in ascending word size and declared order; what stands behind the
-    quantities of a vector, such as its tags, stays there. Raises LocalProtocolError where nothing is tagged,
-    RemoteProtocolError unless the file has exactly the layout's length.
-    """
-    if layout.tagged is None:
-        raise LocalProtocolError("sum: no quantity of this layout is tagged")
-    return masks.tagged_stream(layout, vectors_from_stream(layout, np.memmap(path, np.uint8, "r").data))
+    def __init__(self, *, layout: Layout, tagged: Path, untagged: Path) -> None:
+        parts = ((layout.tagged, tagged), (layout.untagged, untagged))
+        self._parts = [StoredSum(path, layout=part) for part, path in parts if part is not None]
+        self._names = [quantity.name for quantity in layout.quantities]
+
+    def check_plausible(self, survivors: int) -> None:
+        """Raises ImplausibleSum unless so many honest silos can have given each part."""
+        for part in self._parts:
+            part.check_plausible(survivors)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        for part in self._parts:
+            if name in part:
+                return part[name]
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -8,13 +8,13 @@ itself, which carries its certificate. Source: docs/protocol.md 2 and 5.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from cryptography import x509
 
-from crypto import encoding
+from crypto import encoding, envelope_tree
 from crypto.encoding import FieldReader
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.identity.certificates import (
@@ -34,9 +34,10 @@ from crypto.session.messages import (
     Advert,
     Complaint,
     Consistency,
+    Dealing,
     Envelope,
     NextState,
-    OwnShare,
+    RelayedEnvelope,
     SessionTerms,
     Signable,
 )
@@ -105,7 +106,7 @@ def open_advert(
         raise RemoteProtocolError(
             f"advert of {name}: the certificate is of {member.name}", code=Refusal.ADVERT
         )
-    if not roster.holds(Role.SILO, name, fingerprint(certificate)):
+    if not roster.holds(Role.SILO, name, fingerprint(read.advert.certificate)):
         raise RemoteProtocolError(f"advert of {name}: certificate not on the roster", code=Refusal.ROSTER)
     _open(signed, "advert", certificate, scope=f"advert of {name}", code=Refusal.ADVERT)
     if read.advert.session_digest != session_digest:
@@ -119,16 +120,73 @@ def cohort_digest(session_digest: bytes, adverts: Iterable[VerifiedAdvert]) -> b
     return encoding.digest("cohort", session_digest, [verified.signed.body for verified in ordered])
 
 
+def open_dealing(
+    signed: SignedBody, *, certificate: x509.Certificate, cohort_digest: bytes, sender: str
+) -> Dealing:
+    """What `sender` signed over all its envelopes in this cohort. docs/protocol.md 5.3."""
+    scope = f"dealing of {sender}"
+    reader = _open(signed, "dealing", certificate, scope=scope, code=Refusal.ENVELOPE)
+    dealing = Dealing(
+        cohort_digest=reader.data(DIGEST_BYTES),
+        sender=reader.text(),
+        self_mask_share_hash=reader.data(DIGEST_BYTES),
+        envelopes_root=reader.data(DIGEST_BYTES),
+    )
+    reader.end()
+    if (dealing.cohort_digest, dealing.sender) != (cohort_digest, sender):
+        raise RemoteProtocolError(f"{scope}: signed for another cohort or silo", code=Refusal.ENVELOPE)
+    return dealing
+
+
 def open_envelope(
-    signed: SignedBody, *, certificate: x509.Certificate, cohort_digest: bytes, sender: str, receiver: str
+    relayed: RelayedEnvelope,
+    *,
+    certificate: x509.Certificate,
+    cohort: Sequence[str],
+    cohort_digest: bytes,
+    sender: str,
+    receiver: str,
 ) -> Envelope:
-    """What `sender` signed for `receiver` in this cohort, still sealed. docs/protocol.md 5.3."""
+    """What `sender` dealt to `receiver`, still sealed: read only after the path led to the signed root.
+
+    cohort: U1, sorted. Place and size of the tree follow from it, and from nothing that a peer says.
+    Source: docs/protocol.md 5.3 and 5.4.
+    """
+    signed = open_dealing(
+        relayed.dealing, certificate=certificate, cohort_digest=cohort_digest, sender=sender
+    )
+    place = cohort.index(receiver) - (sender < receiver)  # the dealer has no envelope of its own
+    root = envelope_tree.root_from(relayed.envelope, relayed.path, place=place, size=len(cohort) - 1)
+    if root != signed.envelopes_root:
+        message = f"envelope {sender} to {receiver}: it is not in the dealing that was signed"
+        raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
+    return read_envelope(relayed.envelope, cohort_digest=cohort_digest, sender=sender, receiver=receiver)
+
+
+def read_envelope(data: bytes, *, cohort_digest: bytes, sender: str, receiver: str) -> Envelope:
+    """An envelope whose dealing was opened (open_dealing) and has it as a leaf.
+
+    Raises RemoteProtocolError(code=ENVELOPE).
+    """
     scope = f"envelope {sender} to {receiver}"
-    reader = _open(signed, "envelope", certificate, scope=scope, code=Refusal.ENVELOPE)
-    envelope = _envelope(reader)
-    bound = (envelope.cohort_digest, envelope.sender, envelope.receiver)
-    if bound != (cohort_digest, sender, receiver):
-        message = f"{scope}: signed for another cohort, sender or receiver"
+    try:
+        values = encoding.decode("envelope", data)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"{scope}: {error}", code=Refusal.ENVELOPE) from None
+    reader = FieldReader(values, what=scope, code=Refusal.ENVELOPE)
+    envelope = Envelope(
+        cohort_digest=reader.data(DIGEST_BYTES),
+        sender=reader.text(),
+        receiver=reader.text(),
+        self_mask_share_hash=reader.data(DIGEST_BYTES),
+        recovery_share_hash=reader.data(DIGEST_BYTES),
+        sealed_shares=reader.data(),
+        pair_seed_hash=reader.data(),
+        sealed_pair_seed=reader.data(),
+    )
+    reader.end()
+    if (envelope.cohort_digest, envelope.sender, envelope.receiver) != (cohort_digest, sender, receiver):
+        message = f"{scope}: made for another cohort, sender or receiver"
         raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
     # a pair seed travels from the smaller name to the greater, and only so
     has_seed = sender < receiver
@@ -140,38 +198,27 @@ def open_envelope(
     return envelope
 
 
-def read_envelope(signed: SignedBody) -> Envelope:
-    """Fields of an envelope that was opened before (open_envelope)."""
-    return _envelope(FieldReader(encoding.decode("envelope", signed.body), what="envelope"))
-
-
-def open_own_share(
-    signed: SignedBody, *, certificate: x509.Certificate, cohort_digest: bytes, sender: str
-) -> OwnShare:
-    scope = f"own share of {sender}"
-    reader = _open(signed, "own-share", certificate, scope=scope, code=Refusal.ENVELOPE)
-    own = _own_share(reader)
-    if (own.cohort_digest, own.sender) != (cohort_digest, sender):
-        raise RemoteProtocolError(f"{scope}: signed for another cohort or silo", code=Refusal.ENVELOPE)
-    return own
-
-
-def read_own_share(signed: SignedBody) -> OwnShare:
-    """Fields of an own share that was opened before (open_own_share)."""
-    return _own_share(FieldReader(encoding.decode("own-share", signed.body), what="own share"))
-
-
-def body_of(message: Signable) -> bytes:
-    """What is signed of a message that the receiver knows in full."""
+def body_of(message: Signable | Envelope) -> bytes:
+    """Its canonical bytes: an envelope, or what is signed of a message that the receiver knows in full."""
     return encoding.encode(message.PURPOSE, *_values(message))
 
 
-def check_consistency(signed: SignedBody, *, certificate: x509.Certificate, expected: Consistency) -> None:
+def consistency_bodies(
+    *, cohort_digest: bytes, sharers: Sequence[str], survivors: Sequence[str]
+) -> dict[str, bytes]:
+    """What each survivor signs of the sets. They are encoded once: they are nearly all of it."""
+    sets = encoding.Encoded.of(sharers), encoding.Encoded.of(survivors)
+    return {name: encoding.encode(Consistency.PURPOSE, cohort_digest, name, *sets) for name in survivors}
+
+
+def check_consistency(
+    signed: SignedBody, *, certificate: x509.Certificate, sender: str, expected: bytes
+) -> None:
     """The body is known in full, so it is compared and not parsed. docs/protocol.md 5.5."""
-    scope = f"consistency signature of {expected.sender}"
-    if signed.body != body_of(expected):
+    scope = f"consistency signature of {sender}"
+    if signed.body != expected:
         raise RemoteProtocolError(f"{scope}: made over another cohort or other sets", code=Refusal.SIGNATURES)
-    _check_signed(signed, expected.PURPOSE, certificate, scope)
+    _check_signed(signed, Consistency.PURPOSE, certificate, scope)
 
 
 def check_statement(
@@ -206,33 +253,8 @@ def _check_signed(signed: SignedBody, purpose: str, certificate: x509.Certificat
         raise RemoteProtocolError(f"{scope}: {error}", code=Refusal.SIGNATURES) from None
 
 
-def _values(message: Signable) -> list[encoding.Field]:
+def _values(message: Signable | Envelope) -> list[encoding.Field]:
     return [getattr(message, field.name) for field in dataclasses.fields(message)]
-
-
-def _envelope(reader: FieldReader) -> Envelope:
-    envelope = Envelope(
-        cohort_digest=reader.data(DIGEST_BYTES),
-        sender=reader.text(),
-        receiver=reader.text(),
-        self_mask_share_hash=reader.data(DIGEST_BYTES),
-        recovery_share_hash=reader.data(DIGEST_BYTES),
-        sealed_shares=reader.data(),
-        pair_seed_hash=reader.data(),
-        sealed_pair_seed=reader.data(),
-    )
-    reader.end()
-    return envelope
-
-
-def _own_share(reader: FieldReader) -> OwnShare:
-    own = OwnShare(
-        cohort_digest=reader.data(DIGEST_BYTES),
-        sender=reader.text(),
-        self_mask_share_hash=reader.data(DIGEST_BYTES),
-    )
-    reader.end()
-    return own
 
 
 def _open(

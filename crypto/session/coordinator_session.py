@@ -16,15 +16,15 @@ from typing import TypeAlias
 
 from cryptography import x509
 
+from crypto import envelope_tree
 from crypto.errors import LocalProtocolError, ProtocolError, Refusal, RemoteProtocolError
 from crypto.identity.certificates import SignedBody
 from crypto.identity.roster import Roster
 from crypto.masking.masks import UnmaskPlan
-from crypto.session import bodies, unmasking
+from crypto.session import bodies, session_record, unmasking
 from crypto.session.envelope import seal
 from crypto.session.messages import (
     Cohort,
-    Consistency,
     Envelopes,
     RecoveredSeeds,
     RecoverRequest,
@@ -34,10 +34,11 @@ from crypto.session.messages import (
     Survivors,
     UnmaskShares,
 )
-from crypto.session.session_record import Dealing, SessionRecord
+from crypto.session.session_record import HeldDealing, SessionRecord
 from crypto.session.unmasking import Rebuilt
 
-Payload: TypeAlias = SignedBody | Shares | UnmaskShares | RecoveredSeeds | None
+# what a repeat is compared with; of Shares a digest
+Payload: TypeAlias = SignedBody | bytes | UnmaskShares | RecoveredSeeds | None
 
 
 class CoordinatorState(StrEnum):
@@ -122,12 +123,14 @@ class CoordinatorSession:
         self.liars: dict[str, str] = {}
         self.terms = terms
         self._record = SessionRecord(terms=terms)
+        self._dealings: dict[str, HeldDealing] = {}  # until U3 is known
         self._session_digest = terms.digest()
         self._roster = roster
         self._authority = authority
         self._now = now
         self._seen: dict[tuple[str, Event], Payload] = {}
         self._kept_out: set[str] = set()  # their last message was bad
+        self._statements: dict[str, bytes] = {}  # what survivors sign, once U3 is known
         self._answers: dict[str, UnmaskShares] = {}
         self._rebuilt = Rebuilt()
         self._self_mask_seeds: dict[str, bytes] = {}
@@ -146,7 +149,7 @@ class CoordinatorSession:
         session.state = CoordinatorState.UNMASK
         seen = session._seen  # so that repeats are still known
         seen |= {(name, Event.ADVERT): verified.signed for name, verified in record.adverts.items()}
-        seen |= {(name, Event.SHARES): dealing.shares for name, dealing in record.dealings.items()}
+        seen |= {(name, Event.SHARES): dealing.message_digest for name, dealing in record.dealings.items()}
         seen |= {(name, Event.MASKED_VECTOR): None for name in record.survivors}
         seen |= {(name, Event.CONSISTENCY): signed for name, signed in record.signatures.items()}
         return session
@@ -156,6 +159,11 @@ class CoordinatorSession:
         if self.state is not CoordinatorState.UNMASK:
             raise LocalProtocolError(f"session: no snapshot in state {self.state.value}, expected unmask")
         return self._record.to_bytes()
+
+    @property
+    def record(self) -> SessionRecord:
+        """What is known of the session, as `snapshot` writes it."""
+        return self._record
 
     @property
     def cohort(self) -> tuple[str, ...]:
@@ -229,33 +237,19 @@ class CoordinatorSession:
 
     def on_shares(self, sender: str, shares: Shares) -> None:
         """One envelope to every other member of U1, in their order. Source: docs/protocol.md 5.3."""
-        with self._receiving(sender, Event.SHARES, shares) as is_new:
+        leaves = [envelope_tree.leaf(envelope) for envelope in shares.envelopes]
+        message_digest = session_record.message_digest(shares, leaves)
+        with self._receiving(sender, Event.SHARES, message_digest) as is_new:
             if not is_new:
                 return
-            receivers = [name for name in self.cohort if name != sender]
-            if len(shares.envelopes) != len(receivers):
-                got = f"expected {len(receivers)} envelopes, got {len(shares.envelopes)}"
-                raise RemoteProtocolError(f"shares of {sender}: {got}", code=Refusal.ENVELOPE)
-            relayed = dict(zip(receivers, shares.envelopes, strict=True))
-            certificate, cohort_digest = self._record.adverts[sender].certificate, self.cohort_digest
-            envelopes = {
-                receiver: bodies.open_envelope(
-                    signed,
-                    certificate=certificate,
-                    cohort_digest=cohort_digest,
-                    sender=sender,
-                    receiver=receiver,
-                )
-                for receiver, signed in relayed.items()
-            }
-            own = bodies.open_own_share(
-                shares.own_share, certificate=certificate, cohort_digest=cohort_digest, sender=sender
-            )
-            self._record.dealings[sender] = Dealing(
-                shares=shares,
-                relayed=relayed,
-                envelopes=envelopes,
-                own_share_hash=own.self_mask_share_hash,
+            self._dealings[sender] = HeldDealing(
+                shares,
+                leaves,
+                message_digest=message_digest,
+                certificate=self._record.adverts[sender].certificate,
+                cohort_digest=self.cohort_digest,
+                dealer=sender,
+                receivers=[name for name in self.cohort if name != sender],
             )
 
     def on_complaint(self, sender: str, complaint: SignedBody) -> None:
@@ -283,14 +277,12 @@ class CoordinatorSession:
         with self._receiving(sender, Event.CONSISTENCY, signature) as is_new:
             if not is_new:
                 return
-            expected = Consistency(
-                cohort_digest=self.cohort_digest,
+            bodies.check_consistency(
+                signature,
+                certificate=self._record.adverts[sender].certificate,
                 sender=sender,
-                sharers=self.sharers,
-                survivors=self.survivors,
+                expected=self._statements[sender],
             )
-            certificate = self._record.adverts[sender].certificate
-            bodies.check_consistency(signature, certificate=certificate, expected=expected)
             self._record.signatures[sender] = signature
 
     def on_unmask(self, sender: str, answer: UnmaskShares) -> None:
@@ -328,15 +320,15 @@ class CoordinatorSession:
 
     def close_share(self) -> dict[str, Envelopes]:
         """U2 is who dealt; each member gets what the others dealt to it, in the order of U2."""
-        silos, rule = len(self._record.dealings), self.terms.rule
+        silos, rule = len(self._dealings), self.terms.rule
         target = self._closing(CoordinatorState.SHARE, silos, at_least=rule.min_survivors)
-        self._record.sharers = tuple(sorted(self._record.dealings))
+        self._record.sharers = tuple(sorted(self._dealings))
         self.state = target
-        dealings = self._record.dealings
+        relayed = {name: self._dealings[name].relay(self._dealings.keys()) for name in self.sharers}
         return {
             name: Envelopes(
                 sharers=self.sharers,
-                envelopes=tuple(dealings[peer].relayed[name] for peer in self.sharers if peer != name),
+                envelopes=tuple(relayed[peer][name] for peer in self.sharers if peer != name),
             )
             for name in self.sharers
         }
@@ -352,6 +344,10 @@ class CoordinatorSession:
         rule = self.terms.rule
         target = self._closing(CoordinatorState.MASKED, len(survivors), at_least=rule.min_survivors)
         self._record.survivors = tuple(survivors)
+        lost = self._record.lost
+        self._record.dealings = {name: held.kept(survivors, lost) for name, held in self._dealings.items()}
+        self._dealings = {}
+        self._statements = self._record.statements()
         self.state = target
         return Survivors(survivors=self.survivors)
 
@@ -457,6 +453,7 @@ class CoordinatorSession:
     def _drop(self, state: CoordinatorState) -> None:
         """Shares and seeds are not kept past the session, but for the self-mask seeds of U3."""
         self.state = state
+        self._dealings = {}
         self._seen = {}
         self._answers = {}
         self._rebuilt = Rebuilt()

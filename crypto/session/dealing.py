@@ -9,11 +9,12 @@ import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from crypto import envelope_tree
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity, SignedBody
+from crypto.identity.certificates import Identity
 from crypto.session import bodies, envelope, seeds, shamir
 from crypto.session.bodies import VerifiedAdvert
-from crypto.session.messages import Envelope, OwnShare, SessionTerms, Shares
+from crypto.session.messages import Dealing, Envelope, RelayedEnvelope, SessionTerms, Shares
 
 Random = Callable[[int], bytes]
 
@@ -78,7 +79,7 @@ def deal(
     identity: Identity,
     random: Random,
 ) -> Dealt:
-    """One signed envelope to every other member of U1, and the hash of the share that stays."""
+    """One envelope to every other member of U1, and one signature over them and the share that stays."""
     dealer = identity.member.name
     receivers = sorted(adverts)
     points, threshold = share_points(terms), terms.rule.threshold
@@ -92,7 +93,7 @@ def deal(
         for peer in receivers
         if dealer < peer
     }
-    envelopes = [
+    made = (
         make_envelope(
             adverts[peer],
             dealer=dealer,
@@ -104,14 +105,19 @@ def deal(
         )
         for peer in receivers
         if peer != dealer
-    ]
-    own_share = self_mask_shares[dealer]
-    own_hash = seeds.dealt_hash(seeds.SELF_MASK_SHARE, own_share, dealer=dealer, receiver=dealer)
-    own = OwnShare(cohort_digest=cohort_digest, sender=dealer, self_mask_share_hash=own_hash)
-    shares = Shares(
-        envelopes=tuple(bodies.sign(identity, made) for made in envelopes),
-        own_share=bodies.sign(identity, own),
     )
+    envelopes = tuple(bodies.body_of(each) for each in made)
+    leaves = [envelope_tree.leaf(each) for each in envelopes]
+    own_share = self_mask_shares[dealer]
+    dealing = Dealing(
+        cohort_digest=cohort_digest,
+        sender=dealer,
+        self_mask_share_hash=seeds.dealt_hash(
+            seeds.SELF_MASK_SHARE, own_share, dealer=dealer, receiver=dealer
+        ),
+        envelopes_root=envelope_tree.root(envelope_tree.levels(leaves)),
+    )
+    shares = Shares(dealing=bodies.sign(identity, dealing), envelopes=envelopes)
     return Dealt(shares=shares, own_share=own_share, pair_seeds=pair_seeds)
 
 
@@ -170,44 +176,60 @@ def open_dealt(made: Envelope, secrets: OwnSecrets, *, sum_key_commitment: bytes
         self_mask_share=self_mask_share,
         recovery_share=recovery_share,
         sum_key=sum_key,
-        pair_seed=open_pair_seed(made, secrets.mask_key) if made.sealed_pair_seed else None,
+        pair_seed=None
+        if not made.sealed_pair_seed
+        else open_pair_seed(
+            made.sealed_pair_seed,
+            secrets.mask_key,
+            cohort_digest=made.cohort_digest,
+            hashed=made.pair_seed_hash,
+            **names,
+        ),
     )
 
 
-def open_pair_seed(made: Envelope, mask_key: envelope.KeyPair) -> bytes:
-    """The pair seed of an envelope, opened by the receiver or with the receiver's rebuilt mask key.
+def open_pair_seed(
+    sealed: bytes,
+    mask_key: envelope.KeyPair,
+    *,
+    cohort_digest: bytes,
+    dealer: str,
+    receiver: str,
+    hashed: bytes,
+) -> bytes:
+    """A pair seed, opened by the receiver or with the receiver's rebuilt mask key. hashed: H(s).
 
     Raises EnvelopeMismatch.
     """
-    names = {"dealer": made.sender, "receiver": made.receiver}
-    seed = _unseal(
-        mask_key, made.sealed_pair_seed, seeds.seal_info(seeds.SEALED_PAIR_SEED, made.cohort_digest, **names)
-    )
-    _match(seeds.dealt_hash(seeds.PAIR_SEED, seed, **names), made.pair_seed_hash)
+    names = {"dealer": dealer, "receiver": receiver}
+    seed = _unseal(mask_key, sealed, seeds.seal_info(seeds.SEALED_PAIR_SEED, cohort_digest, **names))
+    _match(seeds.dealt_hash(seeds.PAIR_SEED, seed, **names), hashed)
     return seed
 
 
 def open_envelopes(
-    signed: tuple[SignedBody, ...],
+    relayed: tuple[RelayedEnvelope, ...],
     senders: list[str],
     *,
     adverts: Mapping[str, VerifiedAdvert],
     cohort_digest: bytes,
     receiver: str,
 ) -> list[Envelope]:
-    """Verified envelopes to `receiver`, one from each sender, in that order; still sealed."""
-    if len(signed) != len(senders):
-        message = f"envelopes: expected {len(senders)} to {receiver}, got {len(signed)}"
+    """Verified envelopes to `receiver`, one from each sender, in that order; still sealed. adverts: of U1."""
+    if len(relayed) != len(senders):
+        message = f"envelopes: expected {len(senders)} to {receiver}, got {len(relayed)}"
         raise RemoteProtocolError(message, code=Refusal.ENVELOPE)
+    cohort = sorted(adverts)
     return [
         bodies.open_envelope(
-            body,
+            each,
             certificate=adverts[sender].certificate,
+            cohort=cohort,
             cohort_digest=cohort_digest,
             sender=sender,
             receiver=receiver,
         )
-        for body, sender in zip(signed, senders, strict=True)
+        for each, sender in zip(relayed, senders, strict=True)
     ]
 
 

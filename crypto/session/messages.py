@@ -1,7 +1,7 @@
 """What travels in a session: small frozen values, and the terms that everything is bound to.
 
-Signed bodies are canonical encodings (crypto/encoding.py) of the classes below that have a PURPOSE:
-their fields in the order in which the class declares them. The others are the unsigned messages
+Signed bodies and envelopes are canonical encodings (crypto/encoding.py) of the classes below that have a
+PURPOSE: their fields in the order in which the class declares them. The others are the unsigned messages
 around them. Source: docs/protocol.md 2 and 5.
 """
 
@@ -77,8 +77,24 @@ class Advert:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dealing:
+    """Signed. All that one silo deals in a cohort: an envelope to every other member of U1.
+
+    self_mask_share_hash: of the share of b(u) that u keeps at its own x. envelopes_root: of the hash tree
+    over the envelopes, in order of receiver.
+    """
+
+    PURPOSE: ClassVar[str] = "dealing"
+
+    cohort_digest: bytes
+    sender: str
+    self_mask_share_hash: bytes
+    envelopes_root: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """Signed. What one silo deals to another; pair_seed_* only where sender < receiver."""
+    """What one silo deals to another, a leaf of its dealing; pair_seed_* only where sender < receiver."""
 
     PURPOSE: ClassVar[str] = "envelope"
 
@@ -90,17 +106,6 @@ class Envelope:
     sealed_shares: bytes  # under the receiver's channel key
     pair_seed_hash: bytes = b""
     sealed_pair_seed: bytes = b""  # under the receiver's mask key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnShare:
-    """Signed. Hash of the share of b(u) that u keeps at its own x."""
-
-    PURPOSE: ClassVar[str] = "own-share"
-
-    cohort_digest: bytes
-    sender: str
-    self_mask_share_hash: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,13 +165,15 @@ class Abandoned:
     sender: str
 
 
-Signable: TypeAlias = Advert | Envelope | OwnShare | Consistency | Complaint | NextState | Abandoned
+Signable: TypeAlias = Advert | Dealing | Consistency | Complaint | NextState | Abandoned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    envelopes: tuple[SignedBody, ...]
-    own_share: SignedBody
+    """envelopes: canonical bytes, one to each other member of U1, in order of name."""
+
+    dealing: SignedBody
+    envelopes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,11 +198,20 @@ class Cohort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelayedEnvelope:
+    """One envelope of a dealing. path: from the envelope's hash to the root that the dealer signed."""
+
+    dealing: SignedBody
+    envelope: bytes
+    path: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Envelopes:
     """U2, and the envelopes that its other members dealt to the receiver."""
 
     sharers: tuple[str, ...]
-    envelopes: tuple[SignedBody, ...]
+    envelopes: tuple[RelayedEnvelope, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

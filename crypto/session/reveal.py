@@ -17,7 +17,6 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.identity.certificates import certificate_from_der
 from crypto.session import bodies
 from crypto.session.messages import (
-    Consistency,
     RecoveredSeeds,
     RecoverRequest,
     SessionTerms,
@@ -146,22 +145,19 @@ def check_signatures(
     Every signature must hold; signers are counted by name, never by signature bytes. scope: of the error.
     Raises RemoteProtocolError(code=SIGNATURES). Source: docs/protocol.md 5.6.
     """
-    statements = [
-        Consistency(
-            cohort_digest=cohort.cohort_digest, sender=name, sharers=cohort.sharers, survivors=survivors
-        )
-        for name in survivors
-    ]
-    expected = {bodies.body_of(statement): statement for statement in statements}
+    statements = bodies.consistency_bodies(
+        cohort_digest=cohort.cohort_digest, sharers=cohort.sharers, survivors=survivors
+    )
+    senders = {body: name for name, body in statements.items()}
     signers = set()
     for signed in message.signatures:
-        statement = expected.get(signed.body)
-        if statement is None:
+        sender = senders.get(signed.body)
+        if sender is None:
             wrong = f"{scope}: a signature is not a survivor's over this cohort, U2 and U3"
             raise RemoteProtocolError(wrong, code=Refusal.SIGNATURES)
-        certificate = certificate_from_der(cohort.certificates[statement.sender])
-        bodies.check_consistency(signed, certificate=certificate, expected=statement)
-        signers.add(statement.sender)
+        certificate = certificate_from_der(cohort.certificates[sender])
+        bodies.check_consistency(signed, certificate=certificate, sender=sender, expected=statements[sender])
+        signers.add(sender)
     if len(signers) < cohort.threshold:
         wanted = f"expected signatures of {cohort.threshold} survivors"
         raise RemoteProtocolError(f"{scope}: {wanted}, got {len(signers)}", code=Refusal.SIGNATURES)

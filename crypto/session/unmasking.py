@@ -44,14 +44,14 @@ def check_shares(record: SessionRecord, sender: str, answer: UnmaskShares) -> bo
     own = [
         hmac.compare_digest(
             seeds.dealt_hash(seeds.SELF_MASK_SHARE, share, dealer=dealer, receiver=sender),
-            record.dealings[dealer].self_mask_share_hash(sender),
+            record.dealings[dealer].share_hashes[sender],
         )
         for dealer, share in answer.self_mask_shares.items()
     ]
     recovery = [
         hmac.compare_digest(
             seeds.dealt_hash(seeds.RECOVERY_SHARE, share, dealer=dealer, receiver=sender),
-            record.dealings[dealer].envelopes[sender].recovery_share_hash,
+            record.dealings[dealer].share_hashes[sender],
         )
         for dealer, share in answer.recovery_shares.items()
     ]
@@ -60,9 +60,9 @@ def check_shares(record: SessionRecord, sender: str, answer: UnmaskShares) -> bo
 
 def is_pair_seed(record: SessionRecord, survivor: str, lost: str, seed: bytes) -> bool:
     """Whether this is the seed that the dealer of the pair hashed."""
-    made = record.pair_envelope(survivor, lost)
-    hashed = seeds.dealt_hash(seeds.PAIR_SEED, seed, dealer=made.sender, receiver=made.receiver)
-    return hmac.compare_digest(hashed, made.pair_seed_hash)
+    dealer, receiver = sorted((survivor, lost))
+    hashed = seeds.dealt_hash(seeds.PAIR_SEED, seed, dealer=dealer, receiver=receiver)
+    return hmac.compare_digest(hashed, record.dealings[dealer].pair_seed_hashes[receiver])
 
 
 def rebuild(record: SessionRecord, answers: Mapping[str, UnmaskShares]) -> Rebuilt:
@@ -122,8 +122,16 @@ def _pair_seed(
     if lost < survivor:
         derived = seeds.pair_seed(recovery_seed, cohort_digest=record.cohort_digest, peer=survivor)
         return derived if is_pair_seed(record, survivor, lost, derived) else None
+    dealt = record.dealings[survivor]
     try:
-        return dealing.open_pair_seed(record.pair_envelope(survivor, lost), mask_key)
+        return dealing.open_pair_seed(
+            dealt.sealed_pair_seeds[lost],
+            mask_key,
+            cohort_digest=record.cohort_digest,
+            dealer=survivor,
+            receiver=lost,
+            hashed=dealt.pair_seed_hashes[lost],
+        )
     except EnvelopeMismatch:
         return None
 

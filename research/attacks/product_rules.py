@@ -174,9 +174,8 @@ class HonestSilos:
         total = ring.zeros(terms.layout)
         for name, words in inputs.items():
             masker = session.masker(name)
-            if name in self._silos:  # both before the first byte leaves
-                _asked(charges[name].spend)
-                self._silos[name].chain.keep_check(session.check_of(name))
+            if name in self._silos:  # before the first byte leaves
+                _asked(partial(charges[name].spend, session.check_of(name)))
             stream = b"".join(masker.stream(words))
             ring.add_into(total, masks.vectors_from_stream(terms.layout, stream))
         _asked(session.reveal).unmask(total)
@@ -288,7 +287,9 @@ class _Downloads:
     def __init__(self, shown: Path) -> None:
         self._shown = shown
 
-    async def download(self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path) -> None:
+    async def download(
+        self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path, is_kept: bool = True
+    ) -> None:
         target.write_bytes(self._shown.read_bytes())
 
 

@@ -25,7 +25,7 @@ from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.rosters import Rosters
 
 WELCOME_SECONDS = 30.0
-SILENCE_SECONDS = 30.0  # beyond four heartbeats that did not come
+SILENCE_SECONDS = 60.0  # beyond four heartbeats: a cohort of 200 silos, 640 kB, passes a line of 10 kB/s
 MAX_QUEUED_MESSAGES = 256  # kept while the line is down; the coordinator asks again for the rest
 WARNED_SKEW_SECONDS = 60.0
 MAX_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated wrongly
@@ -74,6 +74,7 @@ class ControlStream:
         proxy: str | None = None,
         software_version: str,
         served: Served,
+        moved_bytes: Callable[[], int],
         outbox: Outbox,
         rosters: Rosters,
         metrics: SiloMetrics,
@@ -87,6 +88,7 @@ class ControlStream:
         self._proxy = proxy
         self._software_version = software_version
         self._served = served
+        self._moved_bytes = moved_bytes  # of all transfers so far
         self._outbox = outbox
         self._rosters = rosters
         self._metrics = metrics
@@ -94,6 +96,7 @@ class ControlStream:
         self._clock = clock
         self._sleep = sleep
         self._backoff = Backoff(random=random)
+        self._heard = 0  # messages, over all streams
         self.is_connected = False
 
     async def run(self) -> None:
@@ -170,11 +173,13 @@ class ControlStream:
             max(heartbeat_seconds, channel_options.MIN_HEARTBEAT_SECONDS),
             channel_options.MAX_HEARTBEAT_SECONDS,
         )
-        reading = asyncio.ensure_future(self._read(call, silence_seconds=4 * every + SILENCE_SECONDS))
-        tasks = {reading, asyncio.ensure_future(self._write(call)), asyncio.ensure_future(self._beat(every))}
+        reading = asyncio.ensure_future(self._read(call))
+        listening = asyncio.ensure_future(self._listen(4 * every + SILENCE_SECONDS))
+        writing = asyncio.ensure_future(self._write(call))
+        tasks = {reading, listening, writing, asyncio.ensure_future(self._beat(every))}
         running: set[asyncio.Future[Any]] = set(tasks)
         try:
-            while not reading.done():
+            while not (reading.done() or listening.done()):
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()  # what one of them raises ends the stream
@@ -182,18 +187,18 @@ class ControlStream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        reason = reading.result()
+        reason = listening.result() if reading.cancelled() else reading.result()
         if reason is not None:
             return reason  # the call is still open, and the coordinator need never end it
         code, details = await call.code(), await call.details()
         return explain(code, details, target=self._target, proxy=self._proxy, was_welcome=True)
 
-    async def _read(self, call: Any, *, silence_seconds: float) -> str | None:
+    async def _read(self, call: Any) -> str | None:
         """Until the stream ends. Returns why, where it is this side that ends it."""
         try:
             while True:
-                async with asyncio.timeout(silence_seconds):
-                    message = await call.read()
+                message = await call.read()
+                self._heard += 1
                 if message is grpc.aio.EOF:
                     return None
                 if message is None:  # all that gRPC makes of bytes that do not parse
@@ -203,10 +208,16 @@ class ControlStream:
                 else:
                     self._served.receive(message)
         except grpc.aio.AioRpcError:
-            pass  # the status says it
-        except TimeoutError:  # the line may be well: its pings are answered while something else hangs
-            return f"coordinator said nothing for {silence_seconds:g} seconds"
-        return None
+            return None  # the status says it
+
+    async def _listen(self, silence_seconds: float) -> str:
+        """Until nothing came for so long, and at most for as long again: the line may be well, and its pings
+        be answered, while something else hangs. A transfer that moves may fill the line by itself."""
+        while True:
+            before = self._heard, self._moved_bytes()
+            await asyncio.sleep(silence_seconds)
+            if before == (self._heard, self._moved_bytes()):
+                return f"coordinator said nothing for {silence_seconds:g} seconds"
 
     async def _write(self, call: Any) -> None:
         try:

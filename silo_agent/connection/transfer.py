@@ -51,7 +51,10 @@ log = get_logger("silo_agent.connection.transfer")
 
 
 class Transfer:
-    """Both directions over one channel. Cancelling the awaiting task stops a transfer at once."""
+    """Both directions over one channel. Cancelling the awaiting task stops a transfer at once.
+
+    moved_bytes: what passed so far, of all transfers: a sign that the line and the coordinator live.
+    """
 
     def __init__(
         self,
@@ -61,14 +64,19 @@ class Transfer:
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        self.moved_bytes = 0
         self._stub = stub
         self._metrics = metrics
         self._random = random
         self._sleep = sleep
         self._locks: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def download(self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path) -> None:
+    async def download(
+        self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path, is_kept: bool = True
+    ) -> None:
         """Have the file of that digest at `target`; what is there already is not fetched again.
+
+        is_kept: another process may read it, so it is whole on disk before it has its name.
 
         Raises RemoteProtocolError(code=STATE) for other or more bytes than announced.
         """
@@ -76,7 +84,7 @@ class Transfer:
             if not target.exists():
                 part = target.with_suffix(".part")
                 request = pb.DownloadRequest(job_digest=job_digest, digest=digest)
-                await self._retried("download", lambda: self._fetch(request, part, size_bytes))
+                await self._retried("download", lambda: self._fetch(request, part, size_bytes, is_kept))
                 part.rename(target)
         if not self._locks[digest].locked():
             del self._locks[digest]
@@ -86,7 +94,7 @@ class Transfer:
         header = pb.UploadHeader(key=key_to_wire(key), total_bytes=total_bytes)
         await self._retried("upload", lambda: self._send(header, masker, source))
 
-    async def _fetch(self, request: pb.DownloadRequest, path: Path, size_bytes: int) -> None:
+    async def _fetch(self, request: pb.DownloadRequest, path: Path, size_bytes: int, is_kept: bool) -> None:
         part = await asyncio.to_thread(_Part, path, size_bytes)
         writing = BackgroundWriter(max_waiting=CHUNKS_BEHIND)
         transferred = self._metrics.transferred.labels(direction=Direction.DOWN.value)
@@ -100,10 +108,11 @@ class Transfer:
                 data = part.accept(check_chunk(chunk))
                 writing.put(partial(part.write, data))
                 transferred.inc(len(data))
+                self.moved_bytes += len(data)
             await writing.drain()
             part.check(request.digest)
-            # before it gets its name: nothing looks at its bytes again, also after a crash
-            await asyncio.to_thread(os.fsync, part.file.fileno())
+            if is_kept:  # nothing looks at its bytes again, also after a crash
+                await asyncio.to_thread(os.fsync, part.file.fileno())
         finally:
             call.cancel()  # before what waits: what was refused may come without end, and is kept until then
             try:
@@ -128,6 +137,7 @@ class Transfer:
                     async for chunk in chunks:
                         await call.write(chunk)
                         transferred.inc(len(chunk.data))
+                        self.moved_bytes += len(chunk.data)
                 end = pb.UploadEnd(sha256=b"" if hashed is None else hashed.digest())
                 await call.write(pb.UploadMessage(end=end))
                 await call.done_writing()

@@ -1,9 +1,10 @@
 """The privacy ledger of a data set: what its inputs released, in all jobs, and what may still be released.
 
 A *reservation* is written before an input's data are touched, and counts like spend. It becomes spend
-before the first byte of y(u) leaves, and is given back if nothing left. Every check and the write that
-it allows share one transaction. Nothing is ever subtracted: epsilon is composed again from all stored
-releases at the delta that the account began with. Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
+before the first byte of y(u) leaves, in one transaction with what else has to be durable then, and is
+given back if nothing left. Every check and the write that it allows share one transaction. Nothing is ever
+subtracted: epsilon is composed again from all stored releases at the delta that the account began with.
+Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from chorale.job import Job
 from chorale.privacy.accountant import Release, epsilon, releases_from_json, releases_to_json
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.quantity_noise import releases_of
-from chorale.runtime.database import Database
+from chorale.runtime.database import Commit, Database
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from crypto.session.sum_check import SumCheck
+from silo_agent.ledger.known_states import keep_check
 from silo_agent.ledger.state_uses import StateUse, record_use
 from silo_agent.policy.policy import Policy
 from silo_agent.policy.privacy_policy import PartialJobs
@@ -167,7 +170,7 @@ class Budget:
         if cost is not None:
             epsilon(cost, self._delta)  # what takes long is done before the lock is held
         input_id, cost_digest = os.urandom(INPUT_ID_BYTES), None
-        with self._database.transaction() as connection:
+        with self._database.transaction(Commit.QUIET) as connection:
             self._write_account(connection)
             self._check_attempts(connection, key, what)
             if cost is not None:
@@ -226,10 +229,11 @@ class Budget:
             inputs = self._inputs_by_cost(connection, ReleaseStatus.SPENT)
         return self._epsilon(inputs), inputs[None]
 
-    def spend(self, input_id: bytes, use: StateUse | None = None) -> None:
-        """Durable, and told, before the first byte leaves.
+    def spend(self, input_id: bytes, use: StateUse | None = None, check: SumCheck | None = None) -> None:
+        """Durable, and told, before the first byte leaves. check: of the sum that the input goes into.
 
-        Raises PolicyRefusal(code=STAGE) if the reservation was given back, and as `state_uses.check_use`.
+        Raises PolicyRefusal(code=STAGE) if the reservation was given back, and as `state_uses.check_use` and
+        `known_states.keep_check`; nothing is spent then.
         """
         with self._database.transaction() as connection:
             found = connection.execute("SELECT * FROM releases WHERE input_id = ?", (input_id,)).fetchone()
@@ -246,7 +250,14 @@ class Budget:
                     max_repeats=self._policy.max_repeats,
                     unix_seconds=self._clock().timestamp(),
                 )
+            if check is not None:
+                keep_check(connection, check)
         self._tell(spend_of(found))
+
+    def keep_check(self, check: SumCheck) -> None:
+        """Of a further session that an input goes into which was spent before. Raises PolicyRefusal."""
+        with self._database.transaction() as connection:
+            keep_check(connection, check)
 
     def release(self, input_id: bytes) -> None:
         """Give a reservation back; what was spent stays."""
@@ -342,11 +353,17 @@ class Charge:
         self._use = use
         self.is_spent = False
 
-    def spend(self) -> None:
-        """Once, however often the input is sent. Raises PolicyRefusal if it was given back."""
+    def spend(self, check: SumCheck | None = None) -> None:
+        """All that has to be durable before the input leaves: the spend, once, however often it is sent, and
+        what checks the sum of this session. check: None where nothing is tagged.
+
+        Raises PolicyRefusal if it was given back, and where its state is not the newest any more.
+        """
         if not self.is_spent:
-            self._budget.spend(self._input_id, self._use)
+            self._budget.spend(self._input_id, self._use, check)
             self.is_spent = True
+        elif check is not None:
+            self._budget.keep_check(check)
 
     def release(self) -> None:
         self._budget.release(self._input_id)

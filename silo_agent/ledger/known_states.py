@@ -48,22 +48,6 @@ class KnownStates:
         with self._database.transaction() as connection:
             _move(connection, job_digest, state)
 
-    def keep_check(self, check: SumCheck) -> None:
-        """Before the first byte of y(u) leaves: from then on this silo can check the sum.
-
-        Raises PolicyRefusal(code=STATE) where a later state became known since y(u) was computed.
-        """
-        with self._database.transaction() as connection:
-            newest = _newest(connection, check.job_digest)
-            if newest is None or newest.state_digest != check.state_digest:
-                raise _refusal(check.job_digest, "the state of this input is not the newest known any more")
-            connection.execute(
-                "INSERT INTO sum_checks (job_digest, round, phase, attempt, sum_check) VALUES (?, ?, ?, ?, ?)"
-                " ON CONFLICT (job_digest, round, phase, attempt)"
-                " DO UPDATE SET sum_check = excluded.sum_check",
-                (check.job_digest, check.round, check.phase, check.attempt, check.to_bytes()),
-            )
-
     def check_of(self, key: PhaseKey) -> SumCheck | None:
         """None where this silo was not in U2 of the attempt, or its round is long over."""
         with self._database.transaction() as connection:
@@ -118,6 +102,21 @@ class KnownStates:
                 "SELECT count(*) FROM bad_sums WHERE job_digest = ?", (key.job_digest,)
             ).fetchone()
         return int(count)
+
+
+def keep_check(connection: sqlite3.Connection, check: SumCheck) -> None:
+    """Before the first byte of y(u) leaves: from then on this silo can check the sum.
+
+    Raises PolicyRefusal(code=STATE) where a later state became known since y(u) was computed.
+    """
+    newest = _newest(connection, check.job_digest)
+    if newest is None or newest.state_digest != check.state_digest:
+        raise _refusal(check.job_digest, "the state of this input is not the newest known any more")
+    connection.execute(
+        "INSERT INTO sum_checks (job_digest, round, phase, attempt, sum_check) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (job_digest, round, phase, attempt) DO UPDATE SET sum_check = excluded.sum_check",
+        (check.job_digest, check.round, check.phase, check.attempt, check.to_bytes()),
+    )
 
 
 def _newest(connection: sqlite3.Connection, job_digest: bytes) -> KnownState | None:

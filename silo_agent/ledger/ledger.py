@@ -27,8 +27,8 @@ from silo_agent.ledger.reveals import Decision, Reveals, RevealStatus
 from silo_agent.ledger.steps import Steps
 from silo_agent.policy.policy import Policy
 
-REVEALED_EVENT = "revealed"  # audit entry: job, round, phase and cohort, written before a share leaves
-REVEALED_FIELDS = ("job", "round", "phase", "cohort")
+REVEALED_EVENT = "revealed"  # audit entry: job, round, phase, cohort and survivors, before a share leaves
+REVEALED_FIELDS = ("job", "round", "phase", "cohort")  # what has to agree: an older log may lack survivors
 SPENT_EVENT = "spent"  # audit entry: an input and the digest of its releases, written before a byte leaves
 GRANTED_EVENT = "cohort changes granted"  # audit entry: the institution allowed a job more of them
 SPENT_FIELDS = ("input", "data_set", "job", "round", "phase", "releases")
@@ -245,8 +245,7 @@ class Ledger:
         otherwise: then the ledger was put back from a backup or edited.
         """
         told, held = self._told_and_held(audit_path, event)
-        keys = {tuple(fields.values()) for fields in held}
-        missing = [fields for fields in told if tuple(fields.values()) not in keys]
+        missing = [entry for key, entry in told.items() if key not in held]
         if missing:
             first, what = missing[0], "reveals" if event == REVEALED_EVENT else "spends"
             raise ConfigError(
@@ -257,16 +256,15 @@ class Ledger:
         return len(told)
 
     def untold(self, audit_path: Path, event: str) -> list[dict[str, Any]]:
-        """Reveals or spends that a crash kept out of the audit log, as fields for it."""
+        """Reveals or spends that a crash or power loss kept out of the audit log, as fields for it."""
         told, held = self._told_and_held(audit_path, event)
-        keys = {tuple(fields.values()) for fields in told}
-        return [fields for fields in held if tuple(fields.values()) not in keys]
+        return [fields for key, fields in held.items() if key not in told]
 
     def _revealed(self) -> list[dict[str, Any]]:
         """Every reveal as the audit log has it, oldest first."""
         with self._database.transaction() as connection:
             rows = connection.execute(
-                "SELECT job_digest, round, phase, cohort_digest FROM reveals WHERE status = ?"
+                "SELECT job_digest, round, phase, cohort_digest, survivors FROM reveals WHERE status = ?"
                 " ORDER BY written_unix_seconds",
                 (RevealStatus.REVEALED,),
             ).fetchall()
@@ -276,6 +274,7 @@ class Ledger:
                 "round": row["round"],
                 "phase": row["phase"],
                 "cohort": row["cohort_digest"].hex(),
+                "survivors": row["survivors"].split("\n"),
             }
             for row in rows
         ]
@@ -291,15 +290,20 @@ class Ledger:
 
     def _told_and_held(
         self, audit_path: Path, event: str
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Every such entry of the audit log, and every one that the ledger holds, in the same fields.
+    ) -> tuple[dict[tuple[Any, ...], dict[str, Any]], dict[tuple[Any, ...], dict[str, Any]]]:
+        """Every such entry of the audit log, and every one that the ledger holds, by what has to agree.
 
         Raises ConfigError if the chain is broken.
         """
-        names = REVEALED_FIELDS if event == REVEALED_EVENT else SPENT_FIELDS
-        entries = audit.read_entries(audit_path) if audit_path.exists() else iter(())
-        told = [{name: each.get(name) for name in names} for each in entries if each.get("event") == event]
-        return told, self._revealed() if event == REVEALED_EVENT else self._spent()
+        is_reveal = event == REVEALED_EVENT
+        names = REVEALED_FIELDS if is_reveal else SPENT_FIELDS
+        written = audit.read_entries(audit_path) if audit_path.exists() else iter(())
+        told = [each for each in written if each.get("event") == event]
+        held = self._revealed() if is_reveal else self._spent()
+        told_by, held_by = (
+            {tuple(each.get(name) for name in names): each for each in entries} for entries in (told, held)
+        )
+        return told_by, held_by
 
 
 def spend_fields(spend: Spend) -> dict[str, Any]:

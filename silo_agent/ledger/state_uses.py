@@ -165,10 +165,14 @@ def check_survivors(
 def settle_use(
     connection: sqlite3.Connection, of_phase: dict[str, Any], survivors: Iterable[str], *, data_set: str
 ) -> None:
-    """U3 of an earlier use, once t signatures prove it. What was settled stays: there is one U3 a phase."""
+    """U3 of an earlier use, once t signatures prove it. What was settled stays: there is one U3 a phase.
+
+    Of a phase that this silo revealed its own row says it (`_others`), and nothing is written.
+    """
     connection.execute(
         f"UPDATE state_uses SET survivors = :survivors WHERE data_set = :data_set AND {_SAME_PHASE}"
-        " AND survivors IS NULL",
+        f" AND survivors IS NULL AND NOT EXISTS (SELECT 1 FROM reveals WHERE {_SAME_PHASE}"
+        " AND status = 'revealed')",
         {**of_phase, "data_set": data_set, "survivors": "\n".join(sorted(survivors))},
     )
 

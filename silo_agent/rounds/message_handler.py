@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,7 +45,7 @@ from silo_agent.rounds.task_checks import TaskChecks
 
 MAX_LOGGED_SILOS = 200
 MAX_NOTES = 100_000  # adverts and refusals in the audit trail of one run, about 30 MB: a flood fills no disk
-MAX_SUM_SECONDS = 120.0  # that a task waits for this silo's own next state: a coordinator can draw it out
+MAX_SUM_SECONDS = 120.0  # in which nothing moves: no longer does a task wait for this silo's own next state
 
 # what this silo does when a message of a session arrives
 SPANS = {
@@ -62,6 +62,8 @@ log = get_logger("silo_agent.rounds.message_handler")
 class Transfers(Protocol):
     """Global states down and masked vectors up, as silo_agent.connection.transfer has them."""
 
+    moved_bytes: int
+
     def download(
         self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path
     ) -> Awaitable[None]: ...
@@ -73,13 +75,14 @@ class Transfers(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _RunningTask:
-    """One attempt from its task to its end. session is None until its input is ready; prepared is None too
-    where the session was taken up from the ledger: its vector has left already."""
+    """One attempt from its task to its end. session is None until its input is ready. prepared is None where
+    none is needed: from the share on, and in a session that was taken up from the ledger."""
 
     key: PhaseKey
     task: pb.PhaseTask
     preparation: asyncio.Task[None] | None = None
     prepared: Prepared | None = None
+    own_steps: Mapping[str, float] = field(default_factory=dict)
     session: SessionHandler | None = None
     upload: asyncio.Task[None] | None = None
 
@@ -273,8 +276,12 @@ class MessageHandler:
         key, task = running.key, running.task
         roster, job = self._checks.job(key, task)
         # slower than t others: this silo computes the task's state itself, rather than fetch it, too
-        if summing := [task for other, task in self._summing.items() if self._chain.is_open(other, job)]:
-            await asyncio.wait(summing, timeout=MAX_SUM_SECONDS)
+        summing = {task for other, task in self._summing.items() if self._chain.is_open(other, job)}
+        while summing:
+            before = self._transfers.moved_bytes
+            _, summing = await asyncio.wait(summing, timeout=MAX_SUM_SECONDS)
+            if self._transfers.moved_bytes == before and not self._sums.is_computing:
+                break  # a coordinator can draw it out
         await asyncio.to_thread(self._chain.accept, key, task, job, roster=roster)
         path = self._files.state(task.state_digest)
         drawn = await self._checks.first_state(key, task, job)
@@ -289,10 +296,11 @@ class MessageHandler:
         with tracing.span(computing, key.job_digest, key.round, key):
             prepared = await self._inputs.get(request, state_digest=terms.state_digest)
         session = self._checks.session(terms, roster)
-        running.prepared = prepared
+        running.prepared, running.own_steps = prepared, prepared.own_steps
         running.session = SessionHandler(key, session, policy=self._checks.policy)
         self._send(running.session.advertise())
-        self._note("advertised", key)
+        if self._may_note():
+            self._audit.append_unflushed("advertised", **_audit_fields(key))
         # rounds never go back once this silo adverted for a later one
         for name in [name for name in self._tasks if name[0] == key.job_digest and name[1] < key.round]:
             self._tasks.pop(name).end()
@@ -324,6 +332,7 @@ class MessageHandler:
             self._send(reply)
             if reply.HasField("unmask_shares"):
                 self._inputs.drop_phase(key)  # the ledger refuses the phase from now on
+                self._tasks[phase_name(key)].prepared = None  # its memory is the next state's
 
     def _session(self, key: PhaseKey) -> SessionHandler:
         """The session that runs, or as the ledger has it from before a restart."""
@@ -351,10 +360,8 @@ class MessageHandler:
         try:
             if prepared is None:
                 raise LocalProtocolError("session: a session from the ledger masks nothing")
-            # both durable before the first byte leaves; raise PolicyRefusal where nothing may
-            await asyncio.to_thread(prepared.charge.spend)
-            if check is not None:
-                await asyncio.to_thread(self._chain.keep_check, check)
+            # durable before the first byte leaves; raises PolicyRefusal where nothing may
+            await asyncio.to_thread(prepared.charge.spend, check)
             total_bytes = prepared.encoder.layout.total_bytes
             with tracing.span(Span.UPLOAD, key.job_digest, key.round, key):
                 await self._transfers.upload(key, masker, prepared.encoder, total_bytes=total_bytes)
@@ -396,7 +403,7 @@ class MessageHandler:
     def _own_steps(self, key: PhaseKey) -> Mapping[str, float]:
         """How far this silo's own input would move the model; it is not known after a restart."""
         running = self._tasks.get(phase_name(key))
-        return {} if running is None or running.prepared is None else running.prepared.own_steps
+        return {} if running is None else running.own_steps
 
     def _on_abandon(self, message: pb.CoordinatorMessage) -> None:
         """The coordinator has given a phase up, and other silos want to know that it has no sum."""
@@ -456,6 +463,7 @@ class MessageHandler:
             self._metrics.rounds.labels(phase=label, result=end.value).inc()
         if key.kind == "train":
             self._metrics.data_share.set(record.data_share)
+        self._audit.flush()  # nobody waits: what the phase entered need not come to disk before the next one
 
     # refusing
 
@@ -467,12 +475,13 @@ class MessageHandler:
         self._send(pb.SiloMessage(refused=wire.refused_to_wire(error.code, key)))
 
     def _note(self, event: str, key: PhaseKey, **fields: str) -> None:
-        if self._notes >= MAX_NOTES:
-            return  # reveals are told elsewhere, and without end
+        if self._may_note():
+            self._audit.append(event, **_audit_fields(key), **fields)
+
+    def _may_note(self) -> bool:
+        """Not without end; reveals are told elsewhere, and are."""
         self._notes += 1
-        self._audit.append(
-            event, job=key.job_digest.hex(), round=key.round, phase=key.phase, attempt=key.attempt, **fields
-        )
+        return self._notes <= MAX_NOTES
 
     def _forget_states(self) -> None:
         """Global states but those that a running task reads and the newest of each job."""
@@ -489,3 +498,7 @@ def _fields(key: PhaseKey) -> dict[str, Any]:
         "phase": key.phase,
         "attempt": key.attempt,
     }
+
+
+def _audit_fields(key: PhaseKey) -> dict[str, Any]:
+    return _fields(key) | {"job": key.job_digest.hex()}

@@ -5,12 +5,12 @@ the server does with a sum: rates and momentum, control variates, buffers, teach
 A private job's lengths follow from clip and noise, never from data. Source: docs/protocol.md 6.11.
 """
 
-# P = trained parameters, C = classes
+# P = trained parameters, C = classes, B = numbers of a piece
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from chorale.job import Job
 from chorale.privacy.quantity_noise import dp_sgd_steps
 from chorale.transport.wire import PhaseKey
 from crypto.fixed_point.layout import CLIPPED
-from strategies.base import METHOD, MODEL, Array, Arrays, PhaseContext
+from strategies.base import METHOD, MODEL, Array, Arrays, PhaseContext, Pieces, blocks
 
 WEIGHT = "weight"
 # P(|Z| > this sqrt(size)) of a standard normal vector Z: below 2^-40 for any size (chi-squared tail)
@@ -46,10 +46,7 @@ def own_lengths(
     if own_weight <= 0.0:
         return {}
     scale = 1.0 / own_weight
-    sums: dict[str, Array] = {
-        name: np.asarray(value, np.float64) * scale for name, value in values.items() if name != CLIPPED
-    }
-    result = job.next_state(key.phase, context, sums, survivors=1)
+    result = job.next_state(key.phase, context, _Scaled(values, scale), survivors=1)
     if result.state is None:
         return {}
     fewer_samples = max(1.0, scale / context.members)
@@ -123,5 +120,33 @@ def _private_lengths(job: Job, context: PhaseContext) -> dict[str, float]:
 
 
 def _distance(after: Array, before: Array | None) -> float:
-    moved = after.astype(np.float64) if before is None else after.astype(np.float64) - before
-    return float(np.sqrt(np.sum(moved * moved)))
+    after_N, before_N = after.reshape(-1), None if before is None else before.reshape(-1)
+    squares = 0.0
+    for block in blocks(after_N.size):
+        moved_B = after_N[block].astype(np.float64)
+        if before_N is not None:
+            moved_B -= before_N[block]
+        squares += float(np.dot(moved_B, moved_B))
+    return math.sqrt(squares)
+
+
+class _Scaled(Mapping[str, Array]):
+    """One silo's values as sums of silos that all sent them, in float64; a vector is not copied whole."""
+
+    def __init__(self, values: Mapping[str, Array], scale: float) -> None:
+        self._values = {name: np.asarray(value) for name, value in values.items() if name != CLIPPED}
+        self._scale = scale
+
+    def __getitem__(self, name: str) -> Array:
+        scaled: Array = self._values[name].astype(np.float64) * self._scale
+        return scaled
+
+    def pieces(self, name: str) -> Pieces:
+        value_N = self._values[name].reshape(-1)
+        return lambda place: value_N[place].astype(np.float64) * self._scale
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)

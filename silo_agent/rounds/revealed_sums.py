@@ -48,7 +48,7 @@ class Downloads(Protocol):
     """silo_agent.connection.transfer has it."""
 
     def download(
-        self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path
+        self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path, is_kept: bool
     ) -> Awaitable[None]: ...
 
 
@@ -144,6 +144,7 @@ class RevealedSums:
                 digest=revealed.sum_digest,
                 size_bytes=layout.tagged.total_bytes,
                 target=path,
+                is_kept=False,  # an agent that starts deletes it
             )
             self._computing += 1
             try:

@@ -16,7 +16,6 @@ from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity.roster import Roster, read_roster
 from crypto.session.statements import AbandonedProof, StateProof
-from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.known_states import FIRST, KnownState, KnownStates
 from silo_agent.ledger.reveals import Reveals
 from silo_agent.local_storage.local_state import LocalStates
@@ -70,10 +69,6 @@ class StateChain:
                 code=Refusal.STATE,
             )
         self._known.accept(job.digest, state)
-
-    def keep_check(self, check: SumCheck) -> None:
-        """Before the first byte of y(u) leaves."""
-        self._known.keep_check(check)
 
     def is_open(self, key: PhaseKey, job: Job) -> bool:
         """Whether it is a phase of the job and its outcome may still become the newest state."""

@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 from pydantic import Field
 
-from strategies.base import METHOD, MODEL, Array, Arrays, PartOptions, PhaseContext, options_of
+from strategies.base import METHOD, MODEL, Array, Arrays, PartOptions, PhaseContext, blocks, options_of
 from strategies.parts.regularizers import TemperatureOptions
 from strategies.recipe import Regularizer, Standing
 
@@ -38,9 +38,13 @@ class EmaTeacher:
         alpha = options_of(TeacherOptions, context.options).alpha
         teacher, before = {}, context.state
         for name in (*context.trained, *context.buffers):
-            old = before.get(TEACHER + name, before[MODEL + name]).astype(np.float64)
-            new = state[MODEL + name].astype(np.float64)
-            teacher[TEACHER + name] = (alpha * old + (1.0 - alpha) * new).astype(np.float32)
+            old = before.get(TEACHER + name, before[MODEL + name])
+            old_N, new_N = old.reshape(-1), state[MODEL + name].reshape(-1)
+            taught_N = np.empty(old.size, np.float32)
+            for block in blocks(old.size):
+                old_B, new_B = old_N[block].astype(np.float64), new_N[block].astype(np.float64)
+                taught_N[block] = alpha * old_B + (1.0 - alpha) * new_B
+            teacher[TEACHER + name] = taught_N.reshape(old.shape)
         return teacher
 
 

@@ -27,11 +27,11 @@ from strategies.base import (
     ServerRule,
     ServerStep,
     SummedBeside,
+    blocks,
 )
 from strategies.update_scale import UpdateScale, delta_quantity
 
 TRAIN = "train"
-BLOCK_VALUES = 1 << 16  # of one addition: 512 KiB, which stay in a core's cache
 BUFFER_BOUND = 1e3  # of BatchNorm's running means and variances
 CLIPPED_SHARE_LIMIT = 1e-3  # above it the figure `clipped_too_often` is 1
 
@@ -83,7 +83,7 @@ class TrainPhase:
     def _values(self, context: PhaseContext) -> int:
         """Of one silo: deltas, buffers, and the server update's own vectors, such as SCAFFOLD's."""
         further = sum(math.prod(each.shape) for each in self.update.quantities(context) if each.shape)
-        return _size(context, context.trained) + _size(context, context.buffers) + further
+        return context.trained_values + _size(context, context.buffers) + further
 
 
 def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
@@ -94,7 +94,7 @@ def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str,
 
 
 def _mean_quantities(context: PhaseContext) -> list[Quantity]:
-    quantities = [delta_quantity(context, size=_size(context, context.trained))]
+    quantities = [delta_quantity(context, size=context.trained_values)]
     if context.buffers:
         quantities.append(
             Quantity(
@@ -113,20 +113,16 @@ def _size(context: PhaseContext, names: tuple[str, ...]) -> int:
 
 
 def _moved(context: PhaseContext, step: ServerStep) -> dict[str, Array]:
-    """The model after the step. It takes the step's memory, which is used up: each float32 value is written
-    over what was read before, so no third vector is held."""
-    step_P = np.ascontiguousarray(step.step_P, np.float64)
-    moved_P, start = step_P.view(np.float32)[: step_P.size], 0
-    arrays = {}
+    """The model after the step, which is the only vector of its length that is held."""
+    arrays, start = {}, 0
     for name in (MODEL + name for name in context.trained):
-        before = context.state[name]
-        part = slice(start, start := start + before.size)
-        before_N, step_N, moved_N = before.reshape(-1), step_P[part], moved_P[part]
-        # in float64 and rounded once; moved_N may be the front half of step_N
-        for first in range(0, before.size, BLOCK_VALUES):
-            block = slice(first, first + BLOCK_VALUES)
-            moved_N[block] = before_N[block] + step_N[block] / step.divisor
-        arrays[name] = moved_N.reshape(before.shape)
+        before_N = context.state[name].reshape(-1)
+        moved_N = np.empty(before_N.size, np.float32)
+        for block in blocks(before_N.size):
+            steps_B = step.steps(slice(start + block.start, start + block.stop))
+            moved_N[block] = before_N[block] + steps_B / step.divisor  # in float64 and rounded once
+        start += before_N.size
+        arrays[name] = moved_N.reshape(context.state[name].shape)
     return arrays
 
 

@@ -24,7 +24,8 @@ from crypto.fixed_point.layout import Layout
 from crypto.identity.certificates import Identity, Role, SignedBody
 from crypto.session import bodies
 from crypto.session.cohort import CohortRule
-from crypto.session.messages import Cohort, Envelopes, Survivors
+from crypto.session.messages import Cohort, Envelopes, RelayedEnvelope, Survivors
+from tests.protocol.malice import envelopes_among, relayed
 from tests.support.agents import Exchange, changed, other_attempt
 from tests.support.ceremony import stranger
 from tests.support.rogue import SPARE, Rogue, with_proofs
@@ -83,11 +84,12 @@ def tell_survivors(rogue: Rogue, key: PhaseKey, name: str, survivors: list[str])
     rogue.agents[name].tell(survivors=wire.to_silo(message, key).survivors)
 
 
-def among(exchange: Exchange, receiver: str, group: list[str]) -> session_pb2.Envelopes:
+def among(
+    given: dict[str, Envelopes], key: PhaseKey, receiver: str, group: list[str]
+) -> session_pb2.Envelopes:
     """What a group dealt to one of them, as if the others had sent nothing."""
-    dealings = exchange.session._record.dealings
-    relayed = tuple(dealings[peer].relayed[receiver] for peer in group if peer != receiver)
-    return wire.to_silo(Envelopes(sharers=tuple(group), envelopes=relayed), exchange.key).envelopes
+    message = envelopes_among(given, receiver, tuple(group))
+    return wire.to_silo(message, key).envelopes
 
 
 # sizes
@@ -138,16 +140,15 @@ async def test_silos_refuse_answers_split_into_groups_of_three(ten: Rogue, stage
     if stage != "cohort":
         await ten.advertise(exchange)
         await ten.share(exchange)
-    if stage == "sharers":
-        exchange.session.close_share()
-    elif stage == "survivors":
+    given = exchange.session.close_share() if stage == "sharers" else {}
+    if stage == "survivors":
         await ten.mask(exchange)
     for group in (ten.names[:3], ten.names[3:6], ten.names[6:]):
         for name in group:
             if stage == "cohort":
                 tell_cohort(ten, exchange, name, {peer: adverts[peer] for peer in group})
             elif stage == "sharers":
-                ten.agents[name].tell(envelopes=among(exchange, name, group))
+                ten.agents[name].tell(envelopes=among(given, exchange.key, name, group))
             else:
                 tell_survivors(ten, exchange.key, name, group)
             reason = f"{stage}: expected at least 7 silos, got {len(group)}"
@@ -170,8 +171,7 @@ async def test_silo_refuses_every_set_below_its_policys_least_silos(tmp_path) ->
         exchange = rogue.begin(rogue.round, "train", attempt=2)
         await rogue.advertise(exchange)
         await rogue.share(exchange)
-        exchange.session.close_share()
-        line.tell(envelopes=among(exchange, VICTIM, three))
+        line.tell(envelopes=among(exchange.session.close_share(), exchange.key, VICTIM, three))
         await line.refuses(Refusal.COHORT_TOO_SMALL, reason)
         rogue.check_nothing_left(exchange)
 
@@ -296,16 +296,17 @@ async def test_envelopes_do_not_verify_among_silos_told_different_cohorts(four: 
     adverts = await adverts_of(four, exchange)
     three = four.names[:3]
     told = {"silo-0": three, "silo-1": three, "silo-2": four.names, "silo-3": four.names}
-    dealt: dict[str, dict[str, SignedBody]] = {}
+    dealt: dict[str, dict[str, RelayedEnvelope]] = {}
     for name, group in told.items():
         tell_cohort(four, exchange, name, {peer: adverts[peer] for peer in group})
         shares = wire.from_silo(pb.SiloMessage(shares=await four.agents[name].answer("shares")))
-        dealt[name] = dict(zip([peer for peer in group if peer != name], shares.envelopes, strict=True))
+        receivers = [peer for peer in group if peer != name]
+        dealt[name] = {peer: relayed(shares, place) for place, peer in enumerate(receivers)}
     for name in three:
-        relayed = tuple(dealt[peer][name] for peer in three if peer != name)
-        message = Envelopes(sharers=tuple(three), envelopes=relayed)
+        envelopes = tuple(dealt[peer][name] for peer in three if peer != name)
+        message = Envelopes(sharers=tuple(three), envelopes=envelopes)
         four.agents[name].tell(envelopes=wire.to_silo(message, exchange.key).envelopes)
-        reason = "signed for another cohort, sender or receiver"
+        reason = "signed for another cohort or silo"
         await four.agents[name].refuses(Refusal.ENVELOPE, reason)
     four.check_nothing_left(exchange)
 

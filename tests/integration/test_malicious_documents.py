@@ -524,16 +524,32 @@ def _of_another_receiver(given: dict[str, Envelopes]) -> Envelopes:
 
 def _with_a_bit_flipped(given: dict[str, Envelopes]) -> Envelopes:
     first, *rest = given[VICTIM].envelopes
-    body = first.body[:-1] + bytes([first.body[-1] ^ 1])
-    return dataclasses.replace(given[VICTIM], envelopes=(dataclasses.replace(first, body=body), *rest))
+    envelope = first.envelope[:-1] + bytes([first.envelope[-1] ^ 1])
+    return dataclasses.replace(
+        given[VICTIM], envelopes=(dataclasses.replace(first, envelope=envelope), *rest)
+    )
+
+
+def _under_a_broken_signature(given: dict[str, Envelopes]) -> Envelopes:
+    first, *rest = given[VICTIM].envelopes
+    dealing = dataclasses.replace(first.dealing, signature=first.dealing.signature[:-1])
+    return dataclasses.replace(given[VICTIM], envelopes=(dataclasses.replace(first, dealing=dealing), *rest))
+
+
+def _with_a_path_of_another(given: dict[str, Envelopes]) -> Envelopes:
+    first, second, *rest = given[VICTIM].envelopes
+    swapped = dataclasses.replace(first, path=second.path), dataclasses.replace(second, path=first.path)
+    return dataclasses.replace(given[VICTIM], envelopes=(*swapped, *rest))
 
 
 @pytest.mark.parametrize(
     "bend, reason",
     [
         (_one_missing, "envelopes: expected 3 to silo-1, got 2"),
-        (_of_another_receiver, "signed for another cohort, sender or receiver"),
-        (_with_a_bit_flipped, "envelope silo-0 to silo-1: envelope: the signature does not hold"),
+        (_of_another_receiver, "envelope silo-0 to silo-1: it is not in the dealing that was signed"),
+        (_with_a_bit_flipped, "envelope silo-0 to silo-1: it is not in the dealing that was signed"),
+        (_under_a_broken_signature, "dealing of silo-0: dealing: the signature does not hold"),
+        (_with_a_path_of_another, "it is not in the dealing that was signed"),
     ],
 )
 async def test_silo_refuses_envelopes(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
+from types import FunctionType, ModuleType
 
 import numpy as np
 import pytest
@@ -14,14 +16,15 @@ from crypto.identity.certificates import SignedBody
 from crypto.noise.sensitivity import Noise
 from crypto.session import bodies
 from crypto.session.coordinator_session import TRANSITIONS, CoordinatorSession, CoordinatorState, Event
-from crypto.session.messages import Cohort, RecoveredSeeds, Shares, UnmaskShares
+from crypto.session.messages import Cohort, Envelope, RecoveredSeeds, Shares, UnmaskShares
+from tests.protocol.malice import with_first_envelope
 from tests.support.projections import keeping
 from tests.support.sessions import NOW, STAGES, Exchange, make_coordinator, make_session
 
 NOTHING = SignedBody(body=b"", signature=b"")
 EMPTY = {
     Event.ADVERT: ("on_advert", NOTHING),
-    Event.SHARES: ("on_shares", Shares(envelopes=(), own_share=NOTHING)),
+    Event.SHARES: ("on_shares", Shares(dealing=NOTHING, envelopes=())),
     Event.COMPLAINT: ("on_complaint", NOTHING),
     Event.CONSISTENCY: ("on_consistency", NOTHING),
     Event.UNMASK_SHARES: ("on_unmask", UnmaskShares(self_mask_shares={}, recovery_shares={})),
@@ -112,17 +115,20 @@ def test_byte_identical_repeats_are_ignored_in_every_stage_and_others_refused():
     exchange = make_session(6)
     session, name = exchange.coordinator, "silo-000"
     exchange.run_until("unmask", {"masked": [BAD]})
-    seen = {event: message for (sender, event), message in session._seen.items() if sender == name}
-    assert set(seen) == {Event.ADVERT, Event.SHARES, Event.MASKED_VECTOR, Event.CONSISTENCY}
     session.on_masked(name)
-    for event, message in seen.items():
-        if event is not Event.MASKED_VECTOR:
-            getattr(session, EMPTY[event][0])(name, message)
-            with pytest.raises(RemoteProtocolError, match="a second one that differs") as caught:
-                send(session, name, event)
-            assert caught.value.code is Refusal.STAGE
+    for event, message in messages_of(exchange, name).items():
+        getattr(session, EMPTY[event][0])(name, message)
+        with pytest.raises(RemoteProtocolError, match="a second one that differs") as caught:
+            send(session, name, event)
+        assert caught.value.code is Refusal.STAGE
     exchange.unmask()
     assert np.array_equal(exchange.revealed(), exchange.expected())
+
+
+def messages_of(exchange: Exchange, name: str) -> dict[Event, object]:
+    """What a silo sent up to CONSISTENCY."""
+    sent = exchange.answers[name]
+    return dict(zip((Event.ADVERT, Event.SHARES, Event.CONSISTENCY), sent, strict=True))
 
 
 def test_repeated_answer_counts_once_towards_unmasking():
@@ -169,14 +175,13 @@ def test_advert_with_a_key_that_nobody_could_seal_to_is_refused(field):
         exchange.coordinator.on_advert("silo-000", signed)
 
 
-def test_own_share_signed_for_another_cohort_is_refused():
+def test_dealing_signed_for_another_cohort_is_refused():
     exchange = opened("share", silos=4)
     other = opened("share", silos=4)
-    cohort = cohort_of(exchange)
-    shares = exchange.silos["silo-000"].receive(cohort)
+    shares = exchange.silos["silo-000"].receive(cohort_of(exchange))
     elsewhere = other.silos["silo-000"].receive(cohort_of(other))
-    mixed = dataclasses.replace(shares, own_share=elsewhere.own_share)
-    with pytest.raises(RemoteProtocolError, match="own share of silo-000: signed for another cohort or silo"):
+    mixed = dataclasses.replace(shares, dealing=elsewhere.dealing)
+    with pytest.raises(RemoteProtocolError, match="dealing of silo-000: signed for another cohort or silo"):
         exchange.coordinator.on_shares("silo-000", mixed)
 
 
@@ -197,7 +202,7 @@ def test_shares_with_an_envelope_missing_or_spoilt_are_refused():
     assert caught.value.code is Refusal.ENVELOPE
     swapped = exchange.silos["silo-001"].receive(cohort)
     swapped = dataclasses.replace(swapped, envelopes=swapped.envelopes[::-1])
-    with pytest.raises(RemoteProtocolError, match="signed for another cohort, sender or receiver"):
+    with pytest.raises(RemoteProtocolError, match="the dealing is not over these envelopes"):
         exchange.coordinator.on_shares("silo-001", swapped)
 
 
@@ -214,9 +219,7 @@ def test_shares_with_an_envelope_missing_or_spoilt_are_refused():
 def test_sealed_parts_of_another_length_are_refused(part, value):
     exchange = opened("share", silos=4)
     shares = exchange.silos["silo-000"].receive(cohort_of(exchange))
-    made = dataclasses.replace(bodies.read_envelope(shares.envelopes[0]), **{part: value})
-    signed = bodies.sign(exchange.federation.silos["silo-000"], made)
-    spoilt = dataclasses.replace(shares, envelopes=(signed, *shares.envelopes[1:]))
+    spoilt = with_first_envelope(exchange, "silo-000", shares, **{part: value})
     with pytest.raises(RemoteProtocolError, match="missing, out of place or of another length"):
         exchange.coordinator.on_shares("silo-000", spoilt)
 
@@ -224,10 +227,9 @@ def test_sealed_parts_of_another_length_are_refused(part, value):
 def test_pair_seed_from_the_greater_name_to_the_smaller_is_refused():
     exchange = opened("share", silos=4)
     shares = exchange.silos["silo-003"].receive(cohort_of(exchange))
-    made = bodies.read_envelope(shares.envelopes[0])
-    made = dataclasses.replace(made, pair_seed_hash=b"h" * 32, sealed_pair_seed=b"s" * 1168)
-    signed = bodies.sign(exchange.federation.silos["silo-003"], made)
-    spoilt = dataclasses.replace(shares, envelopes=(signed, *shares.envelopes[1:]))
+    spoilt = with_first_envelope(
+        exchange, "silo-003", shares, pair_seed_hash=b"h" * 32, sealed_pair_seed=b"s" * 1168
+    )
     with pytest.raises(RemoteProtocolError, match="missing, out of place or of another length"):
         exchange.coordinator.on_shares("silo-003", spoilt)
 
@@ -290,15 +292,13 @@ def test_resumed_coordinator_knows_complaints_and_ignores_repeats_and_recovers()
 
     exchange.hooks["masked"] = complain
     exchange.run_until("unmask", {"masked": [BAD]})
-    seen = dict(exchange.coordinator._seen)
     exchange.coordinator.close_consistency()
     exchange.coordinator = resume(exchange, exchange.coordinator.snapshot())
     session = exchange.coordinator
     assert session.complaints == [(BAD, "silo-000")]
-    for (name, event), message in seen.items():
-        if event is Event.MASKED_VECTOR:
-            session.on_masked(name)
-        elif event is not Event.COMPLAINT:
+    for name in session.survivors:
+        session.on_masked(name)
+        for event, message in messages_of(exchange, name).items():
             getattr(session, EMPTY[event][0])(name, message)
     request = session.unmask_request()
     for name in session.survivors:
@@ -333,6 +333,65 @@ def test_snapshot_keeps_every_field_of_the_layout():
     resumed = resume(exchange, exchange.coordinator.snapshot())
     assert resumed.terms == exchange.terms
     assert resumed.terms.layout.digest == layout.digest
+
+
+def reachable(root: object) -> list[bytes]:
+    """Every bytes object that is kept alive by this one."""
+    found, seen, left = [], set(), [root]
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(one))
+        if isinstance(one, bytes):
+            found.append(one)
+        left += gc.get_referents(one)
+    return found
+
+
+def envelopes_of(exchange: Exchange) -> list[Envelope]:
+    """All that were dealt."""
+    names = exchange.terms.names
+    pairs = [(dealer, receiver) for dealer in names for receiver in names if receiver != dealer]
+    dealt = [data for dealer in names for data in exchange.answers[dealer][1].envelopes]
+    cohort_digest = exchange.coordinator.cohort_digest
+    return [
+        bodies.read_envelope(data, cohort_digest=cohort_digest, sender=dealer, receiver=receiver)
+        for (dealer, receiver), data in zip(pairs, dealt, strict=True)
+    ]
+
+
+def test_envelopes_are_held_once_and_only_until_they_are_relayed():
+    exchange = make_session(6)
+    exchange.run_until("masked")
+    made, held = envelopes_of(exchange), reachable(exchange.coordinator)
+    assert len(made) == 30
+    assert all(sum(each.sealed_shares in data for data in held) == 1 for each in made)
+    exchange.coordinator.close_share()
+    held = reachable(exchange.coordinator)
+    assert not any(each.sealed_shares in data for each in made for data in held)
+    assert all(
+        sum(each.sealed_pair_seed in data for data in held) == 1 for each in made if each.pair_seed_hash
+    )
+
+
+@pytest.mark.parametrize("lost", [(), ("silo-002",), ("silo-000", "silo-011")])
+def test_snapshot_has_a_hash_of_each_pair_and_sealed_seeds_for_lost_silos_alone(lost):
+    exchange = make_session(12)
+    exchange.run_until("unmask", {"masked": lost})
+    session = exchange.coordinator
+    session.close_consistency()
+    data, names, survivors = session.snapshot(), exchange.terms.names, session.survivors
+    adverts = sum(len(each[0].body) + len(each[0].signature) for each in exchange.answers.values())
+    pairs = [(survivor, other) for survivor in survivors for other in lost]
+    sealed = sum(1168 for survivor, other in pairs if survivor < other)
+    hashes = 32 * (len(names) * len(survivors) + len(pairs))
+    assert 0 < len(data) - adverts - sealed - hashes < 300 * len(names)  # names, signatures, the terms
+    for made in envelopes_of(exchange):
+        assert made.sealed_shares not in data
+        if made.pair_seed_hash:
+            is_needed = made.sender in survivors and made.receiver in lost
+            assert (made.sealed_pair_seed in data) == is_needed
 
 
 @pytest.mark.parametrize("stage", STAGES[:4])

@@ -327,12 +327,13 @@ def test_complaint_of_another_silo_or_cohort_is_refused(exchange):
         exchange.coordinator.on_complaint("silo-003", elsewhere)
 
 
-def test_envelope_signed_by_the_sender_but_spoilt_on_the_way_accuses_nobody(exchange):
+def test_envelope_that_was_spoilt_on_the_way_accuses_nobody(exchange):
     exchange.advertise()
     exchange.share()
     given = exchange.coordinator.close_share()["silo-004"]
-    spoilt = dataclasses.replace(given.envelopes[0], body=given.envelopes[0].body[:-1] + b"\0")
-    with pytest.raises(RemoteProtocolError, match="the signature does not hold") as caught:
+    first = given.envelopes[0]
+    spoilt = dataclasses.replace(first, envelope=first.envelope[:-1] + bytes([first.envelope[-1] ^ 1]))
+    with pytest.raises(RemoteProtocolError, match="it is not in the dealing that was signed") as caught:
         exchange.silos["silo-004"].receive(
             Envelopes(sharers=given.sharers, envelopes=(spoilt, *given.envelopes[1:]))
         )

@@ -76,10 +76,12 @@ def test_truncated_messages_are_refused():
     few = dataclasses.replace(given[VICTIM], envelopes=given[VICTIM].envelopes[:-1])
     match = "envelopes: expected 4 to silo-001, got 3"
     assert_refused(exchange.silos[VICTIM], few, match, Refusal.ENVELOPE)
-    body = given["silo-002"].envelopes[0]
-    cut = dataclasses.replace(body, signature=body.signature[:-1])
-    short = dataclasses.replace(given["silo-002"], envelopes=(cut, *given["silo-002"].envelopes[1:]))
-    match = "envelope silo-000 to silo-002: envelope: the signature does not hold"
+    first, *others = given["silo-002"].envelopes
+    cut = dataclasses.replace(first.dealing, signature=first.dealing.signature[:-1])
+    short = dataclasses.replace(
+        given["silo-002"], envelopes=(dataclasses.replace(first, dealing=cut), *others)
+    )
+    match = "dealing of silo-000: dealing: the signature does not hold"
     assert_refused(exchange.silos["silo-002"], short, match, Refusal.ENVELOPE)
     assert exchange.nothing_left()
 
@@ -89,7 +91,7 @@ def test_envelopes_of_another_receiver_are_refused():
     exchange.run_until("masked")
     given = exchange.coordinator.close_share()
     swapped = dataclasses.replace(given[VICTIM], envelopes=given["silo-002"].envelopes)
-    match = "envelope silo-000 to silo-001: signed for another cohort, sender or receiver"
+    match = "envelope silo-000 to silo-001: it is not in the dealing that was signed"
     assert_refused(exchange.silos[VICTIM], swapped, match, Refusal.ENVELOPE)
     assert exchange.nothing_left()
 

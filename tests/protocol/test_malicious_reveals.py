@@ -13,7 +13,7 @@ import pytest
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import Cohort, Envelopes, RecoverRequest, Signatures, Survivors
 from crypto.session.silo_session import SiloSession, SiloState
-from tests.protocol.malice import VICTIM, adverts_of, assert_refused, envelopes_among, honest
+from tests.protocol.malice import VICTIM, adverts_of, assert_refused, envelopes_among, honest, relayed
 from tests.support.sessions import Exchange, MemoryLedger, make_exchange, make_federation, make_session
 
 # sets
@@ -32,10 +32,12 @@ def test_envelopes_do_not_verify_among_silos_that_were_told_different_cohorts():
         envelopes = []
         for peer in sharers:
             if peer != name:
-                receivers = [other for other in exchange.terms.names if other != peer]
-                envelopes.append(dealt[peer].envelopes[receivers.index(name)])
+                cohort = exchange.terms.names[: 6 if peer < "silo-003" else 7]
+                place = [other for other in cohort if other != peer].index(name)
+                envelopes.append(relayed(dealt[peer], place))
         message = Envelopes(sharers=sharers, envelopes=tuple(envelopes))
-        match = "signed for another cohort, sender or receiver"
+        other = "silo-003" if name < "silo-003" else "silo-000"
+        match = f"dealing of {other}: signed for another cohort or silo"
         assert_refused(exchange.silos[name], message, match, Refusal.ENVELOPE)
     assert exchange.nothing_left()
 
@@ -139,7 +141,8 @@ def test_silo_outside_cohort_or_sharers_leaves_the_session(stage):
         adverts = exchange.coordinator.close_advertise().adverts
         message, what = Cohort(adverts=(adverts[0], *adverts[2:])), "cohort: this silo is not in U1"
     else:
-        message, what = envelopes_among(exchange, VICTIM, rest), "sharers: this silo is left out"
+        given = exchange.coordinator.close_share()
+        message, what = envelopes_among(given, VICTIM, rest), "sharers: this silo is left out"
     assert_refused(exchange.silos[VICTIM], message, what, Refusal.LEFT_OUT)
     assert exchange.nothing_left()
 

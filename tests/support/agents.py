@@ -25,7 +25,6 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
-from coordinator.jobs.aggregate import store_vectors
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.ring import Words
@@ -34,7 +33,7 @@ from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 from crypto.masking import masks
 from crypto.masking.masks import Masker, Source, UnmaskPlan
-from crypto.masking.stored_sum import StoredSum, tagged_stream
+from crypto.masking.stored_sum import StoredSum
 from crypto.session import bodies
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import RevealedSum, SessionTerms
@@ -134,11 +133,14 @@ class MemoryTransfers:
     def __init__(self, folder: Path, states: dict[bytes, bytes]) -> None:
         self._folder = folder
         self._states = states
+        self.moved_bytes = 0
         self.uploads: asyncio.Queue[tuple[PhaseKey, bytes]] = asyncio.Queue()
         self.downloaded: list[bytes] = []
         self.maskers: dict[PhaseKey, Masker] = {}
 
-    async def download(self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path) -> None:
+    async def download(
+        self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path, is_kept: bool = True
+    ) -> None:
         data = self._states.get(digest, b"")
         if len(data) != size_bytes or hashlib.sha256(data).digest() != digest:
             raise RemoteProtocolError("download: other bytes than announced", code=Refusal.STATE)
@@ -613,9 +615,7 @@ class Hub:
 
     def tagged_stream(self, exchange: Exchange) -> bytes:
         layout = exchange.session.terms.layout
-        path = self.folder / "revealed"
-        store_vectors(path, exchange.revealed, layout=layout)
-        stream = b"".join(tagged_stream(path, layout=layout))
+        stream = b"".join(masks.tagged_stream(layout, exchange.revealed))
         (self.folder / "tagged").write_bytes(stream)
         return stream
 

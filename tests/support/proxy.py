@@ -16,15 +16,25 @@ NoteBytes = Callable[[], None]
 
 
 class ThrottlingProxy(Relay):
-    """Relays to a target; what clients send passes at most at `upload_bytes_per_second`.
+    """Relays to a target; what clients send passes at most at `upload_bytes_per_second`, what they are sent
+    at `download_bytes_per_second`.
 
-    The rate may be changed while connections are open; None lets everything through.
+    The rates may be changed while connections are open; None lets everything through.
     """
 
-    def __init__(self, target_host: str, target_port: int, *, upload_bytes_per_second: float | None) -> None:
+    def __init__(
+        self,
+        target_host: str,
+        target_port: int,
+        *,
+        upload_bytes_per_second: float | None = None,
+        download_bytes_per_second: float | None = None,
+    ) -> None:
         super().__init__(target_host, target_port)
         self.upload_bytes_per_second = upload_bytes_per_second
+        self.download_bytes_per_second = download_bytes_per_second
         self.uploaded_bytes = 0
+        self.downloaded_bytes = 0
 
     async def _relay(self, accepted: Stream, dialed: Stream) -> None:
         async with self._watched(accepted[1], dialed[1]) as note_bytes:
@@ -49,7 +59,7 @@ class ThrottlingProxy(Relay):
         """One direction to its end, which ends the other side's stream too."""
         with contextlib.suppress(OSError):
             while True:
-                rate = self.upload_bytes_per_second if is_upload else None
+                rate = self.upload_bytes_per_second if is_upload else self.download_bytes_per_second
                 data = await reader.read(1 << 16 if rate is None else max(1, int(rate * SLICE_SECONDS)))
                 if not data:
                     break
@@ -58,6 +68,8 @@ class ThrottlingProxy(Relay):
                 await writer.drain()
                 if is_upload:
                     self.uploaded_bytes += len(data)
+                else:
+                    self.downloaded_bytes += len(data)
                 if rate is not None:
                     await asyncio.sleep(len(data) / rate)
         writer.close()
@@ -67,7 +79,7 @@ class IdleCuttingProxy(ThrottlingProxy):
     """Relays at full speed, and resets a connection on which no byte moved for `idle_seconds`."""
 
     def __init__(self, target_host: str, target_port: int, *, idle_seconds: float) -> None:
-        super().__init__(target_host, target_port, upload_bytes_per_second=None)
+        super().__init__(target_host, target_port)
         self.idle_seconds = idle_seconds
         self.cuts = 0
 

@@ -65,11 +65,11 @@ class Federation:
 
 
 @functools.cache
-def make_federation(silos: int) -> Federation:
-    """Made once for each size: certificates cost more than sessions."""
+def make_federation(silos: int, *, suffix: str = "") -> Federation:
+    """Made once for each size: certificates cost more than sessions. suffix: of the silos' names."""
     # a federation's own certificate is older than what it signs
     key, authority = issuing.new_authority("test", now=NOW - timedelta(days=1), valid_days=365)
-    names = [f"silo-{index:03}" for index in range(silos)]
+    names = [f"silo-{index:03}{suffix}" for index in range(silos)]
     *members, spare = (
         issue(key, authority, MemberId(federation="test", role=Role.SILO, name=name), now=NOW)
         for name in (*names, "spare")
@@ -160,8 +160,8 @@ class MemoryLedger:
 class Exchange:
     """One session, one method a stage; a dropped silo sends nothing from that stage on.
 
-    What left each silo is in `sent` (shares) and `masked` (vectors); the last message to it in `told`; what
-    it keeps to check the sum in `checks`.
+    What left each silo is in `sent` (shares), `masked` (vectors) and `answers` (what it signed); the last
+    message to it in `told`; what it keeps to check the sum in `checks`.
     """
 
     federation: Federation
@@ -174,6 +174,7 @@ class Exchange:
     masked: dict[str, bytes] = field(default_factory=dict)
     checks: dict[str, SumCheck] = field(default_factory=dict)
     sent: dict[str, UnmaskShares] = field(default_factory=dict)
+    answers: dict[str, list[Any]] = field(default_factory=dict)  # Advert, Shares, Consistency
     told: dict[str, Any] = field(default_factory=dict)
     hooks: dict[str, Callable[[], object]] = field(default_factory=dict)  # run when a stage opens
     plan: UnmaskPlan | None = None
@@ -185,12 +186,14 @@ class Exchange:
 
     def advertise(self, drop: Collection[str] = ()) -> None:
         for name in self._staying("advertise", self.terms.names, drop):
-            self.coordinator.on_advert(name, self.silos[name].advertise())
+            self.answers[name] = [self.silos[name].advertise()]
+            self.coordinator.on_advert(name, self.answers[name][-1])
 
     def share(self, drop: Collection[str] = ()) -> None:
         cohort = self.coordinator.close_advertise()
         for name in self._staying("share", self.coordinator.cohort, drop):
-            self.coordinator.on_shares(name, self.tell(name, cohort))
+            self.answers[name].append(self.tell(name, cohort))
+            self.coordinator.on_shares(name, self.answers[name][-1])
 
     def mask(self, drop: Collection[str] = ()) -> None:
         envelopes = self.coordinator.close_share()
@@ -201,7 +204,8 @@ class Exchange:
     def consistency(self, drop: Collection[str] = ()) -> None:
         survivors = self.coordinator.close_masked()
         for name in self._staying("consistency", self.coordinator.survivors, drop):
-            self.coordinator.on_consistency(name, self.tell(name, survivors))
+            self.answers[name].append(self.tell(name, survivors))
+            self.coordinator.on_consistency(name, self.answers[name][-1])
 
     def unmask(self, drop: Collection[str] = ()) -> UnmaskPlan | dict[str, RecoverRequest]:
         request = self.coordinator.close_consistency()

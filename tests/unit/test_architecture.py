@@ -42,7 +42,7 @@ ARROWS = {
 # the rooms of a package, and the modules next to them, in the order of their arrows: each may import those to
 # its left
 ROOMS = {
-    "crypto": "errors < encoding < prg < identity < noise < fixed_point < masking < session",
+    "crypto": "errors < encoding < envelope_tree < prg < identity < noise < fixed_point < masking < session",
     "strategies": "base < number_stream < exact < update_scale < recipe < phases < parts < checks < presets "
     "< declared_parts < methods",
     "chorale": "v1 < runtime < transport < spec < observability < privacy < job",

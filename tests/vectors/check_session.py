@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from typing import Any
@@ -16,6 +17,7 @@ from primitives import (
     TAG_WORDS,
     Disagreement,
     aes_ctr,
+    audit_path,
     decode,
     digest,
     encode,
@@ -27,6 +29,7 @@ from primitives import (
     prg_key,
     recover,
     share_number,
+    tree_hash,
     unseal,
 )
 
@@ -111,11 +114,24 @@ class Session:
     def check_dealings(self) -> None:
         for dealer in self.sharers:
             receivers = [name for name in sorted(self.silos) if name != dealer]
-            signed = self.silos[dealer]["envelopes"]
-            expect(f"envelopes of {dealer}", len(signed), len(receivers))
-            for receiver, envelope in zip(receivers, signed, strict=True):
-                self.check_envelope(dealer, receiver, self.open(dealer, "envelope", envelope))
+            envelopes = [bytes.fromhex(envelope) for envelope in self.silos[dealer]["envelopes"]]
+            expect(f"envelopes of {dealer}", len(envelopes), len(receivers))
+            for receiver, envelope in zip(receivers, envelopes, strict=True):
+                self.check_envelope(dealer, receiver, decode("envelope", envelope))
+            self.check_tree(dealer, [hashlib.sha256(envelope).digest() for envelope in envelopes])
             self.check_secret("recovery", dealer, self.secret(dealer, "recovery_seed"))
+
+    def check_tree(self, dealer: str, leaves: list[bytes]) -> None:
+        """The signed root and every path that was relayed are those of RFC 6962."""
+        fields = self.open(dealer, "dealing", self.silos[dealer]["dealing"])
+        own_hash = fields[2]  # of a share that is known only where the dealer answered: check_answers
+        expect(f"dealing of {dealer}", fields, [self.cohort_digest, dealer, own_hash, tree_hash(leaves)])
+        receivers = [name for name in sorted(self.silos) if name != dealer]
+        for place, receiver in enumerate(receivers):
+            if receiver in self.sharers:
+                dealers = [name for name in self.sharers if name != receiver]
+                relayed = self.silos[receiver]["paths"][dealers.index(dealer)]
+                expect(f"path {dealer} to {receiver}", audit_path(place, leaves).hex(), relayed)
 
     def check_envelope(self, dealer: str, receiver: str, fields: list[Any]) -> None:
         scope = f"envelope {dealer} to {receiver}"
@@ -169,9 +185,8 @@ class Session:
             answer = self.silos[name]["answer"]
             own = bytes.fromhex(answer["self_mask_shares"][name])
             self.shares["self-mask", name, name] = own
-            fields = self.open(name, "own-share", self.silos[name]["own_share"])
-            own_hash = digest("self-mask-share-hash", name, name, own)
-            expect(f"own share of {name}", fields, [self.cohort_digest, name, own_hash])
+            fields = self.open(name, "dealing", self.silos[name]["dealing"])
+            expect(f"own share of {name}", fields[2], digest("self-mask-share-hash", name, name, own))
             for label, dealers in (("self-mask", self.survivors), ("recovery", self.lost)):
                 given = answer[f"{label.replace('-', '_')}_shares"]
                 held = {dealer: self.shares[label, dealer, name].hex() for dealer in dealers}

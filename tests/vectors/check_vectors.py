@@ -24,6 +24,7 @@ from primitives import (
     Disagreement,
     Malformed,
     aes_ctr,
+    audit_path,
     decode,
     digest,
     encode,
@@ -34,6 +35,7 @@ from primitives import (
     recover,
     room,
     share_number,
+    tree_hash,
 )
 
 
@@ -45,6 +47,7 @@ def main(arguments: list[str]) -> int:
         "prg": check_prg,
         "projection": check_projection,
         "ring": check_ring,
+        "envelope_tree": check_envelope_tree,
         "session": check_session,
         "draw": check_draw,
         "next_state": check_next_state,
@@ -58,6 +61,15 @@ def main(arguments: list[str]) -> int:
             return 1
         sys.stdout.write(f"{name}.json: {number} agree\n")
     return 0
+
+
+def check_envelope_tree(vectors: Any) -> int:
+    for vector in vectors:
+        leaves = [digest("envelope", place) for place in range(vector["size"])]
+        expect("root", tree_hash(leaves).hex(), vector["root"])
+        paths = {place: audit_path(int(place), leaves).hex() for place in vector["paths"]}
+        expect("paths", paths, vector["paths"])
+    return len(vectors)
 
 
 def untagged(field: Any) -> Any:

@@ -24,7 +24,7 @@ from crypto.identity.certificates import SignedBody
 from crypto.masking import masks
 from crypto.masking.masks import UnmaskPlan
 from crypto.session.coordinator_session import CoordinatorSession
-from crypto.session.messages import SessionTerms, UnmaskShares
+from crypto.session.messages import Envelopes, SessionTerms, UnmaskShares
 from crypto.session.silo_session import SiloSession
 from crypto.session.sum_check import SumCheck
 from tests.support import sessions
@@ -61,9 +61,12 @@ def session_vector() -> dict[str, Any]:
     for name, silo in silos.items():
         shares = silo.receive(cohort)
         coordinator.on_shares(name, shares)
-        rows[name]["envelopes"] = [_signed(one) for one in shares.envelopes]
-        rows[name]["own_share"] = _signed(shares.own_share)
-    total, check = _mask(coordinator, silos, rows, staying=terms.names[:-LOST])
+        rows[name]["dealing"] = _signed(shares.dealing)
+        rows[name]["envelopes"] = [envelope.hex() for envelope in shares.envelopes]
+    envelopes = coordinator.close_share()
+    for name, given in envelopes.items():
+        rows[name]["paths"] = [relayed.path.hex() for relayed in given.envelopes]
+    total, check = _mask(coordinator, silos, rows, envelopes, staying=terms.names[:-LOST])
     _reveal(coordinator, silos, rows, total)
     return {
         "terms": _terms(terms),
@@ -112,13 +115,13 @@ def _mask(
     coordinator: CoordinatorSession,
     silos: dict[str, SiloSession],
     rows: dict[str, dict[str, Any]],
+    envelopes: dict[str, Envelopes],
     *,
     staying: tuple[str, ...],
 ) -> tuple[dict[int, Words], SumCheck]:
     """The masked sum, and what the first silo keeps to check it."""
     terms = coordinator.terms
     total = ring.zeros(terms.layout)
-    envelopes = coordinator.close_share()
     checks = []
     for name in staying:
         encoded = Encoder(_values(name), layout=terms.layout).encode()

@@ -16,7 +16,7 @@ import numpy as np
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_digest, state_to_bytes
-from crypto import encoding, prg
+from crypto import encoding, envelope_tree, prg
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
@@ -35,6 +35,7 @@ def main() -> None:
         prg_vectors,
         projection_vectors,
         ring_vectors,
+        envelope_tree_vectors,
         draw_vectors,
         initial_state_vectors,
     ):
@@ -104,6 +105,19 @@ def invalid_encodings() -> list[dict[str, str]]:
         "too many fields": head + (encoding.MAX_FIELDS + 1).to_bytes(4, "big"),
     }
     return [{"failure": name, "purpose": "test", "encoding": data.hex()} for name, data in cases.items()]
+
+
+def envelope_tree_vectors() -> list[dict[str, Any]]:
+    """Envelopes of one number each; paths of the first, of the last and of one between."""
+    vectors = []
+    for size in (1, 2, 3, 5, 6, 7, 8, 9, 100, 199):
+        tree = envelope_tree.levels(
+            [envelope_tree.leaf(encoding.encode("envelope", place)) for place in range(size)]
+        )
+        paths = envelope_tree.paths(tree)
+        shown = {str(place): paths[place].hex() for place in (0, size // 2, size - 1)}
+        vectors.append({"size": size, "root": envelope_tree.root(tree).hex(), "paths": shown})
+    return vectors
 
 
 def shamir_vectors() -> dict[str, Any]:

@@ -116,6 +116,31 @@ def take(data: bytes, size: int) -> tuple[bytes, bytes]:
     return data[:size], data[size:]
 
 
+# envelope trees, docs/protocol.md 5.3
+
+
+def tree_hash(leaves: list[bytes]) -> bytes:
+    """MTH of RFC 6962, section 2.1, over hashes of leaves."""
+    if len(leaves) == 1:
+        return leaves[0]
+    split = largest_power_below(len(leaves))
+    return digest("envelope-node", tree_hash(leaves[:split]), tree_hash(leaves[split:]))
+
+
+def audit_path(place: int, leaves: list[bytes]) -> bytes:
+    """PATH of RFC 6962, section 2.1.1."""
+    if len(leaves) == 1:
+        return b""
+    split = largest_power_below(len(leaves))
+    if place < split:
+        return audit_path(place, leaves[:split]) + tree_hash(leaves[split:])
+    return audit_path(place - split, leaves[split:]) + tree_hash(leaves[:split])
+
+
+def largest_power_below(size: int) -> int:
+    return 1 << (size - 1).bit_length() - 1
+
+
 # secret sharing, docs/protocol.md 5.3
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.base import MODEL, Array, PartOptions, PhaseContext, ServerStep, options_of
+from strategies.base import Array, PartOptions, PhaseContext, ServerStep, options_of
 from strategies.exact import total
 from strategies.recipe import ServerUpdate, Standing
 
@@ -41,7 +41,7 @@ class FedExP:
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """update_bound holds p |delta| of every parameter, and p <= 1: P update_bound^2 is reached only by
         deltas that are clipped nearly everywhere. Clipped here, the step falls back towards FedAvg's."""
-        trained = sum(context.state[MODEL + name].size for name in context.trained)
+        trained = context.trained_values
         return (
             Quantity(
                 name=SQUARED_LENGTH,
@@ -61,7 +61,7 @@ class FedExP:
             square_of_mean=float(total(mean_P * mean_P)),
             epsilon=epsilon,
         )
-        return ServerStep(step_P=rate * mean_P, figures={"server_step": rate})
+        return ServerStep(steps=lambda place: rate * mean_P[place], figures={"server_step": rate})
 
 
 def extrapolation(*, mean_of_squares: float, square_of_mean: float, epsilon: float) -> float:

@@ -11,7 +11,7 @@ Leaks what FedAvg leaks: m and v follow from the sums. They are part of the glob
 every silo checks, so they travel down with the model: one more vector of its length for sgd, two for
 adam and yogi.
 
-P = trained parameters.
+P = trained parameters, B = those of one piece.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ import numpy as np
 from pydantic import Field
 
 from crypto.fixed_point.layout import Quantity
-from strategies.base import METHOD, Array, FloatArray, PartOptions, PhaseContext, ServerStep, options_of
+from strategies.base import (
+    METHOD,
+    Array,
+    FloatArray,
+    PartOptions,
+    PhaseContext,
+    ServerStep,
+    blocks,
+    options_of,
+    pieces_of,
+)
 from strategies.parts.server_updates.mean import POST_PROCESSING
 from strategies.recipe import ServerUpdate
 
@@ -81,29 +91,46 @@ class FedOpt:
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
         """The optimizer's step, and its moments for the next round."""
         options = options_of(FedOptOptions, context.options)
-        mean_P = sums["delta"] / float(sums["weight"])
-        before_P = _kept(context, MOMENT, mean_P, start=0.0)
-        if options.server_optimizer is ServerOptimizer.SGD:
-            moment_P = options.server_momentum * before_P + mean_P
-            arrays = {MOMENT: moment_P.astype(np.float32)}
-            return ServerStep(step_P=options.learning_rate * moment_P, arrays=arrays)
-        beta1, beta2, tau = options.server_beta1, options.server_beta2, options.server_tau
-        moment_P = beta1 * before_P + (1.0 - beta1) * mean_P
-        squares_P, square_P = _kept(context, SQUARES, mean_P, start=tau * tau), mean_P * mean_P
-        if options.server_optimizer is ServerOptimizer.ADAM:
-            squares_P = beta2 * squares_P + (1.0 - beta2) * square_P
-        else:
-            # never below zero: where v > D^2 it falls by a share of D^2, which is less than v
-            squares_P = squares_P - (1.0 - beta2) * square_P * np.sign(squares_P - square_P)
-        return ServerStep(
-            step_P=options.learning_rate * moment_P / (np.sqrt(squares_P) + tau),
-            arrays={MOMENT: moment_P.astype(np.float32), SQUARES: squares_P.astype(np.float32)},
-        )
+        delta, weight = pieces_of(sums, "delta"), float(sums["weight"])
+        size = context.trained_values
+
+        def moments(place: slice) -> tuple[FloatArray, FloatArray | None]:
+            return _moments(context, options, delta(place) / weight, place)
+
+        def steps(place: slice) -> FloatArray:
+            moment_B, squares_B = moments(place)
+            if squares_B is None:
+                return options.learning_rate * moment_B
+            step_B: FloatArray = options.learning_rate * moment_B / (np.sqrt(squares_B) + options.server_tau)
+            return step_B
+
+        names = (MOMENT,) if options.server_optimizer is ServerOptimizer.SGD else (MOMENT, SQUARES)
+        arrays = {name: np.empty(size, np.float32) for name in names}
+        for block in blocks(size):
+            for kept_P, kept_B in zip(arrays.values(), moments(block), strict=False):
+                kept_P[block] = kept_B
+        return ServerStep(steps=steps, arrays=arrays)
 
 
-def _kept(context: PhaseContext, name: str, like_P: FloatArray, *, start: float) -> FloatArray:
+def _moments(
+    context: PhaseContext, options: FedOptOptions, mean_B: FloatArray, place: slice
+) -> tuple[FloatArray, FloatArray | None]:
+    """m, and v where the optimizer has one, of a piece."""
+    before_B = _kept(context, MOMENT, place, start=0.0)
+    if options.server_optimizer is ServerOptimizer.SGD:
+        return options.server_momentum * before_B + mean_B, None
+    beta1, beta2, tau = options.server_beta1, options.server_beta2, options.server_tau
+    moment_B = beta1 * before_B + (1.0 - beta1) * mean_B
+    squares_B, square_B = _kept(context, SQUARES, place, start=tau * tau), mean_B * mean_B
+    if options.server_optimizer is ServerOptimizer.ADAM:
+        return moment_B, beta2 * squares_B + (1.0 - beta2) * square_B
+    # never below zero: where v > D^2 it falls by a share of D^2, which is less than v
+    return moment_B, squares_B - (1.0 - beta2) * square_B * np.sign(squares_B - square_B)
+
+
+def _kept(context: PhaseContext, name: str, place: slice, *, start: float) -> FloatArray:
     kept_P = context.state.get(name)
-    return np.full(like_P.shape, start) if kept_P is None else kept_P.astype(np.float64)
+    return np.full(place.stop - place.start, start) if kept_P is None else kept_P[place].astype(np.float64)
 
 
 FEDOPT = ServerUpdate(

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.base import Array, PhaseContext, ServerStep
+from strategies.base import Array, PhaseContext, ServerStep, pieces_of
 from strategies.recipe import ServerUpdate, Standing
 
 NORMALIZER = "normalizer"
@@ -40,7 +40,7 @@ class WeightedMean:
         return ()
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
-        return ServerStep(step_P=sums["delta"], divisor=float(sums["weight"]))
+        return ServerStep(steps=pieces_of(sums, "delta"), divisor=float(sums["weight"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,10 @@ class FedNova:
         """The mean direction, as far as the mean silo went."""
         weight = float(sums["weight"])
         effective_steps = float(sums[NORMALIZER]) / weight
+        delta = pieces_of(sums, "delta")
         return ServerStep(
-            step_P=effective_steps * sums["delta"] / weight, figures={"effective_steps": effective_steps}
+            steps=lambda place: effective_steps * delta(place) / weight,
+            figures={"effective_steps": effective_steps},
         )
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.base import METHOD, MODEL, Array, PhaseContext, ServerStep
+from strategies.base import METHOD, Array, PhaseContext, ServerStep, blocks, pieces_of
 from strategies.recipe import ServerUpdate, Standing
 
 CONTROL = METHOD + "control"  # (P,) float32: c, in the order of delta; absent while it is zero
@@ -38,7 +38,7 @@ class Scaffold:
     """FedAvg's step, and the global control variate for the next round."""
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        size = sum(context.state[MODEL + name].size for name in context.trained)
+        size = context.trained_values
         return (
             Quantity(
                 name=CONTROL_DELTA,
@@ -52,12 +52,12 @@ class Scaffold:
 
     def step(self, context: PhaseContext, sums: Mapping[str, Array]) -> ServerStep:
         """The sum of p is not divided by: silos that were not in the sum keep their control variates, too."""
-        before_P = context.state.get(CONTROL)
-        control_P = sums[CONTROL_DELTA] if before_P is None else before_P + sums[CONTROL_DELTA]
+        before_P, moved = context.state.get(CONTROL), pieces_of(sums, CONTROL_DELTA)
+        control_P = np.empty(context.trained_values, np.float32)
+        for block in blocks(control_P.size):
+            control_P[block] = moved(block) if before_P is None else before_P[block] + moved(block)
         return ServerStep(
-            step_P=sums["delta"],
-            divisor=float(sums["weight"]),
-            arrays={CONTROL: np.asarray(control_P, np.float32)},
+            steps=pieces_of(sums, "delta"), divisor=float(sums["weight"]), arrays={CONTROL: control_P}
         )
 
 

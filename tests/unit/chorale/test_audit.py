@@ -12,6 +12,7 @@ import pytest
 from chorale.runtime.audit import (
     FIRST_PREVIOUS,
     MAX_LINE_BYTES,
+    MAX_UNFLUSHED_BYTES,
     AuditInUse,
     AuditLog,
     read_entries,
@@ -75,17 +76,78 @@ def test_a_second_process_is_kept_out(path: Path, log: AuditLog) -> None:
     AuditLog(path).close()
 
 
-@pytest.mark.parametrize("torn", [b"{", b'{"entry":4,"event":"x"}', b"\x00" * 4096])
+HOLE = (
+    b'{"entry":4,' + b"\x00" * 4096 + b'"}\n{"entry":5}\n'
+)  # the later page came to disk, the one before did not
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"entry":4,"event":"x"}', b"\x00" * 4096, HOLE, HOLE[:-1]])
 def test_a_line_cut_short_by_a_crash_is_removed_and_recorded(path: Path, torn: bytes) -> None:
     write(path)
     with path.open("ab") as file:
         file.write(torn)
-    with pytest.raises(ConfigError, match="entry 4: cut short"):
+    with pytest.raises(ConfigError, match="entry 4: (cut short|not an entry)"):
         verify_file(path)
     AuditLog(path, clock=lambda: NOW).close()
     *_, last = read_entries(path)
     assert (last["entry"], last["event"]) == (4, "audit.torn_line_removed")
     assert last["bytes_removed"] == len(torn)
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The file's size at each flush."""
+    sizes: list[int] = []
+    flush = os.fsync
+
+    def counted(handle: int) -> None:
+        flush(handle)
+        sizes.append(os.fstat(handle).st_size)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    return sizes
+
+
+def test_an_entry_is_flushed_with_the_next_one_that_is(path: Path, log: AuditLog, flushed: list[int]) -> None:
+    log.append_unflushed("spent", round=1)
+    head = log.append_unflushed("revealed", round=1)
+    assert (verify_file(path), flushed) == (2, [])  # another process sees it all the same
+    assert log.head == head
+    log.append("refused")
+    assert flushed == [path.stat().st_size]
+    log.flush()  # there is nothing more
+    assert len(flushed) == 1
+    log.append_unflushed("spent", round=2)
+    log.flush()
+    log.append_unflushed("revealed", round=2)
+    log.close()
+    assert len(flushed) == 3
+    assert flushed[-1] == path.stat().st_size
+    assert verify_file(path) == 5
+
+
+def test_so_much_and_no_more_is_not_flushed(path: Path, log: AuditLog, flushed: list[int]) -> None:
+    while not flushed:
+        log.append_unflushed("revealed", survivors=["silo"] * 1000)
+        assert path.stat().st_size <= 2 * MAX_UNFLUSHED_BYTES
+    assert path.stat().st_size > MAX_UNFLUSHED_BYTES
+    assert flushed == [path.stat().st_size]
+
+
+def test_an_entry_whose_flush_failed_stays_in_the_chain(
+    path: Path, log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written: an entry that took its number would break the chain."""
+
+    def broken(handle: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        with pytest.raises(OSError, match="Input/output error"):
+            log.append("refused")
+    log.append("refused")
+    assert verify_file(path) == 2
 
 
 def test_a_log_of_one_torn_line_begins_anew(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chorale.runtime import database as database_module
-from chorale.runtime.database import Database
+from chorale.runtime.database import Commit, Database
 from crypto.errors import ConfigError
 
 FIRST = (
@@ -18,6 +18,7 @@ FIRST = (
     "CREATE TABLE spend (budget INTEGER NOT NULL REFERENCES budget (id))",
     "INSERT INTO budget VALUES (1, 1)",
 )
+PAGE_BYTES = 4096
 SECOND = ("ALTER TABLE budget ADD COLUMN name TEXT", "UPDATE budget SET name = 'first'")
 
 
@@ -219,3 +220,46 @@ def test_only_a_file_that_erases_for_good_overwrites_what_is_deleted(path: Path)
             with database.transaction() as connection:
                 connection.execute("DELETE FROM shares")
         assert (secret in path.read_bytes()) is is_found
+
+
+def test_the_log_moves_into_the_file_where_nobody_waits_for_it(database: Database, path: Path) -> None:
+    """That takes flushes of its own, which no commit of a session should wait for."""
+    with database.transaction() as connection:
+        connection.execute("CREATE TABLE page (content BLOB NOT NULL)")
+
+    def write(pages: int, commit: Commit = Commit.FLUSHED) -> int:
+        """The file's size afterwards."""
+        with database.transaction(commit) as connection:
+            connection.execute("INSERT INTO page VALUES (?)", (bytes(PAGE_BYTES * pages),))
+        return path.stat().st_size
+
+    before = path.stat().st_size
+    assert write(database_module.QUIET_LOG_PAGES) == before
+    moved = write(1, Commit.QUIET)
+    assert moved > before + PAGE_BYTES * database_module.QUIET_LOG_PAGES
+    assert write(1, Commit.QUIET) == moved  # the log is short again
+    assert write(database_module.LOG_PAGES) > moved  # it does not grow for ever where none is quiet
+
+
+def test_what_was_not_flushed_is_there_after_the_process_and_durable_with_the_next(
+    database: Database, path: Path
+) -> None:
+    def synchronous() -> int:
+        with database.transaction() as connection:
+            (level,) = connection.execute("PRAGMA synchronous").fetchone()
+        return int(level)
+
+    with database.transaction(Commit.UNFLUSHED) as connection:
+        connection.execute("CREATE TABLE stage (name TEXT NOT NULL)")
+        (level,) = connection.execute("PRAGMA synchronous").fetchone()
+
+    def break_off() -> None:
+        with database.transaction(Commit.UNFLUSHED) as connection:
+            connection.execute("INSERT INTO stage VALUES ('masked')")
+            raise RuntimeError("broken off")
+
+    with pytest.raises(RuntimeError, match="broken off"):
+        break_off()
+    assert (level, synchronous()) == (1, 2)  # normal; full again, whatever happened
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT count(*) FROM stage").fetchone() == (0,)

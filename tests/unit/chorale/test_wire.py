@@ -15,6 +15,7 @@ from crypto.session.messages import (
     Envelopes,
     RecoveredSeeds,
     RecoverRequest,
+    RelayedEnvelope,
     Shares,
     Signatures,
     Survivors,
@@ -24,10 +25,11 @@ from crypto.session.messages import (
 KEY = PhaseKey(job_digest=b"\x01" * 32, round=3, phase="train", attempt=2)
 SIGNED = SignedBody(body=b"body", signature=b"signature")
 OTHER = SignedBody(body=b"other", signature=b"signature")
+RELAYED = RelayedEnvelope(dealing=SIGNED, envelope=b"envelope", path=b"\x01" * 64)
 
 FROM_SILO: list[tuple[str, Any]] = [
     ("advert", SIGNED),
-    ("shares", Shares(envelopes=(SIGNED, OTHER), own_share=OTHER)),
+    ("shares", Shares(dealing=SIGNED, envelopes=(b"one", b"other"))),
     ("complaint", SIGNED),
     ("consistency", SIGNED),
     (
@@ -40,7 +42,7 @@ FROM_SILO: list[tuple[str, Any]] = [
 ]
 FROM_COORDINATOR: list[tuple[str, Any]] = [
     ("cohort", Cohort(adverts=(SIGNED, OTHER))),
-    ("envelopes", Envelopes(sharers=("a", "b"), envelopes=(SIGNED,))),
+    ("envelopes", Envelopes(sharers=("a", "b"), envelopes=(RELAYED,))),
     ("survivors", Survivors(survivors=("a", "b"))),
     ("signatures", Signatures(signatures=(SIGNED, OTHER))),
     ("recover", RecoverRequest(names=("a",))),
@@ -152,13 +154,35 @@ def test_more_silos_than_a_job_has_are_refused() -> None:
     survivors = session_pb2.Survivors(survivors=names)
     cohort = session_pb2.Cohort(adverts=[signed()] * len(names))
     unmask_shares = session_pb2.UnmaskShares(self_mask_shares=[secret(name, 33) for name in names])
+    envelopes = session_pb2.Envelopes(envelopes=[session_pb2.RelayedEnvelope(dealing=signed())] * len(names))
+    shares = session_pb2.Shares(dealing=signed(), envelopes=[b"e"] * len(names))
     for read, sent, what in [
         (wire.from_coordinator, pb.CoordinatorMessage(survivors=survivors), "names"),
         (wire.from_coordinator, pb.CoordinatorMessage(cohort=cohort), "adverts"),
+        (wire.from_coordinator, pb.CoordinatorMessage(envelopes=envelopes), "envelopes"),
+        (wire.from_silo, pb.SiloMessage(shares=shares), "envelopes"),
         (wire.from_silo, pb.SiloMessage(unmask_shares=unmask_shares), "secrets"),
     ]:
         with pytest.raises(RemoteProtocolError, match=f"{what}: expected at most 200, got 201"):
             read(sent)
+
+
+@pytest.mark.parametrize(
+    ("envelope", "path", "message"),
+    [
+        (b"", b"", "envelope: expected 1 to 16384 bytes, got 0"),
+        (b"e" * 16_385, b"", "envelope: expected 1 to 16384 bytes, got 16385"),
+        (b"e", b"p" * 31, "path: expected at most 8 hashes, got 31 bytes"),
+        (b"e", b"p" * 288, "path: expected at most 8 hashes, got 288 bytes"),
+    ],
+)
+def test_an_envelope_or_a_path_out_of_size_is_refused(envelope: bytes, path: bytes, message: str) -> None:
+    relayed = session_pb2.RelayedEnvelope(dealing=signed(), envelope=envelope, path=path)
+    with pytest.raises(RemoteProtocolError, match=message):
+        wire.from_coordinator(pb.CoordinatorMessage(envelopes=session_pb2.Envelopes(envelopes=[relayed])))
+    if not path:
+        with pytest.raises(RemoteProtocolError, match=message):
+            wire.from_silo(pb.SiloMessage(shares=session_pb2.Shares(dealing=signed(), envelopes=[envelope])))
 
 
 @pytest.mark.parametrize(
@@ -185,11 +209,15 @@ def test_the_largest_messages_fit_the_limit_of_grpc() -> None:
     """200 silos with names of usual length; sizes of adverts and envelopes as the session makes them."""
     names = [f"hospital-{number:03}" for number in range(wire.MAX_SILOS)]
     sets = signed(2 * sum(len(name) + 5 for name in names) + 200)
-    advert, envelope = signed(3_500), signed(3_000)
+    advert, envelope = signed(3_500), b"e" * 3_000
+    relayed = session_pb2.RelayedEnvelope(
+        dealing=signed(300), envelope=envelope, path=b"p" * wire.MAX_PATH_BYTES
+    )
     for largest in (
         session_pb2.Signatures(signatures=[sets] * wire.MAX_SILOS),
         session_pb2.Cohort(adverts=[advert] * wire.MAX_SILOS),
-        session_pb2.Shares(envelopes=[envelope] * wire.MAX_SILOS),
+        session_pb2.Shares(dealing=signed(300), envelopes=[envelope] * wire.MAX_SILOS),
+        session_pb2.Envelopes(sharers=names, envelopes=[relayed] * wire.MAX_SILOS),
     ):
         assert largest.ByteSize() < wire.MAX_MESSAGE_BYTES
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from chorale.transport.wire import PROTOCOL_VERSION
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc
 from crypto.identity.certificates import Role
@@ -47,7 +48,9 @@ def _answering(desk: Desk, welcome: pb.Welcome) -> Iterator[str]:
 
 
 def test_clock_that_is_an_hour_off_ends_the_agent(desk: Desk) -> None:
-    welcome = pb.Welcome(protocol_version=2, unix_seconds=time.time() + 3600, heartbeat_seconds=1)
+    welcome = pb.Welcome(
+        protocol_version=PROTOCOL_VERSION, unix_seconds=time.time() + 3600, heartbeat_seconds=1
+    )
     with _answering(desk, welcome) as address:
         check_agent(
             ["silo", "run", "--config", desk.silo(coordinator=address)],
@@ -59,5 +62,5 @@ def test_clock_that_is_an_hour_off_ends_the_agent(desk: Desk) -> None:
 def test_another_protocol_version_ends_the_agent(desk: Desk) -> None:
     welcome = pb.Welcome(protocol_version=99, unix_seconds=time.time(), heartbeat_seconds=1)
     with _answering(desk, welcome) as address:
-        told = "coordinator: expected protocol version 2, got 99"
+        told = "coordinator: expected protocol version 3, got 99"
         check_agent(["silo", "run", "--config", desk.silo(coordinator=address)], 4, told)

@@ -48,7 +48,7 @@ def make_row(sequence: int, step: Step, state: PhaseState, *, record_json: str |
         started_unix_seconds=0.0,
         upload_bytes=0,
         cohort=None,
-        session=None,
+        session_digest=None,
         state_digest=b"",
         record_json=record_json,
     )

@@ -1,71 +1,93 @@
-"""Sums of streams, block by block and over a file."""
+"""Sums of uploads, and their masks taken off over files."""
 
 from __future__ import annotations
 
-import numpy as np
+import hashlib
 
-from coordinator.jobs import aggregate
-from coordinator.jobs.aggregate import MaskedSum, store_vectors, unmask_stored
+import numpy as np
+import pytest
+
+from coordinator.jobs.aggregate import MaskedSum, revealed_file, unmask_stored
+from coordinator.storage.sum_files import SumFiles
+from crypto.errors import RemoteProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout, Quantity
-from crypto.masking.masks import SignedSeed, UnmaskPlan, vectors_from_stream
+from crypto.masking.masks import SignedSeed, UnmaskPlan, tagged_stream, vectors_from_stream
+from crypto.masking.stored_sum import StoredParts
 
 # longer than one block in each word size, and no multiple of it
 LAYOUT = Layout(
     members=3,
     quantities=(
-        Quantity(name="half", shape=(700_001,), bound=1.0, ring_bits=16),
+        Quantity(name="half", shape=(700_001,), bound=1.0, ring_bits=16, is_tagged=True),
         Quantity(name="delta", shape=(300_003,), bound=1.0, ring_bits=32),
-        Quantity(name="total", shape=(140_001,), bound=1.0, ring_bits=64),
+        Quantity(name="total", shape=(140_001,), bound=1.0, ring_bits=64, is_tagged=True),
     ),
 )
+SESSION = b"what UNMASK resumes from"
 
 
 def random_vectors(seed):
     rng = np.random.default_rng(seed)
     return {
-        ring_bits: rng.integers(
-            0, 1 << ring_bits, LAYOUT.length(ring_bits), dtype=ring.WORD_TYPES[ring_bits], endpoint=False
-        )
-        if ring_bits < 64
-        else rng.integers(0, np.iinfo(np.uint64).max, LAYOUT.length(ring_bits), dtype=np.uint64)
-        for ring_bits in LAYOUT.ring_sizes
+        bits: np.frombuffer(rng.bytes(LAYOUT.length(bits) * bits // 8), ring.WORD_TYPES[bits])
+        for bits in LAYOUT.ring_sizes
     }
 
 
-def stored_vectors(path):
-    return vectors_from_stream(LAYOUT, path.read_bytes())
+def stream_of(vectors):
+    return b"".join(vectors[ring_bits].tobytes() for ring_bits in LAYOUT.ring_sizes)
 
 
-def test_sum_of_spooled_streams_is_their_sum_modulo_each_word(tmp_path):
+@pytest.fixture
+def files(tmp_path):
+    return SumFiles(tmp_path / "sums", sequence=7, attempt=2)
+
+
+def test_sum_of_uploads_is_their_sum_modulo_each_word(files):
     parts = [random_vectors(seed) for seed in range(3)]
     total = MaskedSum(LAYOUT)
-    for place, part in enumerate(parts):
-        path = tmp_path / f"{place}.part"
-        path.write_bytes(b"".join(part[ring_bits].tobytes() for ring_bits in LAYOUT.ring_sizes))
-        assert path.stat().st_size == LAYOUT.total_bytes > aggregate.BLOCK_BYTES
-        total.add(path)
-    total.store(tmp_path / "sum")
+    for part in parts:
+        total.add(memoryview(stream_of(part)))
+    files.store(total.parts(), SESSION)
 
-    loaded = stored_vectors(tmp_path / "sum")
+    loaded = vectors_from_stream(LAYOUT, files.masked.read_bytes())
     for ring_bits in LAYOUT.ring_sizes:
         expected = sum(part[ring_bits].astype(object) for part in parts) % (1 << ring_bits)
         assert (loaded[ring_bits].astype(object) == expected).all()
 
 
-def test_masks_are_taken_off_a_copy_of_the_stored_sum(tmp_path):
-    vectors, seed = random_vectors(7), b"s" * 32
-    store_vectors(tmp_path / "sum", vectors, layout=LAYOUT)
+def test_session_is_read_by_the_digest_under_which_it_was_stored(files):
+    digest = files.store([b"sum"], SESSION)
+    assert digest == hashlib.sha256(SESSION).digest()
+    assert files.read_session(digest) == SESSION
+    files.session.write_bytes(SESSION + b"!")
+    with pytest.raises(RemoteProtocolError, match="7-2.session: damaged"):
+        files.read_session(digest)
 
-    def unmask(source, target, sign):
-        seeds = (SignedSeed(seed=seed, sign=sign),)
-        plan = UnmaskPlan(layout=LAYOUT, cohort_digest=bytes(32), seeds=seeds, survivors=("a",))
-        unmask_stored(tmp_path / source, tmp_path / target, plan=plan)
-        return stored_vectors(tmp_path / target)
 
-    once = unmask("sum", "once", 1)
-    back = unmask("once", "back", -1)
-    for ring_bits in LAYOUT.ring_sizes:
-        assert (once[ring_bits] != vectors[ring_bits]).any()
-        np.testing.assert_array_equal(back[ring_bits], vectors[ring_bits])
-        np.testing.assert_array_equal(stored_vectors(tmp_path / "sum")[ring_bits], vectors[ring_bits])
+def test_masks_are_taken_off_into_two_files_and_the_stored_sum_stays(files):
+    masked, seed = random_vectors(7), b"s" * 32
+    files.store([stream_of(masked)], SESSION)
+    seeds = (SignedSeed(seed=seed, sign=-1),)
+    plan = UnmaskPlan(layout=LAYOUT, cohort_digest=bytes(32), seeds=seeds, survivors=("a",))
+
+    shown = unmask_stored(files, plan)
+
+    expected = {ring_bits: vector_L.copy() for ring_bits, vector_L in masked.items()}
+    plan.unmask(expected)
+    assert shown == revealed_file(files, LAYOUT)
+    assert shown.path.read_bytes() == b"".join(tagged_stream(LAYOUT, expected))
+    assert shown.digest == hashlib.sha256(shown.path.read_bytes()).digest()
+    found = StoredParts(layout=LAYOUT, tagged=files.tagged, untagged=files.untagged)
+    for name, values in ring.decode(expected, layout=LAYOUT).items():
+        np.testing.assert_array_equal(found[name], values)
+    assert files.masked.read_bytes() == stream_of(masked)
+
+
+def test_what_silos_fetch_stays_when_the_rest_is_removed(files):
+    for path in (files.masked, files.session, files.tagged, files.untagged):
+        path.write_bytes(b"x")
+    files.remove()
+    assert [path.name for path in files.masked.parent.iterdir()] == ["7-2.tagged"]
+    files.remove()

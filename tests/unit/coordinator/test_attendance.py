@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 from chorale.v1 import federation_pb2 as pb
+from chorale.v1.session_pb2 import Cohort
 from coordinator.members.attendance import MAX_QUEUED_MESSAGES, Connection, Leaving
 
 
@@ -59,6 +60,24 @@ async def test_a_silo_that_lets_too_many_messages_wait_is_gone() -> None:
     assert connection.farewell is not None
     assert connection.farewell.why is Leaving.TOO_SLOW
     assert await numbers(connection.outgoing()) == []
+
+
+async def test_a_message_that_is_still_on_its_way_is_not_sent_again() -> None:
+    """A silo on a slow line got a task of 200 kB again at each of its heartbeats, faster than the line took
+    them, until it was disconnected for what waited."""
+    connection = connection_to_a()
+    outgoing = connection.outgoing()
+    task, cohort = pb.CoordinatorMessage(task=pb.PhaseTask()), pb.CoordinatorMessage(cohort=Cohort())
+    connection.send(task)
+    assert await anext(outgoing) is task
+    for _ in range(2 * MAX_QUEUED_MESSAGES):
+        connection.send(task)  # the line carries it
+        connection.send(cohort)  # it waits
+    assert not connection.ended.is_set()
+    assert await anext(outgoing) is cohort
+    connection.send(task)  # the silo has it, and lost it
+    connection.end()
+    assert [message async for message in outgoing] == [task]
 
 
 async def test_no_task_is_left_waiting_when_the_stream_is_broken_off() -> None:

@@ -16,7 +16,7 @@ from coordinator.metrics import CoordinatorMetrics
 from coordinator.storage.store import Store
 from crypto.errors import Refusal
 from crypto.identity.certificates import Role
-from crypto.masking.stored_sum import StoredSum
+from crypto.masking.stored_sum import StoredParts
 from crypto.session.cohort import draw_seed, named_set
 
 
@@ -252,12 +252,12 @@ async def test_draw_is_fixed_by_the_stored_seeds_where_the_coordinator_stops_bef
     """Between the reveal and the next state: nothing but the store knows the silos' b any more."""
     faults = iter([OSError(errno.EMFILE, "too many open files")])
 
-    def open_after_a_fault(path, *, layout):
+    def open_after_a_fault(**parts):
         for fault in faults:
             raise fault
-        return StoredSum(path, layout=layout)
+        return StoredParts(**parts)
 
-    monkeypatch.setattr("coordinator.jobs.outcome.StoredSum", open_after_a_fault)
+    monkeypatch.setattr("coordinator.jobs.outcome.StoredParts", open_after_a_fault)
     monkeypatch.setattr("coordinator.jobs.job_runner.RESUME_SECONDS", 0.05)
     hub = make_hub(silos=5)
     await hub.start()

@@ -10,16 +10,27 @@ import threading
 import pytest
 
 from chorale.runtime.files import write_all
-from coordinator.storage.spool import SessionSpool, clear_spools
+from coordinator.storage.spool import SessionSpool, SpoolMemory, _sha256, clear_spools
 from crypto.errors import RemoteProtocolError
 
 DATA = bytes(range(200))
 DIGEST = hashlib.sha256(DATA).digest()
 
 
+def session_spool(folder, budget_bytes=0):
+    memory = SpoolMemory(budget_bytes)
+    return SessionSpool(folder / "1-1", total_bytes=len(DATA), memory=memory)
+
+
+@pytest.fixture(params=[1000, 0], ids=["in memory", "on disk"])
+def session(request, tmp_path):
+    with session_spool(tmp_path, request.param) as spool:
+        yield spool
+
+
 @pytest.fixture
-def session(tmp_path):
-    with SessionSpool(tmp_path / "1-1", total_bytes=len(DATA)) as spool:
+def on_disk(tmp_path):
+    with session_spool(tmp_path) as spool:
         yield spool
 
 
@@ -31,7 +42,7 @@ async def test_upload_goes_on_at_the_offset_where_the_stream_broke(session):
     await again.settle(DIGEST)
     again.finish(DIGEST)
     assert again.is_complete
-    assert again.path.read_bytes() == DATA
+    assert again.data() == DATA
 
 
 @pytest.mark.parametrize("offset", [0, 119, 121])
@@ -46,7 +57,7 @@ async def test_more_bytes_than_the_layout_has_are_refused_before_they_are_writte
     spool = session.open("a")
     with pytest.raises(RemoteProtocolError, match="201 bytes, expected 200 for this layout"):
         await spool.append(0, DATA + b"x")
-    assert spool.path.stat().st_size == 0
+    assert spool.received_bytes == 0
 
 
 async def test_short_upload_cannot_end(session):
@@ -67,7 +78,7 @@ async def test_upload_with_another_digest_begins_again(session):
     await spool.append(0, DATA)
     await spool.settle(DIGEST)
     spool.finish(DIGEST)
-    assert spool.path.read_bytes() == DATA
+    assert spool.data() == DATA
 
 
 async def test_complete_upload_takes_nothing_more(session):
@@ -80,10 +91,50 @@ async def test_complete_upload_takes_nothing_more(session):
 
 
 async def test_spools_go_with_their_session(tmp_path):
-    with SessionSpool(tmp_path / "1-1", total_bytes=10) as spool:
+    with session_spool(tmp_path) as spool:
         await spool.open("a").append(0, b"abc")
         assert (tmp_path / "1-1" / "a.part").exists()
     assert not (tmp_path / "1-1").exists()
+
+
+async def test_uploads_beyond_the_budget_go_to_disk_until_one_gives_its_room_back(tmp_path):
+    memory = SpoolMemory(2 * len(DATA) + 10)
+    with (
+        SessionSpool(tmp_path / "1-1", total_bytes=len(DATA), memory=memory) as first,
+        SessionSpool(tmp_path / "2-1", total_bytes=len(DATA), memory=memory) as second,
+    ):
+        spools = [first.open("a"), second.open("a"), first.open("b"), second.open("b")]
+        for spool in spools:
+            await spool.append(0, DATA)
+            await spool.settle(DIGEST)
+            spool.finish(DIGEST)
+            assert spool.data() == DATA
+        on_disk = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*.part"))]
+        assert on_disk == ["1-1/b.part", "2-1/b.part"]
+
+        spools[0].close()
+        spools[0].close()  # its room is given back once
+        assert memory.take(len(DATA))
+        assert not memory.take(len(DATA))
+    assert memory.take(len(DATA)), "the sessions' ends gave back the rest"
+    assert not memory.take(len(DATA))
+
+
+async def test_chunks_of_an_upload_in_memory_are_refused_once_the_session_is_over(tmp_path):
+    with session_spool(tmp_path, 1000) as session:
+        spool = session.open("a")
+        await spool.append(0, DATA[:50])
+    with pytest.raises(RemoteProtocolError, match="the stage has closed"):
+        await spool.append(50, DATA[50:])
+    await spool.settle(b"")
+
+
+async def test_upload_that_ends_after_the_session_is_refused_before_its_digest_is_made(session):
+    spool = session.open("a")
+    await spool.append(0, DATA)
+    spool.close()
+    with pytest.raises(RemoteProtocolError, match="the stage has closed"):
+        await spool.settle(DIGEST)
 
 
 async def test_vector_of_one_stream_needs_no_digest(session):
@@ -93,7 +144,7 @@ async def test_vector_of_one_stream_needs_no_digest(session):
     await spool.settle(b"")
     spool.finish(b"")
     assert spool.is_complete
-    assert spool.path.read_bytes() == DATA
+    assert spool.data() == DATA
 
 
 async def test_vector_of_several_streams_is_held_to_its_digest(session):
@@ -121,10 +172,10 @@ async def test_upload_that_began_again_is_of_one_stream(session):
     await spool.append(0, DATA)
     await spool.settle(b"")
     spool.finish(b"")
-    assert spool.path.read_bytes() == DATA
+    assert spool.data() == DATA
 
 
-async def test_writing_and_hashing_leave_the_event_loop_alone(session, monkeypatch):
+async def test_writing_and_hashing_leave_the_event_loop_alone(on_disk, monkeypatch):
     threads = set()
 
     def noted(function):
@@ -135,8 +186,8 @@ async def test_writing_and_hashing_leave_the_event_loop_alone(session, monkeypat
         return note
 
     monkeypatch.setattr("coordinator.storage.spool.write_all", noted(write_all))
-    monkeypatch.setattr(hashlib, "file_digest", noted(hashlib.file_digest))
-    spool = session.open("a")
+    monkeypatch.setattr("coordinator.storage.spool._sha256", noted(_sha256))
+    spool = on_disk.open("a")
     for start in range(0, 200, 40):
         await spool.append(start, DATA[start : start + 40])
     await spool.settle(DIGEST)
@@ -145,8 +196,8 @@ async def test_writing_and_hashing_leave_the_event_loop_alone(session, monkeypat
     assert threading.main_thread() not in threads
 
 
-async def test_upload_begins_again_where_the_disk_was_full(session, monkeypatch):
-    spool = session.open("a")
+async def test_upload_begins_again_where_the_disk_was_full(on_disk, monkeypatch):
+    spool = on_disk.open("a")
     await spool.append(0, DATA[:50])
     await spool.settle(b"")
 
@@ -163,7 +214,7 @@ async def test_upload_begins_again_where_the_disk_was_full(session, monkeypatch)
     await spool.append(0, DATA)
     await spool.settle(DIGEST)
     spool.finish(DIGEST)
-    assert spool.path.read_bytes() == DATA
+    assert spool.data() == DATA
 
 
 async def test_session_that_ends_while_a_chunk_is_written_leaves_neither_file_nor_thread(
@@ -177,7 +228,7 @@ async def test_session_that_ends_while_a_chunk_is_written_leaves_neither_file_no
         written.append(write_all(file, data))
 
     monkeypatch.setattr("coordinator.storage.spool.write_all", slow)
-    with SessionSpool(tmp_path / "1-1", total_bytes=len(DATA)) as session:
+    with session_spool(tmp_path) as session:
         spool = session.open("a")
         for start in range(0, 200, 50):
             await spool.append(start, DATA[start : start + 50])
@@ -187,7 +238,7 @@ async def test_session_that_ends_while_a_chunk_is_written_leaves_neither_file_no
         await asyncio.gather(spool.append(200, b"x"), asyncio.to_thread(may_go_on.set))
     await spool.settle(b"")
     assert len(written) == 1, "what waited is not written any more"
-    assert spool._file.closed
+    assert spool._place._file.closed
 
 
 def test_no_upload_outlives_the_process(tmp_path):

@@ -90,9 +90,9 @@ def test_attempt_number_never_comes_twice(store, reopened):
 def test_unmask_is_found_again_with_its_session_and_cohort(store, reopened):
     row = begin(store)
     store.begin_attempt(row.sequence, 1)
-    store.enter_unmask(row.sequence, session=b"snapshot", cohort=["a", "b"], upload_bytes=77)
+    store.enter_unmask(row.sequence, session_digest=b"digest", cohort=["a", "b"], upload_bytes=77)
     (found,) = reopened().phases(SIGNED.digest)
-    assert (found.state, found.session, found.cohort) == (PhaseState.UNMASK, b"snapshot", ["a", "b"])
+    assert (found.state, found.session_digest, found.cohort) == (PhaseState.UNMASK, b"digest", ["a", "b"])
     assert found.upload_bytes == 77
 
 
@@ -124,7 +124,7 @@ def test_phase_ends_once_and_moves_the_job_to_its_state(store, reopened):
     assert again.job(SIGNED.digest).state_digest == SECOND
     (found,) = again.phases(SIGNED.digest)
     assert found.state is PhaseState.APPLIED
-    assert found.session is None
+    assert found.session_digest is None
     assert found.record.figures["accuracy"] == 0.5
 
 

@@ -136,6 +136,21 @@ def test_encode_refuses_what_it_cannot_hold(value: object, message: str) -> None
         encoding.encode("test", value)  # type: ignore[arg-type]
 
 
+@given(st.lists(st.text()), fields)
+def test_a_list_that_was_encoded_before_stands_as_it_would_have(
+    texts: list[str], values: list[encoding.Value]
+) -> None:
+    encoded = encoding.Encoded.of(texts)
+    assert encoding.encode("test", *values, encoded, 7) == encoding.encode("test", *values, texts, 7)
+
+
+def test_fields_of_a_list_that_was_encoded_before_count() -> None:
+    half = encoding.Encoded.of(["a"] * (MAX_FIELDS // 2))
+    encoding.encode("test", half)
+    with pytest.raises(LocalProtocolError, match="too many fields"):
+        encoding.encode("test", half, half)
+
+
 @pytest.mark.parametrize("purpose", ["", "Test", "a\0b", "a b", "/a", "a--b"])
 def test_a_purpose_is_a_plain_word(purpose: str) -> None:
     with pytest.raises(LocalProtocolError, match="is no purpose"):

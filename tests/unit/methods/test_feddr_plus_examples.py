@@ -251,7 +251,7 @@ def mean_delta(deltas: list[np.ndarray], counts: list[int]) -> np.ndarray:
         "weight": np.asarray(1.0),
     }
     step = WeightedMean().step(CONTEXT, sums)
-    return step.step_P / step.divisor
+    return step.steps(slice(None)) / step.divisor
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_examples_e5_and_c_means_survive_the_ring(
         ring.add_into(sums, one.vectors)
     decoded = ring.decode(sums, layout=layout)
     step = WeightedMean().step(CONTEXT, decoded)
-    np.testing.assert_allclose(step.step_P / step.divisor, weighted, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(step.steps(slice(None)) / step.divisor, weighted, rtol=0, atol=1e-6)
 
 
 def test_example_e6_pull_and_push_of_cross_entropy() -> None:

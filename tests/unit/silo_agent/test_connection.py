@@ -58,6 +58,7 @@ class Agent:
             clock=lambda: NOW,
         )
         self.preparing = (KEY,)
+        self.moved_bytes = 0
         self.received: list[str] = []
         self.polls = 0
         self._waits = waits
@@ -75,6 +76,7 @@ class Agent:
             target="chorale.example:8443",
             software_version="1.0",
             served=self,
+            moved_bytes=lambda: self.moved_bytes,
             outbox=self.outbox,
             rosters=self.rosters,
             metrics=self.metrics,
@@ -156,7 +158,7 @@ async def test_the_agent_comes_back_after_the_line_broke(make_stub: MakeStub, tm
 
 async def test_another_protocol_version_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
     stub = await make_stub(Attend=attend(welcome(version=1)))
-    with pytest.raises(RemoteProtocolError, match="expected protocol version 2, got 1"):
+    with pytest.raises(RemoteProtocolError, match="expected protocol version 3, got 1"):
         await agent.stream(stub).run()
     assert agent.received == []
 
@@ -234,20 +236,40 @@ async def test_a_heartbeat_that_is_no_number_is_not_kept(
     assert agent.received == []
 
 
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of a second, with heartbeats that are too far apart for one to come."""
+    heartbeats = 4 * welcome().welcome.heartbeat_seconds
+    monkeypatch.setattr("silo_agent.connection.control_stream.SILENCE_SECONDS", 0.1 - heartbeats)
+
+
+async def silent(self: Any, requests: Any, context: Any) -> Any:
+    yield welcome()
+    await asyncio.Event().wait()
+
+
 async def test_a_coordinator_that_falls_silent_is_left(
     make_stub: MakeStub, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("silo_agent.connection.control_stream.SILENCE_SECONDS", 0.1)
-    message = welcome()
-    message.welcome.heartbeat_seconds = 0.1
-
-    async def Attend(self: Any, requests: Any, context: Any) -> Any:
-        yield message
-        await asyncio.Event().wait()
-
+    short_silence(monkeypatch)
     with pytest.raises(Enough):
-        await agent.stream(await make_stub(Attend=Attend)).run()
+        await agent.stream(await make_stub(Attend=silent)).run()
     assert agent.received == ["roster"]
+
+
+async def test_a_coordinator_is_not_left_while_a_transfer_fills_the_line(
+    make_stub: MakeStub, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream was broken off in the middle of a download, and the silo was left out for it."""
+    short_silence(monkeypatch)
+    chunks = iter(range(1, 6))
+
+    class Moving(Agent):
+        moved_bytes = property(lambda self: next(chunks, 6), lambda self, value: None)
+
+    agent.__class__ = Moving
+    with pytest.raises(Enough):
+        await agent.stream(await make_stub(Attend=silent)).run()
+    assert next(chunks, None) is None, "left while bytes moved"
 
 
 async def test_a_clock_that_is_no_number_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
@@ -311,6 +333,7 @@ async def test_an_error_beside_the_reader_ends_the_stream_and_the_agent_dials_ag
         target="chorale.example:8443",
         software_version="1.0",
         served=Broken(),
+        moved_bytes=lambda: 0,
         outbox=agent.outbox,
         rosters=agent.rosters,
         metrics=agent.metrics,

@@ -18,7 +18,7 @@ from crypto.errors import PolicyRefusal
 from silo_agent.connection.transfer import Transfer
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds import message_handler
-from tests.support.agents import Agent, Exchange, Hub
+from tests.support.agents import PATIENCE_SECONDS, Agent, Exchange, Hub
 
 VICTIM = "silo-1"
 
@@ -92,13 +92,13 @@ async def test_no_input_leaves_once_a_later_state_is_known(hub: Hub) -> None:
 
 async def test_a_check_is_not_kept_over_a_state_that_is_not_the_newest(hub: Hub) -> None:
     exchange = await revealed(hub, 1)
-    known = hub.agents[VICTIM].known
-    check = known.check_of(exchange.key)
+    agent = hub.agents[VICTIM]
+    check = agent.known.check_of(exchange.key)
     assert check is not None
-    known.keep_check(check)  # the control
+    agent.budget.keep_check(check)  # the control
     await hub.agree(exchange)
     with pytest.raises(PolicyRefusal, match="is not the newest known any more"):
-        known.keep_check(check)
+        agent.budget.keep_check(check)
 
 
 async def test_a_download_of_a_sum_without_end_does_not_fill_the_cache(
@@ -130,6 +130,45 @@ async def test_a_download_of_a_sum_without_end_does_not_fill_the_cache(
     states = {name for name in cached(agent) if name.endswith(".safetensors")}
     assert states == {f"{hub.put(hub.state).hex()}.safetensors"}
     assert {name for name in cached(agent) if name.endswith(".part")} != set()  # still on its way
+
+
+async def test_a_task_waits_for_a_sum_for_as_long_as_its_download_moves(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After two minutes the state was fetched besides: both took the line."""
+    first = await revealed(hub, 1)
+    agent, looks = hub.agents[VICTIM], 0
+    download, begun, ended = agent.transfers.download, asyncio.Event(), asyncio.Event()
+
+    async def slow(*, target: Path, **others: Any) -> None:
+        if target.suffix == ".sum":
+            begun.set()
+            await ended.wait()
+        await download(target=target, **others)
+
+    class Moving(type(agent.transfers)):  # type: ignore[misc]
+        @property
+        def moved_bytes(self) -> int:
+            nonlocal looks
+            looks += 1
+            if looks == 20:
+                ended.set()
+            return looks
+
+        @moved_bytes.setter
+        def moved_bytes(self, value: int) -> None: ...
+
+    monkeypatch.setattr(agent.transfers, "download", slow)
+    monkeypatch.setattr(message_handler, "MAX_SUM_SECONDS", 0.01)
+    agent.transfers.__class__ = Moving
+    show(agent, first)
+    await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)
+    await hub.agree(first, without=[VICTIM])
+    second = hub.begin(2, "train")
+    agent.tell(task=second.task)
+    await agent.answer("next_state")
+    await agent.answer("advert")
+    assert second.task.state_digest not in agent.transfers.downloaded, "fetched, not computed"
 
 
 async def test_nothing_is_left_of_sums_that_broke_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from crypto.identity.certificates import SignedBody
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.known_states import FIRST, KnownState, KnownStates
 from silo_agent.ledger.ledger import Ledger
+from silo_agent.policy.policy import Policy
 
 JOB, OTHER = b"j" * 32, b"o" * 32
 TRAIN = PhaseKey(job_digest=JOB, round=1, phase="train", attempt=1)
@@ -48,6 +49,9 @@ class Book:
     @property
     def known(self) -> KnownStates:
         return self._ledger.known_states()
+
+    def keep(self, check: SumCheck) -> None:
+        self._ledger.budget(policy=Policy(federation="test"), data_set="data").keep_check(check)
 
     def restart(self) -> None:
         self.close()
@@ -134,9 +138,9 @@ def test_what_checks_a_sum_survives_a_restart_and_the_round_after_its_own(book: 
     """It proves who was in an earlier sum over the same model."""
     for job_digest in (JOB, OTHER):
         book.known.accept(job_digest, state(FIRST, b"p"))
-    book.known.keep_check(CHECK)
-    book.known.keep_check(replace(CHECK, attempt=2, sum_key=b"2" * 32))
-    book.known.keep_check(replace(CHECK, job_digest=OTHER))
+    book.keep(CHECK)
+    book.keep(replace(CHECK, attempt=2, sum_key=b"2" * 32))
+    book.keep(replace(CHECK, job_digest=OTHER))
     book.restart()
     assert book.known.check_of(TRAIN) == CHECK
     second = book.known.check_of(replace(TRAIN, attempt=2))
@@ -160,10 +164,10 @@ def test_no_check_is_kept_of_an_input_over_any_but_the_newest_state(
 ) -> None:
     if newest is not None:
         book.known.accept(JOB, state(FIRST, b"p"))
-        book.known.keep_check(replace(CHECK, attempt=2))  # the control
+        book.keep(replace(CHECK, attempt=2))  # the control
         book.known.accept(JOB, newest)
     with pytest.raises(PolicyRefusal, match="is not the newest known any more") as refused:
-        book.known.keep_check(CHECK)
+        book.keep(CHECK)
     assert refused.value.code is Refusal.STATE
     assert book.known.check_of(TRAIN) is None
 
@@ -172,7 +176,7 @@ def test_keys_of_sums_are_erased_from_the_file(book: Book, tmp_path: Path) -> No
     """With them the tags of an old sum can be made to fit another."""
     marked = replace(CHECK, sum_key=bytes(range(32)))
     book.known.accept(JOB, state(FIRST, b"p"))
-    book.known.keep_check(marked)
+    book.keep(marked)
     book.known.accept(JOB, state((2, 0, 0)))
     book.restart()
     assert marked.sum_key in _bytes_of(tmp_path)

@@ -1,0 +1,42 @@
+"""The files of one attempt at a phase: the masked sum and its session, then the revealed sum.
+
+The row of the phase says which of them count: masked sum and session from UNMASK on, the revealed sum once
+it is known. Source: docs/protocol.md 10.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from chorale.runtime.files import Part, write_together
+from crypto.errors import RemoteProtocolError
+
+
+class SumFiles:
+    """masked: the sum under its masks. session: what its unmasking resumes from. tagged: what silos fetch of
+    the revealed sum. untagged: the rest of it."""
+
+    def __init__(self, directory: Path, *, sequence: int, attempt: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.masked, self.session, self.tagged, self.untagged = (
+            directory / f"{sequence}-{attempt}.{name}" for name in ("masked", "session", "tagged", "untagged")
+        )
+
+    def store(self, masked: Iterable[Part], session: bytes) -> bytes:
+        """Durable once it returns: a share may be asked for. Gives the SHA-256 of the session."""
+        write_together({self.masked: masked, self.session: [session]})
+        return hashlib.sha256(session).digest()
+
+    def read_session(self, digest: bytes) -> bytes:
+        """What was stored under this digest. Raises RemoteProtocolError for other bytes."""
+        data = self.session.read_bytes()
+        if hashlib.sha256(data).digest() != digest:
+            raise RemoteProtocolError(f"{self.session.name}: damaged, it is not the session that was stored")
+        return data
+
+    def remove(self) -> None:
+        """All but the tagged part: silos that are slower than others fetch it after the phase."""
+        for path in (self.masked, self.session, self.untagged):
+            path.unlink(missing_ok=True)
