@@ -25,7 +25,16 @@ from pydantic import Field
 
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.base import TOTAL, Array, FloatArray, PartOptions, PhaseContext, PhaseResult, options_of
+from strategies.base import (
+    TOTAL,
+    Array,
+    FloatArray,
+    PartOptions,
+    PhaseContext,
+    PhaseResult,
+    options_of,
+    total_of,
+)
 from strategies.exact import product, solved, total
 from strategies.parts.heads import HEAD, UNIT
 from strategies.recipe import Closing, Need, Options, Standing
@@ -186,10 +195,7 @@ def _total(context: PhaseContext) -> float:
         raise ConfigError(
             f"calibrate: expected the array {TOTAL} in the global state: enrollment comes first"
         )
-    found = context.state[TOTAL]
-    if found.shape != ():
-        raise ConfigError(f"calibrate: {TOTAL}: expected one number, got an array of shape {found.shape}")
-    return float(found)
+    return float(total_of(context.state))
 
 
 def calibration(options: Options) -> tuple[CalibratePhase]:

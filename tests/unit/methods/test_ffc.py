@@ -373,7 +373,9 @@ def test_a_state_without_head_or_total_cannot_be_calibrated(missing: str, why: s
         CalibratePhase().quantities(bare)
 
 
-@pytest.mark.parametrize(("name", "shape"), [(TOTAL, (1,)), (TOTAL, (2,)), (HEAD, (3,)), (HEAD, (3, 5, 1))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [(TOTAL, ()), (TOTAL, (1,)), (TOTAL, (2,)), (HEAD, (3,)), (HEAD, (3, 5, 1))]
+)
 def test_a_state_whose_head_or_total_has_another_shape_cannot_be_calibrated(
     name: str, shape: tuple[int, ...]
 ) -> None:
@@ -382,7 +384,7 @@ def test_a_state_whose_head_or_total_has_another_shape_cannot_be_calibrated(
     odd = PhaseContext(
         round=1, members=3, classes=3, state={**of.state, name: np.ones(shape, np.float32)}, trained=()
     )
-    with pytest.raises(ConfigError, match=f"calibrate: {name}: expected .*, got an array of shape"):
+    with pytest.raises(ConfigError, match=f"{name}: expected .*, got an array of shape"):
         CalibratePhase().quantities(odd)
 
 
