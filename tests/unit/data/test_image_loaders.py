@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from crypto.errors import ConfigError
+from silo_agent.data.formats.image_folder import FORMATS
 from tests.support.shared_data import shared_folder
 from tests.unit.data.loading import load, make_job
 
@@ -147,6 +148,24 @@ def test_image_whose_decoder_raises_a_value_error_is_named(tmp_path: Path) -> No
     (tmp_path / "class-0" / "bad.tif").write_bytes(bad)
     with pytest.raises(ConfigError, match=r"class-0/bad\.tif: not a readable image"):
         load(make_job(2, (3, 4, 6)), format="image-folder", path=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "GIF", "PPM"])
+def test_image_of_no_listed_format_is_not_read_whatever_its_name(tmp_path: Path, kind: str) -> None:
+    """Every decoder of the library read an institution's files; one of them starts a program."""
+    write_images(tmp_path, 2)
+    Image.new("RGB", (6, 4)).save(tmp_path / "class-0" / "other.png", kind)
+    with pytest.raises(ConfigError, match=r"class-0/other\.png: not a readable image") as refused:
+        load(make_job(2, (3, 4, 6)), format="image-folder", path=tmp_path)
+    assert isinstance(refused.value.__cause__, UnidentifiedImageError)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_images_of_every_listed_suffix_are_read(tmp_path: Path, suffix: str) -> None:
+    write_images(tmp_path, 2)
+    Image.new("RGB", (6, 4)).save(tmp_path / "class-0" / f"more{suffix.upper()}", FORMATS[suffix])
+    data = load(make_job(2, (3, 4, 6)), format="image-folder", path=tmp_path, holdout=0.0)
+    assert len(data.train) == 7
 
 
 def test_image_folder_needs_an_image_shape(tmp_path: Path) -> None:
