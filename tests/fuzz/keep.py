@@ -61,7 +61,7 @@ def chosen(target: Target, inputs: Iterable[bytes]) -> list[bytes]:
     for data in sorted(set(inputs), key=lambda data: (len(data), data)):
         new = steps(target, data) - seen
         has_room = len(kept) < MAX_KEPT and sum(map(len, kept)) + len(data) <= MAX_KEPT_BYTES
-        if new and (has_room or not any(step[:2] == ("read", True) for step in seen)):
+        if new and (has_room or ("read", True, 0) in new):  # one that is read always has room
             seen |= new
             kept.append(data)
     return kept

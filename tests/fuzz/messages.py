@@ -147,7 +147,7 @@ def _uploads() -> Iterator[bytes]:
 
 def _silo_messages() -> Iterator[bytes]:
     exchange, name = world.exchange(), world.SILOS[0]
-    record = exchange.coordinator._record
+    record = exchange.coordinator.record
     body = SignedBody(body=b"body", signature=b"signature")
     secrets = {"silo-000": b"s" * 32, "silo-001": b"t" * 32}
     shares = wire.UnmaskShares(
@@ -155,7 +155,7 @@ def _silo_messages() -> Iterator[bytes]:
     )
     for kind, value in (
         ("advert", record.adverts[name].signed),
-        ("shares", record.dealings[name].shares),
+        ("shares", world.shares()),
         *((kind, body) for kind in ("complaint", "consistency", "next_state")),
         ("unmask_shares", shares),
         ("recovered_seeds", wire.RecoveredSeeds(pair_seeds=secrets)),
@@ -177,12 +177,11 @@ def _silo_messages() -> Iterator[bytes]:
 
 
 def _coordinator_messages() -> Iterator[bytes]:
-    exchange, name = world.exchange(), world.SILOS[0]
-    record = exchange.coordinator._record
-    signatures = wire.Signatures(signatures=(SignedBody(body=b"body", signature=b"signature"),))
+    record = world.exchange().coordinator.record
+    signatures = wire.Signatures(signatures=tuple(record.signatures.values()))
     for value in (
         wire.Cohort(adverts=tuple(advert.signed for advert in record.adverts.values())),
-        wire.Envelopes(sharers=world.SILOS, envelopes=record.dealings[name].shares.envelopes),
+        wire.Envelopes(sharers=world.SILOS, envelopes=(world.relayed(),)),
         wire.Survivors(survivors=world.SILOS),
         signatures,
         wire.RecoverRequest(names=world.SILOS[:1]),

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from cryptography.hazmat.primitives import serialization
 
-from crypto import encoding
+from crypto import encoding, envelope_tree
 from crypto.encoding import FieldReader
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.fixed_point.layout import Layout, Projection, Quantity, quantity_fields, read_quantity
@@ -18,9 +18,9 @@ from crypto.identity import certificates, issuing, roster
 from crypto.identity.certificates import Role, SignedBody
 from crypto.noise.sensitivity import Noise
 from crypto.session import bodies, envelope, shamir
-from crypto.session.messages import Signable
+from crypto.session.messages import Dealing, Envelope, RelayedEnvelope, Shares, Signable
 from crypto.session.reveal import PendingReveal
-from crypto.session.session_record import SessionRecord
+from crypto.session.session_record import HeldDealing, SessionRecord
 from crypto.session.sum_check import SumCheck
 from tests.fuzz import mutate, world
 from tests.fuzz.target import Target
@@ -54,14 +54,57 @@ def _advert(data: bytes) -> None:
 
 
 def _envelope(data: bytes) -> None:
-    made = bodies.open_envelope(
-        _signed(data),
+    """A body and a path: the dealer signs whatever root the path leads to, or that of its own tree."""
+    reader = FieldReader(encoding.decode("relayed", data), what="relayed")
+    body, path = reader.data(), reader.data()
+    reader.end()
+    root = envelope_tree.root_from(body, path, place=0, size=len(world.SILOS) - 1)
+    by_path = by_coordinator = None
+    with suppress(RemoteProtocolError):
+        by_path = _received(RelayedEnvelope(dealing=_dealing(root), envelope=body, path=path))
+    with suppress(RemoteProtocolError):
+        by_coordinator = _received(_relayed(body))
+    assert by_path == by_coordinator, "one reader refuses what the other takes"
+    if by_path is None:
+        raise RemoteProtocolError("envelope: both readers refuse it")
+    assert bodies.body_of(by_path) == body, "two encodings of one envelope"
+
+
+def _received(relayed: RelayedEnvelope) -> Envelope:
+    return bodies.open_envelope(
+        relayed,
         certificate=world.federation().silos[DEALER].certificate,
+        cohort=world.SILOS,
         cohort_digest=world.exchange().coordinator.cohort_digest,
         sender=DEALER,
         receiver=RECEIVER,
     )
-    _same(made, data)
+
+
+def _relayed(body: bytes) -> RelayedEnvelope:
+    """As a coordinator takes it among the others of the dealer."""
+    envelopes = (body, *world.shares().envelopes[1:])
+    leaves = [*map(envelope_tree.leaf, envelopes)]
+    held = HeldDealing(
+        Shares(dealing=_dealing(envelope_tree.root(envelope_tree.levels(leaves))), envelopes=envelopes),
+        leaves,
+        message_digest=b"",
+        certificate=world.federation().silos[DEALER].certificate,
+        cohort_digest=world.exchange().coordinator.cohort_digest,
+        dealer=DEALER,
+        receivers=world.SILOS[1:],
+    )
+    return held.relay(world.SILOS)[RECEIVER]
+
+
+def _dealing(root: bytes) -> SignedBody:
+    made = Dealing(
+        cohort_digest=world.exchange().coordinator.cohort_digest,
+        sender=DEALER,
+        self_mask_share_hash=b"h" * 32,
+        envelopes_root=root,
+    )
+    return bodies.sign(world.federation().silos[DEALER], made)
 
 
 def _from_silo(read: Callable[..., Signable]) -> Callable[[bytes], None]:
@@ -150,16 +193,16 @@ def _shares(data: bytes) -> None:
 
 
 def _bodies(kind: str) -> Callable[[], Iterator[bytes]]:
-    """Honest bodies of the first silo, as the coordinator keeps them."""
+    """Honest bodies of the first silo."""
 
     def seeds() -> Iterator[bytes]:
-        record = world.exchange().coordinator._record
         if kind == "advert":
-            yield record.adverts[DEALER].signed.body
+            yield world.exchange().coordinator.record.adverts[DEALER].signed.body
         elif kind == "envelope":
-            yield record.dealings[DEALER].relayed[RECEIVER].body
-        elif kind == "own-share":
-            yield record.dealings[DEALER].shares.own_share.body
+            relayed = world.relayed()
+            yield encoding.encode("relayed", relayed.envelope, relayed.path)
+        elif kind == "dealing":
+            yield world.shares().dealing.body
         else:
             cohort = world.exchange().coordinator.cohort_digest
             yield encoding.encode("complaint", cohort, DEALER, RECEIVER)
@@ -210,9 +253,9 @@ TARGETS = (
     Target(name="advert", read=_advert, seeds=_bodies("advert"), mutate=mutate.document),
     Target(name="envelope", read=_envelope, seeds=_bodies("envelope"), mutate=mutate.document),
     Target(
-        name="own-share",
-        read=_from_silo(bodies.open_own_share),
-        seeds=_bodies("own-share"),
+        name="dealing",
+        read=_from_silo(bodies.open_dealing),
+        seeds=_bodies("dealing"),
         mutate=mutate.document,
     ),
     Target(
@@ -237,7 +280,9 @@ TARGETS = (
     Target(
         name="session-record",
         read=SessionRecord.from_bytes,
-        seeds=lambda: [world.exchange().coordinator._record.to_bytes()],
+        seeds=lambda: [
+            made.coordinator.record.to_bytes() for made in (world.exchange(), world.lossy_exchange())
+        ],
         mutate=mutate.document,
         max_bytes=1 << 16,
     ),
@@ -289,8 +334,5 @@ TARGETS = (
 
 
 def _pending() -> PendingReveal:
-    exchange = world.exchange()
-    if not exchange.ledgers[DEALER].pending:
-        exchange.consistency()
-    (pending,) = exchange.ledgers[DEALER].pending.values()
+    (pending,) = world.exchange().ledgers[DEALER].pending.values()
     return pending

@@ -5,7 +5,9 @@ The committed corpus holds them: with others, no input of it would pass the firs
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Collection
 from datetime import timedelta
 
 from cryptography import x509
@@ -13,10 +15,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from crypto import envelope_tree
 from crypto.identity import roster
 from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster
-from crypto.session.messages import SessionTerms
+from crypto.session.messages import RelayedEnvelope, SessionTerms, Shares
 from crypto.session.silo_session import SiloSession
 from tests.support import sessions
 from tests.support.sessions import NOW, Exchange, MemoryLedger
@@ -53,21 +56,46 @@ def terms() -> SessionTerms:
 @functools.cache
 def exchange() -> Exchange:
     """A session of all silos up to the shares that unmask; seals and signatures differ in every process."""
-    ledgers = {name: MemoryLedger() for name in SILOS}
-    made = sessions.make_exchange(federation(), ledgers=ledgers)
+    return _exchange(federation())
+
+
+@functools.cache
+def lossy_exchange() -> Exchange:
+    """One more silo, which deals and delivers nothing: a record keeps seeds for it."""
+    larger = {**federation().silos, "spare": federation().spare}
+    return _exchange(dataclasses.replace(federation(), silos=larger), lost=("spare",))
+
+
+def shares() -> Shares:
+    """What the first silo dealt."""
+    dealt = exchange().answers[SILOS[0]][1]
+    assert isinstance(dealt, Shares)
+    return dealt
+
+
+def relayed() -> RelayedEnvelope:
+    """Its envelope to the second silo."""
+    dealt = shares()
+    path, *_ = envelope_tree.paths(envelope_tree.levels([*map(envelope_tree.leaf, dealt.envelopes)]))
+    return RelayedEnvelope(dealing=dealt.dealing, envelope=dealt.envelopes[0], path=path)
+
+
+def _exchange(of: sessions.Federation, lost: Collection[str] = ()) -> Exchange:
+    ledgers = {name: MemoryLedger() for name in of.names}
+    made = sessions.make_exchange(of, ledgers=ledgers)
     made.silos = {
         name: SiloSession(
             terms=made.terms,
-            identity=federation().silos[name],
-            roster=federation().roster,
-            authority=federation().authority,
+            identity=of.silos[name],
+            roster=of.roster,
+            authority=of.authority,
             ledger=ledgers[name],
             now=NOW,
             random=counter_bytes(f"fuzz {name}"),
         )
-        for name in SILOS
+        for name in of.names
     }
-    made.run_until("consistency")
+    made.run_until("unmask", {"masked": lost})
     return made
 
 
