@@ -330,6 +330,26 @@ class Store:
         ]
         return cohorts, given_up
 
+    def unproven_phases(self, job: bytes, *, after: int) -> list[PhaseRow]:
+        """Of the job's phases of greater sequence numbers, those without a sum of which nothing says who is
+        in it, though silos may have given inputs."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT phases.* FROM phases LEFT JOIN phase_proofs ON phase_proofs.phase = phases.sequence"
+                " WHERE job = ? AND sequence > ? AND state = ? AND attempt > 0 AND phase_proofs.phase IS NULL"
+                " ORDER BY sequence",
+                (job, after, PhaseState.USED_UP),
+            ).fetchall()
+        return [_phase_row(row) for row in rows]
+
+    def add_abandoned(self, sequence: int, proof: session_pb2.AbandonedProof) -> None:
+        """The phase has ended, and has no sum."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO phase_proofs (phase, abandoned) VALUES (?, ?)",
+                (sequence, proof.SerializeToString()),
+            )
+
     def add_absences(self, sequence: int, attempt: int, absences: Sequence[Absence]) -> None:
         with self._database.transaction() as connection:
             for absence in absences:

@@ -517,3 +517,34 @@ async def test_silo_that_only_says_that_it_is_at_work_is_left_out_at_the_deadlin
         ("silo-2", "share", "no-answer")
     ]
     assert train.result == "applied"
+
+
+async def test_a_phase_that_nobody_was_there_to_abandon_is_proven_before_the_next(make_hub, monkeypatch):
+    """Silos give no input over a model until it is known who is in every other sum over it: without the proof
+    the job stood still for ever, though all silos were back."""
+    monkeypatch.setattr("coordinator.jobs.phase_runner.REOFFER_SECONDS", 0.05)
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos()
+    for fake in hub.fakes.values():
+        fake.vanish_on = ("train", "survivors")
+    digest = await hub.submit(rounds=2, max_attempts=1)
+    for fake in hub.fakes.values():
+        await fake.wait_for("survivors", 2)  # the opening phase's, and the round's
+    with closing(Store(hub.settings.directory / "coordinator.sqlite")) as store:
+        async with asyncio.timeout(20):
+            while store.phases(digest)[-1].round < 2:
+                await asyncio.sleep(0.02)
+        assert [phase.sequence for phase in store.unproven_phases(digest, after=0)] == [2]
+        for name, fake in list(hub.fakes.items()):
+            hub.silo(name, **fake.kept)
+
+        summary, records = await hub.finish(digest)
+
+        assert store.unproven_phases(digest, after=0) == []
+    results = [(record.round, record.result) for record in records]
+    assert results == [(0, "applied"), (1, "used-up"), (2, "applied"), (2, "applied")]
+    assert (summary.status, records[1].reason) == ("done", "too-few-silos")
+    for fake in hub.fakes.values():
+        (task,) = [task for task in fake.told["task"] if task.key.phase == "train"]
+        assert [proof.key.round for proof in task.abandoned] == [1]
