@@ -239,3 +239,15 @@ def test_the_log_moves_into_the_file_where_nobody_waits_for_it(database: Databas
     assert moved > before + PAGE_BYTES * database_module.QUIET_LOG_PAGES
     assert write(1, is_quiet=True) == moved  # the log is short again
     assert write(database_module.LOG_PAGES) > moved  # it does not grow for ever where none is quiet
+
+
+def test_a_reader_waits_for_no_other_process_and_holds_none_up(database: Database, path: Path) -> None:
+    with closing(Database(path, [FIRST])) as other:
+        with other.transaction() as writing:
+            writing.execute("UPDATE budget SET left = 5")
+            with database.reading() as connection:
+                found = connection.execute("SELECT left FROM budget").fetchone()["left"]
+        assert found == 1  # as it was committed
+        with database.reading() as connection, other.transaction() as writing:
+            writing.execute("UPDATE budget SET left = 6")
+        assert left(database) == 6
