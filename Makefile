@@ -10,7 +10,7 @@ READY := .venv/.installed
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gates lint typecheck bench proto reference soak
+.PHONY: help setup demo test test-gates lint typecheck bench proto reference soak fuzz
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -48,6 +48,13 @@ reference: $(READY) ## write docs/metrics.md and docs/reference/ from the code
 soak: $(READY) ## protocol and fault tests with a thousand examples each, and what takes minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/protocol tests/faults -m "soak or not soak" --timeout 3600 $(ARGS)
 	$(BIN)/python -m pytest tests/unit tests/integration tests/deployment -m soak --timeout 3600 $(ARGS)
+
+FUZZ_SECONDS ?= 60
+
+fuzz: $(READY) ## parsers of foreign bytes, FUZZ_SECONDS=60 a target; ARGS="chunk state"
+	@if $(BIN)/python -m pip install --quiet --only-binary atheris -c constraints.txt -e '.[fuzz]' 2>/dev/null; \
+	then $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(ARGS); \
+	else echo "fuzz: skipped, pip finds no wheel of atheris for this Python and machine"; fi
 
 # torch goes first and by itself, so that the machine's own choice of build stands
 $(READY): pyproject.toml constraints.txt

@@ -63,6 +63,15 @@ class PartOptions(BaseModel):
 T = TypeVar("T", bound=PartOptions)
 
 
+def total_of(state: Arrays) -> int:
+    """What enrollment wrote as TOTAL. Raises ConfigError for another kind of array: it came from outside."""
+    found = state[TOTAL]
+    if found.shape != () or found.dtype.kind not in "iu":
+        got = f"got an array of shape {found.shape} and type {found.dtype}"
+        raise ConfigError(f"{TOTAL}: expected one whole number, {got}")
+    return int(found)
+
+
 def options_of(part: type[T], given: Mapping[str, OptionValue]) -> T:
     """A part's options out of all those given. Raises ConfigError that names option and what is allowed."""
     try:

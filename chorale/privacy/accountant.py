@@ -164,7 +164,7 @@ def releases_from_json(text: str) -> tuple[Release, ...]:
             ):
                 raise ConfigError("releases: expected numbers")
             releases.append(made(**values))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"releases: damaged, {error}") from None
     return tuple(releases)
 

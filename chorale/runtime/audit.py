@@ -198,7 +198,7 @@ def _read_head(file: IO[bytes], path: Path) -> Head:
     line = file.read().splitlines(keepends=True)[-1]
     try:
         return Head(entry=int(json.loads(line)["entry"]), line_hash=hashlib.sha256(line).hexdigest())
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise ConfigError(f"{path}: the last entry of the audit log is damaged") from None
 
 

@@ -209,7 +209,7 @@ def federation_of(authority: x509.Certificate) -> str:
 
 @lru_cache(maxsize=REMEMBERED)
 def certificate_from_der(data: bytes) -> x509.Certificate:
-    """Raises RemoteProtocolError if the bytes are no certificate with a P-256 key."""
+    """Raises RemoteProtocolError if they are no certificate with a P-256 key and a positive serial number."""
     try:
         certificate = x509.load_der_x509_certificate(data)
         _read_plain_fields(certificate)
@@ -259,12 +259,14 @@ def certificate_to_pem(certificate: x509.Certificate) -> bytes:
 
 
 def load_certificate(pem: bytes) -> x509.Certificate:
-    """Raises ConfigError if it is no PEM certificate with a P-256 key."""
+    """Raises ConfigError if it is no PEM certificate with a P-256 key and a positive serial number."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         _read_plain_fields(certificate)
-    except (*ODD_CERTIFICATE, RemoteProtocolError):
+    except ODD_CERTIFICATE:
         raise ConfigError("certificate: expected a PEM certificate with a P-256 key") from None
+    except RemoteProtocolError as error:
+        raise ConfigError(str(error)) from None
     return certificate
 
 
@@ -368,9 +370,11 @@ def _read_plain_fields(certificate: x509.Certificate) -> None:
     """Read the key and the dates, which are parsed at their first reading, while errors are expected.
 
     Names and extensions are read under ODD_CERTIFICATE each time. Raises what that lists, or
-    RemoteProtocolError for a key of another kind.
+    RemoteProtocolError for a key of another kind or a serial number that RFC 5280 does not allow.
     """
     public_key_of(certificate)
+    if certificate.serial_number <= 0:
+        raise _refused("its serial number is not positive")
     _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 

@@ -194,6 +194,8 @@ def _parse(fields: list[encoding.Value], signed: SignedBody) -> Roster:
         members=tuple(members),
         signed=signed,
     )
+    if version < 1 or expires <= issued:
+        raise _refused("expected a version from 1 on that expires after it is issued")
     if list(roster.members) != sorted(roster.members) or not _has_distinct_names(roster.members):
         raise _refused("members are not sorted or one is named twice")
     return roster

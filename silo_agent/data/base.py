@@ -99,6 +99,6 @@ def whole_labels(labels: NDArray[Any], *, source: str, is_private: bool = False)
         found_N = column.astype(np.float64)
         is_usable = (found_N >= 0) & (found_N <= MAX_LABEL) & (found_N == np.floor(found_N))
         return np.where(is_usable, found_N, NO_LABEL).astype(np.int64)
-    if column.dtype.kind == "f" and not np.all(np.isfinite(column) & (column == np.floor(column))):
+    if column.dtype.kind == "f" and not np.all((np.abs(column) <= MAX_LABEL) & (column == np.floor(column))):
         raise ConfigError(f"{source}: labels are whole numbers, got a fraction or a missing value")
     return column.astype(np.int64)

@@ -27,7 +27,7 @@ from silo_agent.local_storage.local_state import LocalState
 from silo_agent.local_storage.personal_models import PersonalModel, forget
 from silo_agent.objective import Objective, Work
 from silo_agent.policy.policy import Policy
-from strategies.base import PRESENCE, TOTAL, Array, PhaseContext
+from strategies.base import PRESENCE, TOTAL, Array, PhaseContext, total_of
 from strategies.phases.enrollment import ENROLLMENT
 from strategies.update_scale import with_mean_square
 
@@ -169,7 +169,7 @@ def _weight(request: PhaseRequest, samples: int) -> float:
     if privacy is not None:
         return privacy.declared_weight(request.rule.members)
     state = request.context.state
-    total = int(state[TOTAL]) if TOTAL in state else 0
+    total = total_of(state) if TOTAL in state else 0
     if samples > total:
         why = "more samples than enrollment counted in all silos"
         raise request.refusal(why, Refusal.NOT_ENROLLED, kind=DataRefusal)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import ColumnSpec, JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import NO_LABEL, RawData, Samples, required_path, whole_labels
+from silo_agent.data.base import MAX_LABEL, NO_LABEL, RawData, Samples, required_path, whole_labels
 from silo_agent.data.settings import DataSettings
 
 Row = tuple[int, tuple[str, ...]]  # the number of the line that it comes from, and its stripped texts
@@ -155,6 +155,6 @@ def _label(text: str, classes: dict[str, int], table: _Table, line: int, column:
             raise ConfigError(f"{where}: expected one of {', '.join(classes)}, got {text[:40]!r}")
         return classes.get(text, NO_LABEL)
     value = _value(text, table, line, column)
-    if not table.is_private and value != math.floor(value):
+    if not table.is_private and (value != math.floor(value) or abs(value) > MAX_LABEL):
         raise ConfigError(f"{where}: expected a whole number, got {text[:40]!r}")
     return value

@@ -58,4 +58,7 @@ def _read(folder: Path, name: str, *, magic: int) -> NDArray[Any]:
     start = header.nbytes
     if len(content) - start != math.prod(shape):
         raise ConfigError(f"{path}: expected {math.prod(shape)} bytes of data, got {len(content) - start}")
-    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+    try:
+        return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+    except ValueError as error:  # no images, of more pixels than an array can have
+        raise ConfigError(f"{path}: no array has the shape {shape}") from error

@@ -18,7 +18,16 @@ from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Samples, required_path
 from silo_agent.data.settings import DataSettings
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"})
+# Pillow's names by suffix; no other decoder reads a file, whatever its name (EPS starts a program)
+FORMATS = {
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".bmp": "BMP",
+    ".webp": "WEBP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+}
 MODES = {1: "L", 3: "RGB"}  # Pillow's names by number of channels
 
 
@@ -79,23 +88,21 @@ def _files(root: Path, classes: int) -> tuple[list[Path], list[int]]:
         )
     files, labels = [], []
     for label, folder in enumerate(folders):
-        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in FORMATS)
         files += found
         labels += [label] * len(found)
     return files, labels
 
 
 def _read(path: Path, *, mode: str, size: tuple[int, int]) -> NDArray[Any]:
-    from PIL import Image, UnidentifiedImageError
-
     try:
         return _decoded(path.read_bytes(), mode=mode, size=size)
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except Exception as error:  # what decoders raise is on no list
         raise ConfigError(f"{path}: not a readable image") from error
 
 
 def _decoded(content: bytes, *, mode: str, size: tuple[int, int]) -> NDArray[Any]:
     from PIL import Image
 
-    with Image.open(io.BytesIO(content)) as image:
+    with Image.open(io.BytesIO(content), formats=tuple(FORMATS.values())) as image:
         return np.asarray(image.convert(mode).resize(size))

@@ -25,7 +25,16 @@ from pydantic import Field
 
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.base import TOTAL, Array, FloatArray, PartOptions, PhaseContext, PhaseResult, options_of
+from strategies.base import (
+    TOTAL,
+    Array,
+    FloatArray,
+    PartOptions,
+    PhaseContext,
+    PhaseResult,
+    options_of,
+    total_of,
+)
 from strategies.exact import product, solved, total
 from strategies.parts.heads import HEAD, UNIT
 from strategies.recipe import Closing, Need, Options, Standing
@@ -175,7 +184,10 @@ def _head(context: PhaseContext) -> Array:
         raise ConfigError(
             f"calibrate: expected the array {HEAD} in the global state: it is what ffc replaces"
         )
-    return context.state[HEAD]
+    head_CD = context.state[HEAD]
+    if head_CD.ndim != 2:
+        raise ConfigError(f"calibrate: {HEAD}: expected a matrix, got an array of shape {head_CD.shape}")
+    return head_CD
 
 
 def _total(context: PhaseContext) -> float:
@@ -183,7 +195,7 @@ def _total(context: PhaseContext) -> float:
         raise ConfigError(
             f"calibrate: expected the array {TOTAL} in the global state: enrollment comes first"
         )
-    return float(context.state[TOTAL])
+    return float(total_of(context.state))
 
 
 def calibration(options: Options) -> tuple[CalibratePhase]:

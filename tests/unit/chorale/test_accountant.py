@@ -256,6 +256,7 @@ def test_releases_survive_their_text() -> None:
         '[{"kind": "dp-sgd", "noise_multiplier": NaN, "sample_rate": 0.1, "steps": 1}]',
         '[{"kind": "dp-sgd", "noise_multiplier": "1", "sample_rate": 0.1, "steps": 1}]',
         '[{"kind": "dp-sgd", "noise_multiplier": true, "sample_rate": 0.1, "steps": 1}]',
+        "[" * 60_000,  # a RecursionError left
     ],
 )
 def test_damaged_text_is_refused(text: str) -> None:

@@ -196,10 +196,12 @@ def test_a_changed_log_is_found_out(path: Path, line: int, change: object, messa
         verify_file(path)
 
 
-def test_a_log_whose_last_entry_is_damaged_is_not_continued(path: Path) -> None:
+# of the second and third entry OverflowError and RecursionError left, and a process did not say why it ended
+@pytest.mark.parametrize("line", [b"damaged", b'{"entry":1e999}', b"[" * 100_000])
+def test_a_log_whose_last_entry_is_damaged_is_not_continued(path: Path, line: bytes) -> None:
     write(path)
     with path.open("ab") as file:
-        file.write(b"damaged\n")
+        file.write(line + b"\n")
     with pytest.raises(ConfigError, match="the last entry of the audit log is damaged"):
         AuditLog(path)
 

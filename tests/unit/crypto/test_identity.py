@@ -488,6 +488,19 @@ class TestDer:
             certificates.load_certificate(pem("CERTIFICATE", der.replace(right, odd)))
 
     @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
+    @pytest.mark.parametrize("serial", [0, 0xFF])  # one byte, with a sign
+    def test_a_serial_number_that_is_not_positive_is_refused(self, authority, serial: int) -> None:
+        """The library only warned of it, and will raise an error of its own."""
+        der = forge(authority, SILO.uri).public_bytes(serialization.Encoding.DER)
+        right = VERSION_3 + bytes((2, 1, 7))
+        assert der.count(right) == 1
+        odd = der.replace(right, VERSION_3 + bytes((2, 1, serial)))
+        with pytest.raises(RemoteProtocolError, match="its serial number is not positive"):
+            certificates.certificate_from_der(odd)
+        with pytest.raises(ConfigError, match="its serial number is not positive"):
+            certificates.load_certificate(pem("CERTIFICATE", odd))
+
+    @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
     def test_no_byte_of_a_certificate_makes_anything_but_the_family_escape(
         self, authority, silo: Identity, coordinator: Identity
     ) -> None:

@@ -112,6 +112,9 @@ def test_a_roster_of_another_authority_or_federation_is_refused(signed, authorit
     [
         (["hospitals", 1, *DATES], "a field is missing"),
         (["hospitals", 1, *DATES, [], 0], "1 fields too many"),
+        # the reader took rosters that sign_roster never writes
+        (["hospitals", 0, *DATES, []], "expected a version from 1 on"),
+        (["hospitals", 1, *reversed(DATES), []], "that expires after it is issued"),
         (["hospitals", 1, *DATES, [ROW, ROW]], "named twice"),
         (["hospitals", 1, *DATES, [["silo", "b", bytes(32)], ["silo", "a", bytes(32)]]], "not sorted"),
         (["hospitals", 1, *DATES, [["silo", "a", bytes(32)], ["silo", "a", bytes([1] * 32)]]], "named twice"),

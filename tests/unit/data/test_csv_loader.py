@@ -71,6 +71,8 @@ def test_csv_number_that_means_missing_does_so_however_it_is_written(tmp_path: P
         ("age,chol,sick\n1,2,0\n3,many,0\n", {}, r"line 3, column chol: expected a number, got 'many'"),
         ("age,chol,sick\n1,inf,0\n", {}, r"line 2, column chol: expected a number, got 'inf'"),
         ("age,chol,sick\n1,2,0.5\n", {}, r"line 2, column sick: expected a whole number, got '0\.5'"),
+        # an OverflowError left
+        ("age,chol,sick\n1,2,1e300\n", {}, r"line 2, column sick: expected a whole number, got '1e300'"),
         ("age,chol,sick\n1,2,?\n", {}, r"line 2, column sick: expected a number, got '\?'"),
         ("age,chol,sick\n1,2\n", {}, r"line 2: expected 3 values, got 2"),
         ("age,age,sick\n1,2,0\n", {}, r"a column is named twice: age, age, sick"),

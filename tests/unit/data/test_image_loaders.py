@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import pickle  # noqa: TID251 - the official CIFAR files are pickles, so the test writes such files
 import struct
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from crypto.errors import ConfigError
+from silo_agent.data.formats.image_folder import FORMATS
 from tests.support.shared_data import shared_folder
 from tests.unit.data.loading import load, make_job
 
@@ -49,6 +51,8 @@ def test_idx_files_are_read_plain_and_gzipped(tmp_path: Path, packed: bool) -> N
         (b"", "expected an idx file with magic number 2051, got nothing"),
         (struct.pack(">4I", 2049, 12, 4, 5), "magic number 2051, got 2049"),
         (struct.pack(">4I", 2051, 12, 4, 5) + bytes(239), "expected 240 bytes of data, got 239"),
+        # a ValueError left
+        (struct.pack(">4I", 2051, 0, 0xFFFFFFFF, 0xFFFFFFFF), "no array has the shape"),
         (struct.pack(">4I", 2051, 11, 4, 5) + bytes(220), "train has 11 images but 12 labels"),
     ],
 )
@@ -132,6 +136,36 @@ def test_damaged_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "class-0" / "bad.png").write_bytes(b"not a picture")
     with pytest.raises(ConfigError, match=r"class-0/bad\.png: not a readable image"):
         load(make_job(2, (3, 4, 6)), format="image-folder", path=tmp_path)
+
+
+def test_image_whose_decoder_raises_a_value_error_is_named(tmp_path: Path) -> None:
+    """A ValueError left the loader."""
+    write_images(tmp_path, 2)
+    out = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(out, "TIFF")
+    bad = bytearray(out.getvalue())
+    bad[24] = 12  # the type of the second tag, the height: a fraction
+    (tmp_path / "class-0" / "bad.tif").write_bytes(bad)
+    with pytest.raises(ConfigError, match=r"class-0/bad\.tif: not a readable image"):
+        load(make_job(2, (3, 4, 6)), format="image-folder", path=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "GIF", "PPM"])
+def test_image_of_no_listed_format_is_not_read_whatever_its_name(tmp_path: Path, kind: str) -> None:
+    """Every decoder of the library read an institution's files; one of them starts a program."""
+    write_images(tmp_path, 2)
+    Image.new("RGB", (6, 4)).save(tmp_path / "class-0" / "other.png", kind)
+    with pytest.raises(ConfigError, match=r"class-0/other\.png: not a readable image") as refused:
+        load(make_job(2, (3, 4, 6)), format="image-folder", path=tmp_path)
+    assert isinstance(refused.value.__cause__, UnidentifiedImageError)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_images_of_every_listed_suffix_are_read(tmp_path: Path, suffix: str) -> None:
+    write_images(tmp_path, 2)
+    Image.new("RGB", (6, 4)).save(tmp_path / "class-0" / f"more{suffix.upper()}", FORMATS[suffix])
+    data = load(make_job(2, (3, 4, 6)), format="image-folder", path=tmp_path, holdout=0.0)
+    assert len(data.train) == 7
 
 
 def test_image_folder_needs_an_image_shape(tmp_path: Path) -> None:

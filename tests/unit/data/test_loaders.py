@@ -186,6 +186,25 @@ def test_npz_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
         load(make_job(2, (2,)), format="npz", path=file)
 
 
+@pytest.mark.parametrize(("place", "byte"), [(6, 1), (8, 99)], ids=["encrypted", "unknown compression"])
+def test_npz_that_zipfile_does_not_open_is_refused(tmp_path: Path, place: int, byte: int) -> None:
+    """RuntimeError and NotImplementedError left the loader."""
+    file = write_npz(tmp_path, x=np.zeros((1, 2)), y=np.zeros(1))
+    content = bytearray(file.read_bytes())
+    local, central = content.index(b"PK\3\4"), content.index(b"PK\1\2")
+    content[local + place] = content[central + place + 2] = byte
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"data\.npz: not a readable \.npz archive"):
+        load(make_job(2, (2,)), format="npz", path=file)
+
+
+def test_npz_label_that_is_no_int64_is_refused(tmp_path: Path) -> None:
+    """The cast was undefined and made one of it."""
+    file = write_npz(tmp_path, x=np.zeros((1, 2)), y=np.array([1e300]))
+    with pytest.raises(ConfigError, match="labels are whole numbers"):
+        load(make_job(2, (2,)), format="npz", path=file)
+
+
 def test_single_array_is_no_archive(tmp_path: Path) -> None:
     np.save(tmp_path / "data.npy", np.zeros((3, 2)))
     with pytest.raises(ConfigError, match=r"data\.npy: expected an \.npz archive, got a single array"):

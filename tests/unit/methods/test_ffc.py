@@ -373,6 +373,21 @@ def test_a_state_without_head_or_total_cannot_be_calibrated(missing: str, why: s
         CalibratePhase().quantities(bare)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"), [(TOTAL, ()), (TOTAL, (1,)), (TOTAL, (2,)), (HEAD, (3,)), (HEAD, (3, 5, 1))]
+)
+def test_a_state_whose_head_or_total_has_another_shape_cannot_be_calibrated(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    """TypeError and ValueError left: a silo refused it for a fault of its own, not for the coordinator's."""
+    of = context(np.zeros((3, 5)))
+    odd = PhaseContext(
+        round=1, members=3, classes=3, state={**of.state, name: np.ones(shape, np.float32)}, trained=()
+    )
+    with pytest.raises(ConfigError, match=f"{name}: expected .*, got an array of shape"):
+        CalibratePhase().quantities(odd)
+
+
 def test_moment_is_a_class_statistic_and_the_gram_matrix_is_not() -> None:
     gram, moment = CalibratePhase().quantities(context(np.zeros((3, 5))))
     cautious = Policy.model_validate({"federation": "test"})

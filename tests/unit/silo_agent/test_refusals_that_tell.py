@@ -107,6 +107,23 @@ async def test_a_total_below_the_silos_count_is_the_last_that_is_tried(make_hub:
         assert await agent.refusal() == code
 
 
+@pytest.mark.parametrize(
+    "total", [np.array([400, 400]), np.array([400]), np.array(np.nan), np.array(np.inf, np.float32)]
+)
+async def test_a_total_that_is_no_whole_number_is_the_coordinators_fault(
+    make_hub: Callable[..., Hub], total: Array
+) -> None:
+    """TypeError, ValueError and OverflowError left: the silo said `internal`. It tells nothing of data."""
+    hub = make_hub()
+    hub.add_all()
+    await hub.run(0, "enrollment.0")
+    agent = hub.agents["silo-0"]
+    hub.prove({**hub.state, "method/total": total}, 0, "enrollment.1")
+    agent.tell(task=hub.begin(1, "train").task)
+    assert await agent.refusal() == "data"
+    assert [job.decision for job in agent.ledger.jobs()] == ["approved"]
+
+
 async def test_an_institution_lets_a_suspended_job_go_on(hub: Hub) -> None:
     agent = ask(hub, 4.0, round=1)
     assert await agent.refusal() == "data"

@@ -1,0 +1,123 @@
+"""A federation whose certificates, keys and session are the same in every process.
+
+The committed corpus holds them: with others, no input of it would pass the first checks.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from crypto.identity import roster
+from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from crypto.identity.roster import Member, Roster
+from crypto.session.messages import SessionTerms
+from crypto.session.silo_session import SiloSession
+from tests.support import sessions
+from tests.support.sessions import NOW, Exchange, MemoryLedger
+from tests.vectors.make_vectors import counter_bytes
+
+FEDERATION = "test"
+SILOS = ("silo-000", "silo-001", "silo-002")
+
+
+@functools.cache
+def federation() -> sessions.Federation:
+    key = _key("authority")
+    authority = _certificate(f"spiffe://{FEDERATION}", key, key, issuer="authority", is_authority=True)
+    *silos, spare = (_identity(key, Role.SILO, name) for name in (*SILOS, "spare"))
+    return sessions.Federation(
+        authority_key=key,
+        authority=authority,
+        silos=dict(zip(SILOS, silos, strict=True)),
+        spare=spare,
+        roster=_roster(key, authority, [*silos, spare, operator()]),
+    )
+
+
+@functools.cache
+def operator() -> Identity:
+    return _identity(_key("authority"), Role.OPERATOR, "ops")
+
+
+@functools.cache
+def terms() -> SessionTerms:
+    return sessions.make_terms(federation())
+
+
+@functools.cache
+def exchange() -> Exchange:
+    """A session of all silos up to the shares that unmask; seals and signatures differ in every process."""
+    ledgers = {name: MemoryLedger() for name in SILOS}
+    made = sessions.make_exchange(federation(), ledgers=ledgers)
+    made.silos = {
+        name: SiloSession(
+            terms=made.terms,
+            identity=federation().silos[name],
+            roster=federation().roster,
+            authority=federation().authority,
+            ledger=ledgers[name],
+            now=NOW,
+            random=counter_bytes(f"fuzz {name}"),
+        )
+        for name in SILOS
+    }
+    made.run_until("consistency")
+    return made
+
+
+def _identity(authority_key: PrivateKey, role: Role, name: str) -> Identity:
+    member, key = MemberId(federation=FEDERATION, role=role, name=name), _key(name)
+    certificate = _certificate(member.uri, key, authority_key, issuer="authority", usage=role)
+    return Identity(member=member, certificate=certificate, key=key)
+
+
+def _key(name: str) -> PrivateKey:
+    """Known to everyone: it protects nothing."""
+    return ec.derive_private_key(int.from_bytes(counter_bytes(f"fuzz key {name}")(31)), ec.SECP256R1())
+
+
+def _certificate(
+    uri: str,
+    key: PrivateKey,
+    signer: PrivateKey,
+    *,
+    issuer: str,
+    is_authority: bool = False,
+    usage: Role | None = None,
+) -> x509.Certificate:
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_name("authority" if is_authority else uri.rpartition("/")[2]))
+        .issuer_name(_name(issuer))
+        .public_key(key.public_key())
+        .serial_number(1 + len(uri))
+        .not_valid_before(NOW - timedelta(days=1))
+        .not_valid_after(NOW + timedelta(days=30))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=False)
+    )
+    if usage is not None:
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage.key_usage]), critical=False)
+    return builder.sign(signer, hashes.SHA256(), ecdsa_deterministic=True)
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _roster(key: PrivateKey, authority: x509.Certificate, listed: list[Identity]) -> Roster:
+    signed = roster.sign_roster(
+        authority_key=key,
+        federation=FEDERATION,
+        version=7,
+        issued=NOW,
+        expires=NOW + timedelta(days=30),
+        members=[Member(one.member.role, one.member.name, one.fingerprint) for one in listed],
+    )
+    return roster.open_roster(signed, authority=authority, federation=FEDERATION, now=NOW)
