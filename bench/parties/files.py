@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from chorale.runtime.files import write_atomic
-from chorale.spec.state import state_to_bytes
+from chorale.spec.state import state_parts
 from crypto.identity import certificates, issuing
 from crypto.identity.certificates import MemberId, Role
 from crypto.identity.roster import Member, roster_to_file_bytes, sign_roster
@@ -59,7 +59,10 @@ class FederationFiles:
         }
         return self._write(f"{COORDINATOR}.yaml", settings)
 
-    def silo(self, name: str, *, coordinator: str, has_metrics: bool = True) -> Path:
+    def silo(
+        self, name: str, *, coordinator: str, has_metrics: bool = True, objective: str = "objective"
+    ) -> Path:
+        """objective: a function of bench.parties.untrained_silo."""
         policy = {
             "federation": FEDERATION,
             "approval": "automatic",
@@ -74,7 +77,7 @@ class FederationFiles:
             **({} if has_metrics else {"metrics_listen": None}),
             "policy": str(self._write(f"{name}-policy.yaml", policy)),
             "data": {"format": "module", "module": "bench.parties.untrained_silo:data", "name": name},
-            "objective": "bench.parties.untrained_silo:objective",
+            "objective": f"bench.parties.untrained_silo:{objective}",
         }
         return self._write(f"{name}.yaml", settings)
 
@@ -96,7 +99,8 @@ class FederationFiles:
 
     def initial_state(self, *, length: int) -> Path:
         path = self.folder / f"initial-{length}.safetensors"
-        path.write_bytes(state_to_bytes({"model/weight": np.zeros(length, np.float32)}))
+        with path.open("wb") as file:
+            file.writelines(state_parts({"model/weight": np.zeros(length, np.float32)}))
         return path
 
     def _enroll(self) -> None:

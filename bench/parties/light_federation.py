@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from bench.parties.files import COORDINATOR, FederationFiles
 from bench.parties.processes import Process, Processes, Record, environment
@@ -47,6 +47,7 @@ class LightFederation:
     """Entering starts the coordinator and as many silo processes as there are groups of names.
 
     hub_under, silo_under: programs that start the coordinator, and the process of the first group.
+    objective: of every silo, by name. hub_settings: of the coordinator, beside the defaults.
     """
 
     def __init__(
@@ -56,18 +57,22 @@ class LightFederation:
         groups: Sequence[int],
         hub_under: Sequence[str] = (),
         silo_under: Sequence[str] = (),
+        objective: str = "objective",
+        hub_settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.files = FederationFiles(folder, silos=sum(groups))
         names = iter(self.files.silos)
         self._groups = [[next(names) for _ in range(size)] for size in groups]
         self._under = (hub_under, silo_under)
+        self._objective = objective
+        self._hub_settings = hub_settings or {}
         self._processes = Processes(folder)
         self.silos: list[Process] = []
 
     def __enter__(self) -> Self:
         hub_under, silo_under = self._under
         try:
-            settings = str(self.files.coordinator())
+            settings = str(self.files.coordinator(**self._hub_settings))
             self.hub = self._processes.start(
                 COORDINATOR, "cli.main", "coordinator", "run", "--config", settings, under=hub_under
             )
@@ -108,7 +113,7 @@ class LightFederation:
         return records
 
     def _settings(self, name: str) -> Path:
-        return self.files.silo(name, coordinator=self._address, has_metrics=False)
+        return self.files.silo(name, coordinator=self._address, has_metrics=False, objective=self._objective)
 
 
 def moments(records: Sequence[Record]) -> list[Moment]:

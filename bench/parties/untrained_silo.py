@@ -5,7 +5,8 @@ P = trained parameters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from silo_agent.objective import Objective, Work
 from strategies.base import MODEL, Array
 
 SAMPLES = 100
+VALUES_IN_HOLES = 1 << 20
 
 
 def data(settings: DataSettings) -> SiloData:
@@ -25,8 +27,16 @@ def objective() -> Objective:
     return Untrained()
 
 
+def objective_on_disk() -> Objective:
+    return Untrained(make=_holes)
+
+
 class Untrained:
-    """A delta that costs one pass over its bytes to make, as large and as dense as a trained one."""
+    """A delta that costs one pass over its bytes to make, as large and as dense as a trained one. make: an
+    array of so many values, from the value of each."""
+
+    def __init__(self, make: Callable[[int, np.float32], Array] = np.full) -> None:
+        self._make = make
 
     def compute(self, work: Work) -> Mapping[str, Array]:
         values: dict[str, Array] = {
@@ -36,9 +46,17 @@ class Untrained:
         }
         if work.phase_kind == "train":
             size = sum(work.state[MODEL + name].size for name in work.context.trained)
-            delta_P = np.full(size, np.float32(work.weight / 1024))
+            delta_P = self._make(size, np.float32(work.weight / 1024))
             values |= {"delta": delta_P, "weight": np.array(work.weight)}
         return values
+
+
+def _holes(size: int, value: np.float32) -> Array:
+    """Mapped from a file of holes, so that values take neither memory nor disk: zeros, the first aside."""
+    with tempfile.TemporaryFile() as file:
+        delta_P = np.memmap(file, np.float32, "w+", shape=(size,))
+    delta_P[:VALUES_IN_HOLES] = value
+    return delta_P
 
 
 def _zeros(count: int) -> Samples:

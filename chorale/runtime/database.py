@@ -97,6 +97,15 @@ class Database:
                 self._connection.execute(f"PRAGMA {pragma}")
             self._turn.release()
 
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """For one statement that writes nothing: what was committed last, without the lock of a transaction.
+
+        What a write depends on is read in that write's own transaction.
+        """
+        with self._turn:
+            yield self._connection
+
     def _migrate(self, path: Path, migrations: Sequence[Migration]) -> None:
         """Each version in one transaction with its number, which another process may have reached first."""
         for version, statements in enumerate(migrations, start=1):

@@ -23,7 +23,7 @@ from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint, sitting_out
 from coordinator.jobs.aggregate import MaskedSum, RevealedFile, revealed_file, unmask_stored
 from coordinator.jobs.agreement import Abandonment, Agreement, cohort_proof
-from coordinator.jobs.attempt_runner import AttemptFailed, AttemptRunner
+from coordinator.jobs.attempt_runner import REOFFER_SECONDS, AttemptFailed, AttemptRunner
 from coordinator.jobs.outcome import outcome_of
 from coordinator.jobs.phase_record import phase_record, publish
 from coordinator.jobs.statements import Statements
@@ -110,6 +110,7 @@ class PhaseRunner:
 
     async def _run_attempts(self, roster: Roster, state: GlobalState) -> None:
         """Retry until one reveals its sum. Raises AttemptFailed of the last one."""
+        await self._prove_earlier()
         if self._row.attempt > 0:  # it ended with an earlier process
             self._fail_attempt(FailureReason.RESTARTED, is_told=False)
             self._machine.advance(PhaseEvent.ATTEMPT_FAILED)
@@ -260,15 +261,47 @@ class PhaseRunner:
             return None
         if self._session_record() is not None:  # it says who would be in the sum
             return None
+        return await self._ask_abandoned(self._row, self._machine.attempt)
+
+    async def _prove_earlier(self) -> None:
+        """That phases which too few silos were there to abandon when they ended are never revealed.
+
+        Until it is proven silos give no input over the same model, so they are waited for as for this
+        phase's inputs. Raises AttemptFailed.
+        """
+        store, clock, reads_state = (
+            self._resources.store,
+            self._resources.clock,
+            self._job.strategy.reads_state,
+        )
+        gives_up_at = clock.monotonic() + self._job.spec.train_hard_cap_seconds
+        for row in store.unproven_phases(self._job.digest, after=self._model_since):
+            if not reads_state(self._key.kind) or not reads_state(wire.phase_kind(row.phase)):
+                continue
+            while (proof := await self._ask_abandoned(row, row.attempt)) is None:
+                if clock.monotonic() >= gives_up_at:
+                    raise AttemptFailed(FailureReason.TRAIN_HARD_CAP, is_final=True)
+                await asyncio.sleep(REOFFER_SECONDS)
+            store.add_abandoned(row.sequence, wire.abandoned_proof_to_wire(proof, self._job.digest))
+
+    async def _ask_abandoned(self, row: PhaseRow, attempt: int) -> AbandonedProof | None:
+        """None where too few silos are there to sign, or the phase's roster is not in use any more."""
         try:
-            roster = self._resources.roster_book.of_version(self._row.roster_version)
-            state = self._resources.checkpoints.load(self._job.digest, self._row.state_digest)
-            terms = self._terms(roster, state)
-        except (AttemptFailed, RemoteProtocolError):
+            roster = self._resources.roster_book.of_version(row.roster_version)
+            state = self._resources.checkpoints.load(self._job.digest, row.state_digest)
+            terms = self._job.terms(
+                roster=roster,
+                round=row.round,
+                phase=row.phase,
+                attempt=attempt,
+                state=state,
+                state_digest=row.state_digest,
+            )
+        except (ConfigError, RemoteProtocolError):
             return None
         abandonment = Abandonment(
             resources=self._resources,
-            key=self._key,
+            key=PhaseKey(job_digest=self._job.digest, round=row.round, phase=row.phase, attempt=attempt),
             roster=roster,
             terms=terms,
             away_since=self._away_since,

@@ -113,12 +113,12 @@ class Store:
                 )
 
     def newest_roster_version(self) -> int:
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             (version,) = connection.execute("SELECT max(version) FROM rosters").fetchone()
         return version or 0
 
     def roster(self, version: int) -> SignedBody:
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM rosters WHERE version = ?", (version,)).fetchone()
         return SignedBody(body=row["body"], signature=row["signature"])
 
@@ -144,18 +144,18 @@ class Store:
             return added.rowcount == 1
 
     def job(self, digest: bytes) -> JobRow | None:
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else _job_row(row)
 
     def jobs(self) -> list[JobRow]:
         """In the order of submission."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return [_job_row(row) for row in connection.execute("SELECT * FROM jobs ORDER BY sequence")]
 
     def count_jobs(self) -> dict[JobStatus, int]:
         """How many jobs have each status; one that none has is not there."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             counts = connection.execute("SELECT status, count(*) FROM jobs GROUP BY status").fetchall()
         return {JobStatus(status): count for status, count in counts}
 
@@ -199,7 +199,7 @@ class Store:
 
     def phases(self, job: bytes, *, after: int = 0) -> list[PhaseRow]:
         """In the order in which they began. after: only those of a greater sequence number."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT * FROM phases WHERE job = ? AND sequence > ? ORDER BY sequence", (job, after)
             )
@@ -207,7 +207,7 @@ class Store:
 
     def count_applied(self, job: bytes, phase: str) -> int:
         """In how many rounds the phase of this name was applied."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             (count,) = connection.execute(
                 "SELECT count(*) FROM phases WHERE job = ? AND phase = ? AND state = ?",
                 (job, phase, PhaseState.APPLIED),
@@ -216,14 +216,14 @@ class Store:
 
     def newest_starts(self, job: bytes, count: int) -> list[bytes]:
         """Digests of the states that the newest phases start from, newest first."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT state_digest FROM phases WHERE job = ? ORDER BY sequence DESC LIMIT ?", (job, count)
             )
             return [row["state_digest"] for row in rows]
 
     def phase(self, sequence: int) -> PhaseRow:
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return _phase(connection, sequence)
 
     def begin_attempt(self, sequence: int, attempt: int) -> None:
@@ -304,7 +304,7 @@ class Store:
 
     def proofs(self, job: bytes) -> list[session_pb2.StateProof]:
         """Of the job's phases that moved its state: the first and the newest; one where they are the same."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT proof FROM state_proofs JOIN phases ON state_proofs.phase = phases.sequence"
                 " WHERE job = ? ORDER BY sequence",
@@ -317,7 +317,7 @@ class Store:
         self, job: bytes, *, after: int
     ) -> tuple[list[session_pb2.CohortProof], list[session_pb2.AbandonedProof]]:
         """Of the job's phases of greater sequence numbers: who was in their sums, and which have none."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT phase_proofs.cohort, abandoned FROM phase_proofs"
                 " JOIN phases ON phase_proofs.phase = phases.sequence"
@@ -330,6 +330,26 @@ class Store:
         ]
         return cohorts, given_up
 
+    def unproven_phases(self, job: bytes, *, after: int) -> list[PhaseRow]:
+        """Of the job's phases of greater sequence numbers, those without a sum of which nothing says who is
+        in it, though silos may have given inputs."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                "SELECT phases.* FROM phases LEFT JOIN phase_proofs ON phase_proofs.phase = phases.sequence"
+                " WHERE job = ? AND sequence > ? AND state = ? AND attempt > 0 AND phase_proofs.phase IS NULL"
+                " ORDER BY sequence",
+                (job, after, PhaseState.USED_UP),
+            ).fetchall()
+        return [_phase_row(row) for row in rows]
+
+    def add_abandoned(self, sequence: int, proof: session_pb2.AbandonedProof) -> None:
+        """The phase has ended, and has no sum."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO phase_proofs (phase, abandoned) VALUES (?, ?)",
+                (sequence, proof.SerializeToString()),
+            )
+
     def add_absences(self, sequence: int, attempt: int, absences: Sequence[Absence]) -> None:
         with self._database.transaction() as connection:
             for absence in absences:
@@ -341,7 +361,7 @@ class Store:
 
     def absences(self, sequence: int) -> list[Absence]:
         """All of a phase, in the order in which they came."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT silo, stage, reason FROM left_out WHERE phase = ? ORDER BY sequence", (sequence,)
             )
@@ -349,7 +369,7 @@ class Store:
 
     def was_absent_since(self, job: bytes, sequence: int, reason: str) -> bool:
         """Whether a silo was left out for this reason in a phase after that one."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute(
                 "SELECT silo FROM left_out JOIN phases ON left_out.phase = phases.sequence"
                 " WHERE phases.job = ? AND phases.sequence > ? AND left_out.reason = ? LIMIT 1",

@@ -39,7 +39,7 @@ class KnownStates:
 
     def newest(self, job_digest: bytes) -> KnownState | None:
         """None before the first phase of the job."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return _newest(connection, job_digest)
 
     def accept(self, job_digest: bytes, state: KnownState) -> None:
@@ -50,7 +50,7 @@ class KnownStates:
 
     def check_of(self, key: PhaseKey) -> SumCheck | None:
         """None where this silo was not in U2 of the attempt, or its round is long over."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             found = connection.execute(
                 "SELECT sum_check FROM sum_checks"
                 " WHERE job_digest = ? AND round = ? AND phase = ? AND attempt = ?",
@@ -60,7 +60,7 @@ class KnownStates:
 
     def signed(self, key: PhaseKey) -> SignedBody | None:
         """What this silo signed as the phase's outcome, in any attempt."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             found = _signed(connection, key)
         return None if found is None else SignedBody(body=found["body"], signature=found["signature"])
 
@@ -83,7 +83,7 @@ class KnownStates:
 
     def has_bad_sum(self, key: PhaseKey) -> bool:
         """Whether a sum of the phase failed its check, in any attempt."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             found = connection.execute(
                 "SELECT 1 FROM bad_sums WHERE job_digest = ? AND round = ? AND phase = ?",
                 (key.job_digest, key.round, key.phase),

@@ -90,7 +90,7 @@ class Ledger:
 
     def data_sets(self) -> list[str]:
         """Every data set that an input was ever made of."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute("SELECT DISTINCT data_set FROM releases ORDER BY data_set")
             return [row["data_set"] for row in rows]
 
@@ -100,6 +100,14 @@ class Ledger:
         Returns the decision in force, and whether the job was never offered before.
         """
         decision = Decision.APPROVED if is_approved else Decision.OFFERED
+        with self._database.reading() as connection:
+            known = connection.execute(
+                "SELECT decision, draws_rounds FROM jobs WHERE job_digest = ? AND spec IS NOT NULL",
+                (job.digest,),
+            ).fetchone()
+        is_whole = known is not None and known["draws_rounds"] == job.spec.draws_rounds
+        if is_whole and not (is_approved and known["decision"] == Decision.OFFERED):
+            return Decision(known["decision"]), False
         with self._database.transaction() as connection:
             added = connection.execute(
                 "INSERT INTO jobs (job_digest, name, operator, rounds, max_attempts, decision,"
@@ -135,7 +143,7 @@ class Ledger:
 
     def jobs(self) -> list[LedgerJob]:
         """Every job ever offered, newest first."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute("SELECT * FROM jobs ORDER BY offered_unix_seconds DESC").fetchall()
         return [
             LedgerJob(
@@ -152,7 +160,7 @@ class Ledger:
 
     def decision(self, job_digest: bytes) -> Decision | None:
         """What is in force for a job; None if it was never offered."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             found = connection.execute(
                 "SELECT decision FROM jobs WHERE job_digest = ?", (job_digest,)
             ).fetchone()
@@ -233,7 +241,7 @@ class Ledger:
     @property
     def roster_version(self) -> int:
         """The newest version seen; 0 before the first."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             mark = connection.execute("SELECT version FROM roster_mark").fetchone()
         return mark["version"] if mark else 0
 

@@ -210,13 +210,13 @@ class Reveals:
 
     def bound_roster(self, job_digest: bytes, round: int, phase: str) -> int | None:
         """Version of the roster under which this silo adverted for the round; None if it did not."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             begun = _begun(connection, {"job": job_digest, "round": round, "phase": phase})
         return begun[0]["roster_version"] if begun else None
 
     def has_answered(self, job_digest: bytes, kind: str) -> bool:
         """Whether this silo stands in a signed cohort of this kind of phase in the job."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             found = connection.execute(
                 "SELECT 1 FROM signed_sets WHERE job_digest = ? AND kind = ? LIMIT 1", (job_digest, kind)
             ).fetchone()
@@ -224,7 +224,7 @@ class Reveals:
 
     def recorded(self, job_digest: bytes, round: int, phase: str) -> tuple[PendingReveal, bool] | None:
         """The recorded answer of a phase and whether it may have left; None if there is none."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             found = _recorded(connection, {"job": job_digest, "round": round, "phase": phase})
         if found is None or found["answer"] is None:
             return None
@@ -232,7 +232,7 @@ class Reveals:
 
     def is_revealed(self, job_digest: bytes, round: int, phase: str, *, silo: str) -> bool:
         """Whether this silo's answer for the phase may have left, with the silo itself in U3."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             found = _recorded(connection, {"job": job_digest, "round": round, "phase": phase})
         if found is None or found["status"] != RevealStatus.REVEALED:
             return False

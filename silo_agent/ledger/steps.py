@@ -75,7 +75,7 @@ class Steps:
 
     def check_runs(self) -> None:
         """Raises PolicyRefusal(code=JOB_NOT_APPROVED) while the data set is stopped."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             stopped = connection.execute(
                 "SELECT job_digest FROM stopped_data_sets WHERE data_set = ?", (self._data_set,)
             ).fetchone()

@@ -39,7 +39,8 @@ class OfferedJobs:
         self._authority = authority
         self._clock = clock
         self._signed: dict[bytes, SignedJob] = {}
-        self._served: set[bytes] = set()  # once at least: an operator signed them, and policy allows them
+        # once at least, digest and operator: who signed it is on a roster, and policy allows it
+        self._served: dict[bytes, str] = {}
 
     def offer(self, signed: SignedJob, roster: Roster) -> Job:
         """Take an offered job; it is opened now and again for every phase.
@@ -63,8 +64,9 @@ class OfferedJobs:
         job = open_job(signed, roster=roster, authority=self._authority, now=self._clock())
         if self._silo not in job.spec.silos:
             raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
-        self._policy.check_job(job.spec, operator=job.operator)
-        self._served.add(job.digest)
+        if self._served.get(job.digest) != job.operator:  # else the same policy said it of the same bytes
+            self._policy.check_job(job.spec, operator=job.operator)
+            self._served[job.digest] = job.operator
         self._check_decision(job)
         return job
 
@@ -92,7 +94,7 @@ class OfferedJobs:
 
     def forget(self, job_digest: bytes) -> None:
         self._signed.pop(job_digest, None)
-        self._served.discard(job_digest)
+        self._served.pop(job_digest, None)
 
     def _check_decision(self, job: Job) -> None:
         is_approved = self._policy.approval is Approval.AUTOMATIC

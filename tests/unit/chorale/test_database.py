@@ -263,3 +263,15 @@ def test_what_was_not_flushed_is_there_after_the_process_and_durable_with_the_ne
     assert (level, synchronous()) == (1, 2)  # normal; full again, whatever happened
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT count(*) FROM stage").fetchone() == (0,)
+
+
+def test_a_reader_waits_for_no_other_process_and_holds_none_up(database: Database, path: Path) -> None:
+    with closing(Database(path, [FIRST])) as other:
+        with other.transaction() as writing:
+            writing.execute("UPDATE budget SET left = 5")
+            with database.reading() as connection:
+                found = connection.execute("SELECT left FROM budget").fetchone()["left"]
+        assert found == 1  # as it was committed
+        with database.reading() as connection, other.transaction() as writing:
+            writing.execute("UPDATE budget SET left = 6")
+        assert left(database) == 6

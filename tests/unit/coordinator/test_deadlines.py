@@ -144,7 +144,10 @@ def test_trickle_below_the_minimum_rate_is_given_up(stage):
 def test_burst_does_not_pay_for_a_long_silence(stage):
     stage.on_transfer("a", moved_bytes=0, now=1000.0)
     stage.on_transfer("a", moved_bytes=10 << 20, now=1001.0)
-    assert stage.expires_at("a") == pytest.approx(1001.0 + (1 << 20) / 10_000)
+    expires = 1001.0 + (1 << 20) / 10_000
+    assert stage.expires_at("a") == pytest.approx(expires)
+    stage.on_transfer("a", moved_bytes=1000, now=1090.0)
+    assert stage.expires_at("a") == pytest.approx(expires)
 
 
 def test_lost_silo_is_awaited_for_the_grace_and_again_when_it_is_back(stage, away_since):
@@ -197,6 +200,14 @@ def test_two_hundred_silos_have_the_time_that_they_take_on_two_loaded_cores(defa
     assert following_work(defaults, silos=200, slowest_rate=TWENTY_MBIT).deadline > 100
     assert following_work(defaults, silos=200, slowest_rate=0).deadline < 300
     assert following_work(defaults, silos=4, slowest_rate=0).deadline < 35
+
+
+def test_deadline_is_what_the_specification_says(defaults):
+    limits = following_work(defaults, silos=100, slowest_rate=40_000, uploaded_bytes=10**9)
+    work = 0.002 * 100**2 + 1e-9 * 100 * 10**9
+    assert limits.deadline == pytest.approx(30 + work + 100 * 6144 / 20_000)
+    assert limits.hard_cap == pytest.approx(600 + work + 100 * 6144 / 10_000)
+    assert limits.transfer_seconds == 10**9 / 10_000
 
 
 def test_silo_whose_line_looks_slow_stretches_nothing_beyond_the_minimum_rate(defaults):

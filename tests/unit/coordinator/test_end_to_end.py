@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from contextlib import closing
+import hashlib
+from contextlib import closing, suppress
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from chorale.spec.state import state_from_bytes
+from chorale.transport import wire
+from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import operations_pb2
 from coordinator.jobs.aggregate import MaskedSum
 from coordinator.jobs.job_runner import JobRunner
@@ -18,6 +24,7 @@ from crypto.errors import Refusal
 from crypto.identity.certificates import Role
 from crypto.masking.stored_sum import StoredParts
 from crypto.session.cohort import draw_seed, named_set
+from tests.unit.coordinator.fake_silo import FakeSilo
 
 
 async def test_job_runs_to_its_end_and_sums_every_silo_once(make_hub):
@@ -478,3 +485,66 @@ async def test_private_job_reports_how_seldom_its_noise_leaves_a_word(make_hub):
         assert record.result == "applied"
         assert 0 <= dict(record.figures)["wrap_probability"] <= 2.0**-40
     assert records[1].figures["wrap_probability"] > 0  # 16 bits have little room
+
+
+class Pretender(FakeSilo):
+    """Does not deal in train, says at each heartbeat that it prepares the phase, and downloads its state."""
+
+    def say(self, message: pb.SiloMessage) -> None:
+        if message.WhichOneof("kind") == "shares" and message.shares.key.phase.startswith("train"):
+            self._uploads.append(asyncio.create_task(self._pretend(message.shares.key)))
+        else:
+            super().say(message)
+
+    async def _pretend(self, key: Any) -> None:
+        digest = hashlib.sha256(self.states[key.SerializeToString()]).digest()
+        with suppress(grpc.aio.AioRpcError):  # the job is over
+            while True:
+                self.say(pb.SiloMessage(heartbeat=pb.Heartbeat(preparing=[key])))
+                await self._download(wire.key_from_wire(key), digest)
+                await asyncio.sleep(0.05)
+
+
+async def test_silo_that_only_says_that_it_is_at_work_is_left_out_at_the_deadline(make_hub):
+    # its heartbeats held every stage to the hard cap, and no such cap ends this test
+    hub = make_hub(silos=4, stage_deadline_seconds=1.0, stage_hard_cap_seconds=3600.0)
+    await hub.start()
+    for name in hub.names:
+        hub.silo(name, kind=Pretender) if name == "silo-2" else hub.silo(name)
+    _, records = await hub.finish(await hub.submit(rounds=1))
+    train = next(record for record in records if record.phase == "train")
+    assert [(entry.silo, entry.stage, entry.reason) for entry in train.left_out] == [
+        ("silo-2", "share", "no-answer")
+    ]
+    assert train.result == "applied"
+
+
+async def test_a_phase_that_nobody_was_there_to_abandon_is_proven_before_the_next(make_hub, monkeypatch):
+    """Silos give no input over a model until it is known who is in every other sum over it: without the proof
+    the job stood still for ever, though all silos were back."""
+    monkeypatch.setattr("coordinator.jobs.phase_runner.REOFFER_SECONDS", 0.05)
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos()
+    for fake in hub.fakes.values():
+        fake.vanish_on = ("train", "survivors")
+    digest = await hub.submit(rounds=2, max_attempts=1)
+    for fake in hub.fakes.values():
+        await fake.wait_for("survivors", 2)  # the opening phase's, and the round's
+    with closing(Store(hub.settings.directory / "coordinator.sqlite")) as store:
+        async with asyncio.timeout(20):
+            while store.phases(digest)[-1].round < 2:
+                await asyncio.sleep(0.02)
+        assert [phase.sequence for phase in store.unproven_phases(digest, after=0)] == [2]
+        for name, fake in list(hub.fakes.items()):
+            hub.silo(name, **fake.kept)
+
+        summary, records = await hub.finish(digest)
+
+        assert store.unproven_phases(digest, after=0) == []
+    results = [(record.round, record.result) for record in records]
+    assert results == [(0, "applied"), (1, "used-up"), (2, "applied"), (2, "applied")]
+    assert (summary.status, records[1].reason) == ("done", "too-few-silos")
+    for fake in hub.fakes.values():
+        (task,) = [task for task in fake.told["task"] if task.key.phase == "train"]
+        assert [proof.key.round for proof in task.abandoned] == [1]

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from chorale.job import JobSpec
 from crypto.errors import ChoraleError, PolicyRefusal
+from silo_agent.policy.policy import Policy
 from silo_agent.rounds.offered_jobs import MAX_JOBS, OfferedJobs
 from tests.support.agents import Hub
 from tests.unit.silo_agent.enrolled import MakeHub
@@ -47,3 +49,25 @@ async def test_no_job_that_can_be_served_gives_way_to_another(make_hub: MakeHub)
         book.offer(hub.job.signed, hub.roster)
     book.forget(hub.sign(name="job-0").digest)
     assert book.offer(hub.job.signed, hub.roster).digest == hub.job.digest
+
+
+async def test_policy_is_asked_once_of_a_job_and_its_operator(
+    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, asked = make_hub(), list[str]()
+    book, check_job = book_of(hub), Policy.check_job
+
+    def counted(policy: Policy, spec: JobSpec, *, operator: str) -> None:
+        asked.append(operator)
+        check_job(policy, spec, operator=operator)
+
+    monkeypatch.setattr(Policy, "check_job", counted)
+    job = book.offer(hub.job.signed, hub.roster)
+    book.approved(job.digest, hub.roster)
+    assert asked == [job.operator]
+    book._served[job.digest] = "another"  # who signed the same bytes, and whom policy may not allow
+    book.approved(job.digest, hub.roster)
+    assert asked == [job.operator] * 2
+    book.forget(job.digest)
+    book.offer(hub.job.signed, hub.roster)
+    assert asked == [job.operator] * 3

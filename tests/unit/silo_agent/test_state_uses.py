@@ -156,6 +156,18 @@ def test_what_was_settled_stays(book: UseBook) -> None:
     refused(Refusal.OVERLAPPING_COHORT, "differs by 1", lambda: book.sign(FIVE, round=2))
 
 
+def test_of_a_phase_that_this_silo_revealed_its_own_row_says_who_was_in_it(book: UseBook) -> None:
+    """So nothing is written when t signatures prove it later: that would be one flush more a round."""
+    book.send(book.use())
+    book.reveal(FULL)
+    book.reveals.settle(book.job.digest, 1, "train", FIVE)
+    with book.ledger._database.transaction() as connection:
+        assert connection.execute("SELECT survivors FROM state_uses").fetchone()[0] is None
+    book.send(book.use(round=2))
+    refused(Refusal.OVERLAPPING_COHORT, "differs by 1", lambda: book.sign(FIVE, round=2))
+    book.sign(FULL, round=2)
+
+
 def test_attempts_at_one_phase_are_one_use(book: UseBook) -> None:
     for _ in range(3):
         book.send(book.use())
