@@ -470,9 +470,17 @@ class MessageHandler:
         if self._notes >= MAX_NOTES:
             return  # reveals are told elsewhere, and without end
         self._notes += 1
-        self._audit.append(
-            event, job=key.job_digest.hex(), round=key.round, phase=key.phase, attempt=key.attempt, **fields
-        )
+        try:
+            self._audit.append(
+                event,
+                job=key.job_digest.hex(),
+                round=key.round,
+                phase=key.phase,
+                attempt=key.attempt,
+                **fields,
+            )
+        except OSError as error:  # a full disk; the coordinator hears of a refusal all the same
+            log.warning("not noted", entry=event, error=type(error).__name__, reason=str(error))
 
     def _forget_states(self) -> None:
         """Global states but those that a running task reads and the newest of each job."""

@@ -87,7 +87,7 @@ async def _run(file: Path) -> None:
 
 def _name_silo(record: logging.LogRecord) -> bool:
     fields = getattr(record, "fields", {})
-    record.fields = {"silo": silo_name.get()} | fields  # type: ignore[attr-defined]
+    record.fields = {"silo": silo_name.get()} | fields
     return True
 
 

@@ -28,13 +28,14 @@ MAY_END = frozenset({Kind.SKEWED_CLOCK, Kind.FULL_DISK, Kind.BUSY_DATABASE})
 
 class Director:
     """Of one run. told: the coordinator's log so far, over all its lives. ended: processes that ended by
-    themselves, with the last they said."""
+    themselves, with the last they said. away: silos that were not connected when the job ended."""
 
     def __init__(self, federation: ScheduledFederation) -> None:
         self.federation = federation
         self.told: list[Record] = []
         self.ended: list[tuple[str, str]] = []
         self.begun: list[Fault] = []
+        self.away: set[str] = set()
         self._read_bytes = 0
         self._pending = list(federation.schedule.faults)
         self._under_way: dict[Fault, tuple[float, ExitStack]] = {}
@@ -62,9 +63,9 @@ class Director:
 
     def settle(self) -> None:
         """Every silo that was told of the job's end has heard it, then every process is stopped."""
-        away = self._away()
+        self.away = self._silos_away()
         limit = time.monotonic() + SETTLING_SECONDS
-        while waiting := set(self.federation.names) - away - self._silos_told():
+        while waiting := set(self.federation.names) - self.away - self._silos_told():
             assert time.monotonic() < limit, f"{sorted(waiting)} did not hear of the job's end"
             time.sleep(POLL_SECONDS)
         for service in self.federation.services.values():
@@ -146,7 +147,7 @@ class Director:
                     self.told.append(json.loads(line))
                     self._has_ended |= self.told[-1]["event"] == "job ended"
 
-    def _away(self) -> set[str]:
+    def _silos_away(self) -> set[str]:
         """Silos that were not connected when the job ended."""
         self._read_log()
         connected: set[str] = set()

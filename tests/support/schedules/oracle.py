@@ -36,9 +36,9 @@ from strategies.base import Array
 from tests.support.federation import COORDINATOR
 from tests.support.history import VOTE_ERROR, History, read_history
 from tests.support.schedules.agents import INPUT_ID, input_path, sent_path
-from tests.support.schedules.director import LEDGER, Director
+from tests.support.schedules.director import LEDGER, MAY_END, Director
 from tests.support.schedules.federation import ScheduledFederation
-from tests.support.schedules.schedule import Kind
+from tests.support.schedules.schedule import MAX_SKEW_SECONDS, Kind
 
 PARTIAL = ("*.part", "*.tmp", ".*.tmp", "*.sum")
 # what a process may say where its disk or its database is not to be had
@@ -61,6 +61,7 @@ def check(director: Director) -> None:
         run.check_statements(silo)
         run.check_answers(silo)
     run.check_agreement()
+    run.check_endings()
     run.check_disks()
     run.check_logs()
 
@@ -292,12 +293,28 @@ class Run:
 
     # everyone
 
+    def check_endings(self) -> None:
+        """A process that ended by itself said why in one line; where its clock alone was wrong, that it was."""
+        begun = self.director.begun
+        clocks = [each for each in begun if each.kind is Kind.SKEWED_CLOCK]
+        far = {each.target for each in clocks if abs(each.amount) > MAX_SKEW_SECONDS}
+        others = {self.federation.process_name(each.target) for each in begun if each.kind in MAY_END} - far
+        for name, words in self.director.ended:
+            last = words.splitlines()[-1]
+            assert last.startswith("chorale: error: "), f"{name}\n{words}"
+            if name not in others:
+                assert far, f"{name}\n{words}"
+                assert "clock" in last or "valid" in last, f"{name}: {last}"
+
     def check_disks(self) -> None:
-        """No transfer, sum or half-written file is left of a job that has ended."""
+        """No transfer, sum or half-written file is left of a job that has ended, where that is known."""
         hub = self.federation.folder / COORDINATOR
         left = [path for folder in ("spool", "sums") for path in (hub / folder).glob("**/*")]
         for name in (COORDINATOR, *self.federation.names):
             left += [path for pattern in PARTIAL for path in (self.federation.folder / name).rglob(pattern)]
+        # who was away does not know of the end, and keeps what is here of a state for the next task
+        resumed = {self.federation.folder / name / "cache" for name in self.director.away}
+        left = [path for path in left if path.suffix != ".part" or path.parent not in resumed]
         assert not left, (
             f"left on disk: {sorted({str(each.relative_to(self.federation.folder)) for each in left})}"
         )

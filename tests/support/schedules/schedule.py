@@ -117,6 +117,9 @@ def draw(seed: int) -> Schedule:
         faults=(),
     )
     kinds = chance.choices(list(Kind), k=chance.randint(3, 6))
+    # a phase without a sum is abandoned under the roster of its round: t silos must have their old certificates
+    while kinds.count(Kind.NEW_CERTIFICATE) > 1:
+        kinds.remove(Kind.NEW_CERTIFICATE)
     faults = [_fault(kind, bare, chance) for kind in kinds]
     faults.sort(key=lambda fault: (fault.round, MOMENTS.index(fault.stage), fault.lines))
     return replace(bare, faults=tuple(faults))
@@ -136,15 +139,17 @@ def _fault(kind: Kind, schedule: Schedule, chance: random.Random) -> Fault:
         lines=chance.randint(0, MAX_LINES),
         line_bytes=chance.choice((0, 0, 1_000, 10_000)) if kind in OF_LINES else 0,
         seconds=round(chance.uniform(0.0, longest), 2),
-        amount=_amount(kind, chance),
+        amount=_amount(kind, chance, is_hub=is_hub),
     )
 
 
-def _amount(kind: Kind, chance: random.Random) -> float:
+def _amount(kind: Kind, chance: random.Random, *, is_hub: bool) -> float:
     if kind is Kind.DELAY:
         return round(chance.uniform(0.05, 1.0), 2)
     if kind is Kind.THROTTLE:
         return float(chance.choice((2_000, 20_000, 200_000)))
     if kind is Kind.SKEWED_CLOCK:
-        return float(chance.choice((-86_400, -400, -90, 90, 400, 3_600)))
+        # to a coordinator so far behind no certificate is valid yet: a phase whose inputs left is lost
+        behind = () if is_hub else (-86_400, -400)
+        return float(chance.choice((*behind, -90, 90, 400, 3_600)))
     return 0.0
