@@ -27,9 +27,10 @@ from chorale.spec.state import state_digest, state_from_file, state_to_bytes
 from chorale.transport.wire import PhaseKey
 from chorale.v1.records_pb2 import PhaseRecord
 from coordinator.phase_machine import PhaseState
-from coordinator.reasons import FailureReason
+from coordinator.reasons import Absent, FailureReason
 from coordinator.storage.store import JobStatus, PhaseRow
 from crypto import encoding
+from crypto.errors import Refusal
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout
 from strategies.base import Array
@@ -45,6 +46,21 @@ PARTIAL = ("*.part", "*.tmp", ".*.tmp", "*.sum")
 OF_THE_MACHINE = re.compile(
     "No space left on device|database or disk is full|disk I/O error|database is locked|unable to open"
 )
+
+# why a phase may be used up where everyone is honest; and what would say that someone is not
+OF_FAULTS = {
+    each.value
+    for each in (
+        FailureReason.TOO_FEW_SILOS,
+        FailureReason.TRAIN_HARD_CAP,
+        FailureReason.UNMASK_HARD_CAP,
+        FailureReason.TOO_FEW_STATEMENTS,
+        FailureReason.ROSTER,
+        FailureReason.RESTARTED,
+        FailureReason.REFUSED,
+    )
+}
+OF_LIARS = {Absent.LIED.value, Absent.COMPLAINED.value, Refusal.SUM.value, Refusal.ENVELOPE.value}
 
 
 def check(director: Director) -> None:
@@ -100,8 +116,9 @@ class Run:
         for row in self.history.phases:
             assert row.is_ended, (row.round, row.phase)
             if row.state is PhaseState.USED_UP:
-                reason = _record(row).reason
-                assert reason in {each.value for each in FailureReason}, (row.round, row.phase, reason)
+                assert _record(row).reason in OF_FAULTS, (row.round, row.phase, _record(row).reason)
+            for left in _record(row).left_out:
+                assert left.reason not in OF_LIARS, (row.round, row.phase, left.silo, left.reason)
         assert self.history.phases[-1].state is PhaseState.APPLIED, "the last phase of a job that is done"
 
     def check_sums(self) -> None:
@@ -270,6 +287,7 @@ class Run:
     def check_answers(self, silo: str) -> None:
         """No silo gave two different answers for a phase, in one attempt or in two."""
         path = sent_path(self.federation.records, silo)
+        assert not list(self._entries(silo, "sum_refused")), f"{silo}: a sum failed its check"
         answers = defaultdict(set)
         for line in path.read_text().splitlines() if path.exists() else ():
             given = json.loads(line)
@@ -294,7 +312,7 @@ class Run:
     # everyone
 
     def check_endings(self) -> None:
-        """A process that ended by itself said why in one line; where its clock alone was wrong, that it was."""
+        """A process that ended by itself said why, and that it was its clock where nothing else was."""
         begun = self.director.begun
         clocks = [each for each in begun if each.kind is Kind.SKEWED_CLOCK]
         far = {each.target for each in clocks if abs(each.amount) > MAX_SKEW_SECONDS}

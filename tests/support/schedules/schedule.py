@@ -117,7 +117,7 @@ def draw(seed: int) -> Schedule:
         faults=(),
     )
     kinds = chance.choices(list(Kind), k=chance.randint(3, 6))
-    # a phase without a sum is abandoned under the roster of its round: t silos must have their old certificates
+    # a phase without a sum is abandoned under the roster of its round: by t silos with certificates of then
     while kinds.count(Kind.NEW_CERTIFICATE) > 1:
         kinds.remove(Kind.NEW_CERTIFICATE)
     faults = [_fault(kind, bare, chance) for kind in kinds]
