@@ -475,8 +475,12 @@ class MessageHandler:
         self._send(pb.SiloMessage(refused=wire.refused_to_wire(error.code, key)))
 
     def _note(self, event: str, key: PhaseKey, **fields: str) -> None:
-        if self._may_note():
+        if not self._may_note():
+            return
+        try:
             self._audit.append(event, **_audit_fields(key), **fields)
+        except OSError as error:  # a full disk; the coordinator hears of a refusal all the same
+            log.warning("not noted", entry=event, error=type(error).__name__, reason=str(error))
 
     def _may_note(self) -> bool:
         """Not without end; reveals are told elsewhere, and are."""

@@ -15,6 +15,10 @@ MakeFederation = Callable[..., LocalFederation]
 PATIENT = {"reconnect_grace_seconds": 60.0, "stage_deadline_seconds": 60.0}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--schedule-seed", type=int, help="the seed of the one schedule of faults to run")
+
+
 @pytest.fixture
 def make_federation(tmp_path: Path) -> Iterator[MakeFederation]:
     """Not started. Its coordinator waits long for silos unless told otherwise."""

@@ -120,14 +120,15 @@ def _watch_line(watch: _Watch | None, record: Path | None) -> None:
         message = await inner(self)
         last = message.WhichOneof("kind")
         if record is not None and last in SESSION_KINDS:
-            _write_down(record, message, last)
+            write_down(record, message, last)
         return message
 
     line: Any = Outbox
     line.next = following
 
 
-def _write_down(path: Path, message: Any, kind: str) -> None:
+def write_down(path: Path, message: Any, kind: str) -> None:
+    """A session message that left, by its key and its digest."""
     body = getattr(message, kind)
     line = {
         "kind": kind,

@@ -42,7 +42,7 @@ def poisoned_objective() -> Objective:
 
 
 class OneHot:
-    """delta = p e_i, i the silo's place in the job's list; evaluation counts i correct answers."""
+    """delta = p e_i, i the silo's place in the job's list; evaluation counts i correct answers (mod 20)."""
 
     def __init__(self, *, spoil: float | None = None) -> None:
         self._spoil = spoil
@@ -51,7 +51,7 @@ class OneHot:
         _wait_at_gate(work)
         place = work.spec.silos.index(work.silo)
         values: dict[str, Array] = {
-            "correct": np.array(place),
+            "correct": np.array(place % HOLDOUT),  # no more than are tested, however many silos there are
             "tested": np.array(HOLDOUT),
             "loss_sum": np.array(float(place)),
         }

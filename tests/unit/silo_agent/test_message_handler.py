@@ -183,6 +183,22 @@ async def test_a_task_that_was_asked_again_does_not_come_back_when_the_approval_
     await agent.answer("advert")
 
 
+async def test_a_refusal_is_told_though_no_disk_takes_its_note(
+    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the task that computes the input, and the coordinator waited for an answer in vain."""
+    hub = make_hub()
+    agent = hub.add("silo-0", approval="manual")
+
+    def full(event: str, **fields: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(agent.audit, "append", full)
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
+
+    assert await agent.refusal() == "job-not-approved"
+
+
 async def test_a_rejected_job_is_refused_even_where_approval_is_automatic(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0")
