@@ -83,6 +83,8 @@ def _sent_bytes(answer: object) -> int:
     match answer:
         case SignedBody(body=body, signature=signature):
             return len(body) + len(signature)
+        case bytes():
+            return len(answer)
         case Shares(dealing=dealing, envelopes=envelopes):
             return _sent_bytes(dealing) + sum(len(envelope) for envelope in envelopes)
         case UnmaskShares(self_mask_shares=of_own, recovery_shares=of_others):

@@ -37,11 +37,11 @@ MAX_MESSAGE_BYTES = 4 << 20
 DIGEST_BYTES = 32
 SECRET_BYTES = 32
 SHARE_BYTES = 33  # a number below the prime 2^256 + 297
-MAX_SILOS = 200  # of one job; the sets that all of them signed then stay below MAX_MESSAGE_BYTES
-MAX_BODY_BYTES = 16 << 10  # of one advert or envelope: keys and ciphertexts of about 1,200 bytes each
+MAX_SILOS = 200  # of one job; what they are sent of one another then stays below MAX_MESSAGE_BYTES
+# of one advert or envelope: keys and ciphertexts of about 1,200 bytes each; a statement with 200 names of 63
+MAX_BODY_BYTES = 16 << 10
 MAX_ROSTER_BYTES = 1 << 20  # of a signed roster: the largest body there is
 MAX_PATH_BYTES = 8 * DIGEST_BYTES  # to the root over the envelopes of 200 silos
-MAX_SETS_BYTES = 32 << 10  # of a CONSISTENCY body: two sets of 200 names of 63 letters
 MAX_SIGNATURE_BYTES = 72  # DER of an ECDSA P-256 signature
 MAX_ROUND = 1 << 20
 PHASE_PATTERN = re.compile(
@@ -49,7 +49,8 @@ PHASE_PATTERN = re.compile(
 )  # one name for one phase: no enrollment.00
 
 
-FromSilo: TypeAlias = SignedBody | Shares | UnmaskShares | RecoveredSeeds
+# bytes: the CONSISTENCY signature
+FromSilo: TypeAlias = SignedBody | Shares | bytes | UnmaskShares | RecoveredSeeds
 FromCoordinator: TypeAlias = Cohort | Envelopes | Survivors | Signatures | RecoverRequest | RevealedSum
 
 
@@ -107,11 +108,7 @@ def signed_body_to_wire(signed: SignedBody) -> session_pb2.SignedBody:
 def signed_body_from_wire(wire: session_pb2.SignedBody, *, max_bytes: int = MAX_BODY_BYTES) -> SignedBody:
     if not 0 < len(wire.body) <= max_bytes:
         raise RemoteProtocolError(f"signed body: expected 1 to {max_bytes} bytes, got {len(wire.body)}")
-    if not 0 < len(wire.signature) <= MAX_SIGNATURE_BYTES:
-        raise RemoteProtocolError(
-            f"signature: expected 1 to {MAX_SIGNATURE_BYTES} bytes, got {len(wire.signature)}"
-        )
-    return SignedBody(body=wire.body, signature=wire.signature)
+    return SignedBody(body=wire.body, signature=_checked_signature(wire.signature))
 
 
 def refused_to_wire(code: Refusal, key: PhaseKey) -> session_pb2.Refused:
@@ -140,9 +137,8 @@ def to_coordinator(kind: str, value: FromSilo, key: PhaseKey) -> pb.SiloMessage:
         case "complaint", SignedBody():
             complaint = session_pb2.Complaint(key=wire_key, complaint=signed_body_to_wire(value))
             return pb.SiloMessage(complaint=complaint)
-        case "consistency", SignedBody():
-            consistency = session_pb2.Consistency(key=wire_key, consistency=signed_body_to_wire(value))
-            return pb.SiloMessage(consistency=consistency)
+        case "consistency", bytes():
+            return pb.SiloMessage(consistency=session_pb2.Consistency(key=wire_key, signature=value))
         case "unmask_shares", UnmaskShares():
             own, recovery = _secrets_to_wire(value.self_mask_shares), _secrets_to_wire(value.recovery_shares)
             unmask = session_pb2.UnmaskShares(key=wire_key, self_mask_shares=own, recovery_shares=recovery)
@@ -166,7 +162,7 @@ def from_silo(message: pb.SiloMessage) -> FromSilo:
         case "complaint":
             return signed_body_from_wire(message.complaint.complaint)
         case "consistency":
-            return signed_body_from_wire(message.consistency.consistency, max_bytes=MAX_SETS_BYTES)
+            return _checked_signature(message.consistency.signature)
         case "unmask_shares":
             wire = message.unmask_shares
             return UnmaskShares(
@@ -177,7 +173,7 @@ def from_silo(message: pb.SiloMessage) -> FromSilo:
             seeds = message.recovered_seeds.pair_seeds
             return RecoveredSeeds(pair_seeds=_secrets_from_wire(seeds, size=SECRET_BYTES))
         case "next_state":
-            return signed_body_from_wire(message.next_state.statement, max_bytes=MAX_SETS_BYTES)
+            return signed_body_from_wire(message.next_state.statement)
         case other:
             raise LocalProtocolError(f"session: {other} is no message of a session")
 
@@ -202,8 +198,7 @@ def to_silo(value: FromCoordinator, key: PhaseKey) -> pb.CoordinatorMessage:
             survivors = session_pb2.Survivors(key=wire_key, survivors=value.survivors)
             return pb.CoordinatorMessage(survivors=survivors)
         case Signatures():
-            bodies = [signed_body_to_wire(signature) for signature in value.signatures]
-            signatures = session_pb2.Signatures(key=wire_key, signatures=bodies)
+            signatures = session_pb2.Signatures(key=wire_key, signatures=_signatures_to_wire(value))
             return pb.CoordinatorMessage(signatures=signatures)
         case RecoverRequest():
             return pb.CoordinatorMessage(recover=session_pb2.RecoverRequest(key=wire_key, names=value.names))
@@ -211,7 +206,7 @@ def to_silo(value: FromCoordinator, key: PhaseKey) -> pb.CoordinatorMessage:
             revealed = session_pb2.RevealedSum(
                 key=wire_key,
                 survivors=value.survivors,
-                signatures=[signed_body_to_wire(signature) for signature in value.signatures.signatures],
+                signatures=_signatures_to_wire(value.signatures),
                 sum_digest=value.sum_digest,
                 self_mask_seeds=_secrets_to_wire(value.self_mask_seeds),
             )
@@ -222,7 +217,9 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
     """What the coordinator's message of a session says. Raises RemoteProtocolError as `from_silo`."""
     match message.WhichOneof("kind"):
         case "cohort":
-            return Cohort(adverts=_bodies_from_wire(message.cohort.adverts, what="adverts"))
+            adverts = message.cohort.adverts
+            _check_count("adverts", adverts)
+            return Cohort(adverts=tuple(signed_body_from_wire(advert) for advert in adverts))
         case "envelopes":
             return Envelopes(
                 sharers=_names_from_wire(message.envelopes.sharers),
@@ -231,17 +228,14 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
         case "survivors":
             return Survivors(survivors=_names_from_wire(message.survivors.survivors))
         case "signatures":
-            wire = message.signatures.signatures
-            bodies = _bodies_from_wire(wire, what="signatures", max_bytes=MAX_SETS_BYTES)
-            return Signatures(signatures=bodies)
+            return _signatures_from_wire(message.signatures.signatures)
         case "recover":
             return RecoverRequest(names=_names_from_wire(message.recover.names))
         case "revealed_sum":
             revealed = message.revealed_sum
-            signed = _bodies_from_wire(revealed.signatures, what="signatures", max_bytes=MAX_SETS_BYTES)
             return RevealedSum(
                 survivors=_names_from_wire(revealed.survivors),
-                signatures=Signatures(signatures=signed),
+                signatures=_signatures_from_wire(revealed.signatures),
                 sum_digest=checked_digest(revealed.sum_digest, what="sum digest"),
                 self_mask_seeds=_secrets_from_wire(revealed.self_mask_seeds, size=SECRET_BYTES),
             )
@@ -289,15 +283,14 @@ def proof_from_wire(wire: session_pb2.StateProof) -> tuple[bytes, StateProof]:
 
 
 def cohort_proof_to_wire(key: PhaseKey, proof: CohortProof) -> session_pb2.CohortProof:
-    signatures = [signed_body_to_wire(signature) for signature in proof.signatures.signatures]
+    signatures = _signatures_to_wire(proof.signatures)
     return session_pb2.CohortProof(key=key_to_wire(key), survivors=proof.survivors, signatures=signatures)
 
 
 def cohort_proof_from_wire(wire: session_pb2.CohortProof) -> tuple[PhaseKey, CohortProof]:
     """The attempt whose U3 it is, and the proof. Raises RemoteProtocolError."""
-    signed = _bodies_from_wire(wire.signatures, what="signatures", max_bytes=MAX_SETS_BYTES)
-    proof = CohortProof(survivors=_names_from_wire(wire.survivors), signatures=Signatures(signatures=signed))
-    return key_from_wire(wire.key), proof
+    survivors, signatures = _names_from_wire(wire.survivors), _signatures_from_wire(wire.signatures)
+    return key_from_wire(wire.key), CohortProof(survivors=survivors, signatures=signatures)
 
 
 def abandoned_proof_to_wire(proof: AbandonedProof, job_digest: bytes) -> session_pb2.AbandonedProof:
@@ -331,8 +324,7 @@ def checked_digest(data: bytes, *, what: str) -> bytes:
 def _names_from_wire(wire: Iterable[str]) -> tuple[str, ...]:
     """Silo names in the order given. Raises RemoteProtocolError."""
     names = tuple(wire)
-    if len(names) > MAX_SILOS:
-        raise RemoteProtocolError(f"names: expected at most {MAX_SILOS}, got {len(names)}")
+    _check_count("names", names)
     for name in names:
         _check_name(name)
     return names
@@ -343,13 +335,30 @@ def _check_name(name: str) -> None:
         raise RemoteProtocolError("names: expected 1 to 63 lower-case letters, digits and inner hyphens")
 
 
-def _bodies_from_wire(
-    wire: Iterable[session_pb2.SignedBody], *, what: str, max_bytes: int = MAX_BODY_BYTES
-) -> tuple[SignedBody, ...]:
-    bodies = tuple(signed_body_from_wire(body, max_bytes=max_bytes) for body in wire)
-    if len(bodies) > MAX_SILOS:
-        raise RemoteProtocolError(f"{what}: expected at most {MAX_SILOS}, got {len(bodies)}")
-    return bodies
+def _signatures_to_wire(value: Signatures) -> list[session_pb2.NamedSignature]:
+    return [
+        session_pb2.NamedSignature(name=name, signature=signature)
+        for name, signature in sorted(value.signatures.items())
+    ]
+
+
+def _signatures_from_wire(wire: Collection[session_pb2.NamedSignature]) -> Signatures:
+    _check_count("signatures", wire)
+    signatures: dict[str, bytes] = {}
+    for each in wire:
+        _check_name(each.name)
+        if each.name in signatures:
+            raise RemoteProtocolError(f"signatures: {each.name} is given twice")
+        signatures[each.name] = _checked_signature(each.signature)
+    return Signatures(signatures=signatures)
+
+
+def _checked_signature(signature: bytes) -> bytes:
+    if not 0 < len(signature) <= MAX_SIGNATURE_BYTES:
+        raise RemoteProtocolError(
+            f"signature: expected 1 to {MAX_SIGNATURE_BYTES} bytes, got {len(signature)}"
+        )
+    return signature
 
 
 def _shares_from_wire(wire: session_pb2.Shares) -> Shares:
@@ -371,8 +380,7 @@ def _relayed_from_wire(wire: Collection[session_pb2.RelayedEnvelope]) -> tuple[R
 
 
 def _check_envelopes(envelopes: Collection[bytes]) -> None:
-    if len(envelopes) > MAX_SILOS:
-        raise RemoteProtocolError(f"envelopes: expected at most {MAX_SILOS}, got {len(envelopes)}")
+    _check_count("envelopes", envelopes)
     for envelope in envelopes:
         if not 0 < len(envelope) <= MAX_BODY_BYTES:
             raise RemoteProtocolError(f"envelope: expected 1 to {MAX_BODY_BYTES} bytes, got {len(envelope)}")
@@ -386,8 +394,7 @@ def _signers_to_wire(signers: Mapping[str, Signer]) -> list[session_pb2.Signer]:
 
 
 def _signers_from_wire(wire: Collection[session_pb2.Signer]) -> dict[str, Signer]:
-    if len(wire) > MAX_SILOS:
-        raise RemoteProtocolError(f"signers: expected at most {MAX_SILOS}, got {len(wire)}")
+    _check_count("signers", wire)
     signers: dict[str, Signer] = {}
     for each in wire:
         _check_name(each.name)
@@ -401,7 +408,8 @@ def _secrets_to_wire(secrets: Mapping[str, bytes]) -> list[session_pb2.NamedSecr
     return [session_pb2.NamedSecret(name=name, secret=secrets[name]) for name in sorted(secrets)]
 
 
-def _secrets_from_wire(wire: Iterable[session_pb2.NamedSecret], *, size: int) -> dict[str, bytes]:
+def _secrets_from_wire(wire: Collection[session_pb2.NamedSecret], *, size: int) -> dict[str, bytes]:
+    _check_count("secrets", wire)
     secrets: dict[str, bytes] = {}
     for entry in wire:
         _check_name(entry.name)
@@ -410,6 +418,9 @@ def _secrets_from_wire(wire: Iterable[session_pb2.NamedSecret], *, size: int) ->
         if len(entry.secret) != size:
             raise RemoteProtocolError(f"secrets: expected {size} bytes, got {len(entry.secret)}")
         secrets[entry.name] = entry.secret
-    if len(secrets) > MAX_SILOS:
-        raise RemoteProtocolError(f"secrets: expected at most {MAX_SILOS}, got {len(secrets)}")
     return secrets
+
+
+def _check_count(what: str, wire: Collection[object]) -> None:
+    if len(wire) > MAX_SILOS:
+        raise RemoteProtocolError(f"{what}: expected at most {MAX_SILOS}, got {len(wire)}")

@@ -157,20 +157,20 @@ class Consistency(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
-    CONSISTENCY_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    signature: _builtins.bytes
+    """the coordinator knows the body"""
     @_builtins.property
     def key(self) -> Global___SessionKey: ...
-    @_builtins.property
-    def consistency(self) -> Global___SignedBody: ...
     def __init__(
         self,
         *,
         key: Global___SessionKey | None = ...,
-        consistency: Global___SignedBody | None = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -450,6 +450,30 @@ class Survivors(_message.Message):
 Global___Survivors: _TypeAlias = Survivors  # noqa: Y015
 
 @_typing.final
+class NamedSignature(_message.Message):
+    """Over a body that the receiver computes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamedSignature: _TypeAlias = NamedSignature  # noqa: Y015
+
+@_typing.final
 class Signatures(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -458,12 +482,14 @@ class Signatures(_message.Message):
     @_builtins.property
     def key(self) -> Global___SessionKey: ...
     @_builtins.property
-    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedBody]: ...
+    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedSignature]:
+        """CONSISTENCY, of t survivors"""
+
     def __init__(
         self,
         *,
         key: Global___SessionKey | None = ...,
-        signatures: _abc.Iterable[Global___SignedBody] | None = ...,
+        signatures: _abc.Iterable[Global___NamedSignature] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -540,7 +566,7 @@ class RevealedSum(_message.Message):
         """U3"""
 
     @_builtins.property
-    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedBody]:
+    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedSignature]:
         """CONSISTENCY, of t survivors"""
 
     @_builtins.property
@@ -552,7 +578,7 @@ class RevealedSum(_message.Message):
         *,
         key: Global___SessionKey | None = ...,
         survivors: _abc.Iterable[_builtins.str] | None = ...,
-        signatures: _abc.Iterable[Global___SignedBody] | None = ...,
+        signatures: _abc.Iterable[Global___NamedSignature] | None = ...,
         sum_digest: _builtins.bytes = ...,
         self_mask_seeds: _abc.Iterable[Global___NamedSecret] | None = ...,
     ) -> None: ...
@@ -682,15 +708,15 @@ class CohortProof(_message.Message):
         """U3"""
 
     @_builtins.property
-    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedBody]:
-        """CONSISTENCY"""
+    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedSignature]:
+        """CONSISTENCY, of t survivors"""
 
     def __init__(
         self,
         *,
         key: Global___SessionKey | None = ...,
         survivors: _abc.Iterable[_builtins.str] | None = ...,
-        signatures: _abc.Iterable[Global___SignedBody] | None = ...,
+        signatures: _abc.Iterable[Global___NamedSignature] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

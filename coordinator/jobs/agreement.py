@@ -67,7 +67,7 @@ class Agreement:
         cap, floor = resources.settings.unmask_hard_cap_seconds, limits_of(resources.settings)
         revealed = RevealedSum(
             survivors=record.survivors,
-            signatures=_signatures(record),
+            signatures=Signatures(signatures=record.signatures),
             sum_digest=outcome.revealed.digest,
             self_mask_seeds=self_mask_seeds,
         )
@@ -154,10 +154,5 @@ class Abandonment:
 
 def cohort_proof(key: PhaseKey, record: SessionRecord) -> session_pb2.CohortProof:
     """Who is in the session's sum, or would be: what further phases over the same model need."""
-    proof = CohortProof(survivors=record.survivors, signatures=_signatures(record))
+    proof = CohortProof(survivors=record.survivors, signatures=Signatures(signatures=record.signatures))
     return wire.cohort_proof_to_wire(key, proof)
-
-
-def _signatures(record: SessionRecord) -> Signatures:
-    """What the survivors signed in CONSISTENCY."""
-    return Signatures(signatures=tuple(record.signatures[name] for name in sorted(record.signatures)))

@@ -1,7 +1,7 @@
 """Signed bodies of a session: how each is written, and how it is verified before it is read.
 
 The certificate that verifies a body is known beforehand, from the advert of its sender, and a body
-that the receiver can predict in full is compared, not parsed. The one exception is the advert
+that the receiver can predict in full is computed or compared, not parsed. The one exception is the advert
 itself, which carries its certificate. Source: docs/protocol.md 2 and 5.
 """
 
@@ -212,12 +212,11 @@ def consistency_bodies(
 
 
 def check_consistency(
-    signed: SignedBody, *, certificate: x509.Certificate, sender: str, expected: bytes
+    signature: bytes, *, certificate: x509.Certificate, sender: str, body: bytes, scope: str
 ) -> None:
-    """The body is known in full, so it is compared and not parsed. docs/protocol.md 5.5."""
-    scope = f"consistency signature of {sender}"
-    if signed.body != expected:
-        raise RemoteProtocolError(f"{scope}: made over another cohort or other sets", code=Refusal.SIGNATURES)
+    """body: what the receiver computed for this sender (consistency_bodies). docs/protocol.md 5.5."""
+    scope = f"{scope}: signature of {sender} over this cohort, U2 and U3"
+    signed = SignedBody(body=body, signature=signature)
     _check_signed(signed, Consistency.PURPOSE, certificate, scope)
 
 

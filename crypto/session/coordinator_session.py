@@ -37,7 +37,7 @@ from crypto.session.messages import (
 from crypto.session.session_record import HeldDealing, SessionRecord
 from crypto.session.unmasking import Rebuilt
 
-# what a repeat is compared with; of Shares a digest
+# what a repeat is compared with; bytes: of Shares a digest, of CONSISTENCY the signature
 Payload: TypeAlias = SignedBody | bytes | UnmaskShares | RecoveredSeeds | None
 
 
@@ -151,7 +151,7 @@ class CoordinatorSession:
         seen |= {(name, Event.ADVERT): verified.signed for name, verified in record.adverts.items()}
         seen |= {(name, Event.SHARES): dealing.message_digest for name, dealing in record.dealings.items()}
         seen |= {(name, Event.MASKED_VECTOR): None for name in record.survivors}
-        seen |= {(name, Event.CONSISTENCY): signed for name, signed in record.signatures.items()}
+        seen |= {(name, Event.CONSISTENCY): signature for name, signature in record.signatures.items()}
         return session
 
     def snapshot(self) -> bytes:
@@ -272,7 +272,7 @@ class CoordinatorSession:
         with self._receiving(sender, Event.MASKED_VECTOR, None):
             pass  # the vector itself is spooled and summed elsewhere
 
-    def on_consistency(self, sender: str, signature: SignedBody) -> None:
+    def on_consistency(self, sender: str, signature: bytes) -> None:
         """The sender signed this cohort, U2 and U3. Source: docs/protocol.md 5.5."""
         with self._receiving(sender, Event.CONSISTENCY, signature) as is_new:
             if not is_new:
@@ -281,7 +281,8 @@ class CoordinatorSession:
                 signature,
                 certificate=self._record.adverts[sender].certificate,
                 sender=sender,
-                expected=self._statements[sender],
+                body=self._statements[sender],
+                scope="consistency",
             )
             self._record.signatures[sender] = signature
 
@@ -382,8 +383,7 @@ class CoordinatorSession:
 
     def unmask_request(self) -> Signatures:
         """The signatures that entitle the coordinator to the shares; may be sent again."""
-        signatures = self._record.signatures
-        return Signatures(signatures=tuple(signatures[name] for name in sorted(signatures)))
+        return Signatures(signatures=self._record.signatures)
 
     def recover_request(self, name: str) -> RecoverRequest:
         """The lost silos whose seeds this survivor is asked for; may be sent again."""

@@ -7,6 +7,7 @@ around them. Source: docs/protocol.md 2 and 5.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
@@ -110,7 +111,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consistency:
-    """Signed. The sets as one silo was told them."""
+    """Signed. The sets as one silo was told them. Every receiver knows them, so the signature goes alone."""
 
     PURPOSE: ClassVar[str] = "consistency"
 
@@ -223,7 +224,9 @@ class Survivors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signatures:
-    signatures: tuple[SignedBody, ...]
+    """Of CONSISTENCY bodies, DER, by name of the signer; what each signed is computed, not sent."""
+
+    signatures: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

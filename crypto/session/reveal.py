@@ -142,25 +142,24 @@ def check_signatures(
 ) -> None:
     """At least t distinct members of U3 signed the sets of this very cohort.
 
-    Every signature must hold; signers are counted by name, never by signature bytes. scope: of the error.
+    Every signature must hold, over the body that is computed here for its signer. Signers are counted by
+    name, never by signature bytes. survivors: a subset of U2. scope: of the error.
     Raises RemoteProtocolError(code=SIGNATURES). Source: docs/protocol.md 5.6.
     """
-    statements = bodies.consistency_bodies(
+    if unknown := sorted(message.signatures.keys() - set(survivors)):
+        wrong = f"{scope}: a signature is of {unknown[0]}, which is not in U3"
+        raise RemoteProtocolError(wrong, code=Refusal.SIGNATURES)
+    if len(message.signatures) < cohort.threshold:
+        wrong = f"expected signatures of {cohort.threshold} survivors, got {len(message.signatures)}"
+        raise RemoteProtocolError(f"{scope}: {wrong}", code=Refusal.SIGNATURES)
+    signed = bodies.consistency_bodies(
         cohort_digest=cohort.cohort_digest, sharers=cohort.sharers, survivors=survivors
     )
-    senders = {body: name for name, body in statements.items()}
-    signers = set()
-    for signed in message.signatures:
-        sender = senders.get(signed.body)
-        if sender is None:
-            wrong = f"{scope}: a signature is not a survivor's over this cohort, U2 and U3"
-            raise RemoteProtocolError(wrong, code=Refusal.SIGNATURES)
-        certificate = certificate_from_der(cohort.certificates[sender])
-        bodies.check_consistency(signed, certificate=certificate, sender=sender, expected=statements[sender])
-        signers.add(sender)
-    if len(signers) < cohort.threshold:
-        wanted = f"expected signatures of {cohort.threshold} survivors"
-        raise RemoteProtocolError(f"{scope}: {wanted}, got {len(signers)}", code=Refusal.SIGNATURES)
+    for name, signature in message.signatures.items():
+        certificate = certificate_from_der(cohort.certificates[name])
+        bodies.check_consistency(
+            signature, certificate=certificate, sender=name, body=signed[name], scope=scope
+        )
 
 
 def recovered_seeds(pending: PendingReveal, request: RecoverRequest) -> RecoveredSeeds:

@@ -121,7 +121,7 @@ class SessionRecord:
     sharers: tuple[str, ...] = ()
     survivors: tuple[str, ...] = ()
     dealings: dict[str, KeptDealing] = field(default_factory=dict)
-    signatures: dict[str, SignedBody] = field(default_factory=dict)
+    signatures: dict[str, bytes] = field(default_factory=dict)  # CONSISTENCY of U3
     complaints: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -164,7 +164,7 @@ class SessionRecord:
             list(self.sharers),
             list(self.survivors),
             [_dealing_fields(self.dealings[name]) for name in self.sharers],
-            [[name, self.signatures[name].signature] for name in sorted(self.signatures)],
+            [[name, self.signatures[name]] for name in sorted(self.signatures)],
             [list(complaint) for complaint in self.complaints],
         )
 
@@ -203,10 +203,9 @@ def _read_record(data: bytes) -> SessionRecord:
     lost = record.lost
     for name, row in zip(record.sharers, reader.rows(), strict=True):
         record.dealings[name] = _read_dealing(row, name, record.survivors, lost)
-    statements = record.statements()
-    for row in reader.rows():
-        name = row.text()
-        record.signatures[name] = SignedBody(body=statements[name], signature=row.data())
+    record.signatures = {row.text(): row.data() for row in reader.rows()}
+    if not record.signatures.keys() <= set(record.survivors):
+        raise RemoteProtocolError("a signature is not a survivor's")
     record.complaints += [(row.text(), row.text()) for row in reader.rows()]
     reader.end()
     return record

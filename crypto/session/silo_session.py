@@ -55,7 +55,8 @@ from crypto.session.silo_stages import (
 from crypto.session.sum_check import SumCheck
 
 Message: TypeAlias = Cohort | Envelopes | Survivors | Signatures | RecoverRequest
-Answer: TypeAlias = Shares | Masker | SignedBody | UnmaskShares | RecoveredSeeds
+# bytes: the CONSISTENCY signature, whose body the coordinator knows
+Answer: TypeAlias = Shares | Masker | bytes | UnmaskShares | RecoveredSeeds
 
 
 class SiloState(StrEnum):
@@ -156,7 +157,7 @@ class SiloSession:
     @overload
     def receive(self, message: Envelopes) -> Masker: ...
     @overload
-    def receive(self, message: Survivors) -> SignedBody: ...
+    def receive(self, message: Survivors) -> bytes: ...
     @overload
     def receive(self, message: Signatures) -> UnmaskShares: ...
     @overload
@@ -278,7 +279,7 @@ class SiloSession:
                 raise EnvelopeComplaint(message_text, complaint=signed) from None
         return received
 
-    def _on_survivors(self, message: Survivors) -> tuple[SignedBody, PendingReveal]:
+    def _on_survivors(self, message: Survivors) -> tuple[bytes, PendingReveal]:
         held = self._held
         assert isinstance(held, Masked)
         name, terms, survivors = self._identity.member.name, held.context.terms, message.survivors
@@ -288,9 +289,9 @@ class SiloSession:
         said = Consistency(
             cohort_digest=held.cohort_digest, sender=name, sharers=held.sharers, survivors=survivors
         )
-        signed = bodies.sign(self._identity, said)
+        signature = bodies.sign(self._identity, said).signature
         self._ledger.write_pending(pending)  # before the signature leaves, docs/protocol.md 6
-        return signed, pending
+        return signature, pending
 
     def _on_signatures(self, message: Signatures) -> tuple[UnmaskShares, PendingReveal]:
         pending = self._held

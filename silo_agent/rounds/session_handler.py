@@ -12,7 +12,6 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
-from crypto.identity.certificates import SignedBody
 from crypto.masking.masks import Masker
 from crypto.session.messages import Cohort, Envelopes, RecoveredSeeds, RevealedSum, Shares, UnmaskShares
 from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, SiloSession
@@ -88,7 +87,7 @@ class SessionHandler:
                 return answer
             case Shares():
                 return wire.to_coordinator("shares", answer, self.key)
-            case SignedBody():
+            case bytes():
                 return wire.to_coordinator("consistency", answer, self.key)
             case UnmaskShares():
                 return wire.to_coordinator("unmask_shares", answer, self.key)

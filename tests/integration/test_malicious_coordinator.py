@@ -24,7 +24,7 @@ from crypto.fixed_point.layout import Layout
 from crypto.identity.certificates import Identity, Role, SignedBody
 from crypto.session import bodies
 from crypto.session.cohort import CohortRule
-from crypto.session.messages import Cohort, Envelopes, RelayedEnvelope, Survivors
+from crypto.session.messages import Cohort, Consistency, Envelopes, RelayedEnvelope, Survivors
 from tests.protocol.malice import envelopes_among, relayed
 from tests.support.agents import Exchange, changed, other_attempt
 from tests.support.ceremony import stranger
@@ -311,9 +311,7 @@ async def test_envelopes_do_not_verify_among_silos_told_different_cohorts(four: 
     four.check_nothing_left(exchange)
 
 
-async def told_survivors(
-    rogue: Rogue, exchange: Exchange, told: dict[str, list[str]]
-) -> dict[str, SignedBody]:
+async def told_survivors(rogue: Rogue, exchange: Exchange, told: dict[str, list[str]]) -> dict[str, bytes]:
     """What each silo signs when it is told this U3."""
     await rogue.advertise(exchange)
     await rogue.share(exchange)
@@ -321,15 +319,14 @@ async def told_survivors(
     signed = {}
     for name, survivors in told.items():
         tell_survivors(rogue, exchange.key, name, survivors)
-        signed[name] = wire.from_silo(
-            pb.SiloMessage(consistency=await rogue.agents[name].answer("consistency"))
-        )
+        signed[name] = (await rogue.agents[name].answer("consistency")).signature
     return signed
 
 
-def tell_signatures(rogue: Rogue, key: PhaseKey, name: str, *signed: SignedBody) -> None:
+def tell_signatures(rogue: Rogue, key: PhaseKey, name: str, *signed: tuple[str, bytes]) -> None:
     message = session_pb2.Signatures(
-        key=wire.key_to_wire(key), signatures=[wire.signed_body_to_wire(each) for each in signed]
+        key=wire.key_to_wire(key),
+        signatures=[session_pb2.NamedSignature(name=signer, signature=each) for signer, each in signed],
     )
     rogue.agents[name].tell(signatures=message)
 
@@ -340,13 +337,13 @@ async def test_no_silo_answers_when_silos_were_told_different_survivors(four: Ro
     told = {"silo-0": three, "silo-1": three, "silo-2": four.names, "silo-3": four.names}
     signed = await told_survivors(four, exchange, told)
     for name in ("silo-0", "silo-2"):
-        same = [signed[peer] for peer in told if told[peer] == told[name]]
+        same = [(peer, signed[peer]) for peer in told if told[peer] == told[name]]
         tell_signatures(four, exchange.key, name, *same)
         reason = "unmask: expected signatures of 3 survivors, got 2"
         await four.agents[name].refuses(Refusal.SIGNATURES, reason)
     for name in ("silo-1", "silo-3"):
-        tell_signatures(four, exchange.key, name, *signed.values())
-        reason = "a signature is not a survivor's over this cohort, U2 and U3"
+        tell_signatures(four, exchange.key, name, *[(peer, signed[peer]) for peer in told[name]])
+        reason = "unmask: signature of silo-. over this cohort, U2 and U3: .* does not hold"
         await four.agents[name].refuses(Refusal.SIGNATURES, reason)
     four.check_nothing_left(exchange, vectors=True)
 
@@ -354,9 +351,37 @@ async def test_no_silo_answers_when_silos_were_told_different_survivors(four: Ro
 async def test_one_signature_many_times_counts_once(four: Rogue) -> None:
     exchange = await honest(four)
     signed = await told_survivors(four, exchange, dict.fromkeys(four.names, four.names))
-    tell_signatures(four, exchange.key, VICTIM, *[signed["silo-0"]] * 4)
-    reason = "unmask: expected signatures of 3 survivors, got 1"
-    await four.agents[VICTIM].refuses(Refusal.SIGNATURES, reason)
+    first = signed["silo-0"]
+    for name, shown, code, reason in (
+        ("silo-0", [("silo-0", first)] * 4, Refusal.MALFORMED, "signatures: silo-0 is given twice"),
+        (VICTIM, [(name, first) for name in four.names], Refusal.SIGNATURES, "unmask: signature of silo-1 "),
+    ):
+        tell_signatures(four, exchange.key, name, *shown)
+        await four.agents[name].refuses(code, reason)
+    four.check_nothing_left(exchange, vectors=True)
+
+
+async def test_signatures_of_others_than_the_survivors_open_nothing(four: Rogue) -> None:
+    """Of a silo that is not named, of one that U3 leaves out, or none that could be one."""
+    exchange = await honest(four)
+    three = four.names[:3]
+    signed = await told_survivors(four, exchange, dict.fromkeys(three, three))
+    lost = bodies.sign(
+        four.members.silos["silo-3"],
+        Consistency(
+            cohort_digest=exchange.session.cohort_digest,
+            sender="silo-3",
+            sharers=exchange.session.sharers,
+            survivors=tuple(three),
+        ),
+    ).signature
+    for name, more, code, reason in (
+        ("silo-0", ("silo-3", lost), Refusal.SIGNATURES, "unmask: a signature is of silo-3, which is not"),
+        ("silo-1", (SPARE, lost), Refusal.SIGNATURES, "unmask: a signature is of spare, which is not"),
+        ("silo-2", ("silo-3", b""), Refusal.MALFORMED, "signature: expected 1 to 72 bytes, got 0"),
+    ):
+        tell_signatures(four, exchange.key, name, *signed.items(), more)
+        await four.agents[name].refuses(code, reason)
     four.check_nothing_left(exchange, vectors=True)
 
 
@@ -366,10 +391,10 @@ async def test_signatures_of_one_attempt_do_not_open_the_next(four: Rogue) -> No
     second = four.begin(four.round, "train", attempt=2)
     await told_survivors(four, second, dict.fromkeys(four.names, four.names))
     for name in four.names:
-        tell_signatures(four, second.key, name, *stolen.values())
-        reason = "a signature is not a survivor's over this cohort, U2 and U3"
+        tell_signatures(four, second.key, name, *stolen.items())
+        reason = "unmask: signature of silo-0 over this cohort, U2 and U3: .* does not hold"
         await four.agents[name].refuses(Refusal.SIGNATURES, reason)
-        tell_signatures(four, first.key, name, *stolen.values())
+        tell_signatures(four, first.key, name, *stolen.items())
         await four.agents[name].refuses(Refusal.STAGE, "this silo has no such session")
     for exchange in (first, second):
         four.check_nothing_left(exchange, vectors=True)
@@ -384,10 +409,10 @@ async def test_silo_outside_the_survivors_gives_nothing(four: Rogue) -> None:
     await line.is_quiet()
     assert line.last_logged("left out of the session")["reason"] == "survivors: this silo is left out"
     assert line.last_recorded("left out")["round"] == four.round
-    tell_signatures(four, exchange.key, VICTIM, *signed.values())
+    tell_signatures(four, exchange.key, VICTIM, *signed.items())
     await line.is_quiet()
     await line.restart()
-    tell_signatures(four, exchange.key, VICTIM, *signed.values())
+    tell_signatures(four, exchange.key, VICTIM, *signed.items())
     await line.refuses(Refusal.STAGE, "this silo has no such session")
     four.check_nothing_left(exchange, vectors=True)
 
@@ -446,7 +471,7 @@ async def test_silo_repeats_the_identical_answer_and_no_other(four: Rogue) -> No
     await four.agents[VICTIM].restart()
     assert await four.ask_shares(exchange, VICTIM) == answer
     later = other_attempt(exchange.key, 2)
-    tell_signatures(four, later, VICTIM, *exchange.session.unmask_request().signatures)
+    tell_signatures(four, later, VICTIM, *exchange.session.unmask_request().signatures.items())
     await four.agents[VICTIM].refuses(Refusal.STAGE, "this silo has no such session")
 
 

@@ -26,6 +26,7 @@ from tests.support.rogue import Rogue, with_proofs
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 VICTIM = "silo-1"
+OF_OTHER_SETS = "sum: signature of silo-[0-3] over this cohort, U2 and U3: .* does not hold"
 FALSE_TAGS = "sum: its tags are not"
 UNKNOWN = "a global state that no silo is known to have computed"
 Sums = dict[int, Words]
@@ -235,7 +236,7 @@ async def test_the_sum_of_the_round_before_is_refused(four: Rogue) -> None:
     todays = four.revealed(exchange)
     for name in four.names:
         tell_sum(four, exchange, name, yesterday)
-        await four.agents[name].refuses(Refusal.SIGNATURES, "sum: a signature is not a survivor's")
+        await four.agents[name].refuses(Refusal.SIGNATURES, OF_OTHER_SETS)
     replayed = dataclasses.replace(todays, sum_digest=yesterday.sum_digest)
     await all_refuse(four, exchange, replayed, Refusal.SUM, FALSE_TAGS)
 
@@ -248,10 +249,10 @@ async def test_the_sum_of_another_attempt_is_refused(four: Rogue) -> None:
     await four.until_signed(second)
     await four.unmask(second)
     shown = four.revealed(second)
-    of_first = dataclasses.replace(shown, signatures=_signatures(first))
+    of_first = dataclasses.replace(shown, signatures=first.session.unmask_request())
     for exchange, revealed, code, reason in (
-        (second, of_first, Refusal.SIGNATURES, "sum: a signature is not a survivor's"),
-        (first, shown, Refusal.SIGNATURES, "sum: a signature is not a survivor's"),
+        (second, of_first, Refusal.SIGNATURES, OF_OTHER_SETS),
+        (first, shown, Refusal.SIGNATURES, OF_OTHER_SETS),
         (first, of_first, Refusal.SUM, FALSE_TAGS),
     ):
         await all_refuse(four, exchange, revealed, code, reason)
@@ -264,28 +265,29 @@ async def test_the_sum_of_another_job_is_refused(four: Rogue) -> None:
     exchange = await revealed_round(four)
     for name in four.names:
         tell_sum(four, exchange, name, of_other)
-        await four.agents[name].refuses(Refusal.SIGNATURES, "sum: a signature is not a survivor's")
+        await four.agents[name].refuses(Refusal.SIGNATURES, OF_OTHER_SETS)
     replayed = dataclasses.replace(four.revealed(exchange), sum_digest=of_other.sum_digest)
     await all_refuse(four, exchange, replayed, Refusal.SUM, FALSE_TAGS)
-
-
-def _signatures(exchange: Exchange) -> Signatures:
-    """What the silos signed of U3, in an attempt that was not taken further."""
-    record = exchange.session._record
-    return Signatures(signatures=tuple(record.signatures[name] for name in sorted(record.signatures)))
 
 
 # who is in it
 
 
 def _fewer_signatures(revealed: RevealedSum) -> RevealedSum:
-    return dataclasses.replace(revealed, signatures=Signatures(signatures=revealed.signatures.signatures[:2]))
+    first, second, *_ = sorted(revealed.signatures.signatures.items())
+    return dataclasses.replace(revealed, signatures=Signatures(signatures=dict([first, second])))
 
 
-def _one_signature_four_times(revealed: RevealedSum) -> RevealedSum:
-    return dataclasses.replace(
-        revealed, signatures=Signatures(signatures=revealed.signatures.signatures[:1] * 4)
-    )
+def _one_signature_for_all(revealed: RevealedSum) -> RevealedSum:
+    signatures = revealed.signatures.signatures
+    same = dict.fromkeys(signatures, signatures["silo-0"])
+    return dataclasses.replace(revealed, signatures=Signatures(signatures=same))
+
+
+def _the_signature_of_a_silo_that_is_not_in_u3(revealed: RevealedSum) -> RevealedSum:
+    signatures = revealed.signatures.signatures
+    more = {**signatures, "spare": signatures["silo-0"]}
+    return dataclasses.replace(revealed, signatures=Signatures(signatures=more))
 
 
 def _a_survivor_less(revealed: RevealedSum) -> RevealedSum:
@@ -304,8 +306,9 @@ def _a_survivor_twice(revealed: RevealedSum) -> RevealedSum:
     "bend, reason",
     [
         (_fewer_signatures, "sum: expected signatures of 3 survivors, got 2"),
-        (_one_signature_four_times, "sum: expected signatures of 3 survivors, got 1"),
-        (_a_survivor_less, "sum: a signature is not a survivor's over this cohort"),
+        (_one_signature_for_all, OF_OTHER_SETS),
+        (_the_signature_of_a_silo_that_is_not_in_u3, "sum: a signature is of spare, which is not in U3"),
+        (_a_survivor_less, "sum: a signature is of silo-0, which is not in U3"),
         (_a_silo_that_is_not_in_u2, "sum: expected a sorted subset of U2"),
         (_a_survivor_twice, "sum: expected a sorted subset of U2"),
     ],
@@ -325,7 +328,7 @@ async def test_a_silo_that_u3_leaves_out_checks_the_sum_like_the_others(four: Ro
     true = four.revealed(exchange)
     with_it = dataclasses.replace(true, survivors=tuple(four.names))
     tell_sum(four, exchange, VICTIM, with_it)
-    await four.agents[VICTIM].refuses(Refusal.SIGNATURES, "sum: a signature is not a survivor's")
+    await four.agents[VICTIM].refuses(Refusal.SIGNATURES, OF_OTHER_SETS)
     await four.agree(exchange)
 
 

@@ -138,7 +138,7 @@ async def test_a_silo_outside_a_sum_takes_part_again_once_that_is_proven(four: R
     (proof,) = four.cohorts[four.job.digest]
     for forged, reason in (
         (_with(proof, signatures=proof.signatures[:2]), "sum: expected signatures of 3 survivors, got 2"),
-        (_with(proof, survivors=four.names), "sum: a signature is not a survivor's over this cohort"),
+        (_with(proof, survivors=four.names), "sum: signature of silo-. over this cohort, U2 and U3: "),
     ):
         task = pb.PhaseTask()
         task.CopyFrom(unproven.task)

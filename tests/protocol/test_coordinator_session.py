@@ -26,7 +26,7 @@ EMPTY = {
     Event.ADVERT: ("on_advert", NOTHING),
     Event.SHARES: ("on_shares", Shares(dealing=NOTHING, envelopes=())),
     Event.COMPLAINT: ("on_complaint", NOTHING),
-    Event.CONSISTENCY: ("on_consistency", NOTHING),
+    Event.CONSISTENCY: ("on_consistency", b""),
     Event.UNMASK_SHARES: ("on_unmask", UnmaskShares(self_mask_shares={}, recovery_shares={})),
     Event.RECOVERED_SEEDS: ("on_recovered", RecoveredSeeds(pair_seeds={})),
 }

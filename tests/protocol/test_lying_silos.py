@@ -378,6 +378,7 @@ def test_signature_over_other_survivors_is_refused_and_not_relayed(exchange):
         survivors=exchange.terms.names,
     )
     signed = bodies.sign(exchange.federation.silos[LIAR], said)
-    with pytest.raises(RemoteProtocolError, match="made over another cohort or other sets") as caught:
-        exchange.coordinator.on_consistency(LIAR, signed)
+    match = f"signature of {LIAR} over this cohort, U2 and U3: .* does not hold"
+    with pytest.raises(RemoteProtocolError, match=match) as caught:
+        exchange.coordinator.on_consistency(LIAR, signed.signature)
     assert caught.value.code is Refusal.SIGNATURES

@@ -7,14 +7,19 @@ is its masked vector and its shares; `nothing_left` looks for both. Guarantee G1
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from crypto.errors import PolicyRefusal, Refusal
-from crypto.session.messages import Cohort, Envelopes, RecoverRequest, Signatures, Survivors
+from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.session import bodies
+from crypto.session.messages import Cohort, Consistency, Envelopes, RecoverRequest, Signatures, Survivors
 from crypto.session.silo_session import SiloSession, SiloState
+from crypto.session.sum_check import SumCheck
 from tests.protocol.malice import VICTIM, adverts_of, assert_refused, envelopes_among, honest, relayed
 from tests.support.sessions import Exchange, MemoryLedger, make_exchange, make_federation, make_session
+
+NOT_HELD = "signature of silo-000 over this cohort, U2 and U3: .* does not hold"
 
 # sets
 
@@ -49,13 +54,15 @@ def test_no_silo_answers_when_silos_were_told_different_survivors():
     told = {name: names[:6] if name < "silo-003" else names[1:] for name in names}
     signed = {name: exchange.silos[name].receive(Survivors(survivors=told[name])) for name in names}
     for name in names:
-        same = tuple(signed[peer] for peer in names if told[peer] == told[name])
+        same = {peer: signed[peer] for peer in names if told[peer] == told[name]}
         few = f"expected signatures of 5 survivors, got {len(same)}"
         fresh = resumed(exchange, name)
         assert_refused(fresh, Signatures(signatures=same), few, Refusal.SIGNATURES)
-        match = "a signature is not a survivor's over this cohort, U2 and U3"
-        everyone = Signatures(signatures=tuple(signed.values()))
-        assert_refused(exchange.silos[name], everyone, match, Refusal.SIGNATURES)
+        match = "a signature is of silo-00[06], which is not in U3"
+        assert_refused(resumed(exchange, name), Signatures(signatures=signed), match, Refusal.SIGNATURES)
+        match = "signature of silo-00. over this cohort, U2 and U3: .* does not hold"
+        survivors = Signatures(signatures={peer: signed[peer] for peer in told[name]})
+        assert_refused(exchange.silos[name], survivors, match, Refusal.SIGNATURES)
     assert not exchange.sent
     assert not any(ledger.revealed for ledger in exchange.ledgers.values())
 
@@ -74,27 +81,122 @@ def resumed(exchange: Exchange, name: str) -> SiloSession:
     )
 
 
-def test_one_signature_many_times_counts_once():
-    exchange = honest()
-    exchange.run_until("unmask")
-    request = exchange.coordinator.close_consistency()
-    repeated = Signatures(signatures=(request.signatures[0],) * 5)
-    match = "expected signatures of 4 survivors, got 1"
-    assert_refused(exchange.silos[VICTIM], repeated, match, Refusal.SIGNATURES)
-    assert not exchange.ledgers[VICTIM].revealed
+def signed_over(exchange: Exchange, sender: str, **changes: Any) -> bytes:
+    """What that silo's key makes of the sets of this session, but for these changes."""
+    coordinator = exchange.coordinator
+    said = Consistency(
+        cohort_digest=coordinator.cohort_digest,
+        sender=sender,
+        sharers=coordinator.sharers,
+        survivors=coordinator.survivors,
+    )
+    identity = exchange.federation.silos[sender]
+    return bodies.sign(identity, dataclasses.replace(said, **changes)).signature
 
 
-def test_a_statement_under_the_signature_of_another_silo_counts_for_nobody():
-    """The body is known and only compared, so nothing but the signature says who made it."""
-    exchange = honest()
-    exchange.run_until("unmask")
+def with_the_signature_of_another(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    return {**shown, "silo-000": shown["silo-002"]}
+
+
+def with_one_signature_for_all(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    return dict.fromkeys(shown, shown["silo-000"])
+
+
+def with_a_body_in_the_name_of_another(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    """silo-002 signs what silo-000 would."""
+    coordinator = exchange.coordinator
+    said = Consistency(
+        cohort_digest=coordinator.cohort_digest,
+        sender="silo-000",
+        sharers=coordinator.sharers,
+        survivors=coordinator.survivors,
+    )
+    return {**shown, "silo-000": bodies.sign(exchange.federation.silos["silo-002"], said).signature}
+
+
+def over_another_u3(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    names = exchange.coordinator.sharers  # silo-006 among them
+    return {**shown, "silo-000": signed_over(exchange, "silo-000", survivors=names)}
+
+
+def over_another_u2(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    names = exchange.coordinator.survivors
+    return {**shown, "silo-000": signed_over(exchange, "silo-000", sharers=names)}
+
+
+def over_swapped_sets(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    sharers, survivors = exchange.coordinator.sharers, exchange.coordinator.survivors
+    swapped = signed_over(exchange, "silo-000", sharers=survivors, survivors=sharers)
+    return {**shown, "silo-000": swapped}
+
+
+def over_another_cohort(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    return {**shown, "silo-000": signed_over(exchange, "silo-000", cohort_digest=bytes(32))}
+
+
+def too_few(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: shown[name] for name in sorted(shown)[:4]}
+
+
+def nobodys(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    return {}
+
+
+def of_a_lost_silo(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    """Of U2 minus U3, over these very sets."""
+    return {**shown, "silo-006": signed_over(exchange, "silo-006")}
+
+
+def of_a_silo_that_is_not_named(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    return {**shown, "spare": shown["silo-000"]}
+
+
+def empty(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    return {**shown, "silo-000": b""}
+
+
+def too_long(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    return {**shown, "silo-000": shown["silo-000"] + bytes(1 << 20)}
+
+
+def cut(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
+    return {**shown, "silo-000": shown["silo-000"][:-1]}
+
+
+@pytest.mark.parametrize(
+    ("bend", "match"),
+    [
+        (with_the_signature_of_another, NOT_HELD),
+        (with_one_signature_for_all, "signature of silo-00[1-5] over this cohort.* does not hold"),
+        (with_a_body_in_the_name_of_another, NOT_HELD),
+        (over_another_u3, NOT_HELD),
+        (over_another_u2, NOT_HELD),
+        (over_swapped_sets, NOT_HELD),
+        (over_another_cohort, NOT_HELD),
+        (too_few, "expected signatures of 5 survivors, got 4"),
+        (nobodys, "expected signatures of 5 survivors, got 0"),
+        (of_a_lost_silo, "a signature is of silo-006, which is not in U3"),
+        (of_a_silo_that_is_not_named, "a signature is of spare, which is not in U3"),
+        (empty, NOT_HELD),
+        (too_long, NOT_HELD),
+        (cut, NOT_HELD),
+    ],
+)
+def test_signatures_that_t_survivors_did_not_make_open_nothing(bend, match):
+    """No body travels, so nothing but the signature and its name say what was signed, and by whom."""
+    exchange = honest(7)  # t = 5
+    exchange.run_until("unmask", {"masked": ["silo-006"]})
     request = exchange.coordinator.close_consistency()
-    first, second, *others = request.signatures
-    forged = dataclasses.replace(first, signature=second.signature)
-    message = Signatures(signatures=(forged, second, *others))
-    match = "consistency signature of .*: the signature does not hold"
-    assert_refused(exchange.silos[VICTIM], message, match, Refusal.SIGNATURES)
+    false = Signatures(signatures=bend(exchange, dict(request.signatures)))
+    check = SumCheck.from_bytes(exchange.checks[VICTIM].to_bytes())
+    survivors = exchange.coordinator.survivors
+    with pytest.raises(RemoteProtocolError, match=f"sum: {match}") as caught:
+        check.check_survivors(survivors, false)
+    assert caught.value.code is Refusal.SIGNATURES
+    assert_refused(exchange.silos[VICTIM], false, f"unmask: {match}", Refusal.SIGNATURES)
     assert not exchange.ledgers[VICTIM].revealed
+    check.check_survivors(survivors, request)  # the control
+    assert resumed(exchange, VICTIM).receive(request).self_mask_shares
 
 
 def test_signatures_of_one_attempt_do_not_open_the_next():
@@ -106,7 +208,7 @@ def test_signatures_of_one_attempt_do_not_open_the_next():
     stolen = first.coordinator.close_consistency()  # collected and never used
     second = make_exchange(federation, ledgers=ledgers, attempt=2)
     second.run_until("unmask")
-    match = "a signature is not a survivor's over this cohort, U2 and U3"
+    match = "signature of silo-000 over this cohort, U2 and U3: .* does not hold"
     for name in second.terms.names:
         assert_refused(second.silos[name], stolen, match, Refusal.SIGNATURES)
     assert not any(ledger.revealed for ledger in ledgers.values())

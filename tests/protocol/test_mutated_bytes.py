@@ -15,6 +15,7 @@ from crypto.errors import RemoteProtocolError
 from crypto.identity.certificates import SignedBody
 from crypto.session.coordinator_session import CoordinatorSession, SessionAborted
 from crypto.session.reveal import PendingReveal
+from crypto.session.session_record import SessionRecord
 from crypto.session.sum_check import SumCheck
 from tests.support.sessions import NOW, STAGES, Exchange, make_session
 from tests.support.soak import examples
@@ -31,6 +32,8 @@ def mutate(random: Random, message: Any) -> Any:
         return random.choice(["", "silo-000", "spare", message + "x", "\N{SNOWMAN}"])
     if isinstance(message, dict):
         key = random.choice(sorted(message))
+        if random.random() < 0.5:
+            return {mutate(random, name) if name == key else name: message[name] for name in message}
         return {**message, key: mutate(random, message[key])}
     if isinstance(message, tuple):
         place = random.randrange(len(message))
@@ -161,6 +164,15 @@ def test_stored_bytes_that_say_the_same_in_another_way_are_refused():
     swapped = kept.replace(b"silo-000", b"tilo-000")
     with pytest.raises(RemoteProtocolError, match="sum check: it is not written as it would be"):
         SumCheck.from_bytes(swapped)
+
+
+def test_a_stored_signature_of_a_silo_outside_u3_is_damage():
+    snapshot = stored().coordinator.snapshot()
+    record = SessionRecord.from_bytes(snapshot)
+    assert record.to_bytes() == snapshot  # the control
+    record.signatures["silo-003"] = record.signatures["silo-000"]
+    with pytest.raises(RemoteProtocolError, match="damaged, a signature is not a survivor's"):
+        SessionRecord.from_bytes(record.to_bytes())
 
 
 STORED: list[Exchange] = []

@@ -19,7 +19,7 @@ MESSAGES = {
     Cohort: Cohort(adverts=()),
     Envelopes: Envelopes(sharers=(), envelopes=()),
     Survivors: Survivors(survivors=()),
-    Signatures: Signatures(signatures=()),
+    Signatures: Signatures(signatures={}),
     RecoverRequest: RecoverRequest(names=()),
 }
 REACHED = {  # how far a session is driven so that silo-000 is in the state

@@ -176,9 +176,8 @@ class Session:
 
     def check_consistency(self) -> None:
         for name in self.survivors:
-            fields = self.open(name, "consistency", self.silos[name]["consistency"])
-            expected = [self.cohort_digest, name, self.sharers, self.survivors]
-            expect(f"consistency of {name}", fields, expected)
+            signed = encode("consistency", self.cohort_digest, name, self.sharers, self.survivors)
+            self.verify(name, "consistency", signed, bytes.fromhex(self.silos[name]["consistency"]))
 
     def check_answers(self) -> None:
         for name in self.survivors:
@@ -320,13 +319,16 @@ class Session:
 
     def open(self, name: str, purpose: str, made: Any) -> list[Any]:
         body = bytes.fromhex(made["body"])
+        self.verify(name, purpose, body, bytes.fromhex(made["signature"]))
+        return decode(purpose, body)
+
+    def verify(self, name: str, purpose: str, body: bytes, signature: bytes) -> None:
         key = self.certificates[name].public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         try:
-            key.verify(bytes.fromhex(made["signature"]), body, ec.ECDSA(hashes.SHA256()))
+            key.verify(signature, body, ec.ECDSA(hashes.SHA256()))
         except InvalidSignature:
             raise Disagreement(f"{purpose} of {name}: the signature does not hold") from None
-        return decode(purpose, body)
 
 
 def signed(word: int, bits: int) -> int:

@@ -177,7 +177,7 @@ def _reveal(
     for name in survivors.survivors:
         signature = silos[name].receive(survivors)
         coordinator.on_consistency(name, signature)
-        rows[name]["consistency"] = _signed(signature)
+        rows[name]["consistency"] = signature.hex()
     request = coordinator.close_consistency()
     for name in survivors.survivors:
         answer = silos[name].receive(request)

@@ -10,12 +10,15 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.identity.certificates import SignedBody
+from crypto.session import bodies
 from crypto.session.messages import (
     Cohort,
     Envelopes,
+    NextState,
     RecoveredSeeds,
     RecoverRequest,
     RelayedEnvelope,
+    RevealedSum,
     Shares,
     Signatures,
     Survivors,
@@ -31,7 +34,7 @@ FROM_SILO: list[tuple[str, Any]] = [
     ("advert", SIGNED),
     ("shares", Shares(dealing=SIGNED, envelopes=(b"one", b"other"))),
     ("complaint", SIGNED),
-    ("consistency", SIGNED),
+    ("consistency", b"signature"),
     (
         "unmask_shares",
         UnmaskShares(
@@ -44,8 +47,17 @@ FROM_COORDINATOR: list[tuple[str, Any]] = [
     ("cohort", Cohort(adverts=(SIGNED, OTHER))),
     ("envelopes", Envelopes(sharers=("a", "b"), envelopes=(RELAYED,))),
     ("survivors", Survivors(survivors=("a", "b"))),
-    ("signatures", Signatures(signatures=(SIGNED, OTHER))),
+    ("signatures", Signatures(signatures={"b": b"its", "a": b"signature"})),
     ("recover", RecoverRequest(names=("a",))),
+    (
+        "revealed_sum",
+        RevealedSum(
+            survivors=("a", "b"),
+            signatures=Signatures(signatures={"a": b"signature"}),
+            sum_digest=b"\x01" * 32,
+            self_mask_seeds={"a": b"\x02" * 32},
+        ),
+    ),
 ]
 
 
@@ -129,10 +141,60 @@ def test_a_signed_body_out_of_size_is_refused(body: bytes, signature: bytes, mes
         wire.from_coordinator(pb.CoordinatorMessage(cohort=session_pb2.Cohort(adverts=[sent])))
 
 
-def test_sets_and_rosters_may_be_larger_than_adverts() -> None:
-    large = session_pb2.SignedBody(body=b"b" * wire.MAX_SETS_BYTES, signature=b"s")
-    wire.from_silo(pb.SiloMessage(consistency=session_pb2.Consistency(consistency=large)))
-    wire.from_coordinator(pb.CoordinatorMessage(signatures=session_pb2.Signatures(signatures=[large])))
+SIGNATURES_OUT_OF_FORM = [
+    ([("a", b"")], "signature: expected 1 to 72 bytes, got 0"),
+    ([("a", b"s" * 73)], "signature: expected 1 to 72 bytes, got 73"),
+    ([("a", b"s"), ("a", b"s")], "signatures: a is given twice"),
+    ([("a", b"s"), ("b", b"s"), ("a", b"other")], "signatures: a is given twice"),
+    ([("", b"s")], "names: expected 1 to 63"),
+    ([("A", b"s")], "names: expected 1 to 63"),
+    ([(f"a{number}", b"s") for number in range(201)], "signatures: expected at most 200, got 201"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), SIGNATURES_OUT_OF_FORM)
+def test_signatures_out_of_form_are_refused_wherever_they_stand(
+    given: list[tuple[str, bytes]], message: str
+) -> None:
+    def asked(named: list[session_pb2.NamedSignature]) -> None:
+        sent = session_pb2.Signatures(signatures=named)
+        wire.from_coordinator(pb.CoordinatorMessage(signatures=sent))
+
+    def of_a_sum(named: list[session_pb2.NamedSignature]) -> None:
+        sent = session_pb2.RevealedSum(signatures=named, sum_digest=bytes(32))
+        wire.from_coordinator(pb.CoordinatorMessage(revealed_sum=sent))
+
+    def of_an_earlier_sum(named: list[session_pb2.NamedSignature]) -> None:
+        wire.cohort_proof_from_wire(session_pb2.CohortProof(key=wire.key_to_wire(KEY), signatures=named))
+
+    named = [session_pb2.NamedSignature(name=name, signature=signature) for name, signature in given]
+    for read in (asked, of_a_sum, of_an_earlier_sum):
+        read([session_pb2.NamedSignature(name="a", signature=b"s" * 72)])  # the control
+        with pytest.raises(RemoteProtocolError, match=message):
+            read(named)
+
+
+@pytest.mark.parametrize("size", [0, 73])
+def test_a_consistency_signature_out_of_size_is_refused(size: int) -> None:
+    sent = pb.SiloMessage(consistency=session_pb2.Consistency(signature=b"s" * size))
+    with pytest.raises(RemoteProtocolError, match=f"signature: expected 1 to 72 bytes, got {size}"):
+        wire.from_silo(sent)
+
+
+def test_a_statement_with_the_longest_names_is_read_and_a_roster_may_be_larger() -> None:
+    said = NextState(
+        federation="f" * 63,
+        session_digest=bytes(32),
+        cohort_digest=bytes(32),
+        sender="s" * 63,
+        survivors=tuple("s" * 60 + f"{number:03}" for number in range(wire.MAX_SILOS)),
+        parent_digest=bytes(32),
+        sum_digest=bytes(32),
+        next_digest=bytes(32),
+        draw_seed=bytes(32),
+    )
+    statement = session_pb2.SignedBody(body=bodies.body_of(said), signature=b"s" * 72)
+    wire.from_silo(pb.SiloMessage(next_state=session_pb2.NextState(statement=statement)))
     roster = session_pb2.SignedBody(body=b"b" * wire.MAX_ROSTER_BYTES, signature=b"s")
     wire.signed_body_from_wire(roster, max_bytes=wire.MAX_ROSTER_BYTES)
     longer = session_pb2.SignedBody(body=roster.body + b"b", signature=b"s")
@@ -208,13 +270,13 @@ def test_a_refusal_is_on_the_closed_list_or_nothing() -> None:
 def test_the_largest_messages_fit_the_limit_of_grpc() -> None:
     """200 silos with names of usual length; sizes of adverts and envelopes as the session makes them."""
     names = [f"hospital-{number:03}" for number in range(wire.MAX_SILOS)]
-    sets = signed(2 * sum(len(name) + 5 for name in names) + 200)
+    signatures = [session_pb2.NamedSignature(name=name, signature=b"s" * 72) for name in names]
     advert, envelope = signed(3_500), b"e" * 3_000
     relayed = session_pb2.RelayedEnvelope(
         dealing=signed(300), envelope=envelope, path=b"p" * wire.MAX_PATH_BYTES
     )
     for largest in (
-        session_pb2.Signatures(signatures=[sets] * wire.MAX_SILOS),
+        session_pb2.Signatures(signatures=signatures),
         session_pb2.Cohort(adverts=[advert] * wire.MAX_SILOS),
         session_pb2.Shares(dealing=signed(300), envelopes=[envelope] * wire.MAX_SILOS),
         session_pb2.Envelopes(sharers=names, envelopes=[relayed] * wire.MAX_SILOS),

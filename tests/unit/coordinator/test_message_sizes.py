@@ -7,7 +7,7 @@ import pytest
 from chorale.transport import wire
 from chorale.transport.wire import MAX_MESSAGE_BYTES, PhaseKey
 from coordinator.jobs.deadlines import SILO_BYTES
-from crypto.session.messages import Signatures
+from crypto.session.messages import RevealedSum, Signatures
 from tests.support.sessions import make_exchange, make_federation
 
 SILOS = 5
@@ -19,7 +19,12 @@ KEY = PhaseKey(job_digest=bytes(32), round=10_000, phase="train", attempt=100)
 @pytest.fixture
 def sizes():
     """Bytes of each message of a session, for each silo besides the one that it goes to or comes from."""
-    exchange = make_exchange(make_federation(SILOS, suffix=LONGEST))
+    return {kind: size / (SILOS - 1) for kind, size in message_bytes(SILOS).items()}
+
+
+def message_bytes(silos: int) -> dict[str, int]:
+    """Of what one silo is sent, and of what it answers, where all of them take part."""
+    exchange = make_exchange(make_federation(silos, suffix=LONGEST))
     name = exchange.terms.names[0]
     exchange.advertise()
     sent = {"cohort": wire.to_silo(exchange.coordinator.close_advertise(), KEY)}
@@ -39,11 +44,25 @@ def sizes():
     request = exchange.coordinator.close_consistency()
     assert isinstance(request, Signatures)
     sent["signatures"] = wire.to_silo(request, KEY)
+    revealed = RevealedSum(
+        survivors=exchange.terms.names,
+        signatures=request,
+        sum_digest=bytes(32),
+        self_mask_seeds=dict.fromkeys(exchange.terms.names, bytes(32)),
+    )
+    sent["revealed_sum"] = wire.to_silo(revealed, KEY)
     answers = {
         "shares": wire.to_coordinator("shares", shares, KEY),
         "unmask_shares": wire.to_coordinator("unmask_shares", exchange.tell(name, request), KEY),
     }
-    return {kind: message.ByteSize() / (SILOS - 1) for kind, message in {**sent, **answers}.items()}
+    return {kind: message.ByteSize() for kind, message in {**sent, **answers}.items()}
+
+
+def test_a_silo_is_sent_of_every_other_silo_as_much_as_in_a_small_cohort():
+    """Else the coordinator sends n^3 bytes. A path grows with the logarithm of n, a signature by chance."""
+    four, eight, twelve = message_bytes(4), message_bytes(8), message_bytes(12)
+    for kind in four:
+        assert twelve[kind] - eight[kind] <= 1.1 * (eight[kind] - four[kind]), kind
 
 
 def test_no_message_of_200_silos_is_as_large_as_a_message_may_be(sizes):

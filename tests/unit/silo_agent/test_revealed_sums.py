@@ -15,7 +15,6 @@ import pytest_asyncio
 from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from crypto.fixed_point.ring import Words
-from crypto.identity.certificates import SignedBody
 from crypto.masking import masks
 from crypto.session import bodies
 from crypto.session.messages import RevealedSum, Signatures
@@ -214,19 +213,19 @@ async def test_survivors_are_those_that_t_of_them_signed(hub: Hub) -> None:
     true = hub.revealed(exchange)
     signatures = true.signatures.signatures
     assert len(signatures) == 4
-    forged = SignedBody(body=signatures[2].body, signature=signatures[1].signature)
+    two = {name: signatures[name] for name in hub.names[:2]}
     for shown in (
-        replace(true, signatures=Signatures(signatures=signatures[:2])),
-        replace(true, signatures=Signatures(signatures=(*signatures[:2], signatures[1]))),
-        replace(true, signatures=Signatures(signatures=(*signatures[:2], forged))),
-        replace(true, signatures=Signatures(signatures=())),
+        replace(true, signatures=Signatures(signatures=two)),
+        replace(true, signatures=Signatures(signatures={**two, "silo-2": signatures["silo-1"]})),
+        replace(true, signatures=Signatures(signatures={**two, "silo-9": signatures["silo-2"]})),
+        replace(true, signatures=Signatures(signatures={})),
         replace(true, survivors=true.survivors[:3]),
         replace(true, survivors=(*true.survivors, "silo-9")),
         replace(true, survivors=true.survivors[::-1]),
     ):
         assert await refusal(hub, exchange, shown) == "signatures"
     assert decision(hub.agents[ME]) == ["approved"]
-    three = replace(true, signatures=Signatures(signatures=signatures[:3]))
+    three = replace(true, signatures=Signatures(signatures={**two, "silo-2": signatures["silo-2"]}))
     await hub.ask_state(exchange, ME, three)  # the control
 
 

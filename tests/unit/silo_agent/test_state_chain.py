@@ -327,7 +327,8 @@ async def test_a_false_cohort_is_refused_and_settles_nothing(make_hub: MakeHub, 
     if what == "one silo fewer":
         false = replace(true, survivors=true.survivors[1:])
     elif what == "too few signatures":
-        false = replace(true, signatures=Signatures(signatures=true.signatures.signatures[:2]))
+        two = {name: true.signatures.signatures[name] for name in hub.names[:2]}
+        false = replace(true, signatures=Signatures(signatures=two))
     else:
         hub.tell_outcome(exchange, cohort=[], result="failed")
         exchange_2 = hub.begin(1, "train", attempt=2)
