@@ -2,8 +2,8 @@
 
     python -m bench.native_floor --silos 10 --length 1000000 --json
 
-OpenSSL and numpy work through the bytes of one round in one thread, a mebibyte at a time, so that Python takes
-a few calls a mebibyte. Counted are, of vectors of 32-bit words from which no silo is lost:
+OpenSSL and numpy work through the bytes of one round in one thread, a mebibyte at a time, so that Python
+takes a few calls a mebibyte. Counted are, of vectors of 32-bit words from which no silo is lost:
 
 - TLS: every vector up and every sum down, sealed at one end and opened at the other (AES-256-GCM);
 - key streams: n of them at each silo, its own and one a peer, and n at the coordinator (AES-256-CTR);
@@ -11,8 +11,8 @@ a few calls a mebibyte. Counted are, of vectors of 32-bit words from which no si
 - hashing: the sum and the next state, by the coordinator and by every silo (SHA-256);
 - copying: what is sent, into the socket and out of it.
 
-Not counted: encoding, decoding and tags, keys and signatures, the disk, system calls. It is an estimate: these
-parts do not wait for memory as they would between other work.
+Not counted: encoding, decoding and tags, keys and signatures, the disk, system calls. It is an estimate:
+these parts do not wait for memory as they would between other work.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Parts:
 
     @property
     def total(self) -> float:
-        return sum(asdict(self).values())
+        return self.tls + self.keystreams + self.adding + self.hashing + self.copying
 
 
 def measure(*, silos: int, length: int) -> Parts:
