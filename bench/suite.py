@@ -37,6 +37,7 @@ BENCHMARKS = (
     Benchmark("stream", "bench.stream"),
     Benchmark("round-4", "bench.round", ("--silos", "4")),
     Benchmark("round-10", "bench.round", ("--silos", "10")),
+    Benchmark("native-floor", "bench.native_floor", ("--silos", "10")),
     Benchmark("scale", "bench.scale", ("--silos", "10,50,100")),
     Benchmark("compression", "bench.compression"),
     Benchmark("peers", "bench.peers"),

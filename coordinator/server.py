@@ -7,6 +7,7 @@ environment when it is first imported. Source: docs/protocol.md 1 and 8.
 from __future__ import annotations
 
 import asyncio
+import gc
 
 from chorale.observability import logs, tracing
 from chorale.transport import tls
@@ -38,4 +39,5 @@ async def serve(settings: CoordinatorSettings) -> None:
 
     stopping = stop_signal()
     async with Host(settings):
+        gc.freeze()  # what was loaded stays: a full collection would look through all of it every few rounds
         await stopping.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import json
 import os
 import random
@@ -107,6 +108,7 @@ async def run_agent(settings: SiloSettings) -> None:
             metrics=metrics,
         )
         stack.enter_context(_probes(settings, metrics, agent))
+        gc.freeze()  # what was loaded stays: a full collection would look through all of it every few rounds
         await agent.serve(stopping)
     log.info("stopped")
 

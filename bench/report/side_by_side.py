@@ -2,7 +2,8 @@
 
 The limit of a step is the CPU of the key streams that it needs, drawn in one thread and left at that; of a
 vector, the bytes of its words; of a transfer and a round's wall time, a bare program that moves the same
-bytes; of a round's CPU, such a program with the messages of the stages, and the secure sum in one process.
+bytes; of a round's CPU, such a program with the messages of the stages, and the secure sum in one process, or
+the work on its vectors' bytes alone, in native code.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from bench.report.results import Result
 
 NAME = "side-by-side"
-NEEDED = frozenset({"peers", "secagg-16", "secagg-32", "stream", "round-4", "round-10"})
+NEEDED = frozenset({"peers", "secagg-16", "secagg-32", "stream", "round-4", "round-10", "native-floor"})
 HEAD = "| | the limit | Chorale | Flower's SecAgg+ |\n|---|---|---|---|"
 
 
@@ -86,6 +87,11 @@ def _round_lines(printed: Mapping[str, Any]) -> Iterator[str]:
                 times = (limit, one[f"round_{of.lower()}_seconds"])
                 what = f"a round of {one['silos']} silos over processes, {of}"
                 yield _line(what, *(_milliseconds(seconds) for seconds in times), "-")
+    native = printed.get("native-floor")
+    if native is not None and "round-10" in printed:
+        times = (native["native_cpu_seconds"], printed["round-10"]["round_cpu_seconds"])
+        what = "the same round, CPU, limit of native code"
+        yield _line(what, *(_milliseconds(seconds) for seconds in times), "-")
 
 
 def _line(*cells: str) -> str:

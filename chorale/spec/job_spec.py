@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from datetime import datetime
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -111,6 +112,13 @@ class StrategySpec(_Part):
     def recipe(self) -> Recipe:
         """Raises ConfigError for an unknown preset."""
         return recipe_of(self.name) if self.parts is None else recipe_from(self.parts.model_dump())
+
+    @staticmethod
+    @lru_cache(maxsize=64)  # as many jobs as a silo opens at once; its policy asks several times a phase
+    def composed(text: str) -> Strategy:
+        """The method of a strategy's JSON, put together once."""
+        spec = StrategySpec.model_validate_json(text)
+        return strategy_of(spec.name, spec.recipe, spec.options)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> StrategySpec:
@@ -372,7 +380,7 @@ class JobSpec(_Part):
 
     @property
     def method(self) -> Strategy:
-        method = strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
+        method = StrategySpec.composed(self.strategy.model_dump_json())
         return method if self.privacy is None else method.under_noise()
 
     @property

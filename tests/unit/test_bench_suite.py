@@ -204,6 +204,22 @@ def test_a_round_stands_beside_both_its_limits() -> None:
     ]
 
 
+def test_a_round_of_ten_silos_stands_beside_the_native_floor_too() -> None:
+    printed = {
+        "silos": 10,
+        "plain_wall_seconds": 0.1,
+        "round_wall_seconds": 0.3,
+        "limit_cpu_seconds": 0.25,
+        "round_cpu_seconds": 1.5,
+    }
+    ten = Result(Benchmark("round-10", "bench.round"), started=STARTED, printed=printed)
+    floor = Benchmark("native-floor", "bench.native_floor")
+    native = Result(floor, started=STARTED, printed={"native_cpu_seconds": 0.125})
+    (*_, line) = side_by_side.table([ten, native]).splitlines()
+    assert line == "| the same round, CPU, limit of native code | 125.0 ms | 1.50 s | - |"
+    assert side_by_side.table([native]) == ""
+
+
 def test_a_page_without_a_place_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("nothing\n")

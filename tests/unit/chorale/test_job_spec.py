@@ -213,3 +213,10 @@ def test_dates_are_told_in_utc(make_spec: MakeSpec) -> None:
     assert spec.not_after.tzinfo is UTC
     with pytest.raises(ConfigError, match=r"not_after: 2026-11-21T11:00:00\+00:00 has passed"):
         spec.check_submittable(now=datetime(2026, 11, 21, 12, tzinfo=UTC))
+
+
+def test_a_method_is_put_together_once_for_all_jobs_that_ask_for_it(make_spec: MakeSpec) -> None:
+    first, again = (make_spec(strategy={"preset": "fedprox", "options": {"mu": 0.1}}) for _ in range(2))
+    other = make_spec(strategy={"preset": "fedprox", "options": {"mu": 0.2}})
+    assert first.method is again.method
+    assert (first.method.options["mu"], other.method.options["mu"]) == (0.1, 0.2)
