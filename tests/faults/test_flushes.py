@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from tests.faults.conftest import MakeFederation
 from tests.support.federation import LocalFederation
 from tests.support.history import check_finished
 from tests.support.processes import PATIENCE_SECONDS, run_cli, wait_until
+from tests.support.programs import needed
 
 SILO = "silo-1"
 ROUNDS = 3
@@ -31,9 +31,7 @@ LEDGER = "ledger.sqlite-wal"
 @contextmanager
 def traced(process_id: int, out: Path) -> Iterator[None]:
     """Writes and flushes of a process that runs, with the files that they were on."""
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("strace is not installed")
+    strace = needed("strace")
     calls = "trace=write,fsync,fdatasync,sync,syncfs,msync,sync_file_range"
     tracing = subprocess.Popen(
         [strace, "-f", "-y", "-s", "200", "-e", calls, "-o", out, "-p", str(process_id)],

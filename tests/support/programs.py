@@ -20,6 +20,8 @@ PACKAGES = {
     "squid": "squid",
     "kubectl": "kubernetes-client",
     "npm": "npm",
+    "strace": "strace",
+    "cc": "gcc",
 }
 # where Debian puts daemons; a user's own PATH may lack it
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"
