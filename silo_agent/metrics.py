@@ -11,6 +11,7 @@ from typing import Any
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from chorale.v1.records_pb2 import PhaseRecord
 from crypto.errors import Refusal
 from strategies.declared_parts import PHASE_KINDS
 
@@ -28,6 +29,12 @@ class PhaseEnd(StrEnum):
     APPLIED = "applied"  # the sum counts, and this silo is in it
     LEFT_OUT = "left-out"  # the sum counts without it
     USED_UP = "used-up"
+
+    @classmethod
+    def of(cls, record: PhaseRecord, silo: str) -> PhaseEnd:
+        if record.result != cls.APPLIED.value:
+            return cls.USED_UP
+        return cls.APPLIED if silo in record.cohort else cls.LEFT_OUT
 
 
 class SiloMetrics:

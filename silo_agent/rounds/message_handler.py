@@ -299,8 +299,7 @@ class MessageHandler:
         running.prepared, running.own_steps = prepared, prepared.own_steps
         running.session = SessionHandler(key, session, policy=self._checks.policy)
         self._send(running.session.advertise())
-        if self._may_note():
-            self._audit.append_unflushed("advertised", **_audit_fields(key))
+        self._note("advertised", key, is_flushed=False)
         # rounds never go back once this silo adverted for a later one
         for name in [name for name in self._tasks if name[0] == key.job_digest and name[1] < key.round]:
             self._tasks.pop(name).end()
@@ -435,10 +434,7 @@ class MessageHandler:
         key = wire.key_from_wire(ended)
         if not self._jobs.has(key.job_digest):
             return  # a job that this silo does not serve
-        is_counted = self._identity.member.name in record.cohort
-        end = PhaseEnd.APPLIED if is_counted else PhaseEnd.LEFT_OUT
-        if record.result != PhaseEnd.APPLIED.value:
-            end = PhaseEnd.USED_UP
+        end = PhaseEnd.of(record, self._identity.member.name)
         last = self._last_outcome.get(key.job_digest)
         if last is not None and (key == last or key.round < last.round):
             return  # repeated because this silo was away
@@ -474,18 +470,15 @@ class MessageHandler:
         self._note("refused", key, code=error.code.value, reason=str(error))
         self._send(pb.SiloMessage(refused=wire.refused_to_wire(error.code, key)))
 
-    def _note(self, event: str, key: PhaseKey, **fields: str) -> None:
-        if not self._may_note():
-            return
+    def _note(self, event: str, key: PhaseKey, *, is_flushed: bool = True, **fields: str) -> None:
+        self._notes += 1
+        if self._notes > MAX_NOTES:
+            return  # reveals are told elsewhere, and without end
+        append = self._audit.append if is_flushed else self._audit.append_unflushed
         try:
-            self._audit.append(event, **_audit_fields(key), **fields)
+            append(event, **{**_fields(key), "job": key.job_digest.hex()}, **fields)
         except OSError as error:  # a full disk; the coordinator hears of a refusal all the same
             log.warning("not noted", entry=event, error=type(error).__name__, reason=str(error))
-
-    def _may_note(self) -> bool:
-        """Not without end; reveals are told elsewhere, and are."""
-        self._notes += 1
-        return self._notes <= MAX_NOTES
 
     def _forget_states(self) -> None:
         """Global states but those that a running task reads and the newest of each job."""
@@ -502,7 +495,3 @@ def _fields(key: PhaseKey) -> dict[str, Any]:
         "phase": key.phase,
         "attempt": key.attempt,
     }
-
-
-def _audit_fields(key: PhaseKey) -> dict[str, Any]:
-    return _fields(key) | {"job": key.job_digest.hex()}
