@@ -32,6 +32,7 @@ class PhaseEnd(StrEnum):
 
     @classmethod
     def of(cls, record: PhaseRecord, silo: str) -> PhaseEnd:
+        """What the coordinator's record says of the silo."""
         if record.result != cls.APPLIED.value:
             return cls.USED_UP
         return cls.APPLIED if silo in record.cohort else cls.LEFT_OUT
