@@ -99,6 +99,7 @@ def _pieces(total_bytes: int) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a table, or with --json all figures."""
     options = _options(arguments)
     parts = measure(silos=options.silos, length=options.length)
     row = Row(
