@@ -81,20 +81,17 @@ class Database:
         if not self._turn.acquire(timeout=BUSY_SECONDS):
             raise sqlite3.OperationalError("database is locked")
         try:
-            for pragma in commit.value[:1]:
-                self._connection.execute(f"PRAGMA {pragma}")
-            # a plain BEGIN takes no lock, so two budget reservations could both read the old balance
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:  # SQLite rolls back by itself where a disk fails
-                    self._connection.execute("ROLLBACK")
-                raise
+            with self._durable(commit):
+                # a plain BEGIN takes no lock, so two budget reservations could both read the old balance
+                self._connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._connection
+                    self._connection.execute("COMMIT")
+                except BaseException:
+                    if self._connection.in_transaction:  # SQLite rolls back by itself where a disk fails
+                        self._connection.execute("ROLLBACK")
+                    raise
         finally:
-            for pragma in commit.value[1:]:
-                self._connection.execute(f"PRAGMA {pragma}")
             self._turn.release()
 
     @contextmanager
@@ -105,6 +102,16 @@ class Database:
         """
         with self._turn:
             yield self._connection
+
+    @contextmanager
+    def _durable(self, commit: Commit) -> Iterator[None]:
+        try:
+            for pragma in commit.value[:1]:
+                self._connection.execute(f"PRAGMA {pragma}")
+            yield
+        finally:
+            for pragma in commit.value[1:]:
+                self._connection.execute(f"PRAGMA {pragma}")
 
     def _migrate(self, path: Path, migrations: Sequence[Migration]) -> None:
         """Each version in one transaction with its number, which another process may have reached first."""

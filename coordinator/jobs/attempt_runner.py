@@ -200,7 +200,8 @@ class AttemptRunner:
     def on_upload_progress(self, silo: str, *, chunk_bytes: int) -> None:
         """chunk_bytes: what has just arrived, with its frame."""
         self.sent_bytes[silo] += chunk_bytes
-        self._deadlines.on_transfer(silo, moved_bytes=chunk_bytes, now=self._clock.monotonic())
+        if self.session.state is CoordinatorState.MASKED:  # later a silo only asks again for its receipt
+            self._deadlines.on_transfer(silo, moved_bytes=chunk_bytes, now=self._clock.monotonic())
 
     def finish_upload(self, silo: str, spool: Spool, sha256: bytes) -> None:
         """The vector is whole: the silo is a survivor, and its vector is added in the background.

@@ -394,7 +394,7 @@ class PhaseRunner:
             else wire.abandoned_proof_to_wire(abandoned, self._job.digest),
         )
         self._log_stage()
-        self._files.remove()
+        self._files.remove(keeps_tagged=self.revealed is not None)
         publish(self._resources, record)
         return record
 

@@ -36,7 +36,8 @@ class SumFiles:
             raise RemoteProtocolError(f"{self.session.name}: damaged, it is not the session that was stored")
         return data
 
-    def remove(self) -> None:
-        """All but the tagged part: silos that are slower than others fetch it after the phase."""
-        for path in (self.masked, self.session, self.untagged):
+    def remove(self, *, keeps_tagged: bool) -> None:
+        """keeps_tagged: silos were asked to fetch it, and those that are slower do so after the phase."""
+        kept = {self.tagged} if keeps_tagged else set()
+        for path in {self.masked, self.session, self.tagged, self.untagged} - kept:
             path.unlink(missing_ok=True)

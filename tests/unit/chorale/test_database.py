@@ -159,6 +159,24 @@ def test_close_waits_for_the_transaction_that_a_thread_is_in(database: Database,
         assert left(again) == 7
 
 
+@pytest.mark.parametrize("commit", Commit)
+def test_a_thread_that_comes_after_the_close_holds_up_no_other(path: Path, commit: Commit) -> None:
+    """The pragma after its transaction failed, too: it kept its turn, and who read next waited for ever."""
+    database = Database(path, [FIRST])
+    database.close()
+
+    def read() -> None:
+        with contextlib.suppress(sqlite3.ProgrammingError), database.reading() as connection:
+            connection.execute("SELECT left FROM budget")
+
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"), database.transaction(commit):
+        pass
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(timeout=5)
+    assert not reading.is_alive()
+
+
 # versions
 
 

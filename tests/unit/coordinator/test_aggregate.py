@@ -85,9 +85,11 @@ def test_masks_are_taken_off_into_two_files_and_the_stored_sum_stays(files):
     assert files.masked.read_bytes() == stream_of(masked)
 
 
-def test_what_silos_fetch_stays_when_the_rest_is_removed(files):
+@pytest.mark.parametrize("keeps_tagged", [True, False])
+def test_what_silos_are_asked_to_fetch_stays_when_the_rest_is_removed(files, keeps_tagged):
     for path in (files.masked, files.session, files.tagged, files.untagged):
         path.write_bytes(b"x")
-    files.remove()
-    assert [path.name for path in files.masked.parent.iterdir()] == ["7-2.tagged"]
-    files.remove()
+    for _ in range(2):
+        files.remove(keeps_tagged=keeps_tagged)
+        left = [path.name for path in files.masked.parent.iterdir()]
+        assert left == (["7-2.tagged"] if keeps_tagged else [])

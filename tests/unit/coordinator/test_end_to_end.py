@@ -108,6 +108,20 @@ async def test_a_sum_that_no_honest_silos_give_uses_up_the_round_and_moves_nothi
     np.testing.assert_allclose(state["model/votes"], np.full(4, 0.25), atol=1e-6)  # of round 2 alone
 
 
+async def test_no_file_is_left_of_a_sum_that_no_honest_silos_give(make_hub):
+    """One silo filled the disk: its part that silos would have fetched stayed until the next start."""
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos(silo_3={"lies": (2, {"correct": 100_000})})
+    digest = await hub.submit(rounds=2)
+
+    _, records = await hub.finish(digest)
+
+    rounds = [(each.result, each.reason) for each in records if each.phase == "train"]
+    assert rounds == [("applied", ""), ("used-up", "implausible")]
+    assert list(hub.settings.sum_directory.iterdir()) == []
+
+
 async def test_silo_that_neither_computes_nor_answers_gets_its_task_again(make_hub):
     hub = make_hub(silos=3)
     await hub.start()

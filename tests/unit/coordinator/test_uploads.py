@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -180,3 +181,31 @@ async def test_an_upload_whose_chunks_stop_ends_and_the_silo_may_go_on_where_it_
     # the settings' 0.5 s and a chunk at the minimum rate, 1.05 s; the rest is what three silos take
     (refusal,) = fakes[0].refusals
     assert re.fullmatch(r"DEADLINE_EXCEEDED: upload: nothing came for 1\.5[5-9]\d* seconds", refusal)
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+async def test_silo_that_asks_again_for_its_receipt_is_not_waited_for_the_longer(make_hub, repeats):
+    # each header was progress, in stages without an upload too, and no hard cap ends this test
+    rates = {"min_upload_bytes_per_second": 5000, "stage_hard_cap_seconds": 3600.0}
+    hub = make_hub(silos=3, stage_deadline_seconds=1.0, **rates)
+
+    class Unsigned(Uploader):
+        async def send(self, key: Any, data: bytes) -> None:
+            call, _ = await self.open(key, len(data))
+            await self.finish(call, data, start=0)
+            if key.phase.startswith("train"):
+                await self.wait_for("survivors", 2)
+                with suppress(grpc.aio.AioRpcError):  # the attempt is over
+                    while repeats:
+                        await self.open(key, len(data))
+
+        def say(self, message: pb.SiloMessage) -> None:
+            if not message.consistency.key.phase.startswith("train"):
+                super().say(message)
+
+    await hub.start()
+    for name in hub.names:
+        hub.silo(name, kind=Unsigned)
+    _, records = await hub.finish(await hub.submit(rounds=1, max_attempts=1))
+    train = next(record for record in records if record.phase == "train")
+    assert (train.result, train.reason) == ("used-up", "too-few-silos")
