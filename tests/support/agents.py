@@ -20,6 +20,7 @@ from cryptography import x509
 
 from chorale.job import Job, JobSpec, SignedJob, open_job, sign_job
 from chorale.runtime.audit import AuditLog
+from chorale.runtime.files import write_atomic
 from chorale.spec.state import state_from_bytes, state_to_bytes
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
@@ -144,9 +145,10 @@ class MemoryTransfers:
         data = self._states.get(digest, b"")
         if len(data) != size_bytes or hashlib.sha256(data).digest() != digest:
             raise RemoteProtocolError("download: other bytes than announced", code=Refusal.STATE)
-        if not target.exists():
-            self.downloaded.append(digest)
-        target.write_bytes(data)
+        if target.exists():
+            return  # it may be mapped: who cuts a file that another reads kills the process
+        self.downloaded.append(digest)
+        write_atomic(target, data)
 
     async def upload(self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int) -> None:
         self.maskers[key] = masker
@@ -616,7 +618,7 @@ class Hub:
     def tagged_stream(self, exchange: Exchange) -> bytes:
         layout = exchange.session.terms.layout
         stream = b"".join(masks.tagged_stream(layout, exchange.revealed))
-        (self.folder / "tagged").write_bytes(stream)
+        write_atomic(self.folder / "tagged", stream)
         return stream
 
     def following(self, exchange: Exchange) -> Arrays:
