@@ -24,7 +24,7 @@ CLOSES = {
     CoordinatorState.UNMASK: "close_unmask",
 }
 MESSAGE_METHODS = {
-    "SignedBody": "on_consistency",
+    "bytes": "on_consistency",
     "Shares": "on_shares",
     "UnmaskShares": "on_unmask",
 }
