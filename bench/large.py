@@ -3,8 +3,8 @@
     python -m bench.large --silos 3 --length 400000000
 
 Real processes, a coordinator and one agent a silo, over mutual TLS: an opening phase, a round and the
-evaluation that ends a job. The delta of a silo is mapped from a file of holes, so what its process holds is
-what the agent takes. The coordinator holds no upload in memory (`spool_memory_megabytes` is 0). Memory is as
+evaluation that ends a job. The delta of a silo is zeros but for its first values, for which the system gives
+no memory: what a silo's process holds is what the agent takes beside it. The coordinator holds no upload in memory (`spool_memory_megabytes` is 0). Memory is as
 in bench.round; disk is what all files of the federation took together at most. It ends with an error unless
 the model that came out is the mean of the deltas.
 """
@@ -27,7 +27,7 @@ import numpy as np
 from bench.parties.files import COORDINATOR
 from bench.parties.light_federation import APPLIED, LightFederation, moments
 from bench.parties.processes import Peaks
-from bench.parties.untrained_silo import VALUES_IN_HOLES
+from bench.parties.untrained_silo import FIRST_VALUES
 from chorale.spec.state import state_from_file
 
 WORD_BYTES = 4
@@ -72,7 +72,7 @@ def measure(folder: Path, *, silos: int, length: int) -> dict[str, Any]:
             LightFederation(
                 folder,
                 groups=[1] * silos,
-                objective="objective_on_disk",
+                objective="objective_without_memory",
                 hub_settings={"spool_memory_megabytes": 0},
             )
         )
@@ -115,9 +115,9 @@ def _check(folder: Path, *, length: int) -> None:
     )
     weight_P = state_from_file(states[-1])["model/weight"]
     expected = np.float32(1 / 1024)  # each silo weighs its own: p delta / sum of p
-    if weight_P.size != length or not np.allclose(weight_P[:VALUES_IN_HOLES], expected, atol=1e-6):
+    if weight_P.size != length or not np.allclose(weight_P[:FIRST_VALUES], expected, atol=1e-6):
         raise RuntimeError("large: the model that came out is not the mean of the deltas")
-    if weight_P[VALUES_IN_HOLES:].any():
+    if weight_P[FIRST_VALUES:].any():
         raise RuntimeError("large: the model moved where no silo moved it")
 
 
