@@ -4,9 +4,9 @@
 
 Real processes, a coordinator and one agent a silo, over mutual TLS: an opening phase, a round and the
 evaluation that ends a job. The delta of a silo is zeros but for its first values, for which the system gives
-no memory: what a silo's process holds is what the agent takes beside it. The coordinator holds no upload in memory (`spool_memory_megabytes` is 0). Memory is as
-in bench.round; disk is what all files of the federation took together at most. It ends with an error unless
-the model that came out is the mean of the deltas.
+no memory: what a silo's process holds is what the agent takes beside it. The coordinator holds no upload in
+memory (`spool_memory_megabytes` is 0). Memory is as in bench.round; disk is what all files of the federation
+took together at most. It ends with an error unless the model that came out is the mean of the deltas.
 """
 
 from __future__ import annotations

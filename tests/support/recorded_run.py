@@ -42,7 +42,8 @@ UPLOAD = re.compile(r"\d+-(\d+)-(\d+)-(silo-\d+)\.part")  # number, phase, attem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPhase:
-    """inputs: by silo, every quantity of the phase. sums: what was revealed, before it was decoded."""
+    """inputs: by silo, every quantity of the phase. sums: what was revealed, before it was decoded: of the
+    tagged quantities, and of the others."""
 
     sequence: int
     attempt: int
@@ -50,7 +51,7 @@ class RecordedPhase:
     phase: str
     layout: Layout
     inputs: Mapping[str, Arrays]
-    sums: bytes
+    sums: Mapping[bool, bytes]
 
     @property
     def name(self) -> str:
@@ -62,8 +63,10 @@ class RecordedPhase:
 
     def revealed_words(self, quantity: Quantity) -> NDArray[np.int64]:
         """What the coordinator has of a quantity's sum. Shapes: (N,)."""
-        vector_L = vectors_from_stream(self.layout, self.sums)[quantity.ring_bits]
-        sum_N = vector_L[self.layout.slices(quantity.ring_bits)[quantity.name]]
+        layout = self.layout.tagged if quantity.is_tagged else self.layout.untagged
+        assert layout is not None
+        vector_L = vectors_from_stream(layout, self.sums[quantity.is_tagged])[quantity.ring_bits]
+        sum_N = vector_L[layout.slices(quantity.ring_bits)[quantity.name]]
         return sum_N.view(f"<i{quantity.ring_bits // 8}").astype(np.int64)
 
     def words(self, values: Arrays) -> dict[int, Array]:
@@ -133,7 +136,10 @@ class RecordedRun:
 
     def _phase(self, sequence: int, attempt: int, round: int, phase: str) -> RecordedPhase:
         key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=attempt)
-        (sums,) = (self.folder / "kept").glob(f"*-sums-{sequence}-{attempt}.revealed")
+        kept = {
+            part: list((self.folder / "kept").glob(f"*-sums-{sequence}-{attempt}.{part}"))
+            for part in ("tagged", "untagged")
+        }
         return RecordedPhase(
             sequence=sequence,
             attempt=attempt,
@@ -141,7 +147,7 @@ class RecordedRun:
             phase=phase,
             layout=self.job.layout(key, self.state, len(self.silos)),
             inputs={silo: self._inputs(round, phase, silo) for silo in self.silos},
-            sums=sums.read_bytes(),
+            sums={part == "tagged": path.read_bytes() for part, paths in kept.items() for path in paths},
         )
 
     def _inputs(self, round: int, phase: str, silo: str) -> dict[str, Array]:
@@ -160,7 +166,8 @@ def record(folder: Path, *, seed: int, **fields: Any) -> RecordedRun:
     federation = LocalFederation(
         folder=folder,
         silos=SILOS,
-        coordinator={"stage_deadline_seconds": 60.0},  # a loaded machine loses no silo
+        # a loaded machine loses no silo; uploads are files, so that they can be kept
+        coordinator={"stage_deadline_seconds": 60.0, "spool_memory_megabytes": 0},
         policy={"class_statistics": "allow", "min_class_holders": 2},
         silo={"objective": "tests.support.recording:objective"},
         env={

@@ -139,7 +139,8 @@ async def test_a_silo_that_connects_again_gets_the_sum_again(make_hub):
     again = [await hub.fakes[name].wait_for("revealed_sum") for name in ("silo-0", "silo-1")]
     assert again == first
     train = await train_of(hub, digest)
-    assert (train.result, train.verified_by) == ("applied", 3)
+    assert train.result == "applied"
+    assert train.verified_by in (3, 4)  # t, or all where the last statement comes at once
 
 
 async def test_a_silo_that_refused_may_sign_when_it_connects_again(make_hub):
