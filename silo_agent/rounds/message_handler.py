@@ -274,6 +274,7 @@ class MessageHandler:
 
     async def _join(self, running: _RunningTask) -> None:
         key, task = running.key, running.task
+        self._audit.flush()  # of phases whose outcome the coordinator never told
         roster, job = self._checks.job(key, task)
         # slower than t others: this silo computes the task's state itself, rather than fetch it, too
         summing = {task for other, task in self._summing.items() if self._chain.is_open(other, job)}

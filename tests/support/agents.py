@@ -290,7 +290,7 @@ class Agent:
         )
 
     def _tell_spend(self, spend: Spend) -> None:
-        self.audit.append(SPENT_EVENT, **spend_fields(spend))
+        self.audit.append_unflushed(SPENT_EVENT, **spend_fields(spend))
 
     def _data(self, job: Job) -> SiloData:
         return SiloData(train=_zeros(self.samples), holdout=_zeros(25), name="data")

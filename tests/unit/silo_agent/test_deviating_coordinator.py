@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import numpy as np
+import pytest
 
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
@@ -202,3 +204,32 @@ async def test_messages_of_a_session_that_never_was_are_refused(make_hub: MakeHu
     key = wire.key_to_wire(hub.begin(0, "enrollment.0").key)
     agent.tell(survivors=session_pb2.Survivors(key=key, survivors=hub.names))
     assert await agent.refusal() == "stage"
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_what_a_phase_entered_in_the_audit_log_is_on_disk_before_the_next_advert(
+    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """A coordinator that told no outcome kept spends and reveals of two hundred phases from coming to disk: a
+    ledger that was put back after a power loss would have agreed with such a log."""
+    hub = make_hub()
+    hub.add_all()
+    agent, flush = hub.agents["silo-0"], os.fsync
+    log, flushed_bytes = agent.folder / "audit.jsonl", [0]
+
+    def counted(handle: int) -> None:
+        flush(handle)
+        if os.path.sameopenfile(handle, agent.audit._file.fileno()):
+            flushed_bytes.append(os.fstat(handle).st_size)
+
+    exchange = hub.begin(0, "enrollment.0")
+    await hub.until_signed(exchange)
+    await hub.unmask(exchange)
+    await hub.agree(exchange)
+    monkeypatch.setattr(os, "fsync", counted)
+    if is_told:
+        hub.tell_outcome(exchange, cohort=hub.names)
+    agent.tell(task=hub.begin(1, "train").task)
+    await agent.answer("advert")
+
+    assert b'"spent"' in log.read_bytes()[: flushed_bytes[-1]]
