@@ -11,8 +11,9 @@ took together at most. It ends with an error unless the model that came out is t
 
 from __future__ import annotations
 
-import argparse
 import json
+import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -24,6 +25,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from bench.options import Parser, whole
 from bench.parties.files import COORDINATOR
 from bench.parties.light_federation import APPLIED, LightFederation, moments
 from bench.parties.processes import Peaks
@@ -33,6 +35,7 @@ from chorale.spec.state import state_from_file
 WORD_BYTES = 4
 FOLDER = Path("/var/tmp")  # /tmp is often in memory
 LOOK_SECONDS = 0.5
+VECTORS_ON_DISK_A_SILO = 6  # the coordinator's share among them; 15 were measured for three
 
 
 class DiskPeak:
@@ -123,11 +126,21 @@ def _check(folder: Path, *, length: int) -> None:
 
 def main() -> None:
     """Print what it took, as JSON."""
-    parser = argparse.ArgumentParser(description="A round with very many parameters.")
-    parser.add_argument("--silos", type=int, default=3)
-    parser.add_argument("--length", type=int, default=400_000_000)
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="on a disk with room for 20 vectors")
+    parser = Parser("large", __doc__)
+    parser.add_argument("--silos", type=whole(3, 200), default=3, help="processes (3)")
+    parser.add_argument(
+        "--length", type=whole(1_000_000, 2_000_000_000), default=400_000_000, help="parameters (400,000,000)"
+    )
+    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"on a disk ({FOLDER})")
     given = parser.parse_args()
+    needed = VECTORS_ON_DISK_A_SILO * given.silos * WORD_BYTES * given.length
+    try:
+        free = shutil.disk_usage(given.folder).free
+    except OSError as error:
+        parser.error(f"--folder: {given.folder}: {(error.strerror or str(error)).lower()}")
+    if free < needed:
+        parser.error(f"--folder: {given.folder}: expected {needed / 1e9:.0f} GB free, got {free / 1e9:.0f}")
+    print(f"large: {given.silos} silos, {given.length:,} parameters; minutes", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="chorale-large-", dir=given.folder) as folder:
         print(json.dumps(measure(Path(folder), silos=given.silos, length=given.length), indent=2))
 

@@ -91,7 +91,10 @@ class CoordinatorSettings(BaseModel):
     @model_validator(mode="after")
     def _caps_are_above_deadlines(self) -> CoordinatorSettings:
         if self.stage_hard_cap_seconds < self.stage_deadline_seconds:
-            raise ValueError("stage_hard_cap_seconds: must be at least stage_deadline_seconds")
+            raise ValueError(
+                f"stage_hard_cap_seconds: must be at least stage_deadline_seconds, "
+                f"{self.stage_deadline_seconds:g}, got {self.stage_hard_cap_seconds:g}"
+            )
         return self
 
     @property

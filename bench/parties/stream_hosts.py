@@ -75,6 +75,8 @@ async def _serve_coordinator(folder: Path) -> None:
 class _AnyJob:
     """A job's runner and its attempt in one: a vector that is whole is thrown away, as if it were added."""
 
+    standstill_seconds = 60.0
+
     def __init__(self, directory: Path, *, state: Path) -> None:
         self._directory = directory
         self._state = state
@@ -95,7 +97,10 @@ class _AnyJob:
             self._spools[self._key] = SessionSpool(directory, total_bytes=total_bytes, memory=self._memory)
         return self._spools[self._key].open(silo)
 
-    def on_upload_progress(self, silo: str, spool: Spool, *, chunk_bytes: int) -> None:
+    def on_upload_progress(self, silo: str, *, chunk_bytes: int) -> None:
+        pass
+
+    def on_download(self, silo: str, *, sent_bytes: int) -> None:
         pass
 
     def finish_upload(self, silo: str, spool: Spool, sha256: bytes) -> None:

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 
+from bench.options import whole
 from tests.fuzz.keep import WORK, input_name
 from tests.fuzz.target import CORPUS
 from tests.fuzz.targets import TARGETS
@@ -25,8 +26,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz", description="Fuzz parsers of foreign bytes."
     )
+    seconds = whole(1, 86_400)  # to libFuzzer 0 is for ever
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; default: all")
-    parser.add_argument("--seconds", type=int, default=60, help="for each target")
+    parser.add_argument("--seconds", type=seconds, default=60, help="for each target")
     chosen = parser.parse_args()
     if unknown := sorted(set(chosen.targets) - set(TARGETS)):
         parser.error(f"no target {unknown[0]}; there are {', '.join(TARGETS)}")

@@ -32,8 +32,10 @@
 {{- if contains "PRIVATE KEY" .Values.roster.document -}}
 {{- fail "roster.document: this is a private key; give the signed roster" -}}
 {{- end -}}
-{{- if lt (float64 .Values.settings.stage_hard_cap_seconds) (float64 .Values.settings.stage_deadline_seconds) -}}
-{{- fail "settings.stage_hard_cap_seconds: must be at least settings.stage_deadline_seconds" -}}
+{{- $deadline := default 30 .Values.settings.stage_deadline_seconds -}}
+{{- $cap := default 600 .Values.settings.stage_hard_cap_seconds -}}
+{{- if lt (float64 $cap) (float64 $deadline) -}}
+{{- fail (printf "settings.stage_hard_cap_seconds: must be at least settings.stage_deadline_seconds, %v, got %v" $deadline $cap) -}}
 {{- end -}}
 {{- if eq (int .Values.metrics.port) 7443 -}}
 {{- fail "metrics.port: 7443 is the port of gRPC in the same pod" -}}
