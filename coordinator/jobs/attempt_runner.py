@@ -355,7 +355,9 @@ class AttemptRunner:
             uploaded_bytes=uploaded_bytes,
             downloaded_bytes=downloaded_bytes,
         )
-        log.info("stage begun", stage=self.session.state.value, **limits.told(), **self._scope)
+        is_waiting = self.session.state is CoordinatorState.ADVERTISE  # the phase's stage, in its own words
+        stage = PhaseState.WAITING.value if is_waiting else self.session.state.value
+        log.info("stage begun", stage=stage, **limits.told(), **self._scope)
         now = self._clock.monotonic()
         self._deadlines = StageDeadlines(limits, started=now, away_since=self._away_since)
         self._outbox = outbox

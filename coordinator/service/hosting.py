@@ -96,7 +96,7 @@ class Host:
             endpoint = {"grpc": self.grpc_address, "metrics": self.metrics_address}
             write_atomic(self._settings.directory / ENDPOINT_FILE, json.dumps(endpoint).encode())
             self._closing = closing.pop_all()
-        log.info("listening", **endpoint)
+        log.info("listening", **endpoint, spool_memory_bytes=self._settings.spool_memory_bytes)
         return self
 
     async def __aexit__(
