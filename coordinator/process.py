@@ -55,14 +55,6 @@ def memory_limit_bytes() -> int:
     return min(limits)
 
 
-def return_free_memory() -> None:
-    """Give back to the system what is free inside the heaps: else the n^2 parts of a stage's messages stay,
-    and the next stage's come on top. No effect without glibc."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
-
-
 def return_large_blocks() -> None:
     """Give vectors back to the system as soon as they are freed. Nothing happens where glibc is not used.
 

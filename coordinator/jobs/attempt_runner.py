@@ -22,7 +22,6 @@ from chorale.v1.session_pb2 import StateProof
 from coordinator.jobs.aggregate import MaskedSum
 from coordinator.jobs.deadlines import StageDeadlines, StageLimits, following_work, limits_of
 from coordinator.phase_machine import PhaseEvent, PhaseState
-from coordinator.process import return_free_memory
 from coordinator.reasons import FATAL_TO_JOB, FATAL_TO_PHASE, Absent, FailureReason
 from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool, Spool
@@ -38,7 +37,6 @@ from crypto.session.coordinator_session import (
 from crypto.session.messages import SessionTerms
 
 ADDED_AT_ONCE_BYTES = 8 << 20  # in some 2 ms: a thread takes turns of the interpreter's lock besides
-MANY_SILOS = 32  # below, n^2 envelopes are less than 2 MB
 REOFFER_SECONDS = 10.0  # a silo that refused for now is asked again while too few are there
 
 log = get_logger("coordinator.jobs.attempt_runner")
@@ -267,7 +265,6 @@ class AttemptRunner:
     async def share(self) -> None:
         """Fix U1, hand out the adverts, collect the sealed shares."""
         cohort = self._close(self.session.close_advertise, PhaseState.ADVERTISE, self._terms.names)
-        self._return_messages()
         self._lose(set(self._terms.names) - self._kept_out - set(self.session.cohort), PhaseState.WAITING)
         self._on_stage(PhaseEvent.COHORT_FIXED)
         message = wire.to_silo(cohort, self.key)
@@ -286,7 +283,6 @@ class AttemptRunner:
         self._sum = MaskedSum(self._terms.layout)
         # taken out one after the other: all envelopes together are not held twice
         outbox = {silo: wire.to_silo(envelopes.pop(silo), self.key) for silo in list(envelopes)}
-        self._return_messages()
         self._begin_stage(outbox, self._floor, uploaded_bytes=self._terms.layout.total_bytes)
         await self._collect()
 
@@ -297,7 +293,6 @@ class AttemptRunner:
         self._lose(set(self.session.sharers) - set(self.session.survivors), PhaseState.MASKED)
         await asyncio.gather(*self._additions.values())
         self._outbox = {}
-        self._return_messages()
         if set(self._additions) != set(self.session.survivors):
             raise LocalProtocolError("attempt: the added vectors are not those of U3")
         self._on_stage(PhaseEvent.UPLOADS_CLOSED)
@@ -339,11 +334,6 @@ class AttemptRunner:
         self._outbox = {}
 
     # helpers
-
-    def _return_messages(self) -> None:
-        """Of the stage before, where there are so many that it is worth fetching the pages again."""
-        if len(self._terms.names) >= MANY_SILOS:
-            return_free_memory()
 
     def _begin_stage(
         self, outbox: Outbox, floor: StageLimits, *, uploaded_bytes: int = 0, downloaded_bytes: int = 0
