@@ -37,7 +37,7 @@ from bench.parties.processes import Peaks, Process, Processes, Record, environme
 from bench.rows import Row, table
 
 WORD_BYTES = 4  # of float32 and of a word of 32 bits
-MEMORY_LENGTH = 8_000_000  # and twice as many: vectors much larger than blocks and chunks
+MEMORY_LENGTH = 20_000_000  # and twice as many: vectors that the allocator gives back when they are freed
 MEMORY_ROUNDS = 2
 EXCHANGES = 4  # adverts, envelopes, signatures, shares: of each silo one message, and one for it
 TRANSFERRED = [f'chorale_silo_transferred_bytes_total{{direction="{each}"}}' for each in ("down", "up")]
