@@ -156,7 +156,8 @@ def _silo_messages() -> Iterator[bytes]:
     for kind, value in (
         ("advert", record.adverts[name].signed),
         ("shares", world.shares()),
-        *((kind, body) for kind in ("complaint", "consistency", "next_state")),
+        *((kind, body) for kind in ("complaint", "next_state")),
+        ("consistency", b"signature"),
         ("unmask_shares", shares),
         ("recovered_seeds", wire.RecoveredSeeds(pair_seeds=secrets)),
     ):
@@ -178,7 +179,7 @@ def _silo_messages() -> Iterator[bytes]:
 
 def _coordinator_messages() -> Iterator[bytes]:
     record = world.exchange().coordinator.record
-    signatures = wire.Signatures(signatures=tuple(record.signatures.values()))
+    signatures = wire.Signatures(signatures=record.signatures)
     for value in (
         wire.Cohort(adverts=tuple(advert.signed for advert in record.adverts.values())),
         wire.Envelopes(sharers=world.SILOS, envelopes=(world.relayed(),)),
@@ -219,8 +220,8 @@ def _task_seed() -> pb.PhaseTask:
         draw_seed=b"",
         signers=signers,
     )
-    signed = (SignedBody(body=b"body", signature=b"signature"),)
-    cohort = CohortProof(survivors=world.SILOS, signatures=wire.Signatures(signatures=signed))
+    signatures = wire.Signatures(signatures={world.SILOS[0]: b"signature"})
+    cohort = CohortProof(survivors=world.SILOS, signatures=signatures)
     abandoned = AbandonedProof(roster=roster, round=1, phase="train", signers=signers)
     return pb.PhaseTask(
         key=wire.key_to_wire(KEY),
