@@ -78,10 +78,15 @@ def test_rows_hold_a_round_to_its_targets(silos: int) -> None:
         phase_seconds=0.8,
         stages={},
         moved=Moved(down_bytes=5e6, up_bytes=4e6),
-        coordinator=Held(vectors=2.5, fixed_bytes=1e6),
+    )
+    held = rows(
+        silos,
+        measured,
+        Cost(wall_seconds=0.3, cpu_seconds=0.4),
+        coordinator=Held(vectors=1.4, fixed_bytes=70e6),
         silo=Held(vectors=1.5, fixed_bytes=1e6),
     )
-    found = {row.name: row for row in rows(silos, measured, Cost(wall_seconds=0.3, cpu_seconds=0.4))}
+    found = {row.name: row for row in held}
 
     assert found[f"secure round / plain round, {silos} silos, wall"].value == pytest.approx(3.0)
     assert not found[f"secure round / plain round, {silos} silos, wall"].holds
@@ -89,6 +94,7 @@ def test_rows_hold_a_round_to_its_targets(silos: int) -> None:
     # the delta is the model's own
     assert found[f"peak extra memory of a silo / vector, {silos} silos"].value == pytest.approx(0.5)
     assert found[f"peak extra memory of the coordinator / vector, {silos} silos"].holds
+    assert not found[f"memory of the coordinator beyond that, {silos} silos"].holds
     assert not found[f"download / upload of a silo in a round, {silos} silos"].holds
     assert ("secure round over processes, 4 silos, wall" in found) == (silos == 4)
 
