@@ -15,20 +15,18 @@ import json
 import shutil
 import sys
 import tempfile
-import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from bench.options import Parser, whole
+from bench.options import Parser, end_with_sigterm, whole
 from bench.parties.files import COORDINATOR
 from bench.parties.light_federation import APPLIED, LightFederation, moments
-from bench.parties.processes import Peaks
+from bench.parties.processes import Peaks, Watch
 from bench.parties.untrained_silo import FIRST_VALUES
 from chorale.spec.state import state_from_file
 
@@ -38,34 +36,20 @@ LOOK_SECONDS = 0.5
 VECTORS_ON_DISK_A_SILO = 6  # the coordinator's share among them; 15 were measured for three
 
 
-class DiskPeak:
-    """The most bytes that a folder's files took while the block ran."""
+class DiskPeak(Watch):
+    """The most bytes that a folder's files took."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(every_seconds=LOOK_SECONDS)
         self.most_bytes = 0
         self._folder = folder
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._is_over.wait(LOOK_SECONDS):
-            taken = 0
-            for path in self._folder.rglob("*"):
-                try:
-                    taken += path.stat().st_blocks * 512
-                except FileNotFoundError:  # removed meanwhile
-                    continue
-            self.most_bytes = max(self.most_bytes, taken)
+    def look(self) -> None:
+        taken = 0
+        for path in self._folder.rglob("*"):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                taken += path.stat().st_blocks * 512
+        self.most_bytes = max(self.most_bytes, taken)
 
 
 def measure(folder: Path, *, silos: int, length: int) -> dict[str, Any]:
@@ -146,4 +130,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_with_sigterm()
     main()

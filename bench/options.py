@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -18,6 +19,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"{self._name}: error: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def end_with_sigterm() -> None:
+    """A benchmark that is told to end takes its processes with it, as at Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:

@@ -32,6 +32,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from bench.masking import sum_alone
+from bench.options import end_with_sigterm
 from bench.parties.files import COORDINATOR, FederationFiles
 from bench.parties.processes import Peaks, Process, Processes, Record, environment
 from bench.rows import Row, table
@@ -352,4 +353,5 @@ def _memory(coordinator: Held, silo: Held) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    end_with_sigterm()
     main()

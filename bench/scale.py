@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.options import Parser, whole
+from bench.options import Parser, end_with_sigterm, whole
 from bench.parties import flushes, job_costs, strace
 from bench.parties.flushes import Flushes
 from bench.parties.job_costs import JobCosts
@@ -301,4 +301,5 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    end_with_sigterm()
     sys.exit(main())

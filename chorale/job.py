@@ -231,7 +231,7 @@ class Job:
         one. Source: docs/protocol.md 3.2.
         """
         if self.opens_draw(round, phase) and draw_seed:
-            # Security: a seed in the first state would be chosen by whoever published the job
+            # Security: a seed in the first state would be the choice of the job's operator
             raise ConfigError(f"state: {DRAW_SEED}: expected none before the opening enrollment")
         is_drawn = self.spec.draws_rounds and not self.names_everyone(phase)
         if is_drawn and not draw_seed:

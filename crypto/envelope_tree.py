@@ -18,7 +18,7 @@ HASH_BYTES = 32
 
 
 def leaf(envelope: bytes) -> bytes:
-    """Security: whoever reads the envelope refuses bytes of another purpose."""
+    """Security: a reader of the envelope refuses bytes of another purpose."""
     return hashlib.sha256(envelope).digest()
 
 

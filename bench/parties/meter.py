@@ -5,16 +5,14 @@ Log records say when a stage began; afterwards no process can be asked what it h
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from types import TracebackType
-from typing import Self
 
 import numpy as np
 
-from bench.parties.processes import POLL_SECONDS, Process
+from bench.parties.processes import Process, Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +36,15 @@ class Used:
         return _used(map(sum, zip(*map(astuple, parts), strict=True)))
 
 
-class Meter:
-    """Follows the coordinator and the silos' processes while the block runs; asked for figures afterwards."""
+class Meter(Watch):
+    """Follows the coordinator and the silos' processes; asked for figures afterwards."""
 
     def __init__(self, hub: Process, silos: Sequence[Process]) -> None:
+        super().__init__()
         self._hub = hub
         self._silos = silos
         self._seen: list[tuple[float, ...]] = []
         self._memory: list[int] = []
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
 
     def at(self, unix_seconds: float) -> Used:
         """What had been used by then; between two looks as if it grew evenly."""
@@ -59,25 +56,15 @@ class Meter:
         first, last = np.searchsorted(self._columns[0], (since, until))
         return max(self._memory[max(0, int(first) - 1) : int(last) + 1])
 
-    def __enter__(self) -> Self:
-        self._look()
-        self._thread.start()
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_over.set()
-        self._thread.join()
+        super().__exit__(kind, error, trace)
         if error is None:
-            self._look()
+            self.look()
             self._columns = np.array(self._seen).T
 
-    def _watch(self) -> None:
-        while not self._is_over.wait(POLL_SECONDS):
-            self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
         written, cpu_seconds = self._hub.written(), self._hub.cpu_seconds()
         silos_cpu_seconds = sum(silo.cpu_seconds() for silo in self._silos)
         self._seen.append(

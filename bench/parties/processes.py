@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -96,16 +97,20 @@ class Process:
         return Path("/proc") / str(self._process.pid)
 
 
-class Peaks:
-    """The most memory of each process while the block runs, looked at every few milliseconds."""
+class Watch(ABC):
+    """Looks at something again and again while the block runs, in a thread of its own."""
 
-    def __init__(self, processes: Sequence[Process]) -> None:
-        self._processes = processes
-        self.most = [process.memory() for process in processes]
+    def __init__(self, *, every_seconds: float = POLL_SECONDS) -> None:
+        self._every_seconds = every_seconds
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
+        self._thread = threading.Thread(target=self._run)
+
+    @abstractmethod
+    def look(self) -> None:
+        """Once more."""
 
     def __enter__(self) -> Self:
+        self.look()
         self._thread.start()
         return self
 
@@ -115,10 +120,22 @@ class Peaks:
         self._is_over.set()
         self._thread.join()
 
-    def _watch(self) -> None:
-        while not self._is_over.wait(POLL_SECONDS):
-            now = [process.memory() for process in self._processes]
-            self.most = [max(pair) for pair in zip(self.most, now, strict=True)]
+    def _run(self) -> None:
+        while not self._is_over.wait(self._every_seconds):
+            self.look()
+
+
+class Peaks(Watch):
+    """The most memory of each process."""
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        super().__init__()
+        self._processes = processes
+        self.most = [process.memory() for process in processes]
+
+    def look(self) -> None:
+        now = [process.memory() for process in self._processes]
+        self.most = [max(pair) for pair in zip(self.most, now, strict=True)]
 
 
 class Processes:

@@ -269,11 +269,8 @@ class PhaseRunner:
         Until it is proven silos give no input over the same model, so they are waited for as for this
         phase's inputs. Raises AttemptFailed.
         """
-        store, clock, reads_state = (
-            self._resources.store,
-            self._resources.clock,
-            self._job.strategy.reads_state,
-        )
+        store, clock = self._resources.store, self._resources.clock
+        reads_state = self._job.strategy.reads_state
         gives_up_at = clock.monotonic() + self._job.spec.train_hard_cap_seconds
         for row in store.unproven_phases(self._job.digest, after=self._model_since):
             if not reads_state(self._key.kind) or not reads_state(wire.phase_kind(row.phase)):

@@ -19,13 +19,13 @@ class SumFiles:
     the revealed sum. untagged: the rest of it."""
 
     def __init__(self, directory: Path, *, sequence: int, attempt: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.masked, self.session, self.tagged, self.untagged = (
             directory / f"{sequence}-{attempt}.{name}" for name in ("masked", "session", "tagged", "untagged")
         )
 
     def store(self, masked: Iterable[Part], session: bytes) -> bytes:
         """Durable once it returns: a share may be asked for. Gives the SHA-256 of the session."""
+        self.masked.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_together({self.masked: masked, self.session: [session]})
         return hashlib.sha256(session).digest()
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
 
-from chorale.spec.job_spec import ColumnSpec, JobSpec, ModelSpec, TrainingSpec
+from chorale.spec.job_spec import ColumnSpec
 from chorale.spec.privacy_spec import PrivacySpec, RecordsSpec
 from crypto.errors import ConfigError
 from silo_agent.data.formats import csv, idx, image_folder, npz
@@ -20,6 +19,7 @@ from silo_agent.data.settings import DataFormat, DataSettings
 from tests.fuzz import mutate
 from tests.fuzz.files import in_file
 from tests.fuzz.target import Target
+from tests.unit.data.loading import make_job
 
 Given = TypeVar("Given")
 
@@ -28,29 +28,14 @@ PRIVACY = PrivacySpec(
     records=RecordsSpec(clip_norm=1.0, noise_multiplier=1.0, sample_rate=0.1),
     statistics_noise_multiplier=1.0,
 )
-
-
-def _job(**fields: Any) -> JobSpec:
-    values: dict[str, Any] = {"classes": 2, "input_shape": (1, 2, 2)} | fields
-    return JobSpec(
-        name="fuzz",
-        federation="test",
-        not_after=datetime(2100, 1, 1, tzinfo=UTC),
-        silos=("a", "b", "c"),
-        rounds=1,
-        model=ModelSpec(name="mlp"),
-        training=TrainingSpec(learning_rate=0.1),
-        **values,
-    )
-
-
 TABLE = {
     "columns": (ColumnSpec(name="age", mean=1.0), ColumnSpec(name="sex")),
     "label_column": "y",
-    "input_shape": (2,),
+    "shape": (2,),
 }
-TABLES = (_job(**TABLE), _job(**TABLE, privacy=PRIVACY))
-IMAGES = (_job(), _job(privacy=PRIVACY))
+IMAGE = {"shape": (1, 2, 2)}
+TABLES = (make_job(2, **TABLE), make_job(2, **TABLE, privacy=PRIVACY))
+IMAGES = (make_job(2, **IMAGE), make_job(2, **IMAGE, privacy=PRIVACY))
 
 
 def _csv(path: Path) -> None:

@@ -129,7 +129,7 @@ def _states() -> Iterator[bytes]:
 
 
 def _audit(path: Path) -> None:
-    """Whoever checks a log, and the process that goes on with it."""
+    """A check of a log, and the process that goes on with it."""
     with suppress(ConfigError):
         assert all(isinstance(entry, dict) for entry in read_entries(path))
     log = AuditLog(path)

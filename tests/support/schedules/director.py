@@ -212,7 +212,7 @@ def _cut(director: Director, fault: Fault) -> Iterator[None]:
     line = director.federation.lines[fault.target]
     line.cut()
     yield
-    line.mend()
+    line.restore()
 
 
 @contextmanager

@@ -32,11 +32,11 @@ class Line(Relay):
         return f"{HERE}:{self.port}"
 
     def cut(self) -> None:
-        """Reset what is open, and everything that is dialed until the line is mended."""
+        """Reset what is open, and everything that is dialed until the line is restored."""
         self._is_cut = True
         self._loop.call_soon_threadsafe(self._abort_all)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._is_cut = False
 
     def _abort_all(self) -> None:

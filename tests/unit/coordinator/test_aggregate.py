@@ -41,7 +41,9 @@ def stream_of(vectors):
 
 @pytest.fixture
 def files(tmp_path):
-    return SumFiles(tmp_path / "sums", sequence=7, attempt=2)
+    files = SumFiles(tmp_path / "sums", sequence=7, attempt=2)
+    files.store([b"sum"], SESSION)
+    return files
 
 
 def test_sum_of_uploads_is_their_sum_modulo_each_word(files):
