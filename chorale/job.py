@@ -15,8 +15,9 @@ from functools import lru_cache, partial
 from cryptography import x509
 
 from chorale.privacy.quantity_noise import noise_deviations, noised
-from chorale.spec.job_spec import ColumnSpec, JobSpec, ModelSpec, ScheduleSpec, StrategySpec, TrainingSpec
+from chorale.spec.job_spec import ColumnSpec, JobSpec, ScheduleSpec, StrategySpec, TrainingSpec
 from chorale.spec.phase_context import phase_context
+from chorale.spec.plug_in_specs import ModelSpec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind, phase_number, signed_body_from_wire

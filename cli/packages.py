@@ -5,7 +5,16 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli")
+PACKAGES = (
+    "crypto",
+    "strategies",
+    "chorale_models",
+    "chorale",
+    "coordinator",
+    "silo_agent",
+    "simulation",
+    "cli",
+)
 
 
 def foreign_package() -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from crypto.errors import ConfigError
 from strategies.recipe import Options, Recipe
+from strategies.tasks.base import DeclaredTask
 
 
 def check_recipe(recipe: Recipe, options: Options) -> None:
@@ -22,6 +23,18 @@ def check_recipe(recipe: Recipe, options: Options) -> None:
     for part in parts.values():
         if part.check_options is not None:
             part.check_options(recipe, options)
+
+
+def check_task(recipe: Recipe, options: Options, task: DeclaredTask) -> None:
+    """Raises ConfigError for a part that needs one class a sample where the task has none."""
+    if task.has_classes:
+        return
+    for field, part in recipe.parts.items():
+        if part.needs_classes:
+            raise ConfigError(
+                f"strategy.{field}: {part} is computed by the classes of samples, and task {task.word} has "
+                "none: it needs task classification"
+            )
 
 
 def check_training(recipe: Recipe, *, classes: int, optimizer: str) -> None:

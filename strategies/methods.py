@@ -13,7 +13,7 @@ from crypto import encoding
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
 from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T, options_of
-from strategies.checks import check_recipe
+from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD
 from strategies.parts.regularizers import NO_REGULARIZER
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
@@ -21,6 +21,8 @@ from strategies.phases.evaluation import EvaluatePhase, Evaluation
 from strategies.phases.training import TrainPhase
 from strategies.presets import recipe_of
 from strategies.recipe import Options, Part, Recipe
+from strategies.tasks.base import DeclaredTask
+from strategies.tasks.classification import CLASSIFICATION
 from strategies.update_scale import UpdateScale
 
 
@@ -35,6 +37,7 @@ class Strategy:
     round_phases: tuple[str, ...]
     closing: tuple[str, ...]
     phases: Mapping[str, Phase]
+    task: DeclaredTask
 
     def phase(self, kind: str) -> Phase:
         """Raises ConfigError for a kind that this method does not have."""
@@ -48,6 +51,14 @@ class Strategy:
         """Whether silos train a parameter together: all but those of a frozen head or one of their own."""
         has_no_sum = self.recipe.head.is_frozen or self.recipe.personalization.has_own_head
         return not (has_no_sum and parameter.startswith("head."))
+
+    @property
+    def needs_cut(self) -> str:
+        """Why the method needs a model with a named last linear layer, or "" where it needs none: any."""
+        named = [
+            f"{field} {part}" for field, part in self.recipe.parts.items() if part.needs_cut(self.options)
+        ]
+        return ", ".join(named)
 
     @property
     def server_rate(self) -> float:
@@ -97,9 +108,9 @@ def strategy_for(preset: str, options: Options) -> Strategy:
     return strategy_of(preset, recipe_of(preset), options)
 
 
-def strategy_of(name: str, recipe: Recipe, options: Options) -> Strategy:
-    """The method of a recipe. Raises ConfigError for options that no part has, and for parts that do not
-    go together."""
+def strategy_of(name: str, recipe: Recipe, options: Options, task: DeclaredTask = CLASSIFICATION) -> Strategy:
+    """The method of a recipe, for a task. Raises ConfigError for options that no part has, and for parts
+    that do not go together."""
     resolved = {**recipe.defaults, **options}
     parts = parts_with_options(recipe)
     known = sorted({field for part in parts for field in part.options.model_fields})
@@ -111,7 +122,8 @@ def strategy_of(name: str, recipe: Recipe, options: Options) -> Strategy:
     for part in parts:
         options_of(part.options, resolved)
     check_recipe(recipe, resolved)
-    return _compose(name, recipe, resolved)
+    check_task(recipe, resolved, task)
+    return _compose(name, recipe, resolved, task)
 
 
 def parts_with_options(recipe: Recipe) -> list[Part]:
@@ -141,9 +153,10 @@ def _smallest_context(options: Options, *, has_buffers: bool, update_bits: int) 
     )
 
 
-def _compose(name: str, recipe: Recipe, options: Options) -> Strategy:
+def _compose(name: str, recipe: Recipe, options: Options, task: DeclaredTask) -> Strategy:
     statistic, keeper, close = recipe.statistic, recipe.regularizer.keeper, recipe.closing
-    tested = (Evaluation(), *recipe.personalization.beside_evaluation)
+    own_models = recipe.personalization.beside_evaluation
+    tested = (Evaluation(task=task), *own_models)
     beside = () if statistic is None else statistic.beside_training
     train = TrainPhase(
         update=recipe.server_update.rule,
@@ -153,7 +166,11 @@ def _compose(name: str, recipe: Recipe, options: Options) -> Strategy:
     opening: list[Phase] = [EnrollmentPhase(), *([] if statistic is None else [ClassPresencePhase()])]
     rounds: list[Phase] = [*(() if statistic is None else statistic.before_training), train]
     calibration = () if close.before_evaluation is None else close.before_evaluation(options)
-    closing: list[Phase] = [*calibration, EvaluatePhase(statistics=tested), *close.after_evaluation]
+    closing: list[Phase] = [
+        *calibration,
+        EvaluatePhase(statistics=(Evaluation(task=task, is_closing=True), *own_models)),
+        *close.after_evaluation,
+    ]
     return Strategy(
         name=name,
         recipe=recipe,
@@ -162,4 +179,5 @@ def _compose(name: str, recipe: Recipe, options: Options) -> Strategy:
         round_phases=tuple(phase.kind for phase in rounds),
         closing=tuple(phase.kind for phase in closing),
         phases=MappingProxyType({phase.kind: phase for phase in (*opening, *rounds, *closing)}),
+        task=task,
     )

@@ -23,9 +23,9 @@ from strategies.parts.heads import (
 from strategies.parts.losses import (
     BALANCED_SOFTMAX,
     CLIENT_ADAPTED,
-    CROSS_ENTROPY,
     DOT_REGRESSION,
     SPHERE_MSE,
+    TASK_LOSS,
 )
 from strategies.parts.personalization import (
     ADAPTED,
@@ -46,7 +46,7 @@ from strategies.recipe import Recipe
 FEDAVG = Recipe(
     head=TRAINED,
     features=RAW,
-    loss=CROSS_ENTROPY,
+    loss=TASK_LOSS,
     regularizer=NO_REGULARIZER,
     mix=ADDITIVE,
     server_update=WEIGHTED_MEAN,

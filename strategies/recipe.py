@@ -26,6 +26,14 @@ from strategies.number_stream import NumberStream
 Options: TypeAlias = Mapping[str, OptionValue]
 
 
+def never(options: Options) -> bool:
+    return False
+
+
+def always(options: Options) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """What a part needs of the rest of the recipe. reason: for the refusal; reads on after `strategy: `."""
@@ -58,6 +66,8 @@ class Part:
     word: names it in a job file. standing: None where it is not declared; private jobs then refuse the part.
     check_options: raises ConfigError for options with which the part makes no sense in this recipe.
     check_private: the same for options with which a private job cannot bound what one record moves.
+    needs_classes: whether it is computed by the one class of each sample. needs_cut: whether, with these
+    options, it needs the model's last linear layer and that layer's input.
     keeps_local_state: whether silos keep arrays of their own for it between rounds (docs/protocol.md 7.8).
     reads: what silos read for it of the global state besides the model: names of arrays, or prefixes.
     """
@@ -68,6 +78,8 @@ class Part:
     standing: Standing | None = None
     check_options: Callable[[Recipe, Options], None] | None = None
     check_private: Callable[[Options], None] | None = None
+    needs_classes: bool = False
+    needs_cut: Callable[[Options], bool] = never
     keeps_local_state: bool = False
     reads: tuple[str, ...] = ()
 

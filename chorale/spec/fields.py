@@ -7,7 +7,15 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated
 
-from pydantic import AfterValidator, AwareDatetime, BeforeValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+)
 
 from chorale.spec.validation_errors import got
 from crypto.identity.certificates import NAME_PATTERN
@@ -50,6 +58,9 @@ def _in_utc(moment: datetime) -> datetime:
         raise ValueError(f"expected a time of the years 1 to 9999 in UTC, got {moment.isoformat()}") from None
 
 
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Number = Annotated[float, BeforeValidator(_no_truth_value)]  # a float that a person wrote as a number
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 Address = Annotated[
@@ -67,3 +78,9 @@ EntryPoint = Annotated[
     BeforeValidator(partial(_checked, _ENTRY_POINT, ENTRY_POINT_FORM)),
     WithJsonSchema({"type": "string", "format": ENTRY_POINT_FORM}),
 ]
+
+
+class SpecPart(BaseModel):
+    """A mapping in a job file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

@@ -9,12 +9,10 @@ import hashlib
 import math
 from datetime import datetime
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationInfo,
     WithJsonSchema,
@@ -22,7 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from chorale.spec.fields import Moment, Name
+from chorale.spec.fields import Finite, Moment, Name, Positive, Sha256, SpecPart
+from chorale.spec.plug_in_specs import CodeSpec, ModelSpec, TaskSpec
 from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.transport.wire import MAX_SILOS
@@ -34,18 +33,10 @@ from strategies.declared_parts import PARTS, part_named, recipe_from
 from strategies.methods import Strategy, strategy_of
 from strategies.presets import recipe_of
 from strategies.recipe import Recipe
+from strategies.tasks.base import TaskSizes
+from strategies.tasks.declared_tasks import task_of
 
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without normalization
-CUSTOM = "custom"
 MAX_INPUT_VALUES = 1 << 24  # of one sample
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _words(field: str) -> WithJsonSchema:
@@ -53,12 +44,12 @@ def _words(field: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "enum": [part.word for part in PARTS[field]]})
 
 
-class PartsSpec(_Part):
+class PartsSpec(SpecPart):
     """A method by its parts, in place of a preset."""
 
     head: Annotated[str, _words("head")] = Field(default="trained", description="the last linear layer")
     features: Annotated[str, _words("features")] = Field(default="raw", description="what the head is given")
-    loss: Annotated[str, _words("loss")] = Field(default="cross-entropy", description="what a silo minimizes")
+    loss: Annotated[str, _words("loss")] = Field(default="task", description="what a silo minimizes")
     regularizer: Annotated[str, _words("regularizer")] = Field(
         default="none", description="what is added to the loss"
     )
@@ -89,7 +80,7 @@ class PartsSpec(_Part):
         return word
 
 
-class StrategySpec(_Part):
+class StrategySpec(SpecPart):
     """Which method trains: a preset, or its parts."""
 
     preset: str | None = Field(
@@ -113,13 +104,6 @@ class StrategySpec(_Part):
         """Raises ConfigError for an unknown preset."""
         return recipe_of(self.name) if self.parts is None else recipe_from(self.parts.model_dump())
 
-    @staticmethod
-    @lru_cache(maxsize=64)  # as many jobs as a silo opens at once; its policy asks several times a phase
-    def composed(text: str) -> Strategy:
-        """The method of a strategy's JSON, put together once."""
-        spec = StrategySpec.model_validate_json(text)
-        return strategy_of(spec.name, spec.recipe, spec.options)
-
     @model_validator(mode="after")
     def _one_of_both(self) -> StrategySpec:
         if self.preset is not None and self.parts is not None:
@@ -127,41 +111,7 @@ class StrategySpec(_Part):
         return self
 
 
-class ModelSpec(_Part):
-    """Which network is trained; its weights come with the initial state."""
-
-    name: Literal["mlp", "cnn", "resnet18", "vgg11", "mobilenet_v2", "custom"] = Field(
-        description="a built-in backbone with a linear head, or custom: one of the silos' own objective"
-    )
-    norm: Literal["batch", "group", "none"] = Field(
-        default="none",
-        description="normalization layers: batch sends running means as a quantity of their own, group has "
-        "none to send; left out, it is none for mlp, cnn and custom and batch for the deeper backbones",
-    )
-    hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = Field(
-        default=(64,), max_length=16, description="widths of an mlp's hidden layers"
-    )
-    seed: int = Field(
-        default=0,
-        ge=0,
-        lt=1 << 63,
-        description="of the initial weights; in a submitted job they follow from the whole job",
-    )
-
-    @property
-    def is_built_in(self) -> bool:
-        """Whether every silo can draw the first state itself."""
-        return self.name != CUSTOM
-
-    @model_validator(mode="before")
-    @classmethod
-    def _norm_of_deep_models(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("name") in DEEP_MODELS:
-            return {"norm": "batch", **values}
-        return values
-
-
-class ScheduleSpec(_Part):
+class ScheduleSpec(SpecPart):
     """How the learning rate changes from round to round."""
 
     kind: Literal["constant", "step", "milestones", "cosine"] = Field(
@@ -182,7 +132,7 @@ class ScheduleSpec(_Part):
         return self
 
 
-class TrainingSpec(_Part):
+class TrainingSpec(SpecPart):
     """Local training at a silo, in one round."""
 
     local_epochs: int = Field(default=1, ge=1, le=1_000, description="passes over the silo's data")
@@ -196,7 +146,7 @@ class TrainingSpec(_Part):
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate by round")
 
 
-class ColumnSpec(_Part):
+class ColumnSpec(SpecPart):
     """One column of tabular data: x becomes (x - mean) / scale, a missing value becomes fill first."""
 
     name: str = Field(min_length=1, max_length=200, description="the column's heading")
@@ -205,7 +155,7 @@ class ColumnSpec(_Part):
     fill: Finite = Field(default=0.0, description="replaces a missing value, in the column's own units")
 
 
-class JobSpec(_Part):
+class JobSpec(SpecPart):
     """A job as its operator signs it."""
 
     name: Name = Field(description="the job's name: lower-case letters, digits and inner hyphens")
@@ -243,11 +193,29 @@ class JobSpec(_Part):
     )
     strategy: StrategySpec = Field(default=StrategySpec(), description="the training method")
     model: ModelSpec = Field(description="the network")
-    classes: int = Field(ge=2, le=100_000, description="classes of the labels, which are 0 to classes - 1")
+    task: TaskSpec | None = Field(
+        default=None, description="what the model is trained for; null: classification, by accuracy and loss"
+    )
+    code: tuple[CodeSpec, ...] | None = Field(
+        default=None,
+        max_length=16,
+        description="the distributions that `from` names, with the digests of their files; `job "
+        "submit` fills them in",
+    )
+    classes: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="classes of the labels, which are 0 to classes - 1; labels of a multi-label task, "
+        "intervals of a survival task, words of a vocabulary; 0 where the task has none",
+    )
     input_shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
         min_length=1,
         max_length=4,
         description="shape of one sample: (channels, height, width), or (columns,)",
+    )
+    input_type: Literal["float32", "int64"] = Field(
+        default="float32", description="of a sample's values: numbers, or int64 such as the tokens of a text"
     )
     columns: tuple[ColumnSpec, ...] | None = Field(
         default=None,
@@ -379,8 +347,13 @@ class JobSpec(_Part):
         return pair_chance * last * (last - 1) / 2 + max_chance * (self.rounds - last)
 
     @property
+    def sizes(self) -> TaskSizes:
+        return TaskSizes(classes=self.classes, input_shape=self.input_shape)
+
+    @property
     def method(self) -> Strategy:
-        method = StrategySpec.composed(self.strategy.model_dump_json())
+        task = None if self.task is None else self.task.model_dump_json()
+        method = _composed(self.strategy.model_dump_json(), task, self.sizes)
         return method if self.privacy is None else method.under_noise()
 
     @property
@@ -435,7 +408,7 @@ class JobSpec(_Part):
         try:
             # the smallest named set decides: there the defaults are lowest and the room is least
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
-            method = strategy_of(self.strategy.name, self.strategy.recipe, self.strategy.options)
+            method = _method_of(self.strategy, self.task, self.sizes)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
             if self.privacy is None:
                 return self
@@ -469,3 +442,17 @@ class JobSpec(_Part):
             raise ValueError("columns: a column is named twice")
         if self.label_column is None or self.label_column in names:
             raise ValueError("label_column: expected the heading of a column that is not an input")
+
+
+@lru_cache(maxsize=64)  # as many jobs as a silo opens at once; its policy asks several times a phase
+def _composed(strategy: str, task: str | None, sizes: TaskSizes) -> Strategy:
+    """The method of a job, from the JSON of its fields, put together once."""
+    spec = None if task is None else TaskSpec.model_validate_json(task)
+    return _method_of(StrategySpec.model_validate_json(strategy), spec, sizes)
+
+
+def _method_of(strategy: StrategySpec, task: TaskSpec | None, sizes: TaskSizes) -> Strategy:
+    """Raises ConfigError."""
+    spec = task or TaskSpec()
+    declared = task_of(spec.name, sizes, options=spec.options, metrics=spec.metrics)
+    return strategy_of(strategy.name, strategy.recipe, strategy.options, declared)

@@ -18,7 +18,7 @@ from crypto.errors import ConfigError
 from silo_agent.data.settings import DataSettings
 
 Features = NDArray[Any]
-Labels = NDArray[np.int64]
+Labels = NDArray[Any]
 Indices = NDArray[np.int64]
 
 NO_LABEL = -1  # of a record whose label is no whole number, in a private job
@@ -27,13 +27,13 @@ MAX_LABEL = float(1 << 53)  # whole numbers up to here are exact as floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """Shapes: features (N, ...), labels (N,) int64."""
+    """Shapes: features (N, ...), labels (N, *target): what each sample's target is, one class as a rule."""
 
     features: Features
     labels: Labels
 
     def __post_init__(self) -> None:
-        if self.features.ndim == 0 or self.labels.shape != self.features.shape[:1]:
+        if self.features.ndim == 0 or self.labels.shape[:1] != self.features.shape[:1]:
             raise ConfigError(
                 f"data: expected one label per sample, got features {self.features.shape} "
                 f"and labels {self.labels.shape}"
@@ -41,6 +41,13 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def strata_N(self) -> NDArray[np.int64]:
+        """What a cut keeps even: the classes, where a sample has one whole number, else one stratum."""
+        if self.labels.ndim == 1 and self.labels.dtype.kind in "iu":
+            return self.labels.astype(np.int64, copy=False)
+        return np.zeros(len(self), np.int64)
 
     def take(self, indices: Indices) -> Samples:
         return Samples(features=self.features[indices], labels=self.labels[indices])

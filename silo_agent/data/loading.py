@@ -76,7 +76,7 @@ def _parts(
     """The parts of those silos; all of it where there is no partition."""
     raw = LOADERS[settings.format](settings, job)
     cut = _private_parts if job.privacy is not None else _plain_parts
-    for train, holdout in cut(raw, settings, partition, indices, classes=job.classes):
+    for train, holdout in cut(raw, settings, partition, indices, job=job):
         part = SiloData(train=train, holdout=holdout, name=settings.name)
         if job.privacy is None:
             yield _checked(part, job=job)
@@ -105,17 +105,18 @@ def _private_parts(
     partition: PartitionSettings | None,
     indices: Sequence[int],
     *,
-    classes: int,
+    job: JobSpec,
 ) -> Iterator[tuple[Samples, Samples]]:
     """Train and hold-out of those silos, of a pool that is cut before the hold-out where there is a
     partition."""
     pool, test = raw.train, raw.test
     parts = [(np.arange(len(pool)), np.arange(len(test) if test is not None else 0))]
     if partition is not None:
-        fits = np.flatnonzero(private.fitting(pool.labels, classes=classes))
+        target = job.method.task.target
+        fits = np.flatnonzero(target.fitting(pool.labels))
         rest = pool.take(fits[:0]) if test is None else test
-        fits_test = np.flatnonzero(private.fitting(rest.labels, classes=classes))
-        cut = _cut(pool.take(fits), rest.take(fits_test), partition, classes=classes)
+        fits_test = np.flatnonzero(target.fitting(rest.labels))
+        cut = _cut(pool.take(fits), rest.take(fits_test), partition, classes=job.classes)
         parts = [(fits[cut.train[index]], fits_test[cut.test[index]]) for index in indices]
     if test is not None:
         yield from ((pool.take(mine), test.take(tested)) for mine, tested in parts)
@@ -127,12 +128,15 @@ def _private_parts(
 
 def _put_right(samples: Samples, *, name: str, job: JobSpec) -> tuple[Samples, int, int]:
     """As `_prepared`, and how many records had no label of the job and how many values were out of range."""
-    labels = whole_labels(samples.labels, source=f"data {name}", is_private=True)
-    fits = np.flatnonzero(private.fitting(labels, classes=job.classes))
-    kept = Samples(features=samples.features, labels=labels).take(fits)
+    target, source, labels = job.method.task.target, f"data {name}", samples.labels
+    if job.method.task.has_classes:
+        labels = whole_labels(labels, source=source, is_private=True)
+    fits = np.flatnonzero(target.fitting(labels))
+    kept_labels = target.checked(labels[fits], source=source)
+    kept = Samples(features=samples.features[fits], labels=kept_labels)
     _check_numbers(kept.features)
     features, outside = private.boxed(kept.features)
-    features = _as_input(features, job.input_shape, name=name)
+    features = _as_input(features, job, name=name)
     return Samples(features=features, labels=kept.labels), len(samples) - len(kept), outside
 
 
@@ -142,34 +146,32 @@ def _plain_parts(
     partition: PartitionSettings | None,
     indices: Sequence[int],
     *,
-    classes: int,
+    job: JobSpec,
 ) -> Iterator[tuple[Samples, Samples]]:
     """Train and hold-out of those silos, each of which is cut from the whole set's."""
-    for samples in (raw.train, raw.test):
-        if samples is not None:
-            _check_labels(samples, classes=classes)
-    train, holdout = raw.train, raw.test
+    train, holdout = _with_targets(raw.train, job), None if raw.test is None else _with_targets(raw.test, job)
     if holdout is None:
         rng = np.random.default_rng(derive_seed("holdout", settings.name))
-        kept, held = split_holdout(train.labels, fraction=settings.holdout, rng=rng)
+        kept, held = split_holdout(train.strata_N, fraction=settings.holdout, rng=rng)
         train, holdout = train.take(kept), train.take(held)
     if partition is None:
         yield train, holdout
         return
-    cut = _cut(train, holdout, partition, classes=classes)
+    cut = _cut(train, holdout, partition, classes=job.classes)
     for index in indices:
         yield train.take(cut.train[index]), holdout.take(cut.test[index])
 
 
 def _cut(train: Samples, holdout: Samples, settings: PartitionSettings, *, classes: int) -> Partition:
     rng = np.random.default_rng(derive_seed("partition", settings.seed))
+    classes = max(classes, 1)  # without classes there is one stratum
     match settings.kind:
         case PartitionKind.IID:
-            return cut_iid(train.labels, holdout.labels, silos=settings.silos, rng=rng)
+            return cut_iid(train.strata_N, holdout.strata_N, silos=settings.silos, rng=rng)
         case PartitionKind.SHARDS:
             return cut_shards(
-                train.labels,
-                holdout.labels,
+                train.strata_N,
+                holdout.strata_N,
                 classes=classes,
                 silos=settings.silos,
                 shards_per_silo=settings.shards_per_silo,
@@ -177,8 +179,8 @@ def _cut(train: Samples, holdout: Samples, settings: PartitionSettings, *, class
             )
         case PartitionKind.DIRICHLET:
             return cut_dirichlet(
-                train.labels,
-                holdout.labels,
+                train.strata_N,
+                holdout.strata_N,
                 classes=classes,
                 silos=settings.silos,
                 alpha=settings.alpha,
@@ -203,28 +205,22 @@ def _checked(data: SiloData, *, job: JobSpec) -> SiloData:
 
 
 def _prepared(samples: Samples, *, name: str, job: JobSpec) -> Samples:
-    _check_labels(samples, classes=job.classes)
-    features = _as_input(samples.features, job.input_shape, name=name)
-    if not np.isfinite(features).all():
+    labels = _with_targets(samples, job).labels
+    features = _as_input(samples.features, job, name=name)
+    if features.dtype.kind == "f" and not np.isfinite(features).all():
         raise ConfigError(f"data {name}: features hold NaN or infinity, expected finite numbers")
-    return Samples(features=features, labels=samples.labels.astype(np.int64, copy=False))
+    return Samples(features=features, labels=labels)
 
 
-def _check_labels(samples: Samples, *, classes: int) -> None:
-    if samples.labels.dtype.kind not in "iu":
-        raise ConfigError(f"data: labels are whole numbers, got {samples.labels.dtype}")
-    if not len(samples):
-        return
-    low, high = int(samples.labels.min()), int(samples.labels.max())
-    if low < 0 or high >= classes:
-        raise ConfigError(
-            f"data: labels must be 0 to {classes - 1} (job: classes {classes}), got {low} to {high}"
-        )
+def _with_targets(samples: Samples, job: JobSpec) -> Samples:
+    """The same samples. Raises ConfigError for targets that are not of the job's task."""
+    labels = job.method.task.target.checked(samples.labels, source="data")
+    return Samples(features=samples.features, labels=labels)
 
 
-def _as_input(features: Features, shape: tuple[int, ...], *, name: str) -> Features:
-    """Float32, channels first, a gray channel added, or flat where the job asks for a flat vector."""
-    found = features.shape[1:]
+def _as_input(features: Features, job: JobSpec, *, name: str) -> Features:
+    """In the job's type, channels first, a gray channel added, or flat where the job asks for that."""
+    found, shape = features.shape[1:], job.input_shape
     if found == shape:
         shaped = features
     elif (1, *found) == shape:
@@ -235,6 +231,10 @@ def _as_input(features: Features, shape: tuple[int, ...], *, name: str) -> Featu
         shaped = features.reshape(len(features), *shape)
     else:
         raise ConfigError(f"data {name}: a sample has shape {found}, the job's input_shape is {shape}")
+    if job.input_type == "int64":
+        if shaped.dtype.kind not in "iu":
+            raise ConfigError(f"data {name}: the job's input_type is int64, got {shaped.dtype}")
+        return np.ascontiguousarray(shaped, dtype=np.int64)
     if shaped.dtype == np.uint8:
         return shaped.astype(np.float32) / np.float32(BRIGHTEST)
     _check_numbers(shaped)

@@ -23,11 +23,6 @@ HASHED_BITS = 64
 Mask = NDArray[np.bool_]
 
 
-def fitting(labels: Labels, *, classes: int) -> Mask:
-    """(N,): which records have a label of the job, 0 to classes - 1."""
-    return np.asarray((labels >= 0) & (labels < classes))
-
-
 def boxed(features: Features) -> tuple[Features, int]:
     """The features with every value finite and within +-FARTHEST, and how many were not.
 
@@ -53,10 +48,17 @@ def held_out(samples: Samples, identities: Sequence[bytes] | None, *, name: str,
     """
     # one number format, whatever other records made of the array's: an integer is the same as a float
     made = (
-        np.asarray(features, dtype="<f8").tobytes() + label.to_bytes(8, "big", signed=True)
-        for features, label in zip(samples.features, samples.labels.tolist(), strict=True)
+        np.asarray(features, dtype="<f8").tobytes() + _label_bytes(label)
+        for features, label in zip(samples.features, samples.labels, strict=True)
     )
     below = int(fraction * 2**HASHED_BITS)
     records = made if identities is None else identities
     hashes = (encoding.digest("record-holdout", name, record) for record in records)
     return np.array([int.from_bytes(each[: HASHED_BITS // 8], "big") < below for each in hashes], np.bool_)
+
+
+def _label_bytes(label: Labels) -> bytes:
+    """A class as the 8 bytes of its number, any other target as float64."""
+    if label.ndim == 0 and label.dtype.kind in "iu":
+        return int(label).to_bytes(8, "big", signed=True)
+    return np.asarray(label, dtype="<f8").tobytes()

@@ -29,16 +29,17 @@ ANY_ATTEMPT = 1  # all attempts at a phase send the same input
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonalModel:
-    """What a silo fine-tuned. correct and correct_before: of the hold-out's samples, by this model and by
-    the global one that it came from. learning_rate: 0 where nothing was trained by steps."""
+    """What a silo fine-tuned. score and score_before: how good this model and the global one that it came
+    from are on the hold-out, from 0 to 1 (`DeclaredTask.score`). learning_rate: 0 where nothing was trained
+    by steps."""
 
     arrays: Arrays = field(repr=False)
     tuned: str
     epochs: int
     learning_rate: float
     tested: int
-    correct_before: int
-    correct: int
+    score_before: float
+    score: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,8 @@ class PersonalModels:
             "tested": str(model.tested),
         }
         if model.tested:
-            facts["accuracy"] = f"{model.correct / model.tested:.6f}"
-            facts["accuracy_of_global_model"] = f"{model.correct_before / model.tested:.6f}"
+            facts["accuracy"] = f"{model.score:.6f}"
+            facts["accuracy_of_global_model"] = f"{model.score_before:.6f}"
         write_atomic(path, safetensors.numpy.save(dict(model.arrays), metadata=facts))
 
     def is_confirmed(self, kept: KeptModel) -> bool:

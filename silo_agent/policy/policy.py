@@ -18,8 +18,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from chorale.job import JobSpec
-from chorale.spec.fields import Name
-from chorale.spec.job_spec import Sha256
+from chorale.spec.fields import Name, Sha256
 from chorale.spec.settings_file import load_settings
 from chorale.spec.validation_errors import got
 from crypto.errors import PolicyRefusal, Refusal

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from silo_agent.training.base.evaluation import evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import flat_arrays, flat_values, load_arrays, model_arrays
 from silo_agent.training.parts.closing.fine_tuning import fine_tune
@@ -38,8 +39,9 @@ from silo_agent.training.parts.computed_parts import (
 from strategies.base import MODEL, Array
 from strategies.parts.closing.fine_tuning import FINE_TUNE
 from strategies.phases.enrollment import CLASS_PRESENCE
-from strategies.phases.evaluation import EVALUATE, LOSS_CLIP
+from strategies.phases.evaluation import EVALUATE
 from strategies.phases.training import TRAIN
+from strategies.tasks.base import LOSS_CLIP
 
 log = get_logger("silo_agent.training.torch_objective")
 
@@ -84,14 +86,16 @@ class TorchObjective:
             if work.spec.privacy is not None:
                 spec = work.spec
                 check_keeps_samples_apart(received)
-                probes = Probes(input_shape=spec.input_shape, classes=spec.classes, device=self._device)
+                probes = Probes(
+                    input_shape=spec.input_shape, target=work.spec.method.task.target, device=self._device
+                )
                 check_answers(received, probes, loss=evaluation_loss_for(setting))
             started = time.monotonic()
             values = computes(setting)
             self._earlier.add(work, seconds=time.monotonic() - started)
             return values
 
-    def _received_model(self, work: Work) -> CutModel:
+    def _received_model(self, work: Work) -> FederatedModel:
         spec = work.spec
         model = build_model(
             spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
@@ -147,36 +151,39 @@ def presence(setting: Setting) -> Mapping[str, Array]:
 def evaluated(setting: Setting) -> Mapping[str, Array]:
     """The received model's figures on the hold-out and, where a part of it is the silo's own, how good the
     silo's own model is. At the end that model stays with the institution."""
-    work, recipe = setting.work, setting.work.spec.method.recipe
-    tested_by, holdout = evaluation_loss_for(setting), Tensors.of(work.data.holdout, setting.device)
-    figures = evaluate(
-        setting.received,
-        holdout,
-        loss=tested_by,
+    work, method = setting.work, setting.work.spec.method
+    holdout = Tensors.of(work.data.holdout, setting.device)
+    further = method.task.closing_sums if work.phase_kind == EVALUATE else ()
+    tested = partial(
+        evaluate,
+        samples=holdout,
+        loss=evaluation_loss_for(setting),
+        task=setting.task,
+        sums=(*method.task.round_sums, *further),
         is_cancelled=work.is_cancelled,
-        loss_clip=None if work.spec.privacy is None else LOSS_CLIP,
     )
-    find_own = computed(recipe.personalization, PERSONALIZATIONS).model
+    figures = tested(setting.received, loss_clip=None if work.spec.privacy is None else LOSS_CLIP)
+    find_own = computed(method.recipe.personalization, PERSONALIZATIONS).model
     if find_own is None:
-        return figures.quantities()
+        return figures.sums
     model = find_own(setting, Tensors.of(work.data.train, setting.device), loss_for(setting))
-    own = evaluate(model, holdout, loss=tested_by, is_cancelled=work.is_cancelled)
+    own, score = tested(model), method.task.score
     if work.phase_kind == EVALUATE:
         work.keep_personal(
             PersonalModel(
                 arrays=model_arrays(model),
-                tuned=recipe.personalization.word,
+                tuned=method.recipe.personalization.word,
                 epochs=work.spec.training.local_epochs,
                 learning_rate=work.spec.learning_rate_at(work.spec.rounds),
                 tested=own.tested,
-                correct_before=figures.correct,
-                correct=own.correct,
+                score_before=score(figures.sums),
+                score=score(own.sums),
             )
         )
-    return {**figures.quantities(), **own.personal_quantities()}
+    return {**figures.sums, **own.personal_quantities(score)}
 
 
-def contribution(model: CutModel, work: Work, *, steps: int) -> Mapping[str, Array]:
+def contribution(model: FederatedModel, work: Work, *, steps: int) -> Mapping[str, Array]:
     """What a trained model adds to the sum: p * delta, p, the buffers, and what the server update needs.
 
     Shapes: delta (P,) float32, weight () float64, and buffers (B,) float32 if the model has any. P = trained

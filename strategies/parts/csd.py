@@ -89,6 +89,7 @@ class CsdOptions(TemperatureOptions, TeacherOptions):
 
 CSD = Regularizer(
     word="csd",
+    needs_classes=True,
     options=CsdOptions,
     keeper=EmaTeacher(),
     reads=(TEACHER,),

@@ -18,7 +18,7 @@ import numpy as np
 from crypto.errors import ConfigError
 from strategies.base import MODEL, FloatArray
 from strategies.number_stream import NumberStream, orthonormal_rows
-from strategies.recipe import Features, Head, Need, Standing
+from strategies.recipe import Features, Head, Need, Standing, always
 
 HEAD = MODEL + "head.weight"
 MAX_PRODUCTS = 1 << 36  # of rows drawn by Gram-Schmidt: minutes; a job asks every silo to draw them
@@ -72,15 +72,27 @@ def etf_head(classes: int, width: int, numbers: NumberStream) -> FloatArray:
 
 
 TRAINED = Head(word="trained", has_bias=True, standing=NO_DATA)
-TRAINED_UNBIASED = Head(word="trained-unbiased", standing=NO_DATA)
-FROZEN_RANDOM = Head(word="frozen-random", draw=random_head, standing=NO_DATA)
+TRAINED_UNBIASED = Head(word="trained-unbiased", standing=NO_DATA, needs_cut=always)
+FROZEN_RANDOM = Head(word="frozen-random", draw=random_head, standing=NO_DATA, needs_cut=always)
 FROZEN_ORTHONORMAL = Head(
-    word="frozen-orthonormal", draw=orthonormal_head, has_unit_rows=True, standing=NO_DATA
+    word="frozen-orthonormal",
+    draw=orthonormal_head,
+    has_unit_rows=True,
+    standing=NO_DATA,
+    needs_classes=True,
+    needs_cut=always,
 )
-FROZEN_ETF = Head(word="frozen-etf", draw=etf_head, has_unit_rows=True, standing=NO_DATA)
+FROZEN_ETF = Head(
+    word="frozen-etf",
+    draw=etf_head,
+    has_unit_rows=True,
+    standing=NO_DATA,
+    needs_classes=True,
+    needs_cut=always,
+)
 
 RAW = Features(word="raw", standing=NO_DATA)
-UNIT = Features(word="unit", is_unit=True, standing=NO_DATA)
+UNIT = Features(word="unit", is_unit=True, standing=NO_DATA, needs_cut=always)
 PROJECTED_UNIT = Features(
     word="projected-unit",
     is_unit=True,
@@ -93,6 +105,7 @@ PROJECTED_UNIT = Features(
         ),
     ),
     standing=NO_DATA,
+    needs_cut=always,
 )
 
 HEADS = (TRAINED, TRAINED_UNBIASED, FROZEN_RANDOM, FROZEN_ORTHONORMAL, FROZEN_ETF)

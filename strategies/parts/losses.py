@@ -6,7 +6,7 @@ from pydantic import Field
 
 from strategies.base import PartOptions
 from strategies.parts.heads import UNIT
-from strategies.recipe import Loss, Need, Standing
+from strategies.recipe import Loss, Need, Standing, always
 
 PER_SAMPLE = Standing(why="a mean of losses of single samples")
 BY_CLASS_COUNTS = Standing(
@@ -20,7 +20,8 @@ NO_COSINES = Need(
     "it needs features raw or projected-unit, or a head of another kind",
 )
 
-CROSS_ENTROPY = Loss(word="cross-entropy", needs=(NO_COSINES,), standing=PER_SAMPLE)
+# of the job's task: cross-entropy where that is classification
+TASK_LOSS = Loss(word="task", needs=(NO_COSINES,), standing=PER_SAMPLE)
 
 SPHERE_MSE = Loss(
     word="sphere-mse",
@@ -37,6 +38,8 @@ SPHERE_MSE = Loss(
         ),
     ),
     standing=PER_SAMPLE,
+    needs_classes=True,
+    needs_cut=always,
 )
 
 DOT_REGRESSION = Loss(
@@ -49,6 +52,8 @@ DOT_REGRESSION = Loss(
         ),
     ),
     standing=PER_SAMPLE,
+    needs_classes=True,
+    needs_cut=always,
 )
 
 
@@ -65,6 +70,7 @@ BALANCED_SOFTMAX = Loss(
     options=BalancedSoftmaxOptions,
     needs=(NO_COSINES,),
     standing=BY_CLASS_COUNTS,
+    needs_classes=True,
 )
 
 CLIENT_ADAPTED = Loss(
@@ -77,6 +83,7 @@ CLIENT_ADAPTED = Loss(
         ),
     ),
     standing=BY_CLASS_COUNTS,
+    needs_classes=True,
 )
 
-LOSSES = (CROSS_ENTROPY, SPHERE_MSE, DOT_REGRESSION, BALANCED_SOFTMAX, CLIENT_ADAPTED)
+LOSSES = (TASK_LOSS, SPHERE_MSE, DOT_REGRESSION, BALANCED_SOFTMAX, CLIENT_ADAPTED)

@@ -19,7 +19,7 @@ from pydantic import Field
 from strategies.base import PartOptions
 from strategies.parts.regularizers import NO_REGULARIZER
 from strategies.phases.evaluation import PersonalAccuracy
-from strategies.recipe import ADDS_NOTHING, Need, Personalization, Recipe, Standing
+from strategies.recipe import ADDS_NOTHING, Need, Personalization, Recipe, Standing, always
 
 
 class HeadFirstOptions(PartOptions):
@@ -79,6 +79,7 @@ OWN_HEAD = Personalization(
     standing=REFUSED,
     keeps_local_state=True,
     has_own_head=True,
+    needs_cut=always,
     beside_evaluation=SUMMED,
 )
 OWN_HEAD_FIRST = Personalization(
@@ -88,6 +89,7 @@ OWN_HEAD_FIRST = Personalization(
     standing=REFUSED,
     keeps_local_state=True,
     has_own_head=True,
+    needs_cut=always,
     beside_evaluation=SUMMED,
 )
 OWN_MODEL = Personalization(

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from strategies.base import PartOptions, options_of
 from strategies.parts.heads import NO_DATA
-from strategies.recipe import ADDS_NOTHING, Mix, Need, Options, Regularizer, Standing
+from strategies.recipe import ADDS_NOTHING, Mix, Need, Options, Regularizer, Standing, always
 
 GLOBAL_TEACHER = Standing(
     why="compares each sample with the received model, which is post-processing of sums paid for before"
@@ -55,10 +55,12 @@ MOON = Regularizer(
     ),
     keeps_local_state=True,
 )
-KD = Regularizer(word="kd", options=TemperatureOptions, standing=GLOBAL_TEACHER)
-NTD = Regularizer(word="ntd", options=TemperatureOptions, standing=GLOBAL_TEACHER, min_classes=3)
-LD = Regularizer(word="ld", standing=GLOBAL_TEACHER)
-FD = Regularizer(word="fd", standing=GLOBAL_TEACHER)
+KD = Regularizer(word="kd", options=TemperatureOptions, standing=GLOBAL_TEACHER, needs_classes=True)
+NTD = Regularizer(
+    word="ntd", options=TemperatureOptions, standing=GLOBAL_TEACHER, min_classes=3, needs_classes=True
+)
+LD = Regularizer(word="ld", standing=GLOBAL_TEACHER, needs_classes=True)
+FD = Regularizer(word="fd", standing=GLOBAL_TEACHER, needs_cut=always)
 
 
 def _convex_weights(options: Options) -> tuple[float, float]:

@@ -1,7 +1,8 @@
-"""Federated evaluation: correct answers, tested samples and loss, summed like everything else.
+"""Federated evaluation: what the job's task sums over the silos' hold-outs, summed like everything else.
 
-Leaks the federation's accuracy and loss on the silos' hold-outs, and their total size. A record moves
-each count by 1 and, where a private job clips each sample's loss, the loss sum by LOSS_CLIP.
+Leaks what strategies/tasks/ says of each task, and the hold-outs' total size. A record moves each sum by at
+most what is declared there (`Sum.per_record`); where a private job clips each sample's loss, that is
+LOSS_CLIP.
 """
 
 from __future__ import annotations
@@ -12,53 +13,28 @@ from dataclasses import dataclass
 
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import Array, PhaseContext, PhaseResult, SummedBeside
+from strategies.tasks.base import DeclaredTask
+from strategies.tasks.classification import CLASSIFICATION
 
 EVALUATE = "evaluate"
 ACCURACY, SQUARE, SILOS = "personal_accuracy", "personal_accuracy_square", "personal_silos"
 DEVIATION = "personal_accuracy_deviation"  # a figure; no sum has this name
-MAX_COUNT = float(1 << 40)  # samples at one silo; 2^22 such silos fit a 64-bit word
-MAX_LOSS_SUM = float(1 << 30)  # of one silo's hold-out
-LOSS_CLIP = 8.0  # of one sample in a private job: chance among 2,981 classes; less noise than a higher one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The statistic that rides in the train phase: the model as the silos received it."""
+    """The model as the silos received it, tested in the train phase; is_closing: the last one, by all metrics
+    that the job asks for."""
+
+    task: DeclaredTask = CLASSIFICATION
+    is_closing: bool = False
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        return (
-            Quantity(
-                name="correct",
-                bound=MAX_COUNT,
-                is_count=True,
-                sensitivity_l2=1.0,
-                discloses=Disclosure.STATISTIC,
-                at_most="tested",
-            ),
-            Quantity(
-                name="tested",
-                bound=MAX_COUNT,
-                is_count=True,
-                sensitivity_l2=1.0,
-                discloses=Disclosure.STATISTIC,
-            ),
-            Quantity(
-                name="loss_sum", bound=MAX_LOSS_SUM, sensitivity_l2=LOSS_CLIP, discloses=Disclosure.STATISTIC
-            ),
-        )
+        further = self.task.closing_sums if self.is_closing else ()
+        return tuple(each.quantity for each in (*self.task.round_sums, *further))
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        """accuracy, loss (mean per tested sample; NaN where nothing was tested) and tested.
-
-        Noise may take the sums out of their ranges; the figures stay in theirs.
-        """
-        tested = float(sums["tested"])
-        correct, loss_sum = float(sums["correct"]), float(sums["loss_sum"])
-        return {
-            "accuracy": min(max(correct / tested, 0.0), 1.0) if tested > 0 else math.nan,
-            "loss": max(loss_sum / tested, 0.0) if tested > 0 else math.nan,
-            "tested": tested,
-        }
+        return self.task.figures(sums)
 
     def arrays(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, Array]:
         return {}
@@ -102,7 +78,7 @@ class EvaluatePhase:
     """Closing phase: figures of the final model, or of the silos' own; the state stays as it is."""
 
     kind: str = EVALUATE
-    statistics: tuple[SummedBeside, ...] = (Evaluation(),)
+    statistics: tuple[SummedBeside, ...] = (Evaluation(is_closing=True),)
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         return tuple(quantity for part in self.statistics for quantity in part.quantities(context))

@@ -40,7 +40,7 @@ class FineTuned(OneHot):
                 epochs=1,
                 learning_rate=0.1,
                 tested=HOLDOUT,
-                correct_before=10,
+                score_before=0.25,
                 correct=10 + place,
             )
         )

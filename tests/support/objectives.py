@@ -5,6 +5,7 @@ N = samples, D = feature width, C = classes.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,17 +15,24 @@ from torch import Tensor, nn
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import buffer_names, trained_names
+from chorale_models.model import Sizes
+from chorale_models.tasks.classification import Classification
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.objective import Work
 from silo_agent.seeding import shuffler, training_seed
 from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.evaluation import Figures, evaluate
+from silo_agent.training.base.loss import TaskLoss
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.loop.local_training import train_locally
-from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.state import initial_state
 from strategies.base import Array, PhaseContext
+from strategies.parts.heads import RAW, TRAINED
+from strategies.recipe import Features, Head
+from strategies.tasks.classification import CLASSIFICATION
 
 CPU = torch.device("cpu")
 
@@ -91,11 +99,12 @@ def make_work(
     )
 
 
-def make_model(job: JobSpec, body: nn.Module, *, width: int, head_CD: Any = None) -> CutModel:
+def make_model(job: JobSpec, body: nn.Module, *, width: int, head_CD: Any = None) -> FederatedModel:
     """The job's method around a backbone of the test's own, in float64."""
     recipe = job.method.recipe
-    backbone = Backbone(body=body, width=width)
-    model = CutModel(backbone, classes=job.classes, head=recipe.head, features=recipe.features).double()
+    model = cut_model(
+        body, width=width, classes=job.classes, head=recipe.head, features=recipe.features
+    ).double()
     if head_CD is not None:
         with torch.no_grad():
             model.head.weight.copy_(torch.as_tensor(np.asarray(head_CD)))
@@ -103,7 +112,33 @@ def make_model(job: JobSpec, body: nn.Module, *, width: int, head_CD: Any = None
     return model
 
 
-def make_setting(job: JobSpec, model: CutModel, data: SiloData) -> Setting:
+def cut_model(
+    body: nn.Module, *, width: int, classes: int, head: Head = TRAINED, features: Features = RAW
+) -> FederatedModel:
+    """A method's model around a backbone of the test's own, whose parameters are named body.*."""
+    network = nn.Sequential(OrderedDict(last=nn.Linear(width, classes)))
+    model = FederatedModel(network, cut="last", head=head, features=features)
+    model.body = body
+    return model
+
+
+def task_loss(classes: int = 10) -> TaskLoss:
+    """Cross-entropy, as the loss of single samples."""
+    return TaskLoss(Classification(Sizes(classes=classes)))
+
+
+def figures_of(model: FederatedModel, samples: Tensors, **fields: Any) -> Figures:
+    """By cross-entropy: what classification sums."""
+    given = {"loss": task_loss(), "task": task_loss().task, "is_cancelled": lambda: False} | fields
+    return evaluate(model, samples, sums=CLASSIFICATION.round_sums, **given)
+
+
+def summed(correct: int, tested: int) -> Figures:
+    """What a silo sums of a classification."""
+    return Figures(sums={"correct": np.array(correct), "tested": np.array(tested), "loss_sum": np.array(0.0)})
+
+
+def make_setting(job: JobSpec, model: FederatedModel, data: SiloData) -> Setting:
     return Setting(work=make_work(job, data, state={}), received=model, device=CPU)
 
 

@@ -21,9 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 ARROWS = {
     "crypto": {"crypto"},
     "strategies": {"crypto", "strategies"},
+    "chorale_models": {"crypto", "strategies", "chorale_models"},
     "chorale": {"crypto", "strategies", "chorale"},
     "coordinator": {"crypto", "strategies", "chorale", "coordinator"},
-    "silo_agent": {"crypto", "strategies", "chorale", "silo_agent"},
+    "silo_agent": {"crypto", "strategies", "chorale_models", "chorale", "silo_agent"},
     "simulation": {"crypto", "strategies", "chorale", "silo_agent", "simulation"},
     "cli": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli"},
     "bench": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "bench"},
@@ -43,8 +44,9 @@ ARROWS = {
 # its left
 ROOMS = {
     "crypto": "errors < encoding < envelope_tree < prg < identity < noise < fixed_point < masking < session",
-    "strategies": "base < number_stream < exact < update_scale < recipe < phases < parts < checks < presets "
-    "< declared_parts < methods",
+    "strategies": "base < number_stream < exact < update_scale < recipe < tasks < phases < parts < checks "
+    "< presets < declared_parts < methods",
+    "chorale_models": "data < model < task < parts < networks < tasks",
     "chorale": "v1 < runtime < transport < spec < observability < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
@@ -59,7 +61,16 @@ ROOMS = {
     "< operator < operations < job < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
-PRODUCT = ("crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli")
+PRODUCT = (
+    "crypto",
+    "strategies",
+    "chorale_models",
+    "chorale",
+    "coordinator",
+    "silo_agent",
+    "simulation",
+    "cli",
+)
 # what the innermost packages may import of others
 OUTSIDE = {"crypto": {"numpy", "cryptography"}, "strategies": {"numpy", "pydantic"}}
 # optional: imported where it is used, never when a process starts
@@ -70,6 +81,7 @@ TORCH_PLACES = (
     "silo_agent/seeding.py",
     "silo_agent/torchvision_compat.py",
     "silo_agent/training/",
+    "chorale_models/",
     "research/heart_disease/",
 )
 MAX_LINES = 500

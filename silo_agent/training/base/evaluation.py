@@ -2,74 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from chorale_models.task import Task
 from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import SampleLoss
 from silo_agent.training.base.passes import run_model
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from strategies.base import Array
 from strategies.phases.evaluation import ACCURACY, SILOS, SQUARE
+from strategies.tasks.base import Sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Sums over the hold-out."""
+    """What a task sums over the hold-out, by name."""
 
-    correct: int
-    tested: int
-    loss_sum: float
+    sums: Mapping[str, Array]
 
-    def quantities(self) -> dict[str, Array]:
-        """As the train and evaluate phases name them."""
-        return {
-            "correct": np.asarray(self.correct, dtype=np.int64),
-            "tested": np.asarray(self.tested, dtype=np.int64),
-            "loss_sum": np.asarray(self.loss_sum, dtype=np.float64),
-        }
+    @property
+    def tested(self) -> int:
+        return int(self.sums["tested"])
 
-    def personal_quantities(self) -> dict[str, Array]:
-        """Of a silo's own model: accuracy, its square and 1, or three zeros without a hold-out.
+    def personal_quantities(self, score: Callable[[Mapping[str, Array]], float]) -> dict[str, Array]:
+        """Of a silo's own model: its score, the square and 1, or three zeros without a hold-out.
 
-        Shapes: all (). Units: shares of the hold-out.
+        Shapes: all ().
         """
-        accuracy = self.correct / self.tested if self.tested else 0.0
+        found = score(self.sums) if self.tested else 0.0
         return {
-            ACCURACY: np.asarray(accuracy, dtype=np.float64),
-            SQUARE: np.asarray(accuracy**2, dtype=np.float64),
+            ACCURACY: np.asarray(found, dtype=np.float64),
+            SQUARE: np.asarray(found**2, dtype=np.float64),
             SILOS: np.asarray(int(self.tested > 0), dtype=np.int64),
         }
 
 
 @torch.inference_mode()
 def evaluate(
-    model: CutModel,
+    model: FederatedModel,
     samples: Tensors,
     *,
     loss: SampleLoss,
+    task: Task,
+    sums: Sequence[Sum],
     is_cancelled: Callable[[], bool],
     loss_clip: float | None = None,
 ) -> Figures:
-    """Counts in integers, losses in float32, their sum in float64. Raises Cancelled.
+    """What the task sums: counts in integers, losses in float32, other sums in float64. Raises Cancelled.
 
-    loss_clip: of a private job. Each sample's loss is taken into [0, loss_clip], one that is no number to
-    its upper end, and all batches have one shape: then no sample moves the sum by more, nor another's answer.
+    sums: those that are wanted. loss_clip: of a private job. Each sample's loss is taken into [0, loss_clip],
+    one that is no number to its upper end, and all batches have one shape: then no sample moves the sum by
+    more, nor another's answer.
     """
     model.eval()
-    correct, loss_sum = 0, 0.0
+    found = {each.name: np.zeros(each.shape, np.int64 if each.is_count else np.float64) for each in sums}
+    loss_sum = 0.0
     for batch in samples.passes(is_private=loss_clip is not None):
         if is_cancelled():
             raise Cancelled("evaluation: no longer wanted")
         outputs = run_model(model, batch.inputs)
-        is_correct_N = outputs.logits_NC.argmax(dim=1) == batch.labels_N
-        correct += int(is_correct_N[: batch.count].sum())
         loss_N = loss.per_sample(outputs, batch.labels_N)[: batch.count].double()
         if loss_clip is not None:
             loss_N = loss_N.nan_to_num(nan=loss_clip).clamp(0.0, loss_clip)
         loss_sum += float(loss_N.sum())
-    return Figures(correct=correct, tested=len(samples), loss_sum=loss_sum)
+        measured = task.measure(outputs.logits_NC[: batch.count], batch.labels_N[: batch.count])
+        for name, value in measured.items():
+            if name in found:
+                found[name] += value.cpu().numpy()
+    return Figures(
+        sums={
+            **found,
+            "tested": np.asarray(len(samples), dtype=np.int64),
+            "loss_sum": np.asarray(loss_sum, dtype=np.float64),
+        }
+    )

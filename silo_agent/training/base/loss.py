@@ -12,8 +12,9 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from chorale_models.task import Task
 from silo_agent.training.base.passes import Outputs
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 
 
 class SampleLoss(Protocol):
@@ -21,6 +22,16 @@ class SampleLoss(Protocol):
 
     def per_sample(self, outputs: Outputs, labels_N: Tensor) -> Tensor:
         """Shapes: labels (N,) int64 -> (N,) float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLoss:
+    """The task's own: cross-entropy in FedAvg (McMahan et al. 2017, arXiv 1602.05629)."""
+
+    task: Task
+
+    def per_sample(self, outputs: Outputs, labels_N: Tensor) -> Tensor:
+        return self.task.loss(outputs.logits_NC, labels_N)
 
 
 @runtime_checkable
@@ -35,7 +46,7 @@ class SampleRegularizer(Protocol):
 class WeightPenalty(Protocol):
     """A regularizer of the weights alone: its exact gradient is the same for every batch."""
 
-    def penalty(self, model: CutModel) -> Tensor:
+    def penalty(self, model: FederatedModel) -> Tensor:
         """Shapes: -> ()."""
 
 
@@ -63,7 +74,7 @@ class LocalLoss:
         regularized_N = self.regularizer.per_sample(student, self.teacher.take(places_N), labels_N)
         return loss_N + self.regularizer_weight * regularized_N
 
-    def penalty(self, model: CutModel) -> Tensor | None:
+    def penalty(self, model: FederatedModel) -> Tensor | None:
         """Shapes: -> (); None where there is none."""
         regularized = None
         if self.weight_penalty is not None:

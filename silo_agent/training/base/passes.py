@@ -15,7 +15,7 @@ from torch import Tensor
 
 from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Tensors
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +29,13 @@ class Outputs:
         return Outputs(features_ND=self.features_ND[chosen], logits_NC=self.logits_NC[chosen])
 
 
-def run_model(model: CutModel, inputs: Tensor) -> Outputs:
+def run_model(model: FederatedModel, inputs: Tensor) -> Outputs:
     """Features once, logits from them."""
     features_ND = model.features(inputs)
     return Outputs(features_ND=features_ND, logits_NC=model.logits(features_ND))
 
 
-def frozen_copy(model: CutModel) -> CutModel:
+def frozen_copy(model: FederatedModel) -> FederatedModel:
     """The same model in eval mode, out of reach of any gradient."""
     teacher = copy.deepcopy(model).eval()
     return teacher.requires_grad_(False)
@@ -43,7 +43,7 @@ def frozen_copy(model: CutModel) -> CutModel:
 
 @torch.no_grad()
 def outputs_of(
-    model: CutModel, samples: Tensors, *, is_cancelled: Callable[[], bool], is_private: bool = False
+    model: FederatedModel, samples: Tensors, *, is_cancelled: Callable[[], bool], is_private: bool = False
 ) -> Outputs:
     """One pass in eval mode over all samples, in their order. Raises Cancelled.
 

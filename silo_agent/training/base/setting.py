@@ -14,11 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chorale_models.task import Task
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.objective import Work
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import Outputs, frozen_copy, outputs_of
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.registry import build_task
 from silo_agent.training.models.state import load_arrays, model_arrays
 from strategies.base import MODEL, Array, PartOptions
 
@@ -51,9 +53,13 @@ class Setting:
     """
 
     work: Work
-    received: CutModel
+    received: FederatedModel
     device: torch.device
     cache: TeacherCache = field(default_factory=TeacherCache)
+    task: Task = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "task", build_task(self.work.spec))
 
     @property
     def is_private(self) -> bool:
@@ -62,7 +68,7 @@ class Setting:
     def options(self, part: type[Options]) -> Options:
         return self.work.spec.method.options_of(part)
 
-    def outputs_of(self, model: CutModel, samples: Tensors) -> Outputs:
+    def outputs_of(self, model: FederatedModel, samples: Tensors) -> Outputs:
         """One pass of a model that does not learn. Raises Cancelled."""
         return outputs_of(model, samples, is_cancelled=self.work.is_cancelled, is_private=self.is_private)
 
@@ -87,7 +93,7 @@ class Setting:
         return np.zeros(self.work.spec.classes, dtype=np.bool_) if rows_C is None else rows_C
 
 
-def kept_model(setting: Setting, prefix: str) -> CutModel | None:
+def kept_model(setting: Setting, prefix: str) -> FederatedModel | None:
     """The received model with the arrays that the local state has of it, frozen; None where it has none.
 
     Raises ConfigError for arrays of another model.
@@ -107,7 +113,7 @@ def kept_model(setting: Setting, prefix: str) -> CutModel | None:
     return model
 
 
-def model_to_keep(model: CutModel, prefix: str, *, part: str = "") -> dict[str, Array]:
+def model_to_keep(model: FederatedModel, prefix: str, *, part: str = "") -> dict[str, Array]:
     """Arrays for the local state. part: only what begins with it, such as `head.`."""
     return {
         prefix + name.removeprefix(MODEL): array

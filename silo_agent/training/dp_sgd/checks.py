@@ -30,7 +30,8 @@ from crypto.prg import KEY_BYTES, Keystream
 from silo_agent.training.base.batches import PRIVATE_BATCH, padded
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.passes import Outputs, run_model
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
+from strategies.tasks.base import Target
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 DROPOUT = nn.modules.dropout._DropoutNd
@@ -77,17 +78,17 @@ def one_thread() -> Iterator[None]:
 class Probes:
     """Random inputs, labels, teacher's answers and weights. Values: uniform in [-1, 1)."""
 
-    def __init__(self, *, input_shape: tuple[int, ...], classes: int, device: torch.device) -> None:
+    def __init__(self, *, input_shape: tuple[int, ...], target: Target, device: torch.device) -> None:
         self._stream, self._device = Keystream(os.urandom(KEY_BYTES)), device
         self.inputs = self.values((PRIVATE_BATCH, *input_shape))
-        self.labels_N = torch.arange(PRIVATE_BATCH, device=device) % classes
+        self.labels_N = torch.from_numpy(target.examples(PRIVATE_BATCH)).to(device)
 
     def values(self, shape: tuple[int, ...]) -> Tensor:
         words = np.empty(math.prod(shape), "<i4")
         self._stream.fill(words.view(np.uint8))
         return torch.from_numpy(words.astype(np.float32) / 2**31).view(shape).to(self._device)
 
-    def models(self, model: CutModel) -> tuple[CutModel, CutModel]:
+    def models(self, model: FederatedModel) -> tuple[FederatedModel, FederatedModel]:
         """Copies: with its weights, and with random ones of about the size that keeps a signal's."""
         same, other = copy.deepcopy(model), copy.deepcopy(model)
         with torch.no_grad():
@@ -98,11 +99,11 @@ class Probes:
         return same, other
 
 
-def check_answers(model: CutModel, probes: Probes, *, loss: SampleLoss) -> None:
+def check_answers(model: FederatedModel, probes: Probes, *, loss: SampleLoss) -> None:
     """In eval mode, without gradients. Raises ConfigError if an answer depends on its sample's place."""
 
     @torch.inference_mode()
-    def answers(tried: CutModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
+    def answers(tried: FederatedModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
         outputs = run_model(tried, inputs)
         labels_N = padded(probes.labels_N[order_K], PRIVATE_BATCH)
         embedded_ND = tried.embed(outputs.features_ND)
@@ -112,7 +113,7 @@ def check_answers(model: CutModel, probes: Probes, *, loss: SampleLoss) -> None:
         _check(tried, probes, answers, what="answer to")
 
 
-def check_gradients(model: CutModel, probes: Probes, *, loss: LocalLoss) -> None:
+def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -> None:
     """In train mode. Raises ConfigError if a sample's gradient depends on its place."""
     from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 
@@ -125,7 +126,7 @@ def check_gradients(model: CutModel, probes: Probes, *, loss: LocalLoss) -> None
         random_teacher = Outputs(features_ND=features_NK, logits_NC=logits_NK)
         tried_loss = dataclasses.replace(loss, teacher=random_teacher)
 
-    def gradients(tried: CutModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
+    def gradients(tried: FederatedModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
         labels_N, places_N = (padded(rows, PRIVATE_BATCH) for rows in (probes.labels_N[order_K], order_K))
         with SampleGradients(tried) as sampled:
             return sampled.of(tried_loss, inputs, labels_N, places_N)
@@ -134,10 +135,10 @@ def check_gradients(model: CutModel, probes: Probes, *, loss: LocalLoss) -> None
         _check(tried, probes, gradients, what="gradient of")
 
 
-Tried = Callable[[CutModel, Tensor, Tensor], list[Tensor]]
+Tried = Callable[[FederatedModel, Tensor, Tensor], list[Tensor]]
 
 
-def _check(model: CutModel, probes: Probes, run: Tried, *, what: str) -> None:
+def _check(model: FederatedModel, probes: Probes, run: Tried, *, what: str) -> None:
     order_N = torch.arange(PRIVATE_BATCH, device=probes.inputs.device)
     first = run(model, probes.inputs.clone(), order_N)
     for arrangement_K in ARRANGEMENTS:

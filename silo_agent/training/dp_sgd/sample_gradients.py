@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import Outputs, run_model
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 
 
 class SampleGradients:
@@ -23,7 +23,7 @@ class SampleGradients:
     parameters: those that take a gradient, in the order of the gradients.
     """
 
-    def __init__(self, model: CutModel) -> None:
+    def __init__(self, model: FederatedModel) -> None:
         self._pass = _Pass(model)
         self._model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -73,7 +73,7 @@ class SampleGradients:
 
 
 class _Pass(nn.Module):
-    def __init__(self, model: CutModel) -> None:
+    def __init__(self, model: FederatedModel) -> None:
         super().__init__()
         self.model = model
 

@@ -27,7 +27,7 @@ from silo_agent.training.dp_sgd.checks import (
     one_thread,
 )
 from silo_agent.training.loop.sgd import SGD, Optimizer
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 
 
 def train_received(setting: Setting, samples: Tensors, generator: torch.Generator, loss: LocalLoss) -> int:
@@ -45,7 +45,7 @@ def train_received(setting: Setting, samples: Tensors, generator: torch.Generato
 
 
 def train_locally(
-    model: CutModel,
+    model: FederatedModel,
     samples: Tensors,
     *,
     spec: JobSpec,
@@ -85,7 +85,7 @@ def train_locally(
 
 
 def _train_on_records(
-    model: CutModel,
+    model: FederatedModel,
     samples: Tensors,
     *,
     spec: JobSpec,
@@ -103,7 +103,9 @@ def _train_on_records(
     assert records is not None
     optimizer, steps = optimizer_of(model, spec, round), dp_sgd_steps(spec)
     shape, device = tuple(samples.features.shape[1:]), samples.labels.device
-    check_gradients(model, Probes(input_shape=shape, classes=spec.classes, device=device), loss=loss)
+    check_gradients(
+        model, Probes(input_shape=shape, target=spec.method.task.target, device=device), loss=loss
+    )
     model.train()
     with SampleGradients(model) as gradients:
         noised = NoisedGradients(
@@ -123,7 +125,7 @@ def _train_on_records(
     return steps
 
 
-def _add_penalty_gradient(model: CutModel, loss: LocalLoss) -> None:
+def _add_penalty_gradient(model: FederatedModel, loss: LocalLoss) -> None:
     """A pass of its own, because per-sample clipping and noise must not touch it (docs/privacy.md)."""
     penalty = loss.penalty(model)
     if penalty is not None and penalty.requires_grad:

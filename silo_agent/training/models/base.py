@@ -1,54 +1,58 @@
-"""A model is a backbone and a linear head: every method needs the cut between the two. What backbones share.
+"""A model as a federation shares it: the author's module, with its last linear layer taken out where it is
+named.
 
 N = samples, D = feature width, C = classes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from crypto.errors import ConfigError
 from strategies.parts.heads import RAW, TRAINED
 from strategies.recipe import Features, Head
 
 SMALLEST_NORM = 1e-12  # a ReLU network may give an all-zero feature
-GROUP_CHANNELS = 16  # channels a group; Wu and He, "Group Normalization", table 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backbone:
-    """body: (N, *input_shape) -> (N, width)."""
-
-    body: nn.Module
-    width: int
-
-
-class CutModel(nn.Module):
+class FederatedModel(nn.Module):
     """features(x) -> (N, D), logits(features) -> (N, C), forward(x) = logits(features(x)).
 
-    Parameters are named body.* and head.*. A frozen head is a parameter that takes no gradient.
+    Parameters are named body.* and head.*. A frozen head is a parameter that takes no gradient. A model
+    whose last linear layer is not named has a body alone: its features are its outputs, of any shape.
     With projected features there are projection.weight (C, D), which the head's input goes through, and
     scale (1,), which multiplies the logits. Source: FedETF, Li et al. 2023 (arXiv 2303.10058).
     """
 
+    head: nn.Linear  # where it `has_head`
+
     def __init__(
-        self,
-        backbone: Backbone,
-        *,
-        classes: int,
-        head: Head = TRAINED,
-        features: Features = RAW,
+        self, module: nn.Module, *, cut: str | None, head: Head = TRAINED, features: Features = RAW
     ) -> None:
+        """cut: name of the module's last linear layer. Raises ConfigError where it is none of the
+        module's."""
         super().__init__()
-        self.body = backbone.body
-        is_projected = features.is_projected
-        self.projection = nn.Linear(backbone.width, classes, bias=False) if is_projected else None
-        self.scale = nn.Parameter(torch.ones(1)) if is_projected else None
-        self.head = nn.Linear(classes if is_projected else backbone.width, classes, bias=head.has_bias)
+        last = None if cut is None else taken_out(module, cut)
+        self.body = module
+        self.cut_name = cut
+        self.projection: nn.Linear | None = None
+        self.scale: nn.Parameter | None = None
         self._is_unit = features.is_unit
+        if last is None:
+            return
+        width, outputs = last.in_features, last.out_features
+        if features.is_projected:
+            self.projection = nn.Linear(width, outputs, bias=False)
+            self.scale = nn.Parameter(torch.ones(1))
+            width = outputs
+        # the author's own layer may have no bias either
+        self.head = nn.Linear(width, outputs, bias=head.has_bias and last.bias is not None)
+
+    @property
+    def has_head(self) -> bool:
+        return "head" in self._modules
 
     def features(self, inputs: Tensor) -> Tensor:
         """What the backbone gives, not normalized."""
@@ -61,6 +65,8 @@ class CutModel(nn.Module):
         return normalize(projected, dim=1, eps=SMALLEST_NORM) if self._is_unit else projected
 
     def logits(self, features_ND: Tensor) -> Tensor:
+        if not self.has_head:
+            return features_ND
         logits_NC: Tensor = self.head(self.embed(features_ND))
         return logits_NC if self.scale is None else self.scale * logits_NC
 
@@ -68,21 +74,18 @@ class CutModel(nn.Module):
         return self.logits(self.features(inputs))
 
 
-def norm2d(kind: str, channels: int) -> nn.Module:
-    """The normalization that a job chooses, after a convolution: batch, group or none. Only `batch` has
-    buffers."""
-    return nn.BatchNorm2d(channels) if kind == "batch" else _stateless(kind, channels)
+def taken_out(module: nn.Module, name: str) -> nn.Linear:
+    """The module's layer of that name; what went into it is from now on what the module gives.
 
-
-def norm1d(kind: str, width: int) -> nn.Module:
-    """After a fully connected layer."""
-    return nn.BatchNorm1d(width) if kind == "batch" else _stateless(kind, width)
-
-
-def _stateless(kind: str, channels: int) -> nn.Module:
-    if kind != "group":
-        return nn.Identity()
-    groups = max(1, channels // GROUP_CHANNELS)
-    while channels % groups:  # as many of about 16 channels as divide them evenly
-        groups -= 1
-    return nn.GroupNorm(groups, channels)
+    Raises ConfigError if it has none, or one that is not linear.
+    """
+    parent, _, own = name.rpartition(".")
+    try:
+        holder = module.get_submodule(parent)
+        last = holder.get_submodule(own)
+    except AttributeError:
+        raise ConfigError(f"model: it has no layer {name}, which is named as its last linear one") from None
+    if not isinstance(last, nn.Linear):
+        raise ConfigError(f"model: {name} is named as its last linear layer, but is a {type(last).__name__}")
+    setattr(holder, own, nn.Identity())
+    return last

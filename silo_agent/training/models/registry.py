@@ -1,34 +1,50 @@
-"""Models by the name that a job gives them."""
+"""Models and tasks by the names that a job gives them."""
 
 from __future__ import annotations
 
-from chorale.spec.job_spec import ModelSpec
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.plug_in_specs import ModelSpec
+from chorale_models.model import Model, Sizes
+from chorale_models.networks.plain import cnn, mlp, vgg11
+from chorale_models.networks.residual import mobilenet_v2, resnet18
+from chorale_models.task import Task
+from chorale_models.tasks.classification import Classification
 from crypto.errors import ConfigError
-from silo_agent.training.models.base import CutModel
-from silo_agent.training.models.plain import cnn, mlp, vgg11
-from silo_agent.training.models.residual import mobilenet_v2, resnet18
+from silo_agent.training.models.base import FederatedModel
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
 
-IMAGE_BACKBONES = {"cnn": cnn, "resnet18": resnet18, "vgg11": vgg11, "mobilenet_v2": mobilenet_v2}
+OWN = {"mlp": mlp, "cnn": cnn, "resnet18": resnet18, "vgg11": vgg11, "mobilenet_v2": mobilenet_v2}
+
+OWN_TASKS = {"classification": Classification}
+
+
+def build_task(spec: JobSpec) -> Task:
+    """Raises ConfigError if the name is not one of ours."""
+    return OWN_TASKS[spec.method.task.word](spec.sizes)
 
 
 def build_model(
     spec: ModelSpec, *, classes: int, input_shape: tuple[int, ...], recipe: Recipe = FEDAVG
-) -> CutModel:
+) -> FederatedModel:
     """On the CPU, with torch's own weights, which a job's state replaces (models/state.py).
 
     Raises ConfigError if the name is not one of ours or the input does not suit it.
     """
-    if spec.name == "mlp":
-        backbone = mlp(input_shape=input_shape, hidden=spec.hidden, norm=spec.norm)
-    elif spec.name not in IMAGE_BACKBONES:
-        known = ", ".join(["mlp", *IMAGE_BACKBONES])
-        raise ConfigError(f"model.name: the built-in training has {known}, got {spec.name}")
-    elif len(input_shape) != 3:
-        raise ConfigError(
-            f"input_shape: model {spec.name} needs (channels, height, width), the job says {input_shape}"
-        )
-    else:
-        backbone = IMAGE_BACKBONES[spec.name](input_shape=input_shape, norm=spec.norm)
-    return CutModel(backbone, classes=classes, head=recipe.head, features=recipe.features)
+    model, sizes = model_of(spec), Sizes(classes=classes, input_shape=input_shape)
+    module = model(sizes, **_options(spec)).float()
+    return FederatedModel(module, cut=model.head, head=recipe.head, features=recipe.features)
+
+
+def model_of(spec: ModelSpec) -> Model:
+    """Raises ConfigError."""
+    if spec.name not in OWN:
+        raise ConfigError(f"model.name: the built-in training has {', '.join(OWN)}, got {spec.name}")
+    return OWN[spec.name]
+
+
+def _options(spec: ModelSpec) -> dict[str, object]:
+    if spec.source is not None:
+        return dict(spec.options)
+    own: dict[str, object] = {"norm": spec.norm}
+    return own | ({"hidden": spec.hidden} if spec.name == "mlp" else {}) | spec.options

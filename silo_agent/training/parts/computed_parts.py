@@ -12,15 +12,15 @@ import torch
 from crypto.errors import ConfigError
 from silo_agent.objective import Work
 from silo_agent.training.base.batches import Tensors
-from silo_agent.training.base.loss import LocalLoss, SampleLoss, SampleRegularizer, WeightPenalty
+from silo_agent.training.base.loss import LocalLoss, SampleLoss, SampleRegularizer, TaskLoss, WeightPenalty
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.loop.local_training import train_received
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.state import FloatArray
 from silo_agent.training.parts.closing.ffc import calibrate
 from silo_agent.training.parts.losses.cosine import SphereMse, dot_regression
-from silo_agent.training.parts.losses.softmax import ClientAdapted, CrossEntropy, balanced_softmax
+from silo_agent.training.parts.losses.softmax import ClientAdapted, balanced_softmax
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, train_for_adaptation
 from silo_agent.training.parts.personalization.own_head import (
     model_with_own_head,
@@ -95,16 +95,16 @@ class ComputedPersonalization:
     model: the silo's own, from the received one before it is trained and the local state."""
 
     train: Callable[[Setting, Tensors, torch.Generator, LocalLoss], int]
-    model: Callable[[Setting, Tensors, SampleLoss], CutModel] | None = None
+    model: Callable[[Setting, Tensors, SampleLoss], FederatedModel] | None = None
 
 
-def plain(setting: Setting) -> CrossEntropy:
-    return CrossEntropy()
+def plain(setting: Setting) -> TaskLoss:
+    return TaskLoss(setting.task)
 
 
 LOSSES: Mapping[Loss, ComputedLoss] = MappingProxyType(
     {
-        losses.CROSS_ENTROPY: ComputedLoss(train=plain),
+        losses.TASK_LOSS: ComputedLoss(train=plain),
         losses.SPHERE_MSE: ComputedLoss(train=lambda _: SphereMse()),
         losses.DOT_REGRESSION: ComputedLoss(train=dot_regression),
         losses.BALANCED_SOFTMAX: ComputedLoss(train=balanced_softmax, test=plain),

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.objective import Work
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.state import FloatArray
 from strategies.base import METHOD, MODEL, Array
 from strategies.parts.server_updates.scaffold import CONTROL, CONTROL_BOUND, CONTROL_DELTA
@@ -59,7 +59,7 @@ class DriftCorrection:
         self._correction_P = torch.from_numpy(correction_P)
         self._names = names
 
-    def penalty(self, model: CutModel) -> Tensor:
+    def penalty(self, model: FederatedModel) -> Tensor:
         parameters = dict(model.named_parameters())
         theta_P = torch.cat([parameters[name].reshape(-1) for name in self._names])
         return torch.dot(self._correction_P.to(theta_P), theta_P)

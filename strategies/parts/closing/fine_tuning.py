@@ -24,7 +24,7 @@ from strategies.parts.closing.ffc import FFC_NEEDS, FfcOptions, calibration
 from strategies.parts.heads import UNIT
 from strategies.parts.losses import DOT_REGRESSION
 from strategies.phases.evaluation import EvaluatePhase, PersonalAccuracy
-from strategies.recipe import ADDS_NOTHING, Closing, Options, Recipe, Standing
+from strategies.recipe import ADDS_NOTHING, Closing, Options, Recipe, Standing, always
 
 FINE_TUNE = "fine-tune"
 
@@ -74,6 +74,10 @@ def _check_scope(recipe: Recipe, options: Options) -> None:
         )
 
 
+def _tunes_a_part(options: Options) -> bool:
+    return options_of(FineTuningOptions, options).fine_tune_scope is not Scope.FULL
+
+
 FINE_TUNED_WITHOUT_NOISE = (
     "fine-tunes a model for each silo without any noise, so one record may change all of its answers and the "
     "silo's accuracy from 0 to 1"
@@ -87,6 +91,7 @@ FINE_TUNING = Closing(
     options=FineTuningOptions,
     standing=REFUSED,
     check_options=_check_scope,
+    needs_cut=_tunes_a_part,
     after_evaluation=(FINE_TUNE_PHASE,),
 )
 
@@ -101,6 +106,8 @@ FFC_FINE_TUNING = Closing(
     needs=FFC_NEEDS,
     standing=REFUSED,
     check_options=_check_scope,
+    needs_classes=True,
+    needs_cut=always,
     before_evaluation=calibration,
     after_evaluation=(FINE_TUNE_PHASE,),
 )

@@ -120,6 +120,7 @@ def _check_clip(options: Options) -> None:
 
 LOGIT_PROTOTYPES = Statistic(
     word="logit-prototypes",
+    needs_classes=True,
     options=PrototypeOptions,
     before_training=(PrototypesPhase(),),
     needs=(

@@ -157,6 +157,7 @@ def _check_first_matrix(recipe: Recipe, options: Options) -> None:
 
 CLASS_RELATIONS = Regularizer(
     word="soft-labels",
+    needs_classes=True,
     options=SoftLabelOptions,
     needs=(
         Need(
@@ -171,6 +172,7 @@ CLASS_RELATIONS = Regularizer(
 
 SOFT_LABEL_SUMS = Statistic(
     word="soft-labels",
+    needs_classes=True,
     beside_training=(SoftLabels(),),
     needs=(
         Need(

@@ -13,13 +13,13 @@ from torch import Tensor
 from chorale.spec.job_spec import JobSpec, ModelSpec
 from chorale.spec.state import trained_names
 from silo_agent.data.base import SiloData
-from silo_agent.training.base.loss import SampleLoss
+from silo_agent.training.base.loss import SampleLoss, TaskLoss
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.local_loss import evaluation_loss_for, loss_for
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
-from silo_agent.training.parts.losses.softmax import BalancedSoftmax, ClientAdapted, CrossEntropy
+from silo_agent.training.parts.losses.softmax import BalancedSoftmax, ClientAdapted
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.methods import strategy_for
 from strategies.parts.heads import HEAD
@@ -30,6 +30,7 @@ from tests.support.objectives import (
     make_job,
     make_setting,
     make_work,
+    task_loss,
 )
 
 COUNTS = torch.tensor([30.0, 0.0, 10.0, 60.0], dtype=torch.float64)
@@ -83,7 +84,7 @@ def test_client_adapted_logits_are_scaled_by_the_silos_shares() -> None:
 def test_even_counts_give_plain_cross_entropy(preset: str) -> None:
     even = torch.full((4,), 25.0, dtype=torch.float64)
     loss = BalancedSoftmax(even, balance=1.0) if preset == "fedetf" else ClientAdapted(even)
-    plain = CrossEntropy().per_sample(outputs(LOGITS), LABELS)
+    plain = task_loss().per_sample(outputs(LOGITS), LABELS)
     torch.testing.assert_close(loss.per_sample(outputs(LOGITS), LABELS), plain, rtol=0, atol=1e-12)
 
 
@@ -118,14 +119,14 @@ def test_silo_is_tested_with_plain_logits(preset: str) -> None:
     job = job_of(preset)
     work = make_work(job, lacking_class_one(), kind="evaluate")
     setting = make_setting(job, build_for(job), lacking_class_one())
-    assert isinstance(evaluation_loss_for(setting), CrossEntropy)
+    assert isinstance(evaluation_loss_for(setting), TaskLoss)
     values = TorchObjective(device="cpu").compute(work)
     model = build_for(job)
     load_arrays(model, work.state)
     holdout = work.data.holdout
     with torch.no_grad():
         logits_NC = model(torch.tensor(holdout.features))
-        plain = CrossEntropy().per_sample(outputs(logits_NC), torch.tensor(holdout.labels))
+        plain = task_loss().per_sample(outputs(logits_NC), torch.tensor(holdout.labels))
     assert float(values["loss_sum"]) == pytest.approx(float(plain.sum()), rel=1e-6)
     assert int(values["correct"]) == int((logits_NC.argmax(dim=1) == torch.tensor(holdout.labels)).sum())
 
@@ -142,7 +143,7 @@ def test_round_of_a_silo_without_a_class_is_finite_and_learns(preset: str) -> No
 # ---- the model of FedETF
 
 
-def build_for(job: JobSpec) -> CutModel:
+def build_for(job: JobSpec) -> FederatedModel:
     torch.manual_seed(0)
     return build_model(job.model, classes=job.classes, input_shape=job.input_shape, recipe=job.method.recipe)
 
@@ -219,7 +220,7 @@ def test_gradient_through_projection_and_scale_agrees_with_differences() -> None
 
 
 class _Logits(torch.nn.Module):
-    def __init__(self, model: CutModel) -> None:
+    def __init__(self, model: FederatedModel) -> None:
         super().__init__()
         self.model = model
 

@@ -16,7 +16,6 @@ from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.parts.computed_parts import REGULARIZERS
-from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.parts.statistics.soft_labels import (
     ClassRelations,
     class_relations,
@@ -38,6 +37,7 @@ from tests.support.objectives import (
     make_model,
     make_setting,
     make_work,
+    task_loss,
 )
 from tests.support.simulation import simulate
 
@@ -87,7 +87,7 @@ def random_case(seed: int, classes: int = 5, width: int = 4) -> tuple[Tensor, Te
 
 def loss_of(mu: float) -> LocalLoss:
     penalty = ClassRelations(soft_labels_CC=OMEGA, is_known_C=ALL)
-    return LocalLoss(loss=CrossEntropy(), weight_penalty=penalty, regularizer_weight=mu)
+    return LocalLoss(loss=task_loss(), weight_penalty=penalty, regularizer_weight=mu)
 
 
 def total(loss: LocalLoss, model: Any, features_ND: Tensor) -> Tensor:
@@ -340,7 +340,7 @@ def test_the_penalty_does_not_depend_on_the_batch() -> None:
     whole = total(loss, model, FEATURES) - total(loss_of(0.0), model, FEATURES)
     outputs = Outputs(features_ND=FEATURES[:1], logits_NC=model.logits(FEATURES[:1]))
     one = loss.per_sample(outputs, LABELS[:1], torch.arange(1))
-    assert torch.equal(one, CrossEntropy().per_sample(outputs, LABELS[:1]))
+    assert torch.equal(one, task_loss().per_sample(outputs, LABELS[:1]))
     penalty = loss.penalty(model)
     assert penalty is not None
     assert whole.item() == pytest.approx(penalty.item(), abs=1e-12)

@@ -18,7 +18,6 @@ from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.parts.computed_parts import REGULARIZERS
-from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.parts.regularizers.csd import ClassSimilarityDistillation, mask_of, similarities
 from strategies.methods import strategy_for, strategy_of
 from strategies.parts.csd import CSD, CsdOptions, Mask
@@ -32,6 +31,7 @@ from tests.support.objectives import (
     make_job,
     make_model,
     make_work,
+    task_loss,
 )
 
 
@@ -107,7 +107,7 @@ def test_w2_similarities_mask_and_cross_entropy() -> None:
         [[1, 0.175750, -0.324102], [0.195180, 0.960480, 0.398527], [-0.667105, 0.299873, 0.873156]],
     )
     assert mask_of(Mask.ADAPTIVE, TEACHER, LABELS).tolist() == [1, 0, 1]
-    close(CrossEntropy().per_sample(outputs(STUDENT), LABELS).mean(), 0.4328817332, within=1e-10)
+    close(task_loss().per_sample(outputs(STUDENT), LABELS).mean(), 0.4328817332, within=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_w2_loss_by_sample_before_the_mask(tau: float, expected: list[float]) ->
 
 @pytest.mark.parametrize(("tau", "mu", "expected"), [(10.0, 0.001, 0.5063198331), (4.0, 0.5, 6.3896580214)])
 def test_w2_total(tau: float, mu: float, expected: float) -> None:
-    plain = CrossEntropy().per_sample(outputs(STUDENT), LABELS)
+    plain = task_loss().per_sample(outputs(STUDENT), LABELS)
     close((plain + mu * losses(csd(tau=tau))).mean(), expected, within=6e-11)
 
 

@@ -20,7 +20,7 @@ from crypto.errors import RemoteProtocolError
 from silo_agent.objective import Work
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
 from silo_agent.training.parts.regularizers.csd import ema_teacher
@@ -140,7 +140,7 @@ def fedcsd_work(*, kind: str = "train", mu: float = 0.5, preset: str = "fedcsd",
     return dataclasses.replace(work, state={**work.state, **prototypes}, class_rows=ALL)
 
 
-def model_of(work: Work) -> CutModel:
+def model_of(work: Work) -> FederatedModel:
     spec = work.spec
     model = build_model(
         spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe

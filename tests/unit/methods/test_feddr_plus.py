@@ -13,7 +13,6 @@ from silo_agent.data.base import SiloData
 from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.models.state import initial_state
 from silo_agent.training.parts.computed_parts import ComputedRegularizer
-from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.parts.regularizers.distillation import FeatureDistillation
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.methods import strategy_for
@@ -28,6 +27,7 @@ from tests.support.objectives import (
     make_setting,
     make_work,
     simplex,
+    task_loss,
 )
 
 BETA = 0.9
@@ -126,7 +126,7 @@ def _cross_entropy_gradient(head_CD: Any) -> Tensor:
     one = small_round("dot_regression", head_CD=head_CD)
     data = small_data()
     outputs = run_model(one.model, double(data.train.features))
-    torch.autograd.backward(CrossEntropy().per_sample(outputs, torch.tensor(data.train.labels)).mean())
+    torch.autograd.backward(task_loss().per_sample(outputs, torch.tensor(data.train.labels)).mean())
     return torch.cat([p.grad.flatten() for p in one.model.body.parameters() if p.grad is not None])
 
 
@@ -230,7 +230,7 @@ def test_each_round_logs_length_of_features_and_strength_of_distillation(
     data = small_data()
     scaled = make_data(factor * data.train.features, data.train.labels)
     model = make_model(job, nn.Identity(), width=6, head_CD=simplex(4, 6))
-    with caplog.at_level("INFO", logger="chorale.silo_agent.objectives"):
+    with caplog.at_level("INFO", logger="chorale.silo_agent.training.parts"):
         LocalRound(make_setting(job, model, scaled))
     (record,) = [record for record in caplog.records if record.getMessage() == "feature scale"]
     features_ND = scaled.train.features.astype(np.float64)

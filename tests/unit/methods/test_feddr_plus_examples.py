@@ -15,7 +15,6 @@ from crypto.fixed_point.layout import Layout, Quantity
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.parts.losses.cosine import DotRegression
-from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.parts.regularizers.distillation import FeatureDistillation
 from strategies.base import PhaseContext
 from strategies.parts import heads
@@ -29,6 +28,7 @@ from tests.support.objectives import (
     make_model,
     make_setting,
     simplex,
+    task_loss,
 )
 
 BETA = 0.9
@@ -299,7 +299,7 @@ def test_example_e6_pull_and_push_of_cross_entropy() -> None:
 
     def loss(feature: Tensor) -> Tensor:
         outputs = Outputs(features_ND=feature[None], logits_NC=(head_CD @ feature)[None])
-        return CrossEntropy().per_sample(outputs, label).squeeze()
+        return task_loss().per_sample(outputs, label).squeeze()
 
     logits_C = head_CD @ feature_D
     shares_C = logits_C.softmax(dim=0)

@@ -16,16 +16,15 @@ from silo_agent.objective import Work
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.loop.local_training import train_locally
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
-from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, write_gradient
 from silo_agent.training.parts.personalization.own_head import OWN_HEAD
 from silo_agent.training.parts.personalization.own_model import OWN_MODEL
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL
-from tests.support.objectives import CPU, make_data, make_job, make_work
+from tests.support.objectives import CPU, make_data, make_job, make_work, task_loss
 from tests.support.simulation import Simulated, simulate
 
 CLASSES, WIDTH = 3, 4
@@ -53,7 +52,7 @@ def work_of(preset: str, **options: float) -> Work:
     return make_work(job_of(preset, **options), data_of(0))
 
 
-def model_of(work: Work) -> CutModel:
+def model_of(work: Work) -> FederatedModel:
     spec = work.spec
     model = build_model(spec.model, classes=CLASSES, input_shape=(WIDTH,), recipe=spec.method.recipe)
     load_arrays(model, work.state)
@@ -119,7 +118,7 @@ def test_fedrep_trains_the_head_on_the_received_body_and_then_the_body_alone() -
 def test_fedrep_trains_one_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[tuple[int, set[str]]] = []
 
-    def watched(model: CutModel, *arguments: Any, **named: Any) -> int:
+    def watched(model: FederatedModel, *arguments: Any, **named: Any) -> int:
         parts = {name.split(".")[0] for name, each in model.named_parameters() if each.requires_grad}
         trained.append((named["spec"].training.local_epochs, parts))
         return train_locally(model, *arguments, **named)
@@ -184,7 +183,7 @@ def test_gradient_of_per_fedavg_is_that_of_the_outer_batch_after_the_inner_step(
     at_start = gradient_at(start, inner)
     stepped = {name: value - rate * at_start[name] for name, value in start.items()}
     expected = gradient_at(stepped, outer)
-    write_gradient(model, CrossEntropy(), inner, outer, rate=rate)
+    write_gradient(model, task_loss(), inner, outer, rate=rate)
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-12, atol=1e-14)
@@ -199,7 +198,7 @@ def test_adapted_model_is_one_step_of_the_whole_gradient() -> None:
     loss = torch.nn.functional.cross_entropy(setting.received(samples.features), samples.labels)
     parameters = dict(setting.received.named_parameters())
     gradients = torch.autograd.grad(loss, list(parameters.values()))
-    adapted = dict(adapted_model(setting, samples, CrossEntropy()).named_parameters())
+    adapted = dict(adapted_model(setting, samples, task_loss()).named_parameters())
     for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
         torch.testing.assert_close(adapted[name], value - rate * gradient)
 
@@ -213,7 +212,7 @@ def test_own_model_of_the_last_evaluation_stays_with_the_institution(preset: str
     last = replace(last, local=LocalState(train.local.proposed), keep_personal=kept.append)
     values = TorchObjective(device="cpu").compute(last)
     (model,) = kept
-    assert float(values["personal_accuracy"]) == model.correct / model.tested
+    assert float(values["personal_accuracy"]) == model.score
     assert sorted(model.arrays) == sorted(name for name in train.state if name.startswith(MODEL))
     assert any(not np.array_equal(array, train.state[name]) for name, array in model.arrays.items())
 

@@ -19,20 +19,27 @@ from crypto.fixed_point.layout import Layout
 from silo_agent.data.base import SiloData
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Cancelled, Work
-from silo_agent.training.base.evaluation import Figures
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.local_loss import local_loss
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.state import initial_state, model_arrays
 from silo_agent.training.parts.closing.fine_tuning import fine_tune, tune, tuning_spec
-from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, Arrays, PhaseContext
 from strategies.checks import check_private
 from strategies.methods import strategy_for
 from strategies.parts.closing.fine_tuning import FINE_TUNE_PHASE
 from strategies.presets import PRESETS
-from tests.support.objectives import make_data, make_job, make_model, make_setting, make_work
+from strategies.tasks.classification import CLASSIFICATION
+from tests.support.objectives import (
+    make_data,
+    make_job,
+    make_model,
+    make_setting,
+    make_work,
+    summed,
+    task_loss,
+)
 from tests.support.simulation import simulate
 
 FINE_TUNED = [preset for preset, recipe in PRESETS.items() if recipe.closing.after_evaluation]
@@ -49,15 +56,13 @@ def revealed(accuracies: Sequence[float | None]) -> Mapping[str, float]:
     """The phase's figures where silos have these accuracies; None: no hold-out."""
     tested = 20
     figures = [
-        Figures(correct=0, tested=0, loss_sum=0.0)
-        if accuracy is None
-        else Figures(correct=round(accuracy * tested), tested=tested, loss_sum=0.0)
+        summed(0, 0) if accuracy is None else summed(round(accuracy * tested), tested)
         for accuracy in accuracies
     ]
     layout = Layout(quantities=FINE_TUNE_PHASE.quantities(CONTEXT), members=len(accuracies))
     total = ring.zeros(layout)
     for each in figures:
-        encoded = Encoder(each.personal_quantities(), layout=layout).encode()
+        encoded = Encoder(each.personal_quantities(CLASSIFICATION.score), layout=layout).encode()
         assert encoded.clipped_total == 0
         ring.add_into(total, encoded.vectors)
     return FINE_TUNE_PHASE.figures(CONTEXT, ring.decode(total, layout=layout))
@@ -121,7 +126,7 @@ def by_hand(**options: Any) -> Setting:
     return make_setting(job, model, make_data([[X]], [1]))
 
 
-def body_weight(model: CutModel) -> float:
+def body_weight(model: FederatedModel) -> float:
     return float(model_arrays(model)["model/body.weight"].item())
 
 
@@ -217,7 +222,7 @@ def test_only_accuracy_its_square_and_one_leave_and_the_model_is_kept(preset: st
     values, model, work = phase_of(small_job(preset), skewed())
     assert sorted(values) == ["personal_accuracy", "personal_accuracy_square", "personal_silos"]
     assert {array.shape for array in values.values()} == {()}
-    accuracy = model.correct / model.tested
+    accuracy = model.score
     assert values["personal_accuracy"] == accuracy
     assert values["personal_accuracy_square"] == pytest.approx(accuracy**2)
     assert (int(values["personal_silos"]), model.tested) == (1, 20)
@@ -227,8 +232,8 @@ def test_only_accuracy_its_square_and_one_leave_and_the_model_is_kept(preset: st
 def test_facts_of_the_kept_model_tell_the_global_ones_accuracy_beside_its_own() -> None:
     _, model, work = phase_of(small_job(fine_tune_learning_rate=0.2), skewed())
     _, untouched, _ = phase_of(small_job(fine_tune_epochs=0), skewed())
-    assert model.correct_before == untouched.correct == untouched.correct_before
-    assert model.correct > model.correct_before
+    assert model.score_before == untouched.score == untouched.score_before
+    assert model.score > model.score_before
     assert (model.tuned, model.epochs, model.learning_rate) == ("full", 5, 0.2)
     for name, array in untouched.arrays.items():
         np.testing.assert_array_equal(array, work.state[name])
@@ -318,7 +323,7 @@ def test_fine_tuning_that_is_no_longer_wanted_stops_and_keeps_nothing() -> None:
     setting = by_hand(fine_tune_epochs=1)
     work = dataclasses.replace(setting.work, is_cancelled=lambda: True, keep_personal=kept.append)
     with pytest.raises(Cancelled):
-        fine_tune(dataclasses.replace(setting, work=work), local_loss, tested_by=CrossEntropy())
+        fine_tune(dataclasses.replace(setting, work=work), local_loss, tested_by=task_loss())
     assert kept == []
 
 

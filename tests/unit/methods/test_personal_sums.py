@@ -10,10 +10,11 @@ import pytest
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
-from silo_agent.training.base.evaluation import Figures
 from strategies.base import PhaseContext
 from strategies.parts.closing.fine_tuning import FINE_TUNE_PHASE
 from strategies.phases.evaluation import ACCURACY, SQUARE
+from strategies.tasks.classification import CLASSIFICATION
+from tests.support.objectives import summed
 
 TESTED = (40, 50, 70, 90)  # multiples of the default count_granularity
 CORRECT = (31, 44, 52, 81)
@@ -33,7 +34,7 @@ def test_sums_of_four_silos_leave_many_sets_of_accuracies(
     layout = Layout(quantities=quantities, members=len(TESTED))
     total = ring.zeros(layout)
     for correct, tested in zip(CORRECT, TESTED, strict=True):
-        sums = Figures(correct=correct, tested=tested, loss_sum=0.0).personal_quantities()
+        sums = summed(correct, tested).personal_quantities(CLASSIFICATION.score)
         ring.add_into(total, Encoder(sums, layout=layout).encode().vectors)
     revealed = ring.decode(total, layout=layout)
     unit = 1.0 / min(each.scale(len(TESTED)) for each in quantities if not each.is_count)

@@ -11,7 +11,7 @@ from crypto.errors import ConfigError
 from silo_agent.training.parts import computed_parts as registry
 from silo_agent.training.parts.computed_parts import computed
 from strategies.declared_parts import PARTS, PHASE_KINDS
-from strategies.parts.losses import CROSS_ENTROPY
+from strategies.parts.losses import TASK_LOSS
 from strategies.presets import PRESETS
 from strategies.recipe import Loss, Part
 from tests.support.objectives import make_job
@@ -49,7 +49,7 @@ def test_phases_of_a_method_are_among_those_that_metrics_count(preset: str) -> N
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"loss": "hinge"}, "strategy.parts.loss\n.*expected one of cross-entropy, .*, got hinge"),
+        ({"loss": "hinge"}, "strategy.parts.loss\n.*expected one of task, .*, got hinge"),
         ({"statistic": "mean"}, "parts.statistic\n.*expected one of soft-labels, logit-prototypes, got mean"),
     ],
 )
@@ -59,6 +59,6 @@ def test_an_unknown_word_is_told_the_known_ones(parts: dict[str, str], message: 
 
 
 def test_a_part_that_this_silo_lacks_is_refused_in_a_sentence() -> None:
-    lacking: Mapping[Part, str] = {CROSS_ENTROPY: "computed"}
-    with pytest.raises(ConfigError, match="strategy: of Loss this silo has cross-entropy, got new"):
+    lacking: Mapping[Part, str] = {TASK_LOSS: "computed"}
+    with pytest.raises(ConfigError, match="strategy: of Loss this silo has task, got new"):
         computed(Loss(word="new"), lacking)

@@ -14,7 +14,6 @@ from torch.nn.functional import softmax
 from silo_agent.data.base import SiloData
 from silo_agent.training.base.loss import SampleRegularizer, WeightPenalty
 from silo_agent.training.base.passes import Outputs, run_model
-from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.parts.regularizers.distillation import (
     FeatureDistillation,
     KnowledgeDistillation,
@@ -36,6 +35,7 @@ from tests.support.objectives import (
     make_setting,
     make_work,
     simplex,
+    task_loss,
 )
 
 # example A of the card: raw features before a simplex of 4 classes, label 1
@@ -222,9 +222,7 @@ def test_fedprox_gradient_in_a_round_is_that_of_the_loss_plus_mu_times_the_way_b
     samples = torch.tensor(two_batches().train.features).double(), torch.tensor(two_batches().train.labels)
     for _ in range(2):
         reference.zero_grad()
-        torch.autograd.backward(
-            CrossEntropy().per_sample(run_model(reference, samples[0]), samples[1]).mean()
-        )
+        torch.autograd.backward(task_loss().per_sample(run_model(reference, samples[0]), samples[1]).mean())
         with torch.no_grad():
             for parameter, first in zip(reference.parameters(), start, strict=True):
                 assert parameter.grad is not None
@@ -251,7 +249,7 @@ def test_prox_is_no_part_of_the_per_sample_loss() -> None:
     with torch.no_grad():
         one.model.head.bias.add_(1.0)
     outputs_now = run_model(one.model, samples[0])
-    plain_N = CrossEntropy().per_sample(outputs_now, samples[1])
+    plain_N = task_loss().per_sample(outputs_now, samples[1])
     torch.testing.assert_close(one.loss.per_sample(outputs_now, samples[1], torch.arange(24)), plain_N)
     penalty = one.loss.penalty(one.model)
     assert penalty is not None

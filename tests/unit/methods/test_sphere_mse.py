@@ -7,19 +7,20 @@ import torch
 from torch import Tensor
 
 from silo_agent.training.base.passes import Outputs, run_model
-from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.parts.losses.cosine import SphereMse
-from silo_agent.training.parts.losses.softmax import CrossEntropy
 from strategies.parts import heads
 from strategies.parts.heads import orthonormal_head
 from tests.support.numbers import numbers
+from tests.support.objectives import cut_model, task_loss
 
 
-def model_of(weight_CD: Tensor) -> CutModel:
+def model_of(weight_CD: Tensor) -> FederatedModel:
     """Features are the inputs themselves."""
     classes, width = weight_CD.shape
-    backbone = Backbone(body=torch.nn.Identity(), width=width)
-    model = CutModel(backbone, classes=classes, head=heads.FROZEN_ORTHONORMAL, features=heads.UNIT)
+    model = cut_model(
+        torch.nn.Identity(), width=width, classes=classes, head=heads.FROZEN_ORTHONORMAL, features=heads.UNIT
+    )
     model = model.to(weight_CD.dtype)
     with torch.no_grad():
         model.head.weight.copy_(weight_CD)
@@ -51,7 +52,7 @@ def test_loss_and_gradient_are_those_worked_by_hand() -> None:
     expected_ND = torch.tensor([[-7.0, 10.0, 2.0]], dtype=torch.float64) / 81
     torch.testing.assert_close(gradient(features_ND, labels_N, weight_CD), expected_ND, atol=1e-12, rtol=0)
     outputs = Outputs(features_ND=features_ND, logits_NC=scores_NC)
-    assert CrossEntropy().per_sample(outputs, labels_N).item() == pytest.approx(0.5403055747, abs=5e-11)
+    assert task_loss().per_sample(outputs, labels_N).item() == pytest.approx(0.5403055747, abs=5e-11)
 
 
 def test_gradient_agrees_with_finite_differences() -> None:

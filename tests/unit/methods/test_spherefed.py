@@ -21,7 +21,7 @@ from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.partition import cut_dirichlet
 from silo_agent.training import torch_objective
-from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Arrays
@@ -32,7 +32,7 @@ from strategies.parts.heads import HEAD
 from strategies.parts.losses import SPHERE_MSE
 from strategies.presets import FEDAVG
 from strategies.recipe import Features, Recipe
-from tests.support.objectives import make_job, make_work
+from tests.support.objectives import cut_model, make_job, make_work
 from tests.support.simulation import Simulated, simulate
 
 CLASSES, SILOS, INPUTS = 20, 10, 32
@@ -180,10 +180,10 @@ def test_head_is_bit_identical_after_every_round_and_new_after_calibration() -> 
 def test_training_leaves_a_frozen_head_alone_whatever_decays_or_pushes(
     preset: str, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained: list[CutModel] = []
+    trained: list[FederatedModel] = []
     contribution = torch_objective.contribution
 
-    def spy(model: CutModel, *args: Any, **kwargs: Any) -> Any:
+    def spy(model: FederatedModel, *args: Any, **kwargs: Any) -> Any:
         trained.append(model)
         return contribution(model, *args, **kwargs)
 
@@ -226,9 +226,10 @@ def test_every_base_method_trains_under_the_frozen_head_and_is_calibrated_once(p
 # --- unit features
 
 
-def unit_model(features: Features) -> CutModel:
-    backbone = Backbone(body=torch.nn.Identity(), width=4)
-    return CutModel(backbone, classes=3, head=heads.FROZEN_ORTHONORMAL, features=features)
+def unit_model(features: Features) -> FederatedModel:
+    return cut_model(
+        torch.nn.Identity(), width=4, classes=3, head=heads.FROZEN_ORTHONORMAL, features=features
+    )
 
 
 def test_head_is_given_features_of_unit_length_and_zeros_stay_zeros() -> None:

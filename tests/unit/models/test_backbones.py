@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from chorale.spec.job_spec import ModelSpec
+from chorale_models.networks.residual import InvertedResidual
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.seeding import seeded
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.residual import InvertedResidual
 from silo_agent.training.models.state import flat_values, load_arrays, model_arrays
 
 WIDTHS = {"mlp": 48, "cnn": 128, "resnet18": 512, "vgg11": 512, "mobilenet_v2": 1280}
@@ -20,7 +20,7 @@ IMAGE_MODELS = [name for name in WIDTHS if name != "mlp"]
 
 def make_model(
     name: str, *, norm: str = "none", shape: tuple[int, ...] = (1, 28, 28), seed: int = 0
-) -> CutModel:
+) -> FederatedModel:
     spec = ModelSpec(name=name, norm=norm, hidden=(48,), seed=seed)
     with seeded(seed):
         return build_model(spec, classes=7, input_shape=shape)
@@ -112,7 +112,7 @@ def test_same_seed_gives_the_same_model_and_leaves_the_global_generator_alone() 
 
 
 def test_image_model_refuses_a_flat_input() -> None:
-    with pytest.raises(ConfigError, match=r"input_shape: model cnn needs \(channels, height, width\)"):
+    with pytest.raises(ConfigError, match=r"input_shape: it should be \(channels, height, width\)"):
         make_model("cnn", shape=(13,))
 
 

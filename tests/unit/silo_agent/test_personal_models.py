@@ -45,7 +45,7 @@ class Shelf:
         job = job or self.job
         key = PhaseKey(job_digest=job.digest, round=3, phase=phase, attempt=2)
         values = {"tuned": "full", "epochs": 5, "learning_rate": 0.05} | facts
-        counts = {"tested": 40, "correct_before": 30, "correct": 38} | facts
+        counts = {"tested": 40, "score_before": 0.75, "score": 0.95} | facts
         model = PersonalModel(arrays={"model/w": np.full(3, value, np.float32)}, **{**values, **counts})
         self.models.keep(model, job=job, key=key, global_model=state)
 
@@ -85,7 +85,7 @@ def test_a_kept_model_is_one_private_file_with_its_facts(shelf: Shelf) -> None:
 
 
 def test_a_silo_without_a_holdout_has_a_model_and_no_accuracy(shelf: Shelf) -> None:
-    shelf.keep(1.0, tested=0, correct=0, correct_before=0)
+    shelf.keep(1.0, tested=0, score=0.0, score_before=0.0)
     facts = shelf.models.find(shelf.job.id).facts
     assert (facts["tested"], "accuracy" in facts) == ("0", False)
 

@@ -22,20 +22,20 @@ from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.dp_sgd.records import Draws, NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.loop.local_training import train_locally
-from silo_agent.training.models.base import Backbone, CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
-from silo_agent.training.parts.losses.softmax import CrossEntropy
 from strategies.base import Array
 from strategies.parts.csd import CSD
 from strategies.parts.statistics.logit_prototypes import PROTOTYPES
 from tests.support import objectives
+from tests.support.objectives import cut_model, task_loss
 
 RARE = 1e-9
 
 
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.25}
-CROSS_ENTROPY = LocalLoss(loss=CrossEntropy())
+CROSS_ENTROPY = LocalLoss(loss=task_loss())
 
 
 def fixed_random(seed: int = 0) -> Callable[[int], bytes]:
@@ -65,16 +65,16 @@ def make_samples(count: int = 12, shape: tuple[int, ...] = (3,), *, seed: int = 
     )
 
 
-def make_model(**fields: Any) -> CutModel:
+def make_model(**fields: Any) -> FederatedModel:
     """A linear layer and a head, small enough for numpy."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         body = nn.Sequential(nn.Linear(3, 5), nn.GroupNorm(1, 5))
-        return CutModel(Backbone(body=body, width=5), classes=4, **fields).train()
+        return cut_model(body, width=5, classes=4, **fields).train()
 
 
 def gradient_of(
-    model: CutModel,
+    model: FederatedModel,
     samples: Tensors,
     *,
     draws: Draws | None = None,
@@ -106,7 +106,7 @@ class Released(NoisedGradients):
         self.units_P = (gradient_P * self._expected_batch * self._clip_units).round().long().numpy()
 
 
-def released_units(model: CutModel, samples: Tensors, draws: Draws | None = None) -> NDArray[np.int64]:
+def released_units(model: FederatedModel, samples: Tensors, draws: Draws | None = None) -> NDArray[np.int64]:
     """At a clip of 1 and a noise multiplier of 1: DEVIATION units are the clip. Shapes: -> (P,)."""
     with SampleGradients(model) as gradients:
         step = Released(
@@ -122,7 +122,7 @@ def released_units(model: CutModel, samples: Tensors, draws: Draws | None = None
         return step.units_P
 
 
-def gradients_one_by_one(model: CutModel, samples: Tensors) -> Tensor:
+def gradients_one_by_one(model: FederatedModel, samples: Tensors) -> Tensor:
     """By autograd, a sample at a time. Shapes: -> (N, P)."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rows = []
@@ -178,7 +178,7 @@ def make_work(job: JobSpec) -> Work:
     return objectives.make_work(job, data, state=state)
 
 
-def model_of(job: JobSpec, work: Work | None = None) -> CutModel:
+def model_of(job: JobSpec, work: Work | None = None) -> FederatedModel:
     """As the work received it, or with the job's initial weights, everything trained."""
     model = build_model(job.model, classes=job.classes, input_shape=job.input_shape, recipe=job.method.recipe)
     load_arrays(model, initial_state(job) if work is None else work.state)
@@ -187,7 +187,7 @@ def model_of(job: JobSpec, work: Work | None = None) -> CutModel:
     return model.train()
 
 
-def train_on(job: JobSpec, samples: Tensors, *, model: CutModel | None = None, **fields: Any) -> int:
+def train_on(job: JobSpec, samples: Tensors, *, model: FederatedModel | None = None, **fields: Any) -> int:
     loss: LocalLoss = fields.pop("loss", CROSS_ENTROPY)
     return train_locally(
         model or model_of(job),

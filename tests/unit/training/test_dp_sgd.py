@@ -20,20 +20,19 @@ from torch import Tensor, nn
 from crypto.errors import ConfigError
 from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Tensors
-from silo_agent.training.base.evaluation import evaluate
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import outputs_of
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.dp_sgd.records import Draws
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.local_loss import local_loss
-from silo_agent.training.models.base import Backbone, CutModel
-from silo_agent.training.models.registry import IMAGE_BACKBONES
-from silo_agent.training.parts.losses.softmax import CrossEntropy
+from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.registry import OWN
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.declared_parts import PARTS
 from strategies.parts.heads import FROZEN_ETF, PROJECTED_UNIT
 from strategies.presets import FEDAVG, PRESETS
+from tests.support.objectives import cut_model, figures_of, task_loss
 from tests.support.soak import cases
 from tests.unit.training.dp_sgd import (
     RARE,
@@ -96,7 +95,7 @@ class TestSampling:
 class Slope:
     """A penalty whose gradient is the same number for every weight of the head."""
 
-    def penalty(self, model: CutModel) -> Tensor:
+    def penalty(self, model: FederatedModel) -> Tensor:
         return model.head.weight.sum()
 
 
@@ -109,7 +108,7 @@ class TestPenalty:
         )
         plain, steep = model_of(job), model_of(job)
         train_on(job, digits(30), model=plain)
-        loss = LocalLoss(loss=CrossEntropy(), weight_penalty=Slope(), regularizer_weight=1000.0)
+        loss = LocalLoss(loss=task_loss(), weight_penalty=Slope(), regularizer_weight=1000.0)
         train_on(job, digits(30), model=steep, loss=loss)
         apart = dict(steep.named_parameters())
         for name, parameter in plain.named_parameters():
@@ -137,7 +136,7 @@ class TestModel:
     def test_batch_normalization_is_refused_at_the_silo_too(self, of_job: dict[str, Any]) -> None:
         job = make_job(privacy=of_job | {"statistics_noise_multiplier": 1.0})
         body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
-        model = CutModel(Backbone(body=body, width=8), classes=10)
+        model = cut_model(body, width=8, classes=10)
         with pytest.raises(ConfigError, match="body.2 is a batch normalization, .* needs norm: group"):
             train_on(job, digits(20), model=model)
 
@@ -147,9 +146,7 @@ class TestModel:
         with pytest.raises(ConfigError, match="model: body keeps a buffer, mean, which no noise covers"):
             train_on(make_job(), digits(20), model=model)
 
-    @pytest.mark.parametrize(
-        "name", cases({name: name for name in ("mlp", *IMAGE_BACKBONES)}, always=["mlp", "cnn"])
-    )
+    @pytest.mark.parametrize("name", cases({name: name for name in OWN}, always=["mlp", "cnn"]))
     def test_every_backbone_trains_with_group_normalization(self, name: str) -> None:
         model = model_of(make_job(model={"name": name, "norm": "group", "seed": 1}))
         samples = digits(2)
@@ -303,8 +300,8 @@ class TestTogether:
         model, data = model_of(job), all_digits(job)
         train_on(job, Tensors.of(data.train, torch.device("cpu")), model=model)
         holdout = Tensors.of(data.holdout, torch.device("cpu"))
-        figures = evaluate(model, holdout, loss=CrossEntropy(), is_cancelled=lambda: False)
-        assert figures.correct / figures.tested > 0.75
+        figures = figures_of(model, holdout)
+        assert int(figures.sums["correct"]) / figures.tested > 0.75
 
     def test_same_keys_give_the_same_round(self) -> None:
         """What is random in a round are the two keys and nothing else."""

@@ -28,8 +28,8 @@ from silo_agent.training.base.batches import Tensors
 from silo_agent.training.dp_sgd.clipping import clipped_sum
 from silo_agent.training.dp_sgd.records import Draws
 from silo_agent.training.loop.local_training import train_locally
-from silo_agent.training.models.base import Backbone, CutModel
 from silo_agent.training.torch_objective import TorchObjective
+from tests.support.objectives import cut_model
 from tests.unit.training.dp_sgd import (
     RARE,
     digits,
@@ -61,7 +61,7 @@ class TestClip:
     def test_a_gradient_by_hand(self) -> None:
         """A head alone, softmax of two equal logits: (1/2 - 1, 1/2) times (3, 4, 1), whose norm is
         sqrt(13), clipped to 1/2 and divided by the batch of 4."""
-        head = CutModel(Backbone(body=nn.Identity(), width=2), classes=2)
+        head = cut_model(nn.Identity(), width=2, classes=2)
         nn.init.zeros_(head.head.weight)
         nn.init.zeros_(head.head.bias)
         samples = Tensors(features=torch.tensor([[3.0, 4.0]]), labels=torch.tensor([0]))

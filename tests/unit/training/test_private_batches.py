@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from chorale.spec.privacy_spec import RecordsSpec
+from chorale_models.model import Sizes
+from chorale_models.networks.plain import mlp
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.training.base.batches import Tensors
-from silo_agent.training.base.evaluation import Figures, evaluate
+from silo_agent.training.base.evaluation import Figures
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import outputs_of
 from silo_agent.training.base.setting import Setting
@@ -32,17 +34,16 @@ from silo_agent.training.dp_sgd.checks import (
 )
 from silo_agent.training.dp_sgd.records import NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
-from silo_agent.training.models.base import Backbone, CutModel
-from silo_agent.training.models.plain import mlp
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.parts.closing.ffc import calibrate
-from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.parts.statistics.soft_labels import probability_sums, soft_labels
 from silo_agent.training.torch_objective import TorchObjective, contribution
 from strategies.base import Array
 from strategies.parts import heads
 from strategies.parts.closing.ffc import UNIT_ROUNDING
-from strategies.phases.evaluation import LOSS_CLIP
+from strategies.tasks.base import LOSS_CLIP, Target
+from tests.support.objectives import cut_model, figures_of, task_loss
 from tests.unit.training.dp_sgd import Quiet, make_job, make_work
 
 CPU = torch.device("cpu")
@@ -59,28 +60,30 @@ def cancelling(outputs: int, inputs: int, *, seed: int = 1) -> tuple[Tensor, Ten
     return torch.cat([half_KD, half_KD])[order], torch.cat([weight_OK, -weight_OK], dim=1)[:, order]
 
 
-def rounding_classifier(width: int = 1024) -> CutModel:
+def rounding_classifier(width: int = 1024) -> FederatedModel:
     """Its decision is the rounding of a sum whose value is zero."""
-    model = CutModel(mlp(input_shape=(64,), hidden=(width,), norm="none"), classes=2, head=heads.TRAINED)
+    model = FederatedModel(
+        mlp(Sizes(classes=2, input_shape=(64,)), hidden=(width,)), cut="head", head=heads.TRAINED
+    )
     first, second = cancelling(1, width)
     load(model, {"body.1": first, "head": torch.cat([torch.zeros_like(second), second])})
     return model
 
 
-def rounding_features(hidden: int = 1024, width: int = 130) -> CutModel:
+def rounding_features(hidden: int = 1024, width: int = 130) -> FederatedModel:
     """Its unit features are roundings."""
-    backbone = mlp(input_shape=(64,), hidden=(hidden, width), norm="none")
-    model = CutModel(backbone, classes=2, head=heads.TRAINED_UNBIASED, features=heads.UNIT)
+    backbone = mlp(Sizes(classes=2, input_shape=(64,)), hidden=(hidden, width))
+    model = FederatedModel(backbone, cut="head", head=heads.TRAINED_UNBIASED, features=heads.UNIT)
     first, second = cancelling(width, hidden)
     names = [name.removesuffix(".weight") for name, _ in model.body.named_parameters() if "weight" in name]
     load(model, {f"body.{names[0]}": first, f"body.{names[1]}": second})
     return model
 
 
-def rounding_gradients(hidden: int = 1025, width: int = 130) -> CutModel:
+def rounding_gradients(hidden: int = 1025, width: int = 130) -> FederatedModel:
     """One unit of an odd layer is idle: the last samples of a small batch round otherwise than the others."""
-    backbone = mlp(input_shape=(64,), hidden=(hidden, width), norm="none")
-    model = CutModel(backbone, classes=2, head=heads.TRAINED)
+    backbone = mlp(Sizes(classes=2, input_shape=(64,)), hidden=(hidden, width))
+    model = FederatedModel(backbone, cut="head", head=heads.TRAINED)
     first, second = cancelling(width, hidden - 1)
     names = [name.removesuffix(".weight") for name, _ in model.body.named_parameters() if "weight" in name]
     signs = torch.ones(width)
@@ -96,7 +99,7 @@ def rounding_gradients(hidden: int = 1025, width: int = 130) -> CutModel:
     return model
 
 
-def load(model: CutModel, weights: Mapping[str, Tensor]) -> None:
+def load(model: FederatedModel, weights: Mapping[str, Tensor]) -> None:
     layers = dict(model.named_modules())
     with torch.no_grad():
         for name, weight in weights.items():
@@ -111,12 +114,12 @@ def inputs_of(count: int, seed: int) -> Tensor:
     return torch.rand(count, 64, generator=torch.Generator().manual_seed(seed))
 
 
-def figures_of(model: CutModel, samples: Tensors, count: int) -> Figures:
+def figures_over(model: FederatedModel, samples: Tensors, count: int) -> Figures:
     first = Tensors(features=samples.features[:count], labels=samples.labels[:count])
-    return evaluate(model, first, loss=CrossEntropy(), is_cancelled=lambda: False, loss_clip=LOSS_CLIP)
+    return figures_of(model, first, loss_clip=LOSS_CLIP)
 
 
-def private_setting(model: CutModel, samples: Samples) -> Any:
+def private_setting(model: FederatedModel, samples: Samples) -> Any:
     """What calibrate looks at of a private job."""
     work = SimpleNamespace(
         spec=SimpleNamespace(privacy=object()),
@@ -126,7 +129,7 @@ def private_setting(model: CutModel, samples: Samples) -> Any:
     return SimpleNamespace(received=model, device=CPU, work=work, is_private=True)
 
 
-def calibrated(model: CutModel, inputs: Tensor) -> Mapping[str, Array]:
+def calibrated(model: FederatedModel, inputs: Tensor) -> Mapping[str, Array]:
     labels_N = np.arange(len(inputs)) % 2
     return calibrate(private_setting(model, Samples(features=inputs.numpy(), labels=labels_N)))
 
@@ -140,9 +143,9 @@ class TestOneRecordMore:
             with torch.no_grad():  # labels that are right in a batch of the smaller size
                 labels = (model(features[:count])[:, 1] > 0).long()
             samples = Tensors(features=features, labels=torch.cat([labels, labels[:1]]))
-            less, more = (figures_of(model, samples, each) for each in (count, count + 1))
-            assert 0 <= more.correct - less.correct <= 1
-            assert abs(more.loss_sum - less.loss_sum) <= LOSS_CLIP
+            less, more = (figures_over(model, samples, each) for each in (count, count + 1))
+            assert 0 <= int(more.sums["correct"] - less.sums["correct"]) <= 1
+            assert abs(float(more.sums["loss_sum"] - less.sums["loss_sum"])) <= LOSS_CLIP
 
     @pytest.mark.parametrize("count", [3, 35])
     def test_moves_what_ffc_sums_by_its_own_length(self, count: int) -> None:
@@ -163,7 +166,7 @@ class TestOneRecordMore:
             with SampleGradients(model.train()) as gradients:
                 step = NoisedGradients(
                     Tensors(features=inputs[start:].clone(), labels=labels[start:]),
-                    LocalLoss(loss=CrossEntropy()),
+                    LocalLoss(loss=task_loss()),
                     gradients,
                     records=RecordsSpec(clip_norm=1.0, noise_multiplier=1.0, sample_rate=1.0),
                     expected_batch=batch_size,
@@ -181,7 +184,7 @@ class TestOneRecordMore:
         model = rounding_classifier()
         model.body.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
         samples = Tensors(features=inputs_of(35, 1), labels=torch.zeros(35, dtype=torch.int64))
-        figures_of(model, samples, 35)
+        figures_over(model, samples, 35)
         outputs_of(model, samples, is_cancelled=lambda: False, is_private=True)
         assert seen == [(32, 64)] * 4
 
@@ -228,12 +231,12 @@ class Scaled(nn.Module):
         return features_ND / features_ND.abs().max()
 
 
-def model_with(body: nn.Module) -> CutModel:
-    return CutModel(Backbone(body=body, width=5), classes=10)
+def model_with(body: nn.Module) -> FederatedModel:
+    return cut_model(body, width=5, classes=10)
 
 
 def probes() -> Probes:
-    return Probes(input_shape=(1, 8, 8), classes=10, device=CPU)
+    return Probes(input_shape=(1, 8, 8), target=Target(is_whole=True, low=0, high=9), device=CPU)
 
 
 BODIES = [AddsItsPlace(), AddsItsPlace(size=1e-5), AddsItsPlace(only_first=True), Scaled()]
@@ -243,9 +246,9 @@ class TestPlaces:
     @pytest.mark.parametrize("body", BODIES)
     def test_a_model_in_which_a_place_shows_is_refused(self, body: nn.Module) -> None:
         with pytest.raises(ConfigError, match="answer to a sample depends on its place in the batch"):
-            check_answers(model_with(body), probes(), loss=CrossEntropy())
+            check_answers(model_with(body), probes(), loss=task_loss())
         with pytest.raises(ConfigError, match="gradient of a sample depends on its place in the batch"):
-            check_gradients(model_with(body), probes(), loss=LocalLoss(loss=CrossEntropy()))
+            check_gradients(model_with(body), probes(), loss=LocalLoss(loss=task_loss()))
 
     def test_weights_under_which_all_probes_are_silent_do_not_hide_it(self) -> None:
         model = model_with(AddsItsPlace())
@@ -253,7 +256,7 @@ class TestPlaces:
             for parameter in model.body.parameters():
                 parameter.fill_(-1e4 if parameter.dim() == 1 else 0.0)
         with pytest.raises(ConfigError, match="depends on its place"):
-            check_answers(model, probes(), loss=CrossEntropy())
+            check_answers(model, probes(), loss=task_loss())
 
     @pytest.mark.parametrize("kind", ["train", "evaluate"])
     def test_no_phase_of_it_uses_data(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,8 +272,8 @@ class TestPlaces:
             job.model, classes=job.classes, input_shape=job.input_shape, recipe=job.method.recipe
         )
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        check_answers(model, probes(), loss=CrossEntropy())
-        check_gradients(model, probes(), loss=LocalLoss(loss=CrossEntropy()))
+        check_answers(model, probes(), loss=task_loss())
+        check_gradients(model, probes(), loss=LocalLoss(loss=task_loss()))
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
     def test_probes_are_others_each_time(self) -> None:
@@ -292,13 +295,14 @@ class TestPlaces:
                 return nn.functional.dropout(self.layer(inputs.flatten(1)), 0.5, self.training)
 
         with pytest.raises(ConfigError, match="gradient of a sample depends"):
-            check_gradients(model_with(Hidden()), probes(), loss=LocalLoss(loss=CrossEntropy()))
+            check_gradients(model_with(Hidden()), probes(), loss=LocalLoss(loss=task_loss()))
 
 
 class TestOddRecords:
     def test_a_feature_that_is_no_number_counts_as_zero(self) -> None:
-        model = CutModel(
-            Backbone(body=nn.Identity(), width=3),
+        model = cut_model(
+            nn.Identity(),
+            width=3,
             classes=2,
             head=heads.TRAINED_UNBIASED,
             features=heads.UNIT,
@@ -312,8 +316,9 @@ class TestOddRecords:
 
     @pytest.mark.parametrize("width, scales", [(64, 40), (4096, 5)])
     def test_a_unit_feature_is_no_longer_than_1(self, width: int, scales: int) -> None:
-        model = CutModel(
-            Backbone(body=nn.Identity(), width=width),
+        model = cut_model(
+            nn.Identity(),
+            width=width,
             classes=2,
             head=heads.TRAINED_UNBIASED,
             features=heads.UNIT,

@@ -14,12 +14,11 @@ from torch import Tensor, nn  # noqa: E402
 
 from silo_agent.data.base import Samples  # noqa: E402
 from silo_agent.training.base.batches import Tensors  # noqa: E402
-from silo_agent.training.base.evaluation import evaluate  # noqa: E402
 from silo_agent.training.base.passes import Outputs  # noqa: E402
 from silo_agent.training.parts.statistics.logit_prototypes import clipped_rows, logit_sums  # noqa: E402
 from silo_agent.training.torch_objective import TorchObjective  # noqa: E402
-from strategies.phases.evaluation import LOSS_CLIP  # noqa: E402
-from tests.support.objectives import make_data, make_job, make_work  # noqa: E402
+from strategies.tasks.base import LOSS_CLIP  # noqa: E402
+from tests.support.objectives import figures_of, make_data, make_job, make_work  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,13 @@ class Flat(nn.Module):
 
 def loss_sum(losses: list[float], clip: float | None) -> float:
     samples = Samples(features=np.zeros((len(losses), 2), np.float32), labels=np.zeros(len(losses), np.int64))
-    figures = evaluate(
+    figures = figures_of(
         Flat(),  # type: ignore[arg-type]
         Tensors.of(samples, torch.device("cpu")),
         loss=Told(losses),
-        is_cancelled=lambda: False,
         loss_clip=clip,
     )
-    return figures.loss_sum
+    return float(figures.sums["loss_sum"])
 
 
 @pytest.mark.parametrize("odd", [1e30, math.inf, -math.inf, math.nan, -5.0])

@@ -20,13 +20,12 @@ from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Cancelled, Work
 from silo_agent.seeding import derive_seed, seeded, shuffler, training_seed
 from silo_agent.training.base.batches import Tensors
-from silo_agent.training.base.evaluation import evaluate
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, model_arrays
-from silo_agent.training.parts.losses.softmax import CrossEntropy
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, Array, PhaseContext
 from strategies.methods import strategy_for
+from tests.support.objectives import figures_of
 
 SHAPE = (1, 8, 8)
 
@@ -268,7 +267,7 @@ def test_evaluation_does_not_move_batch_statistics() -> None:
         model = build_model(job.model, classes=10, input_shape=SHAPE).train()
     before = model_arrays(model)
     holdout = Tensors.of(make_data().holdout, torch.device("cpu"))
-    evaluate(model, holdout, loss=CrossEntropy(), is_cancelled=lambda: False)
+    figures_of(model, holdout)
     after = model_arrays(model)
     assert all(np.array_equal(before[name], after[name]) for name in before)
 

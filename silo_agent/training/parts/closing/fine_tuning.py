@@ -53,7 +53,7 @@ def fine_tune(setting: Setting, make_loss: MakesLoss, *, tested_by: SampleLoss) 
         # in the silo's own log: to refuse would tell the coordinator about one silo's data
         log.warning("personal model is not finite", round=setting.work.round, lower="fine_tune_learning_rate")
     after = _tested(setting, tested_by)
-    options = setting.options(FineTuningOptions)
+    options, score = setting.options(FineTuningOptions), setting.work.spec.method.task.score
     setting.work.keep_personal(
         PersonalModel(
             arrays=model_arrays(setting.received),
@@ -61,11 +61,11 @@ def fine_tune(setting: Setting, make_loss: MakesLoss, *, tested_by: SampleLoss) 
             epochs=options.fine_tune_epochs,
             learning_rate=tuning_spec(setting.work.spec).training.learning_rate,
             tested=after.tested,
-            correct_before=before.correct,
-            correct=after.correct,
+            score_before=score(before.sums),
+            score=score(after.sums),
         )
     )
-    return after.personal_quantities()
+    return after.personal_quantities(score)
 
 
 def tune(setting: Setting, make_loss: MakesLoss) -> None:
@@ -119,4 +119,11 @@ def _train(setting: Setting, samples: Tensors, loss: LocalLoss) -> None:
 
 def _tested(setting: Setting, loss: SampleLoss) -> Figures:
     holdout = Tensors.of(setting.work.data.holdout, setting.device)
-    return evaluate(setting.received, holdout, loss=loss, is_cancelled=setting.work.is_cancelled)
+    return evaluate(
+        setting.received,
+        holdout,
+        loss=loss,
+        task=setting.task,
+        sums=setting.work.spec.method.task.round_sums,
+        is_cancelled=setting.work.is_cancelled,
+    )

@@ -1,6 +1,4 @@
-"""Softmax losses: cross-entropy, and two that know how many samples of each class the silo has.
-
-Cross-entropy: the loss of FedAvg (McMahan et al. 2017, arXiv 1602.05629).
+"""Softmax losses that know how many samples of each class the silo has.
 
 Balanced softmax: cross-entropy under the silo's own share of each class. FedETF, Li et al. 2023 (arXiv
 2303.10058): -log( n_y^b exp(z_y) / sum_c n_c^b exp(z_c) ), where n_c counts the silo's training samples of
@@ -24,13 +22,6 @@ from torch.nn.functional import cross_entropy
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
 from strategies.parts.losses import BalancedSoftmaxOptions
-
-
-class CrossEntropy:
-    """-log softmax(logits)[label], one value a sample."""
-
-    def per_sample(self, outputs: Outputs, labels_N: Tensor) -> Tensor:
-        return cross_entropy(outputs.logits_NC, labels_N, reduction="none")
 
 
 class BalancedSoftmax:

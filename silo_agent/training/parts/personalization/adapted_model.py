@@ -23,11 +23,11 @@ from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.passes import frozen_copy, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.loop.local_training import min_batch, optimizer_of
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from strategies.parts.personalization import AdaptedOptions
 
 
-def adapted_model(setting: Setting, samples: Tensors, loss: SampleLoss) -> CutModel:
+def adapted_model(setting: Setting, samples: Tensors, loss: SampleLoss) -> FederatedModel:
     """One step from the received model. Raises Cancelled."""
     model = frozen_copy(setting.received)
     for parameter, received in zip(model.parameters(), setting.received.parameters(), strict=True):
@@ -66,7 +66,7 @@ def train_for_adaptation(
 
 
 def write_gradient(
-    model: CutModel,
+    model: FederatedModel,
     loss: SampleLoss,
     inner: tuple[Tensor, Tensor],
     outer: tuple[Tensor, Tensor],
@@ -84,7 +84,7 @@ def write_gradient(
             parameter.copy_(before)
 
 
-def _backward(model: CutModel, loss: SampleLoss, inputs: Tensor, labels_N: Tensor) -> None:
+def _backward(model: FederatedModel, loss: SampleLoss, inputs: Tensor, labels_N: Tensor) -> None:
     model.zero_grad()
     torch.autograd.backward(loss.per_sample(run_model(model, inputs), labels_N).mean())
 
@@ -96,5 +96,5 @@ def _step(parameters: Iterable[Parameter], rate: float) -> None:
             parameter.sub_(rate * parameter.grad)
 
 
-def _trained(model: CutModel) -> list[Parameter]:
+def _trained(model: FederatedModel) -> list[Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]

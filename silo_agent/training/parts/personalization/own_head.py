@@ -18,7 +18,7 @@ from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.passes import frozen_copy
 from silo_agent.training.base.setting import Setting, kept_model, model_to_keep
 from silo_agent.training.loop.local_training import train_received
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from strategies.base import METHOD
 from strategies.parts.personalization import HeadFirstOptions
 
@@ -26,7 +26,7 @@ OWN_HEAD = METHOD + "own_head/"  # prefix in the local state
 HEAD = "head."
 
 
-def model_with_own_head(setting: Setting, samples: Tensors, loss: SampleLoss) -> CutModel:
+def model_with_own_head(setting: Setting, samples: Tensors, loss: SampleLoss) -> FederatedModel:
     """The received body under the own head. Raises ConfigError."""
     return kept_model(setting, OWN_HEAD) or frozen_copy(setting.received)
 
@@ -64,6 +64,6 @@ def _keep_head(setting: Setting) -> None:
     setting.work.local.propose(model_to_keep(setting.received, OWN_HEAD, part=HEAD))
 
 
-def _take_gradients(model: CutModel, *, has_body: bool, has_head: bool) -> None:
+def _take_gradients(model: FederatedModel, *, has_body: bool, has_head: bool) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(has_head if name.startswith(HEAD) else has_body)

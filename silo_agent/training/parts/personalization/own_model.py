@@ -18,7 +18,7 @@ from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.passes import frozen_copy
 from silo_agent.training.base.setting import Setting, kept_model, model_to_keep
 from silo_agent.training.loop.local_training import train_received
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.parts.regularizers.prox import Prox
 from strategies.base import METHOD
 from strategies.parts.personalization import OwnModelOptions
@@ -26,7 +26,7 @@ from strategies.parts.personalization import OwnModelOptions
 OWN_MODEL = METHOD + "own_model/"  # prefix in the local state
 
 
-def own_model(setting: Setting, samples: Tensors, loss: SampleLoss) -> CutModel:
+def own_model(setting: Setting, samples: Tensors, loss: SampleLoss) -> FederatedModel:
     """v, or before the first applied round the received model. Raises ConfigError."""
     return kept_model(setting, OWN_MODEL) or frozen_copy(setting.received)
 

@@ -5,7 +5,8 @@ l_con = -log( exp(cos(z, z_g)/tau) / (exp(cos(z, z_g)/tau) + exp(cos(z, z_p)/tau
 loss + mu l_con. z are the student's features, z_g those of the model as it was received, z_p those of the
 model that this silo sent last, which is its local state; both teachers are constant, in eval mode.
 The paper puts a projection of two layers between backbone and head. There is none here: z is what the
-backbone gives the head. A job that wants one has it in the model's own last layers (`hidden` of mlp).
+backbone gives the head, or of a model without a named head its outputs. A job that wants one has it in the
+model's own last layers (`hidden` of mlp).
 Before its first applied round a silo has no model of its own. It takes the received one, whose cosine is the
 same as z_g's, so l_con is the constant log 2 and pulls nowhere.
 Adds nothing to what leaves the silo. N = samples, D = feature width.
@@ -35,8 +36,9 @@ class ModelContrast:
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
         global_ND, previous_ND = teacher.features_ND.chunk(2, dim=1)
-        nearness_N = cosine_similarity(student.features_ND, global_ND, dim=1)
-        likeness_N = cosine_similarity(student.features_ND, previous_ND, dim=1)
+        own_ND = student.features_ND.flatten(1)
+        nearness_N = cosine_similarity(own_ND, global_ND.flatten(1), dim=1)
+        likeness_N = cosine_similarity(own_ND, previous_ND.flatten(1), dim=1)
         return softplus((likeness_N - nearness_N) / self.tau)
 
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from strategies.parts.regularizers import ADDITIVE
 
 
 class Prox:
     """factor |theta - theta_g|^2 over the parameters that take a gradient."""
 
-    def __init__(self, received: CutModel, *, factor: float) -> None:
+    def __init__(self, received: FederatedModel, *, factor: float) -> None:
         self._factor = factor
         self._start = {
             name: parameter.detach().clone()
@@ -27,7 +27,7 @@ class Prox:
             if parameter.requires_grad
         }
 
-    def penalty(self, model: CutModel) -> Tensor:
+    def penalty(self, model: FederatedModel) -> Tensor:
         parameters = dict(model.named_parameters())
         squares = [(parameters[name] - start).square().sum() for name, start in self._start.items()]
         return self._factor * torch.stack(squares).sum()

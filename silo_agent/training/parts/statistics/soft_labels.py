@@ -26,7 +26,7 @@ from torch import Tensor
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import finite_rows
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.models.base import CutModel
+from silo_agent.training.models.base import FederatedModel
 from strategies.base import Array
 from strategies.parts.statistics.soft_labels import SoftLabelOptions, soft_labels_in
 
@@ -70,7 +70,7 @@ class ClassRelations:
     soft_labels_CC: Tensor = field(repr=False)
     is_known_C: Tensor
 
-    def penalty(self, model: CutModel) -> Tensor:
+    def penalty(self, model: FederatedModel) -> Tensor:
         """Shapes: -> (). Constant, so without a gradient, where no row is known."""
         if not bool(self.is_known_C.any()):
             return torch.zeros((), device=self.soft_labels_CC.device)

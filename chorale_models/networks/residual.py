@@ -11,7 +11,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from silo_agent.training.models.base import Backbone, norm2d
+from chorale_models.model import Sizes, model
+from chorale_models.networks.layers import image_channels, norm2d, with_head
 
 RESNET_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))  # channels and stride of the stage's first block
 RESNET_BLOCKS = 2  # of one stage
@@ -48,10 +49,11 @@ class BasicBlock(nn.Module):
         return relu(self.norm2(self.conv2(inner)) + self.shortcut(inputs))
 
 
-def resnet18(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
+@model(head="head")
+def resnet18(sizes: Sizes, *, norm: str = "batch") -> nn.Module:
     """For images of any size; feature width 512."""
     before, _ = RESNET_STAGES[0]
-    layers: list[nn.Module] = [nn.Conv2d(input_shape[0], before, 3, padding=1, bias=False)]
+    layers: list[nn.Module] = [nn.Conv2d(image_channels(sizes), before, 3, padding=1, bias=False)]
     layers += [norm2d(norm, before), nn.ReLU()]
     for channels, first_stride in RESNET_STAGES:
         for block in range(RESNET_BLOCKS):
@@ -59,7 +61,7 @@ def resnet18(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
             layers.append(BasicBlock(before, channels, stride=stride, norm=norm))
             before = channels
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Backbone(body=nn.Sequential(*layers), width=before)
+    return with_head(layers, before, sizes.classes)
 
 
 class InvertedResidual(nn.Module):
@@ -79,9 +81,10 @@ class InvertedResidual(nn.Module):
         return inputs + projected if self.has_shortcut else projected
 
 
-def mobilenet_v2(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
+@model(head="head")
+def mobilenet_v2(sizes: Sizes, *, norm: str = "batch") -> nn.Module:
     """For images of any size; feature width 1280."""
-    layers = _conv(input_shape[0], MOBILENET_STEM, size=3, norm=norm)
+    layers = _conv(image_channels(sizes), MOBILENET_STEM, size=3, norm=norm)
     before = MOBILENET_STEM
     for expansion, channels, blocks, first_stride in MOBILENET_STAGES:
         for block in range(blocks):
@@ -90,7 +93,7 @@ def mobilenet_v2(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
             before = channels
     layers += _conv(before, MOBILENET_WIDTH, size=1, norm=norm)
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Backbone(body=nn.Sequential(*layers), width=MOBILENET_WIDTH)
+    return with_head(layers, MOBILENET_WIDTH, sizes.classes)
 
 
 def _conv(

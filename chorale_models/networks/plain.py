@@ -12,7 +12,8 @@ import math
 
 from torch import nn
 
-from silo_agent.training.models.base import Backbone, norm1d, norm2d
+from chorale_models.model import Sizes, model
+from chorale_models.networks.layers import image_channels, norm1d, norm2d, with_head
 
 CNN_CHANNELS = (32, 64)
 CNN_GRID = 4  # the maps are pooled to 4x4, so any image size fits
@@ -21,36 +22,39 @@ VGG_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pool ends 
 VGG_WIDTH = 512
 
 
-def mlp(*, input_shape: tuple[int, ...], hidden: tuple[int, ...], norm: str) -> Backbone:
+@model(head="head")
+def mlp(sizes: Sizes, *, hidden: tuple[int, ...] = (64,), norm: str = "none") -> nn.Module:
     """Fully connected layers with ReLU, one for each width in `hidden`; the last is the feature width.
 
     Any input is flattened.
     """
     layers: list[nn.Module] = [nn.Flatten()]
-    width = math.prod(input_shape)
+    width = math.prod(sizes.input_shape)
     for next_width in hidden:
         layers += [nn.Linear(width, next_width), norm1d(norm, next_width), nn.ReLU()]
         width = next_width
-    return Backbone(body=nn.Sequential(*layers), width=width)
+    return with_head(layers, width, sizes.classes)
 
 
-def cnn(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
+@model(head="head")
+def cnn(sizes: Sizes, *, norm: str = "none") -> nn.Module:
     """For images of any size; 3x3 convolutions, feature width 128."""
     layers: list[nn.Module] = []
-    before = input_shape[0]
+    before = image_channels(sizes)
     for channels in CNN_CHANNELS:
         layers += [nn.Conv2d(before, channels, 3, padding=1), norm2d(norm, channels), nn.ReLU()]
         layers.append(nn.MaxPool2d(2, ceil_mode=True))
         before = channels
     layers += [nn.AdaptiveAvgPool2d(CNN_GRID), nn.Flatten()]
     layers += [nn.Linear(before * CNN_GRID * CNN_GRID, CNN_WIDTH), norm1d(norm, CNN_WIDTH), nn.ReLU()]
-    return Backbone(body=nn.Sequential(*layers), width=CNN_WIDTH)
+    return with_head(layers, CNN_WIDTH, sizes.classes)
 
 
-def vgg11(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
+@model(head="head")
+def vgg11(sizes: Sizes, *, norm: str = "none") -> nn.Module:
     """For images of any size; 9,745,792 parameters in the body at three channels and no norm."""
     layers: list[nn.Module] = []
-    before = input_shape[0]
+    before = image_channels(sizes)
     for stage in VGG_STAGES:
         for channels in stage:
             layers += [nn.Conv2d(before, channels, 3, padding=1), norm2d(norm, channels), nn.ReLU()]
@@ -58,4 +62,4 @@ def vgg11(*, input_shape: tuple[int, ...], norm: str) -> Backbone:
         layers.append(nn.MaxPool2d(2, ceil_mode=True))  # 28x28 ends at 1x1 too
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     layers += [nn.Linear(before, VGG_WIDTH), nn.ReLU(), nn.Linear(VGG_WIDTH, VGG_WIDTH), nn.ReLU()]
-    return Backbone(body=nn.Sequential(*layers), width=VGG_WIDTH)
+    return with_head(layers, VGG_WIDTH, sizes.classes)

@@ -1,0 +1,129 @@
+"""What a job names beside numbers: its model and its task, Chorale's own or of an installed distribution.
+
+Code never travels. A job names a distribution, its version and the digest of its files; each silo compares
+its own copy before it accepts the job.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from chorale.spec.fields import Finite, Positive, Sha256, SpecPart
+
+PlugInName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+QuantityName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+Distribution = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")
+]
+OptionValue = bool | int | Finite | Annotated[str, Field(max_length=1_000)]
+OptionValues = OptionValue | Annotated[tuple[OptionValue, ...], Field(max_length=1_000)] | None
+
+OWN_MODELS = ("mlp", "cnn", "resnet18", "vgg11", "mobilenet_v2")
+DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without normalization
+CUSTOM = "custom"
+
+
+class CodeSpec(SpecPart):
+    """An installed distribution whose code a job runs. Code never travels: each silo compares its own
+    copy."""
+
+    distribution: Distribution = Field(description="name and version, such as hospital-models==1.2.0")
+    sha256: Sha256 | None = Field(
+        default=None,
+        description="of its installed files; `job submit` fills it in from the operator's own copy",
+    )
+
+
+class PlugInSpec(SpecPart):
+    """What a job names of an installed distribution: an entry point, and the numbers that it takes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True)
+
+    name: PlugInName = Field(description="name of the entry point")
+    source: Distribution | None = Field(
+        default=None,
+        alias="from",
+        description="installed distribution and version, such as hospital-models==1.2.0; null: Chorale's own",
+    )
+    options: dict[str, OptionValues] = Field(
+        default_factory=dict, max_length=64, description="keyword arguments of the function or class"
+    )
+
+
+class SumSpec(SpecPart):
+    """One sum of a task of another distribution, as its code declares it (`chorale_models.Sum`)."""
+
+    name: QuantityName
+    shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(default=(), max_length=4)
+    bound: Positive = Field(description="largest magnitude of a silo's value")
+    per_record: Positive = Field(description="L2 norm by which one record moves it")
+    is_count: bool = False
+    is_by_class: bool = False
+
+
+class TaskSpec(PlugInSpec):
+    """What the model is trained for: the loss of a sample, and what is summed over the hold-outs."""
+
+    name: PlugInName = Field(default="classification", description="name of the task")
+    metrics: tuple[PlugInName, ...] = Field(
+        default=(),
+        max_length=16,
+        description="what the closing evaluation sums besides, such as confusion, curves, calibration",
+    )
+    sums: tuple[SumSpec, ...] | None = Field(
+        default=None,
+        max_length=64,
+        description="of a task of another distribution; `job submit` fills them in",
+    )
+    ratios: dict[QuantityName, tuple[QuantityName, QuantityName]] | None = Field(
+        default=None,
+        max_length=64,
+        description="metrics of a task of another distribution, each one sum by another; `job submit` fills "
+        "them in",
+    )
+
+
+class ModelSpec(PlugInSpec):
+    """Which network is trained; its weights come with the initial state."""
+
+    name: PlugInName = Field(
+        description="a network of Chorale's: mlp, cnn, resnet18, vgg11, mobilenet_v2; or one of the "
+        "distribution in `from`; or custom: one of the silos' own objective"
+    )
+    norm: Literal["batch", "group", "none"] = Field(
+        default="none",
+        description="normalization layers: batch sends running means as a quantity of their own, group has "
+        "none to send; left out, it is none for mlp, cnn and custom and batch for the deeper backbones",
+    )
+    hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = Field(
+        default=(64,), max_length=16, description="widths of an mlp's hidden layers"
+    )
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=1 << 63,
+        description="of the initial weights; in a submitted job they follow from the whole job",
+    )
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether every silo can draw the first state itself."""
+        return self.source is not None or self.name != CUSTOM
+
+    @model_validator(mode="after")
+    def _is_known(self) -> ModelSpec:
+        if self.source is None and self.name not in (*OWN_MODELS, CUSTOM):
+            raise ValueError(
+                f"name: Chorale's own models are {', '.join(OWN_MODELS)}, got {self.name}; one of an "
+                "installed distribution needs `from: distribution==version`"
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _norm_of_deep_models(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("name") in DEEP_MODELS:
+            return {"norm": "batch", **values}
+        return values

@@ -1,0 +1,1 @@
+"""Chorale's own networks."""

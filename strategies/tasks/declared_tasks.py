@@ -1,0 +1,40 @@
+"""Every task that a job may name: the only list of them on this side.
+
+chorale_models/tasks/ computes their losses and sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from crypto.errors import ConfigError
+from strategies.base import options_of
+from strategies.tasks.base import DeclaredTask, TaskSizes
+from strategies.tasks.classification import Classification
+
+TASKS: Mapping[str, type[DeclaredTask]] = MappingProxyType({each.word: each for each in (Classification,)})
+
+
+def task_of(
+    word: str, sizes: TaskSizes, *, options: Mapping[str, Any], metrics: tuple[str, ...]
+) -> DeclaredTask:
+    """The task of a job. Raises ConfigError for unknown words, options and metrics, and for too few
+    classes."""
+    if word not in TASKS:
+        raise ConfigError(f"task.name: expected one of {', '.join(TASKS)}, got {word}")
+    kind = TASKS[word]
+    unknown = sorted(set(options) - set(kind.options.model_fields))
+    if unknown:
+        known = ", ".join(kind.options.model_fields) or "none"
+        raise ConfigError(f"task.options.{unknown[0]}: unknown option, {word} has {known}")
+    strange = [metric for metric in metrics if metric not in kind.further]
+    if strange:
+        known = ", ".join(kind.further) or "none"
+        raise ConfigError(f"task.metrics: {word} has {known}, got {strange[0]}")
+    if kind.least_classes is not None and sizes.classes < kind.least_classes:
+        raise ConfigError(
+            f"classes: task {word} needs {kind.least_classes} or more, the job says {sizes.classes}"
+        )
+    return kind(sizes, options_of(kind.options, options), metrics)
