@@ -14,6 +14,11 @@ BY_CLASS_COUNTS = Standing(
     records="weighs every sample by the silo's class counts, so one record changes the gradients of all the "
     "others and no clip of single gradients bounds it",
 )
+OF_A_BATCH = Standing(
+    why="in a silo-level job the whole update is clipped",
+    records="is no mean of values of single records, so no clip of single gradients bounds what one record "
+    "changes",
+)
 NO_COSINES = Need(
     holds=lambda recipe: not (recipe.features is UNIT and recipe.head.has_unit_rows),
     reason="a softmax of cosines stays nearly even, because nothing here can lengthen features or head: "
@@ -85,5 +90,12 @@ CLIENT_ADAPTED = Loss(
     standing=BY_CLASS_COUNTS,
     needs_classes=True,
 )
+
+
+
+def given_loss(word: str, *, is_mean: bool) -> Loss:
+    """One of an installed distribution, in place of the task's own. is_mean: of losses of single records."""
+    return Loss(word=word, standing=PER_SAMPLE if is_mean else OF_A_BATCH)
+
 
 LOSSES = (TASK_LOSS, SPHERE_MSE, DOT_REGRESSION, BALANCED_SOFTMAX, CLIENT_ADAPTED)

@@ -116,11 +116,11 @@ class DeclaredTask(ABC):
     further: what a job may ask for by `task.metrics`, summed once, by the closing evaluation.
     """
 
-    word: ClassVar[str]
+    word: str
     options: ClassVar[type[PartOptions]] = PartOptions
-    has_classes: ClassVar[bool] = False
+    has_classes: bool = False
     least_classes: ClassVar[int | None] = None
-    is_mean: ClassVar[bool] = True
+    is_mean: bool = True
     further: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
