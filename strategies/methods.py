@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
 
 from crypto import encoding
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import RING_BITS, Quantity
 from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T, options_of
 from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD
@@ -19,10 +20,12 @@ from strategies.parts.regularizers import NO_REGULARIZER
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
 from strategies.phases.evaluation import EvaluatePhase, Evaluation
 from strategies.phases.training import TrainPhase
-from strategies.presets import recipe_of
+from strategies.presets import PRESETS, recipe_of
 from strategies.recipe import Options, Part, Recipe
-from strategies.tasks.base import DeclaredTask
+from strategies.tasks.base import DeclaredTask, TaskSizes
 from strategies.tasks.classification import CLASSIFICATION
+from strategies.tasks.declared_tasks import TASKS
+from strategies.tasks.stated import StatedTask
 from strategies.update_scale import UpdateScale
 
 
@@ -123,7 +126,28 @@ def strategy_of(name: str, recipe: Recipe, options: Options, task: DeclaredTask 
         options_of(part.options, resolved)
     check_recipe(recipe, resolved)
     check_task(recipe, resolved, task)
+    if isinstance(task, StatedTask):
+        taken = sorted({each.name for each in task.sums} & known_quantities())
+        if taken:  # a policy that allows a quantity of Chorale's own by name does not mean this one
+            raise ConfigError(
+                f"task.sums: {taken[0]} is the name of a quantity of Chorale's own: choose another"
+            )
     return _compose(name, recipe, resolved, task)
+
+
+@lru_cache(maxsize=1)
+def known_quantities() -> frozenset[str]:
+    """Names of all that Chorale's own methods and tasks sum: of all presets, which have every part that sums
+    something, and of the option that adds names."""
+    methods = [strategy_for(name, {}) for name in PRESETS]
+    methods.append(strategy_for("fedcsd", {"count_weighted": True}))
+    tasks = [kind(TaskSizes(classes=3, input_shape=(1,)), metrics=kind.further) for kind in TASKS.values()]
+    return frozenset(
+        quantity.name
+        for method in methods
+        for ring_bits in RING_BITS
+        for quantity in method.quantities(has_buffers=True, update_bits=ring_bits)
+    ) | {each.name for task in tasks for each in (*task.round_sums, *task.closing_sums)}
 
 
 def parts_with_options(recipe: Recipe) -> list[Part]:

@@ -51,8 +51,8 @@ class Installed:
     @cached_property
     def sha256(self) -> str:
         """Of files and entry points, as a job holds it. Source: docs/protocol.md 7.14."""
-        files = [[path, self.digests[path]] for path in sorted(self.digests)]
-        offers = [[*key, self.entry_points[key]] for key in sorted(self.entry_points)]
+        files: list[encoding.Field] = [[path, self.digests[path]] for path in sorted(self.digests)]
+        offers: list[encoding.Field] = [[*key, self.entry_points[key]] for key in sorted(self.entry_points)]
         return encoding.digest(PURPOSE, files, offers).hex()
 
     @cached_property
@@ -100,7 +100,9 @@ def installed(distribution: str) -> Installed:
         root=root,
         digests=dict(_digested(distribution, root, listed)),
         entry_points={
-            (each.group, each.name): each.value for each in found.entry_points if each.group.startswith("chorale.")
+            (each.group, each.name): each.value
+            for each in found.entry_points
+            if each.group.startswith("chorale.")
         },
     )
 
@@ -124,13 +126,17 @@ def load(distribution: str, *, group: str, name: str, sha256: str | None = None)
             f"{distribution}: group {group} has no entry point {name}, it has {', '.join(offered) or 'none'}"
         )
     if module_name not in code.modules:
-        raise ConfigError(f"{distribution}: entry point {name} names {module_name}, which is not its own module")
+        raise ConfigError(
+            f"{distribution}: entry point {name} names {module_name}, which is not its own module"
+        )
     try:
         found: object = importlib.import_module(module_name)
         for attribute in attributes.split("."):
             found = getattr(found, attribute)
     except Exception as error:  # whatever an author's module raises
-        raise ConfigError(f"{distribution}: {module_name}:{attributes} cannot be loaded: {told(error)}") from error
+        raise ConfigError(
+            f"{distribution}: {module_name}:{attributes} cannot be loaded: {told(error)}"
+        ) from error
     return found
 
 
@@ -151,7 +157,7 @@ def _run(code: Installed) -> None:
         owner = _owners.get(package)
         if owner is not None and owner.sha256 != code.sha256:
             raise ConfigError(
-                f"{code.distribution}: this process runs {owner.distribution} with other files: start it again"
+                f"{code.distribution}: this process runs {owner.distribution} with other files: restart it"
             )
         if owner is None and (package in sys.modules or package in sys.stdlib_module_names):
             raise ConfigError(
@@ -161,16 +167,15 @@ def _run(code: Installed) -> None:
     for package in code.packages:
         _owners[package] = code
     _running[code.distribution] = code
-    if _Finder not in sys.meta_path:
-        sys.meta_path.insert(0, _Finder)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
 
 
 class _Finder(MetaPathFinder):
     """Finds modules of distributions that run here, and among their digested files alone."""
 
-    @classmethod
-    def find_spec(  # type: ignore[override]  # the class itself stands in sys.meta_path
-        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         code = _owners.get(fullname.partition(".")[0])
         if code is None:
@@ -189,6 +194,9 @@ class _Finder(MetaPathFinder):
         )
         folder = [str(where.parent)] if where.name == INIT else None
         return spec_from_file_location(fullname, where, loader=loader, submodule_search_locations=folder)
+
+
+_finder = _Finder()
 
 
 class _Source(SourceFileLoader):
@@ -249,9 +257,11 @@ def _check_folders(distribution: str, root: Path, listed: Sequence[str]) -> None
             folders[:] = [name for name in folders if name != CACHE]
             links = [name for name in folders if (Path(place) / name).is_symlink()]
             for name in (*files, *links):
-                path = (Path(place) / name).relative_to(root).as_posix()
-                if path not in known:
-                    raise ConfigError(f"{distribution}: {root / path} is in its package and not one of its files")
+                found = (Path(place) / name).relative_to(root).as_posix()
+                if found not in known:
+                    raise ConfigError(
+                        f"{distribution}: {root / found} lies in its package and is none of its files"
+                    )
 
 
 def _digested(distribution: str, root: Path, listed: Iterable[str]) -> Iterator[tuple[str, bytes]]:

@@ -38,9 +38,7 @@ def first_state(
     }
 
 
-def _drawn(
-    spec: JobSpec, name: str, shapes: Mapping[str, Shape], base: bytes, start: Start | None
-) -> Array:
+def _drawn(spec: JobSpec, name: str, shapes: Mapping[str, Shape], base: bytes, start: Start | None) -> Array:
     """One array, from a key of its own, so that no array's numbers depend on which others there are."""
     shape, head = shapes[name], spec.method.recipe.head
     numbers = NumberStream(encoding.digest(PURPOSE, base, spec.model.seed, name))

@@ -78,12 +78,14 @@ class GivenPartSpec(FromSpec):
 
 
 class TargetSpec(SpecPart):
-    """What a sample's target is, as `chorale_models.Target`. low, high: null for none."""
+    """What a sample's target is, as `chorale_models.Target`."""
 
-    shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(default=(), max_length=4)
-    is_whole: bool = False
-    low: Finite | None = None
-    high: Finite | None = None
+    shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
+        default=(), max_length=4, description="of one target; () is one number"
+    )
+    is_whole: bool = Field(default=False, description="int64, else float32")
+    low: Finite | None = Field(default=None, description="least value; null: any")
+    high: Finite | None = Field(default=None, description="largest value; null: any")
 
     @classmethod
     def of(cls, target: Target) -> TargetSpec:
@@ -100,13 +102,17 @@ class TargetSpec(SpecPart):
 class SumSpec(SpecPart):
     """One sum of a task of another distribution, as its code declares it (`chorale_models.Sum`)."""
 
-    name: QuantityName
-    shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(default=(), max_length=4)
+    name: QuantityName = Field(description="what it is called in the sums")
+    shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
+        default=(), max_length=4, description="of the array; () is one number"
+    )
     bound: Positive = Field(description="largest magnitude of a silo's value")
     per_record: Positive = Field(description="L2 norm by which one record moves it")
-    is_count: bool = False
-    is_by_class: bool = False
-    at_most: QuantityName | Literal[""] = Field(default="", description="count that it never exceeds")
+    is_count: bool = Field(default=False, description="a whole number, summed exactly")
+    is_by_class: bool = Field(default=False, description="says something of single classes")
+    at_most: QuantityName | Literal[""] = Field(
+        default="", description="a count of the task that this count never exceeds"
+    )
 
 
 class TaskSpec(PlugInSpec):

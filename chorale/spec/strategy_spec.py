@@ -14,7 +14,7 @@ from strategies.declared_parts import PARTS, part_named, recipe_from
 from strategies.parts.losses import TASK_LOSS, given_loss
 from strategies.parts.regularizers import NO_REGULARIZER, given_regularizer
 from strategies.presets import recipe_of
-from strategies.recipe import Recipe
+from strategies.recipe import Part, Recipe
 
 
 def _words(field: str) -> WithJsonSchema:
@@ -90,19 +90,22 @@ class StrategySpec(SpecPart):
         """Raises ConfigError for an unknown preset, and for a part of a distribution where the method has its
         own."""
         recipe = recipe_of(self.name) if self.parts is None else recipe_from(self.parts.model_dump())
-        for field, given, place, made in (
-            ("loss", self.loss, TASK_LOSS, given_loss),
-            ("regularizer", self.regularizer, NO_REGULARIZER, given_regularizer),
-        ):
-            if given is None:
-                continue
-            if recipe.parts[field] is not place:
-                raise ConfigError(
-                    f"strategy.{field}: {self.name} has {recipe.parts[field]} itself; {given.name} of "
-                    f"{given.source} takes the place of {field} {place} alone"
-                )
-            recipe = replace(recipe, **{field: made(given.name, is_mean=given.is_mean is not False)})
+        loss, regularizer = self.loss, self.regularizer
+        if loss is not None:
+            self._check_place("loss", loss, taken=recipe.loss, free=TASK_LOSS)
+            recipe = replace(recipe, loss=given_loss(loss.name, is_mean=loss.is_mean is not False))
+        if regularizer is not None:
+            self._check_place("regularizer", regularizer, taken=recipe.regularizer, free=NO_REGULARIZER)
+            is_mean = regularizer.is_mean is not False
+            recipe = replace(recipe, regularizer=given_regularizer(regularizer.name, is_mean=is_mean))
         return recipe
+
+    def _check_place(self, field: str, given: GivenPartSpec, *, taken: Part, free: Part) -> None:
+        if taken is not free:
+            raise ConfigError(
+                f"strategy.{field}: {self.name} has {taken} itself; {given.name} of {given.source} takes the "
+                f"place of {field} {free} alone"
+            )
 
     @model_validator(mode="after")
     def _one_of_both(self) -> StrategySpec:

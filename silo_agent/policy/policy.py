@@ -228,7 +228,9 @@ class Policy(BaseModel):
             raise _refusal(f"strategy {spec.strategy.name}", ", ".join(self.strategies))
         for distribution in spec.distributions:
             if not {distribution, distribution.partition("==")[0]} & {*self.distributions}:
-                allowed = f"code of Chorale or of {', '.join(self.distributions) or 'no other'} (distributions)"
+                allowed = (
+                    f"code of Chorale or of {', '.join(self.distributions) or 'no other'} (distributions)"
+                )
                 raise _refusal(f"code of {distribution}", allowed)
         if spec.rounds > self.max_rounds:
             raise _refusal(f"{spec.rounds} rounds", f"at most {self.max_rounds}")

@@ -92,7 +92,6 @@ CLIENT_ADAPTED = Loss(
 )
 
 
-
 def given_loss(word: str, *, is_mean: bool) -> Loss:
     """One of an installed distribution, in place of the task's own. is_mean: of losses of single records."""
     return Loss(word=word, standing=PER_SAMPLE if is_mean else OF_A_BATCH)

@@ -25,12 +25,19 @@ class StatedTask(DeclaredTask):
     word = "stated"
 
     def __init__(
-        self, sizes: TaskSizes, *, word: str, target: Target, sums: tuple[Sum, ...], ratios: Ratios, is_mean: bool
+        self,
+        sizes: TaskSizes,
+        *,
+        word: str,
+        target: Target,
+        sums: tuple[Sum, ...],
+        ratios: Ratios,
+        is_mean: bool,
     ) -> None:
         """Raises ConfigError for sums and ratios that do not fit together."""
         super().__init__(sizes)
         self.word, self.is_mean = word, is_mean
-        self._target, self._sums, self._ratios = target, sums, ratios
+        self._target, self.sums, self._ratios = target, sums, ratios
         classes = Target(is_whole=True, low=0, high=sizes.classes - 1)
         self.has_classes = sizes.classes > 1 and target == classes
         _check(self.round_sums, ratios)
@@ -41,7 +48,7 @@ class StatedTask(DeclaredTask):
 
     @property
     def round_sums(self) -> tuple[Sum, ...]:
-        return (*self._sums, *OF_EVERY_TASK)
+        return (*self.sums, *OF_EVERY_TASK)
 
     def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
         """Its metrics, loss and tested; NaN where what one is divided by is not above 0."""

@@ -77,7 +77,7 @@ class FederatedModel(nn.Module):
 def taken_out(module: nn.Module, name: str) -> nn.Linear:
     """The module's layer of that name; what went into it is from now on what the module gives.
 
-    Raises ConfigError if it has none, or one that is not linear.
+    Raises ConfigError if it has none, one that is not linear, or one that shares a weight with another.
     """
     parent, _, own = name.rpartition(".")
     try:
@@ -88,4 +88,8 @@ def taken_out(module: nn.Module, name: str) -> nn.Linear:
     if not isinstance(last, nn.Linear):
         raise ConfigError(f"model: {name} is named as its last linear layer, but is a {type(last).__name__}")
     setattr(holder, own, nn.Identity())
+    kept = {id(each): name for name, each in module.named_parameters()}
+    shared = next((kept[id(each)] for each in last.parameters() if id(each) in kept), None)
+    if shared is not None:
+        raise ConfigError(f"model: {name} shares its weight with {shared} and cannot be taken out")
     return last

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import cast
 
 from torch import nn
 
@@ -30,7 +30,6 @@ OWN = {"mlp": mlp, "cnn": cnn, "resnet18": resnet18, "vgg11": vgg11, "mobilenet_
 OWN_TASKS = {"classification": Classification}
 
 Code = Sequence[CodeSpec] | None
-Kind = TypeVar("Kind", Task, Loss, Regularizer)
 
 
 def build_task(spec: JobSpec) -> Task:
@@ -38,17 +37,18 @@ def build_task(spec: JobSpec) -> Task:
     named = spec.task
     if named is None or named.source is None:
         return OWN_TASKS[spec.method.task.word](spec.sizes)
-    return made_of(spec, "task", named, group=distributions.TASKS, kind=Task)
+    return cast(Task, _made(spec, "task", named, group=distributions.TASKS, kind=Task))
 
 
 def build_loss(spec: JobSpec, named: GivenPartSpec) -> Loss:
     """The job's loss of another distribution. Raises ConfigError."""
-    return made_of(spec, "strategy.loss", named, group=distributions.PARTS, kind=Loss)
+    return cast(Loss, _made(spec, "strategy.loss", named, group=distributions.PARTS, kind=Loss))
 
 
 def build_regularizer(spec: JobSpec, named: GivenPartSpec) -> Regularizer:
     """The job's regularizer of another distribution. Raises ConfigError."""
-    return made_of(spec, "strategy.regularizer", named, group=distributions.PARTS, kind=Regularizer)
+    made = _made(spec, "strategy.regularizer", named, group=distributions.PARTS, kind=Regularizer)
+    return cast(Regularizer, made)
 
 
 def build_model(
@@ -79,7 +79,9 @@ def build_module(spec: ModelSpec, model: Model, sizes: Sizes) -> nn.Module:
     except Exception as error:  # whatever an author's function raises
         raise ConfigError(f"{_title('model', spec)} cannot be built: {distributions.told(error)}") from error
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"{_title('model', spec)} returned {type(module).__name__}, expected a torch nn.Module")
+        raise ConfigError(
+            f"{_title('model', spec)} returned {type(module).__name__}, expected a torch nn.Module"
+        )
     odd = next((name for name, each in module.named_parameters() if not each.is_floating_point()), None)
     if odd is not None:
         raise ConfigError(f"{_title('model', spec)}: parameter {odd} is no floating-point number")
@@ -91,7 +93,9 @@ def model_of(spec: ModelSpec, *, code: Code = None) -> Model:
     if spec.source is not None:
         found = loaded("model", spec, group=distributions.MODELS, code=code)
         if not isinstance(found, Model):
-            raise ConfigError(f"{_title('model', spec)} is no function with the decorator chorale_models.model")
+            raise ConfigError(
+                f"{_title('model', spec)} is no function with the decorator chorale_models.model"
+            )
         return found
     if spec.name not in OWN:
         raise ConfigError(f"model.name: the built-in training has {', '.join(OWN)}, got {spec.name}")
@@ -127,15 +131,15 @@ def loaded(field: str, spec: PlugInSpec | GivenPartSpec, *, group: str, code: Co
         raise ConfigError(f"{field}.from: {error}") from error.__cause__
 
 
-def made_of(
-    spec: JobSpec, field: str, named: PlugInSpec | GivenPartSpec, *, group: str, kind: type[Kind]
-) -> Kind:
+def _made(
+    spec: JobSpec, field: str, named: PlugInSpec | GivenPartSpec, *, group: str, kind: type[object]
+) -> object:
     """A task or part of a distribution, made with its options. Raises ConfigError."""
     found = loaded(field, named, group=group, code=spec.code)
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise ConfigError(f"{_title(field, named)} is no subclass of chorale_models.{kind.__name__}")
-    make: Callable[..., Kind] = found
     try:
+        make: Callable[..., object] = found
         return make(spec.sizes, **named.options)
     except ChoraleError:
         raise

@@ -9,16 +9,19 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.objective import Work
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss, SampleRegularizer, TaskLoss, WeightPenalty
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.loop.local_training import train_received
 from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.registry import build_loss, build_regularizer
 from silo_agent.training.models.state import FloatArray
 from silo_agent.training.parts.closing.ffc import calibrate
+from silo_agent.training.parts.given import GivenLoss, GivenRegularizer
 from silo_agent.training.parts.losses.cosine import SphereMse, dot_regression
 from silo_agent.training.parts.losses.softmax import ClientAdapted, balanced_softmax
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, train_for_adaptation
@@ -76,7 +79,7 @@ class ComputedRegularizer:
     the next round."""
 
     make: Callable[[Setting], SampleRegularizer | WeightPenalty]
-    teacher: Callable[[Setting, Tensors], Outputs] | None = None
+    teacher: Callable[[Setting, Batches], Outputs] | None = None
     keep: Callable[[Setting], None] | None = None
 
 
@@ -94,8 +97,8 @@ class ComputedPersonalization:
     """train: the received model, in place, and what else is kept; how many steps the sums are of.
     model: the silo's own, from the received one before it is trained and the local state."""
 
-    train: Callable[[Setting, Tensors, torch.Generator, LocalLoss], int]
-    model: Callable[[Setting, Tensors, SampleLoss], FederatedModel] | None = None
+    train: Callable[[Setting, Batches, torch.Generator, LocalLoss], int]
+    model: Callable[[Setting, Batches, SampleLoss], FederatedModel] | None = None
 
 
 def plain(setting: Setting) -> TaskLoss:
@@ -144,7 +147,7 @@ SERVER_UPDATES: Mapping[ServerUpdate, ComputedServerUpdate] = MappingProxyType(
     }
 )
 # with training; called after it, when setting.received is the trained model
-STATISTICS: Mapping[Statistic, Callable[[Setting, Tensors], Values] | None] = MappingProxyType(
+STATISTICS: Mapping[Statistic, Callable[[Setting, Batches], Values] | None] = MappingProxyType(
     {SOFT_LABEL_SUMS: soft_labels, LOGIT_PROTOTYPES: None}
 )
 PERSONALIZATIONS: Mapping[Personalization, ComputedPersonalization] = MappingProxyType(
@@ -173,3 +176,22 @@ def computed(part: P, table: Mapping[P, T]) -> T:
         kind = type(part).__name__
         raise ConfigError(f"strategy: of {kind} this silo has {', '.join(map(str, table))}, got {part}")
     return table[part]
+
+
+def computed_loss(spec: JobSpec) -> ComputedLoss:
+    """The job's loss, of a distribution where it names one. Raises ConfigError."""
+    given = spec.strategy.loss
+    if given is None:
+        return computed(spec.method.recipe.loss, LOSSES)
+    loss = GivenLoss(build_loss(spec, given))
+    return ComputedLoss(train=lambda _: loss)
+
+
+def computed_regularizer(spec: JobSpec) -> ComputedRegularizer | None:
+    """The job's regularizer, of a distribution where it names one; None where there is none. Raises
+    ConfigError."""
+    given = spec.strategy.regularizer
+    if given is None:
+        return computed(spec.method.recipe.regularizer, REGULARIZERS)
+    regularizer = GivenRegularizer(build_regularizer(spec, given))
+    return ComputedRegularizer(make=lambda _: regularizer)
