@@ -92,14 +92,14 @@ class NoisedGradients:
         self._size = sum(parameter.numel() for parameter in gradients.parameters)
         self._dropped = 0
 
-    def write(self) -> None:
+    def write(self, step: int) -> None:
         """One step: draw, clip, sum, noise, divide. Without records it is noise alone. Raises Cancelled."""
         places_N = self._draws.records(len(self._samples), rate=self._records.sample_rate)
         device = self._samples.labels.device
         sum_P = torch.zeros(self._size, dtype=torch.int64, device=device)
         for part_N in torch.split(torch.from_numpy(places_N).to(device), PRIVATE_BATCH):
             if len(part_N):  # splitting nothing gives one empty part
-                sum_P += self._clipped(part_N)
+                sum_P += self._clipped(part_N, step)
         sum_P += torch.from_numpy(self._draws.noise(self._size)).to(device)
         # post-processing from here on: floats may do as they like
         scale = self._records.clip_norm / self._clip_units / self._expected_batch
@@ -110,11 +110,12 @@ class NoisedGradients:
         if self._dropped:
             log.warning("samples without a finite gradient counted as zero", times=self._dropped)
 
-    def _clipped(self, places_N: Tensor) -> Tensor:
+    def _clipped(self, places_N: Tensor, step: int) -> Tensor:
         if self._is_cancelled():
             raise Cancelled("training: no longer wanted")
+        drawn = self._loss.augmented(self._samples.take(places_N), places_N, step=step)
         # of one fixed shape, or a sample's gradient would tell how many others were drawn
-        inputs, labels_N = (padded(rows, PRIVATE_BATCH) for rows in self._samples.take(places_N))
+        inputs, labels_N = (padded(rows, PRIVATE_BATCH) for rows in drawn)
         gradients = self._gradients.of(self._loss, inputs, labels_N, padded(places_N, PRIVATE_BATCH))
         clipped = clipped_sum(
             gradients,

@@ -70,13 +70,13 @@ def train_locally(
     least = min_batch(model, len(samples))
     model.train()
     steps = 0
-    for _ in range(spec.training.local_epochs):
+    for epoch in range(spec.training.local_epochs):
         for places_N in samples.shuffled(spec.training.batch_size, generator=generator, least=least):
             if is_cancelled():
                 raise Cancelled("training: no longer wanted")
-            inputs, labels_N = samples.take(places_N)
+            inputs, labels_N = loss.augmented(samples.take(places_N), places_N, step=epoch)
             optimizer.zero_grad()
-            loss_N = loss.per_sample(run_model(model, inputs), labels_N, places_N)
+            loss_N = loss.per_sample(run_model(model, inputs), inputs, labels_N, places_N)
             torch.autograd.backward(loss_N.mean())
             _add_penalty_gradient(model, loss)
             optimizer.step()
@@ -117,8 +117,8 @@ def _train_on_records(
             draws=Draws(random),
             is_cancelled=is_cancelled,
         )
-        for _ in range(steps):
-            noised.write()
+        for step in range(steps):
+            noised.write(step)
             _add_penalty_gradient(model, loss)
             optimizer.step()
         noised.log_dropped()

@@ -54,12 +54,14 @@ def train_for_adaptation(
     size = spec.training.batch_size
     model.train()
     steps = 0
-    for _ in range(spec.training.local_epochs):
+    for epoch in range(spec.training.local_epochs):
         inner, outer = (samples.shuffled(size, generator=generator, least=least) for _ in range(2))
         for inner_N, outer_N in zip(list(inner), list(outer), strict=True):
             if setting.work.is_cancelled():
                 raise Cancelled("training: no longer wanted")
-            write_gradient(model, loss.loss, samples.take(inner_N), samples.take(outer_N), rate=rate)
+            first = loss.augmented(samples.take(inner_N), inner_N, step=2 * epoch)
+            second = loss.augmented(samples.take(outer_N), outer_N, step=2 * epoch + 1)
+            write_gradient(model, loss.loss, first, second, rate=rate)
             optimizer.step()
             steps += 1
     return steps
