@@ -7,7 +7,6 @@ from functools import partial
 import torch
 
 from silo_agent.training.base.augmentation import augmentation_of
-from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss, SampleLoss, WeightPenalty
 from silo_agent.training.base.passes import Run, frozen_copy, run_model
 from silo_agent.training.base.setting import Setting
@@ -27,7 +26,7 @@ def evaluation_loss_for(setting: Setting) -> SampleLoss:
 
 
 def local_loss(
-    setting: Setting, samples: Tensors, *, has_regularizer: bool = True, is_augmented: bool = True
+    setting: Setting, samples: Batches, *, has_regularizer: bool = True, is_augmented: bool = True
 ) -> LocalLoss:
     """The recipe's loss over these samples, augmented as the job says. Raises ConfigError, Cancelled."""
     method, loss = setting.work.spec.method, loss_for(setting)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import ColumnSpec, JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import MAX_LABEL, NO_LABEL, RawData, Samples, required_path, whole_labels
+from silo_agent.data.base import MAX_LABEL, NO_LABEL, RawData, Samples, required_path
+from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
 
 Row = tuple[int, tuple[str, ...]]  # the number of the line that it comes from, and its stripped texts
@@ -31,24 +32,29 @@ MISSING = frozenset({"", "?", "NA", "nan", "NaN"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """is_private: no single row raises; every row has as many texts as there are names."""
+    """Every row has as many texts as there are names."""
 
     path: Path
     names: tuple[str, ...]
     rows: tuple[Row, ...]
-    is_private: bool
+    problems: Problems
 
-    def position(self, name: str) -> int:
-        if name not in self.names:
-            raise ConfigError(f"{self.path}: no column {name!r}; it has {', '.join(self.names)}")
-        return self.names.index(name)
+    def check_columns(self, wanted: Iterable[str]) -> None:
+        """Raises ConfigError that names all that are missing."""
+        missing = [repr(name) for name in dict.fromkeys(wanted) if name not in self.names]
+        if missing:
+            what = "column" if len(missing) == 1 else "columns"
+            raise ConfigError(f"{self.path}: no {what} {', '.join(missing)}; it has {', '.join(self.names)}")
+
+    def place(self, line: int) -> str:
+        return f"{self.path}, line {line}"
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Shapes: features (N, D) float64, each column (value - mean) / scale, a missing value its fill.
 
-    Raises ConfigError that names file, line and column. In a private job a cell that is no number is
-    missing, and so are those that a row lacks; a label that is none makes NO_LABEL.
+    A cell that is no number is missing, and so are those that a row lacks; a label that is none is NO_LABEL;
+    each is a problem that names file, line and column. Raises ConfigError for a file without the columns.
     """
     if job.columns is None or job.label_column is None:
         raise ConfigError("columns: format csv needs columns and label_column, the job declares none")
@@ -57,25 +63,20 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
             f"input_shape: the job declares {len(job.columns)} columns, but input_shape {job.input_shape}"
         )
     table = _read(required_path(settings), settings.columns_in_file, is_private=job.privacy is not None)
-    for name in settings.missing:
-        table.position(name)
+    table.check_columns((*settings.missing, *(column.name for column in job.columns), job.label_column))
     columns = [_column(table, column, settings.missing.get(column.name, ())) for column in job.columns]
-    place, classes = table.position(job.label_column), settings.labels
+    place, classes = table.names.index(job.label_column), settings.labels
     labels = [_label(row[place], classes, table, line, job.label_column) for line, row in table.rows]
-    if table.is_private:
-        found_N = np.asarray(labels, dtype=np.float64)
-        labels_N = whole_labels(found_N, source=str(table.path), is_private=True)
-    else:
-        labels_N = np.asarray([int(label) for label in labels], dtype=np.int64)
-    features = np.stack([values for values, _ in columns], axis=1)
     return RawData(
-        train=Samples(features=features, labels=labels_N),
+        train=Samples(features=np.stack(columns, axis=1), labels=np.asarray(labels, dtype=np.int64)),
         identities=tuple("\n".join(row).encode() for _, row in table.rows),
-        unreadable=sum(unreadable for _, unreadable in columns),
+        places=[table.place(line) for line, _ in table.rows],
+        problems=table.problems,
     )
 
 
 def _read(path: Path, names: Sequence[str] | None, *, is_private: bool) -> _Table:
+    """Raises ConfigError for a file that is no table."""
     try:
         rows = _rows_by_line(path) if is_private else _rows(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -86,13 +87,12 @@ def _read(path: Path, names: Sequence[str] | None, *, is_private: bool) -> _Tabl
         names, rows = rows[0][1], rows[1:]
     if len(set(names)) != len(names):
         raise ConfigError(f"{path}: a column is named twice: {', '.join(names)}")
-    if is_private:
-        padding = ("",) * len(names)
-        rows = [(line, (row + padding)[: len(names)]) for line, row in rows]
+    problems, padding = Problems(), ("",) * len(names)
     for line, row in rows:
         if len(row) != len(names):
-            raise ConfigError(f"{path}, line {line}: expected {len(names)} values, got {len(row)}")
-    return _Table(path=path, names=tuple(names), rows=tuple(rows), is_private=is_private)
+            problems.add(f"{path}, line {line}: expected {len(names)} values, got {len(row)}")
+    whole = tuple((line, (row + padding)[: len(names)]) for line, row in rows)
+    return _Table(path=path, names=tuple(names), rows=whole, problems=problems)
 
 
 def _rows(path: Path) -> list[Row]:
@@ -114,9 +114,9 @@ def _rows_by_line(path: Path) -> list[Row]:
     return rows
 
 
-def _column(table: _Table, column: ColumnSpec, missing: Collection[str]) -> tuple[NDArray[np.float64], int]:
-    """The standardized values (N,), and how many cells were neither a number nor a text for 'missing'."""
-    place = table.position(column.name)
+def _column(table: _Table, column: ColumnSpec, missing: Collection[str]) -> NDArray[np.float64]:
+    """The standardized values (N,)."""
+    place = table.names.index(column.name)
     texts_as_missing = MISSING.union(missing)
     # a `0` that means 'missing' does so where a file writes `0.0`
     numbers_as_missing = []
@@ -128,33 +128,34 @@ def _column(table: _Table, column: ColumnSpec, missing: Collection[str]) -> tupl
         for line, row in table.rows
     ]
     values_N = np.asarray(values, dtype=np.float64)
-    is_unreadable = np.isnan(values_N)
-    values_N[is_unreadable | np.isin(values_N, numbers_as_missing)] = column.fill
+    values_N[np.isnan(values_N) | np.isin(values_N, numbers_as_missing)] = column.fill
     with np.errstate(over="ignore", invalid="ignore"):  # the caller handles what is not finite
-        return (values_N - column.mean) / column.scale, int(np.count_nonzero(is_unreadable))
+        return (values_N - column.mean) / column.scale
 
 
 def _value(text: str, table: _Table, line: int, column: str) -> float:
-    """A finite number; in a private job NaN for what is none. Else raises ConfigError."""
+    """A finite number; NaN, and a problem, for what is none."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if math.isfinite(value):
         return value
-    if table.is_private:
-        return math.nan
-    raise ConfigError(f"{table.path}, line {line}, column {column}: expected a number, got {text[:40]!r}")
+    table.problems.add(f"{table.place(line)}, column {column}: expected a number, got {text[:40]!r}")
+    return math.nan
 
 
-def _label(text: str, classes: dict[str, int], table: _Table, line: int, column: str) -> float:
-    """The class of a text in the label column. Raises ConfigError, but not in a private job."""
-    where = f"{table.path}, line {line}, column {column}"
+def _label(text: str, classes: dict[str, int], table: _Table, line: int, column: str) -> int:
+    """The class of a text in the label column; NO_LABEL, and a problem, for what is none."""
+    where = f"{table.place(line)}, column {column}"
     if classes:
-        if text not in classes and not table.is_private:
-            raise ConfigError(f"{where}: expected one of {', '.join(classes)}, got {text[:40]!r}")
+        if text not in classes:
+            table.problems.add(f"{where}: expected one of {', '.join(classes)}, got {text[:40]!r}")
         return classes.get(text, NO_LABEL)
     value = _value(text, table, line, column)
-    if not table.is_private and (value != math.floor(value) or abs(value) > MAX_LABEL):
-        raise ConfigError(f"{where}: expected a whole number, got {text[:40]!r}")
-    return value
+    if math.isnan(value):
+        return NO_LABEL
+    if value != math.floor(value) or abs(value) > MAX_LABEL:
+        table.problems.add(f"{where}: expected a whole number, got {text[:40]!r}")
+        return NO_LABEL
+    return int(value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from chorale.spec.image_specs import (
 )
 from silo_agent.objective import Work
 from silo_agent.seeding import derive_seed, reseeding
+from silo_agent.training.base.batches import Batch
 
 BORDERS = {"zeros": "constant", "reflect": "reflect", "edge": "edge"}
 
@@ -60,15 +62,11 @@ class Augmentation:
         self._mask: Callable[[Tensor], Tensor] = tv_tensors.Mask
         self._seed, self._has_dense_labels, self._is_private = seed, has_dense_labels, is_private
 
-    def __call__(
-        self, inputs: Tensor, labels_N: Tensor, places_N: Tensor, *, step: int
-    ) -> tuple[Tensor, Tensor]:
-        """Shapes: inputs (N, channels, height, width), labels (N, ...) -> the same."""
-        if not len(inputs):
-            return inputs, labels_N
+    def __call__(self, batch: Batch, *, step: int) -> Batch:
+        """Shapes: inputs (N, channels, height, width), labels (N, ...) -> the same. N: at least 1."""
         images, masks = [], []
         with reseeding() as reseed:
-            for image, label, known in zip(inputs, labels_N, self._names(inputs, places_N), strict=True):
+            for image, label, known in zip(batch.inputs, batch.labels_N, self._names(batch), strict=True):
                 reseed(derive_seed("augment", self._seed, step, known))
                 if self._has_dense_labels:
                     moved, mask = self._transform(self._image(image), self._mask(label))
@@ -76,12 +74,13 @@ class Augmentation:
                 else:
                     moved = self._transform(self._image(image))
                 images.append(moved.as_subclass(Tensor))
-        return torch.stack(images), torch.stack(masks) if masks else labels_N
+        labels_N = torch.stack(masks) if masks else batch.labels_N
+        return replace(batch, inputs=torch.stack(images), labels_N=labels_N)
 
-    def _names(self, inputs: Tensor, places_N: Tensor) -> list[str]:
+    def _names(self, batch: Batch) -> list[str]:
         if not self._is_private:
-            return [str(place) for place in places_N.tolist()]
-        rows = inputs.cpu().contiguous().numpy()
+            return [str(place) for place in batch.places_N.tolist()]
+        rows = batch.inputs.cpu().contiguous().numpy()
         return [hashlib.sha256(row).hexdigest() for row in rows]
 
 
@@ -100,7 +99,7 @@ def augmentation_of(work: Work) -> Augmentation | None:
     )
 
 
-def _made(spec: TransformSpec, size: tuple[int, int]) -> Callable[..., Any]:
+def _made(spec: TransformSpec, size: tuple[int, int]) -> Any:
     from silo_agent.torchvision_compat import v2
 
     match spec:

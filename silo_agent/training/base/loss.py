@@ -16,6 +16,7 @@ from torch import Tensor
 
 from chorale_models.task import Task
 from silo_agent.training.base.augmentation import Augmentation
+from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.models.base import FederatedModel
 
@@ -73,12 +74,10 @@ class LocalLoss:
     live_teacher: Callable[[Tensor], Outputs] | None = None
     correction: WeightPenalty | None = None
 
-    def augmented(
-        self, samples: tuple[Tensor, Tensor], places_N: Tensor, *, step: int
-    ) -> tuple[Tensor, Tensor]:
-        """Inputs and labels as the student and its teacher are given them. step: the epoch, or whatever
-        counts how often a sample was drawn."""
-        return samples if self.augmentation is None else self.augmentation(*samples, places_N, step=step)
+    def augmented(self, batch: Batch, *, step: int) -> Batch:
+        """The batch as the student and its teacher are given it. step: the epoch, or whatever else counts
+        how often a sample was drawn."""
+        return batch if self.augmentation is None else self.augmentation(batch, step=step)
 
     def per_sample(self, student: Outputs, inputs: Tensor, labels_N: Tensor, places_N: Tensor) -> Tensor:
         """Shapes: -> (N,). inputs: what the student was given. places: of the samples in the training set."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.models.base import FederatedModel
 
 
@@ -47,7 +47,7 @@ def frozen_copy(model: FederatedModel) -> FederatedModel:
 
 @torch.no_grad()
 def outputs_of(
-    run: Run, samples: Tensors, *, is_cancelled: Callable[[], bool], is_private: bool = False
+    run: Run, samples: Batches, *, is_cancelled: Callable[[], bool], is_private: bool = False
 ) -> Outputs:
     """One pass over all samples, in their order. Raises Cancelled.
 
