@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss, WeightPenalty
 from silo_agent.training.base.passes import frozen_copy
 from silo_agent.training.base.setting import Setting
@@ -21,7 +21,7 @@ def evaluation_loss_for(setting: Setting) -> SampleLoss:
     return (loss.test or loss.train)(setting)
 
 
-def local_loss(setting: Setting, samples: Tensors, *, has_regularizer: bool = True) -> LocalLoss:
+def local_loss(setting: Setting, samples: Batches, *, has_regularizer: bool = True) -> LocalLoss:
     """The recipe's loss over these samples. Raises ConfigError, Cancelled."""
     method, loss = setting.work.spec.method, loss_for(setting)
     kind = computed(method.recipe.regularizer, REGULARIZERS) if has_regularizer else None

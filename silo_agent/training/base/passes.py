@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.models.base import FederatedModel
 
 
@@ -43,7 +43,7 @@ def frozen_copy(model: FederatedModel) -> FederatedModel:
 
 @torch.no_grad()
 def outputs_of(
-    model: FederatedModel, samples: Tensors, *, is_cancelled: Callable[[], bool], is_private: bool = False
+    model: FederatedModel, samples: Batches, *, is_cancelled: Callable[[], bool], is_private: bool = False
 ) -> Outputs:
     """One pass in eval mode over all samples, in their order. Raises Cancelled.
 

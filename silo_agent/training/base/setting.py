@@ -17,7 +17,7 @@ from torch import Tensor
 from chorale_models.task import Task
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.objective import Work
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches, batches_of
 from silo_agent.training.base.passes import Outputs, frozen_copy, outputs_of
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_task
@@ -65,10 +65,19 @@ class Setting:
     def is_private(self) -> bool:
         return self.work.spec.privacy is not None
 
+    @property
+    def train(self) -> Batches:
+        """This silo's training samples on the training's device."""
+        return batches_of(self.work.data.train, self.device)
+
+    @property
+    def holdout(self) -> Batches:
+        return batches_of(self.work.data.holdout, self.device)
+
     def options(self, part: type[Options]) -> Options:
         return self.work.spec.method.options_of(part)
 
-    def outputs_of(self, model: FederatedModel, samples: Tensors) -> Outputs:
+    def outputs_of(self, model: FederatedModel, samples: Batches) -> Outputs:
         """One pass of a model that does not learn. Raises Cancelled."""
         return outputs_of(model, samples, is_cancelled=self.work.is_cancelled, is_private=self.is_private)
 

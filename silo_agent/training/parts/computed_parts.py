@@ -11,7 +11,7 @@ import torch
 
 from crypto.errors import ConfigError
 from silo_agent.objective import Work
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss, SampleRegularizer, TaskLoss, WeightPenalty
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
@@ -76,7 +76,7 @@ class ComputedRegularizer:
     the next round."""
 
     make: Callable[[Setting], SampleRegularizer | WeightPenalty]
-    teacher: Callable[[Setting, Tensors], Outputs] | None = None
+    teacher: Callable[[Setting, Batches], Outputs] | None = None
     keep: Callable[[Setting], None] | None = None
 
 
@@ -94,8 +94,8 @@ class ComputedPersonalization:
     """train: the received model, in place, and what else is kept; how many steps the sums are of.
     model: the silo's own, from the received one before it is trained and the local state."""
 
-    train: Callable[[Setting, Tensors, torch.Generator, LocalLoss], int]
-    model: Callable[[Setting, Tensors, SampleLoss], FederatedModel] | None = None
+    train: Callable[[Setting, Batches, torch.Generator, LocalLoss], int]
+    model: Callable[[Setting, Batches, SampleLoss], FederatedModel] | None = None
 
 
 def plain(setting: Setting) -> TaskLoss:
@@ -144,7 +144,7 @@ SERVER_UPDATES: Mapping[ServerUpdate, ComputedServerUpdate] = MappingProxyType(
     }
 )
 # with training; called after it, when setting.received is the trained model
-STATISTICS: Mapping[Statistic, Callable[[Setting, Tensors], Values] | None] = MappingProxyType(
+STATISTICS: Mapping[Statistic, Callable[[Setting, Batches], Values] | None] = MappingProxyType(
     {SOFT_LABEL_SUMS: soft_labels, LOGIT_PROTOTYPES: None}
 )
 PERSONALIZATIONS: Mapping[Personalization, ComputedPersonalization] = MappingProxyType(

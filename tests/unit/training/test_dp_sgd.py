@@ -249,10 +249,11 @@ class TestParts:
                     parameter.add_(0.05 * parameter.abs().mean() * torch.sign(parameter))
         places_N = torch.tensor([4, 9, 17, 30])
         with SampleGradients(student.train()) as gradients:
-            batch = gradients.of(loss, *samples.take(places_N), places_N)
+            batch = gradients.of(loss, samples.features[places_N], samples.labels[places_N], places_N)
             together_NP = torch.cat([each.flatten(1) for each in batch], dim=1)
             for row, place in enumerate(places_N):
-                alone = gradients.of(loss, *samples.take(place[None]), place[None])
+                features, labels = samples.features[place[None]], samples.labels[place[None]]
+                alone = gradients.of(loss, features, labels, place[None])
                 alone_P = torch.cat([each.flatten() for each in alone])
                 assert alone_P.norm() > 0
                 torch.testing.assert_close(together_NP[row], alone_P, rtol=1e-3, atol=1e-5)

@@ -20,7 +20,7 @@ from chorale.spec.privacy_spec import RecordsSpec
 from chorale_models.model import Sizes
 from chorale_models.networks.plain import mlp
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.base import Samples
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import Figures
 from silo_agent.training.base.loss import LocalLoss
@@ -121,12 +121,10 @@ def figures_over(model: FederatedModel, samples: Tensors, count: int) -> Figures
 
 def private_setting(model: FederatedModel, samples: Samples) -> Any:
     """What calibrate looks at of a private job."""
-    work = SimpleNamespace(
-        spec=SimpleNamespace(privacy=object()),
-        data=SiloData(train=samples, holdout=samples, name="x"),
-        is_cancelled=lambda: False,
+    work = SimpleNamespace(spec=SimpleNamespace(privacy=object()), is_cancelled=lambda: False)
+    return SimpleNamespace(
+        received=model, device=CPU, work=work, is_private=True, train=Tensors.of(samples, CPU)
     )
-    return SimpleNamespace(received=model, device=CPU, work=work, is_private=True)
 
 
 def calibrated(model: FederatedModel, inputs: Tensor) -> Mapping[str, Array]:

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
 from crypto.errors import Refusal, RemoteProtocolError
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.passes import Outputs, frozen_copy
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.models.base import SMALLEST_NORM
@@ -77,13 +77,13 @@ def class_similarity_distillation(setting: Setting) -> ClassSimilarityDistillati
     return ClassSimilarityDistillation(prototypes_CC, setting.options(CsdOptions))
 
 
-def ema_teacher(setting: Setting, samples: Tensors) -> Outputs:
+def ema_teacher(setting: Setting, samples: Batches) -> Outputs:
     """Logits alone: nothing compares this teacher's features. Raises RemoteProtocolError, Cancelled."""
     logits_NC = teacher_logits(setting, samples)
     return Outputs(features_ND=logits_NC.new_empty((len(samples), 0)), logits_NC=logits_NC)
 
 
-def teacher_logits(setting: Setting, samples: Tensors) -> Tensor:
+def teacher_logits(setting: Setting, samples: Batches) -> Tensor:
     """Shapes: -> (N, C). Raises RemoteProtocolError for a teacher that is not the job's model, Cancelled."""
     arrays = teacher_state(setting.work.state)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.passes import Outputs, frozen_copy
 from silo_agent.training.base.setting import Setting, kept_model, model_to_keep
 from strategies.base import METHOD
@@ -42,7 +42,7 @@ class ModelContrast:
         return softplus((likeness_N - nearness_N) / self.tau)
 
 
-def both_models(setting: Setting, samples: Tensors) -> Outputs:
+def both_models(setting: Setting, samples: Batches) -> Outputs:
     """Features of the received and of the own last model. Raises ConfigError, Cancelled."""
     received_ND = setting.outputs_of(frozen_copy(setting.received), samples).features_ND
     previous = kept_model(setting, PREVIOUS)
