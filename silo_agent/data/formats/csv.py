@@ -21,7 +21,7 @@ Row = tuple[int, tuple[str, ...]]  # the number of the line that it comes from, 
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
-    """As `tables.raw_data`; what a row lacks is missing. Raises ConfigError for a file without the columns."""
+    """As `tables.raw_data`; what a row lacks is missing. Raises ConfigError for a file without columns."""
     path = required_path(settings)
     names, rows = _read(path, settings.columns_in_file, is_private=job.privacy is not None)
     wanted = check_headings(str(path), names, settings=settings, job=job)
@@ -33,7 +33,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     places = [f"{path}, line {line}" for line, _ in rows]
     table = Table(
         source=str(path),
-        cells={name: [row[names.index(name)] for row in texts] for name in wanted},
+        cells=dict(zip(wanted, ([row[at] for row in texts] for at in map(names.index, wanted)), strict=True)),
         rows=len(rows),
         place=places.__getitem__,
         problems=problems,

@@ -32,10 +32,13 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     source = f"data.database: {settings.database.what}"
     wanted = check_headings(source, names, settings=settings, job=job)
     # a database gives rows in any order, and no record may change sides between two jobs
-    rows_by_text = sorted((identity(row), row) for row in rows)
+    rows_by_text = sorted(((identity(row), row) for row in rows), key=lambda each: each[0])
     table = Table(
         source=source,
-        cells={name: _cells([row[names.index(name)] for _, row in rows_by_text]) for name in wanted},
+        cells={
+            name: _cells([row[at] for _, row in rows_by_text])
+            for name, at in zip(wanted, map(names.index, wanted), strict=True)
+        },
         rows=len(rows),
         place=lambda row: f"{source}, record {row} by its texts",
     )
