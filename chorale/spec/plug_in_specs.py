@@ -161,13 +161,12 @@ class TaskSpec(PlugInSpec):
         """The task as both sides know it. Raises ConfigError."""
         if self.source is None:
             return task_of(self.name, sizes, options=self.options, metrics=self.metrics)
-        target = TargetSpec() if self.target is None else self.target
         return StatedTask(
             sizes,
             word=self.name,
-            target=target.target,
+            target=None if self.target is None else self.target.target,
             sums=tuple(Sum(**each.model_dump()) for each in self.sums or ()),
-            ratios=self.ratios or {},
+            ratios={} if self.sums is None else self.ratios or {},
             is_mean=self.is_mean is not False,
         )
 

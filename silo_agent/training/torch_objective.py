@@ -102,6 +102,7 @@ class TorchObjective:
             input_shape=spec.input_shape,
             recipe=spec.method.recipe,
             code=spec.code,
+            normalize=spec.normalize,
         )
         load_arrays(model, work.state)
         trained, parameters = work.context.trained, dict(model.named_parameters())

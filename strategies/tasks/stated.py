@@ -19,8 +19,9 @@ Ratios = Mapping[str, tuple[str, str]]
 
 
 class StatedTask(DeclaredTask):
-    """word: name of its entry point. sums: what it sums beside `tested` and `loss_sum`. ratios: its metrics,
-    each one sum divided by another."""
+    """word: name of its entry point. target: None in a job file that a person wrote, and then it may have
+    classes. sums: what it sums beside `tested` and `loss_sum`. ratios: its metrics, each one sum divided by
+    another."""
 
     word = "stated"
 
@@ -29,7 +30,7 @@ class StatedTask(DeclaredTask):
         sizes: TaskSizes,
         *,
         word: str,
-        target: Target,
+        target: Target | None,
         sums: tuple[Sum, ...],
         ratios: Ratios,
         is_mean: bool,
@@ -39,12 +40,12 @@ class StatedTask(DeclaredTask):
         self.word, self.is_mean = word, is_mean
         self._target, self.sums, self._ratios = target, sums, ratios
         classes = Target(is_whole=True, low=0, high=sizes.classes - 1)
-        self.has_classes = sizes.classes > 1 and target == classes
+        self.has_classes = sizes.classes > 1 and target in (None, classes)
         _check(self.round_sums, ratios)
 
     @property
     def target(self) -> Target:
-        return self._target
+        return self._target or Target()
 
     @property
     def round_sums(self) -> tuple[Sum, ...]:

@@ -25,7 +25,8 @@ FILES = {
                 super().__init__()
                 self.first = nn.Linear(1, width, dtype=torch.float16)
                 self.layers = nn.ModuleList(
-                    nn.TransformerEncoderLayer(width, 2, width, dropout=0.0, batch_first=True) for _ in range(depth)
+                    nn.TransformerEncoderLayer(width, 2, width, dropout=0.0, batch_first=True)
+                    for _ in range(depth)
                 )
                 if depth > 1:
                     self.layers[1].linear1.weight = self.layers[0].linear1.weight
@@ -81,7 +82,10 @@ FILES = {
 
         class Absolute(Task):
             target = Target(low=-10.0, high=10.0)
-            sums = (Sum(name="error_sum", bound=1e6, per_record=20.0), Sum(name="near", is_count=True, at_most="tested"))
+            sums = (
+                Sum(name="error_sum", bound=1e6, per_record=20.0),
+                Sum(name="near", is_count=True, at_most="tested"),
+            )
             metrics = {"mae": ("error_sum", "tested"), "share_near": ("near", "tested")}
 
             def __init__(self, sizes, *, near=1.0):
@@ -103,6 +107,7 @@ FILES = {
 
         class Reserved(Absolute):
             sums = (Sum(name="delta"),)
+            metrics = {}
 
 
         class Focal(Loss):
@@ -137,8 +142,8 @@ OFFERS = {
 }
 
 
-def install(folder: Path) -> Path:
+def install(folder: Path, *, version: str = "1.2.0") -> Path:
     """A folder with the distribution, as site-packages has it."""
-    site = folder / "site"
-    wheels.install(wheels.build(folder, name=NAME, version="1.2.0", files=FILES, offers=OFFERS), site)
+    site = folder / f"site-{version}"
+    wheels.install(wheels.build(folder, name=NAME, version=version, files=FILES, offers=OFFERS), site)
     return site

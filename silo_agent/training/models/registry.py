@@ -12,6 +12,7 @@ from typing import cast
 from torch import nn
 
 from chorale.runtime import distributions
+from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec
 from chorale_models.model import Model, Normal, Sizes, Start
@@ -21,7 +22,7 @@ from chorale_models.parts import Loss, Regularizer
 from chorale_models.task import Task
 from chorale_models.tasks.classification import Classification
 from crypto.errors import ChoraleError, ConfigError
-from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
 
@@ -58,14 +59,20 @@ def build_model(
     input_shape: tuple[int, ...],
     recipe: Recipe = FEDAVG,
     code: Code = None,
+    normalize: NormalizeSpec | None = None,
 ) -> FederatedModel:
     """On the CPU, with torch's own weights, which a job's state replaces (models/state.py).
 
     code: of the job, with the digests of distributions. Raises ConfigError.
     """
     model = model_of(spec, code=code)
-    module = build_module(spec, model, Sizes(classes=classes, input_shape=input_shape))
-    return FederatedModel(module, cut=model.head, head=recipe.head, features=recipe.features)
+    return FederatedModel(
+        build_module(spec, model, Sizes(classes=classes, input_shape=input_shape)),
+        cut=model.head,
+        head=recipe.head,
+        features=recipe.features,
+        normalize=None if normalize is None else by_channel(normalize),
+    )
 
 
 def build_module(spec: ModelSpec, model: Model, sizes: Sizes) -> nn.Module:
