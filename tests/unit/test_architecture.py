@@ -58,7 +58,7 @@ ROOMS = {
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
     "cli": "errors < parent < packages < schema < keys < audit < output < authority < coordinator < operator "
-    "< operations < job < silo_check < silo < demo < simulate < main",
+    "< operations < job < given_data < silo_check < silo < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (
