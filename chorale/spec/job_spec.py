@@ -22,6 +22,7 @@ from pydantic import (
 
 from chorale.spec.column_specs import ColumnSpec, LabelColumns, check_table, expanded, names_of
 from chorale.spec.fields import DataSetName, Finite, Moment, Name, Sha256, SpecPart
+from chorale.spec.image_specs import NormalizeSpec, Transforms, check_transforms
 from chorale.spec.plug_in_specs import CodeSpec, ModelSpec, TaskSpec
 from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.settings_file import check_values, parse_mapping
@@ -212,6 +213,13 @@ class JobSpec(SpecPart):
     )
     input_type: Literal["float32", "int64"] = Field(
         default="float32", description="of a sample's values: numbers, or int64 such as the tokens of a text"
+    )
+    normalize: NormalizeSpec | None = Field(
+        default=None, description="of images by channel, wherever the model is run; null: as the data are"
+    )
+    augment: Transforms | None = Field(
+        default=None,
+        description="random transforms of training images, in order and before `normalize`; null: none",
     )
     columns: tuple[ColumnSpec, ...] | None = Field(
         default=None,
@@ -417,6 +425,7 @@ class JobSpec(SpecPart):
             # the smallest named set decides: there the defaults are lowest and the room is least
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
             method = _method_of(self.strategy, self.task, self.sizes)
+            self._check_images(method.task.target.shape)
             self._check_label_columns(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
             if self.privacy is None:
@@ -435,6 +444,15 @@ class JobSpec(SpecPart):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def _check_images(self, target_shape: tuple[int, ...]) -> None:
+        for field, given in (("normalize", self.normalize), ("augment", self.augment)):
+            if given is not None and self.input_type != "float32":
+                raise ValueError(f"{field}: it is of numbers, the job's input_type is {self.input_type}")
+        if self.normalize is not None and (why := self.normalize.refusal(self.input_shape)):
+            raise ValueError(f"normalize: {why}")
+        if self.augment is not None:
+            check_transforms(self.augment, input_shape=self.input_shape, target_shape=target_shape)
 
     def _check_label_columns(self, target_shape: tuple[int, ...]) -> None:
         expected, found = math.prod(target_shape), len(self.label_columns)

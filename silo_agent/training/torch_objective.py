@@ -97,7 +97,11 @@ class TorchObjective:
     def _received_model(self, work: Work) -> FederatedModel:
         spec = work.spec
         model = build_model(
-            spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
+            spec.model,
+            classes=spec.classes,
+            input_shape=spec.input_shape,
+            recipe=spec.method.recipe,
+            normalize=spec.normalize,
         )
         load_arrays(model, work.state)
         trained, parameters = work.context.trained, dict(model.named_parameters())

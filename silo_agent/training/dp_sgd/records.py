@@ -92,14 +92,14 @@ class NoisedGradients:
         self._size = sum(parameter.numel() for parameter in gradients.parameters)
         self._dropped = 0
 
-    def write(self) -> None:
+    def write(self, step: int) -> None:
         """One step: draw, clip, sum, noise, divide. Without records it is noise alone. Raises Cancelled."""
         places_N = self._draws.records(len(self._samples), rate=self._records.sample_rate)
         device = self._samples.device
         sum_P = torch.zeros(self._size, dtype=torch.int64, device=device)
         if len(places_N):  # splitting nothing gives one empty part
             for batch in self._samples.at(torch.split(torch.from_numpy(places_N).to(device), PRIVATE_BATCH)):
-                sum_P += self._clipped(batch)
+                sum_P += self._clipped(batch, step)
         sum_P += torch.from_numpy(self._draws.noise(self._size)).to(device)
         # post-processing from here on: floats may do as they like
         scale = self._records.clip_norm / self._clip_units / self._expected_batch
@@ -110,11 +110,11 @@ class NoisedGradients:
         if self._dropped:
             log.warning("samples without a finite gradient counted as zero", times=self._dropped)
 
-    def _clipped(self, batch: Batch) -> Tensor:
+    def _clipped(self, batch: Batch, step: int) -> Tensor:
         if self._is_cancelled():
             raise Cancelled("training: no longer wanted")
         # of one fixed shape, or a sample's gradient would tell how many others were drawn
-        filled = batch.padded(PRIVATE_BATCH)
+        filled = self._loss.augmented(batch, step=step).padded(PRIVATE_BATCH)
         gradients = self._gradients.of(self._loss, filled.inputs, filled.labels_N, filled.places_N)
         clipped = clipped_sum(
             gradients,

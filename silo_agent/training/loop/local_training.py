@@ -70,12 +70,14 @@ def train_locally(
     least = min_batch(model, len(samples))
     model.train()
     steps = 0
-    for _ in range(plan.local_epochs):
-        for batch in samples.at(samples.shuffled(plan.batch_size, generator=generator, least=least)):
+    for epoch in range(plan.local_epochs):
+        for drawn in samples.at(samples.shuffled(plan.batch_size, generator=generator, least=least)):
             if is_cancelled():
                 raise Cancelled("training: no longer wanted")
+            batch = loss.augmented(drawn, step=epoch)
             optimizer.zero_grad()
-            loss_N = loss.per_sample(run_model(model, batch.inputs), batch.labels_N, batch.places_N)
+            outputs = run_model(model, batch.inputs)
+            loss_N = loss.per_sample(outputs, batch.inputs, batch.labels_N, batch.places_N)
             torch.autograd.backward(loss_N.mean())
             _add_penalty_gradient(model, loss)
             optimizer.step()
@@ -114,8 +116,8 @@ def _train_on_records(
             draws=Draws(random),
             is_cancelled=is_cancelled,
         )
-        for _ in range(steps):
-            noised.write()
+        for step in range(steps):
+            noised.write(step)
             _add_penalty_gradient(model, loss)
             optimizer.step()
         noised.log_dropped()

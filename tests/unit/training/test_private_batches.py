@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ from silo_agent.data.base import Samples
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import Figures
 from silo_agent.training.base.loss import LocalLoss
-from silo_agent.training.base.passes import outputs_of
+from silo_agent.training.base.passes import outputs_of, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.dp_sgd.checks import (
     Probes,
@@ -171,7 +172,7 @@ class TestOneRecordMore:
                     draws=Quiet(),
                     is_cancelled=lambda: False,
                 )
-                step.write()
+                step.write(0)
                 grads = [parameter.grad for parameter in gradients.parameters]
             return torch.cat([grad.flatten().double() for grad in grads if grad is not None]) * batch_size
 
@@ -183,7 +184,7 @@ class TestOneRecordMore:
         model.body.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
         samples = Tensors(features=inputs_of(35, 1), labels=torch.zeros(35, dtype=torch.int64))
         figures_over(model, samples, 35)
-        outputs_of(model, samples, is_cancelled=lambda: False, is_private=True)
+        outputs_of(partial(run_model, model), samples, is_cancelled=lambda: False, is_private=True)
         assert seen == [(32, 64)] * 4
 
     @pytest.mark.parametrize("batch_size", [1, 2, 500])

@@ -39,7 +39,9 @@ log = get_logger("silo_agent.training.parts")
 class MakesLoss(Protocol):
     """The method's own loss over some samples."""
 
-    def __call__(self, setting: Setting, samples: Batches, *, has_regularizer: bool) -> LocalLoss: ...
+    def __call__(
+        self, setting: Setting, samples: Batches, *, has_regularizer: bool, is_augmented: bool
+    ) -> LocalLoss: ...
 
 
 def fine_tune(setting: Setting, make_loss: MakesLoss, *, tested_by: SampleLoss) -> Mapping[str, Array]:
@@ -85,7 +87,12 @@ def tune(setting: Setting, make_loss: MakesLoss) -> None:
     for name, parameter in model.named_parameters():
         is_head = name.startswith(HEAD_PREFIX)
         parameter.requires_grad_(scope is Scope.FULL or is_head == (scope is Scope.HEAD))
-    loss = make_loss(setting, samples, has_regularizer=options.fine_tune_regularizer)
+    loss = make_loss(
+        setting,
+        samples,
+        has_regularizer=options.fine_tune_regularizer,
+        is_augmented=scope is not Scope.HEAD,  # which learns from features that are computed once
+    )
     if scope is not Scope.HEAD:
         _train(setting, samples, loss)
         return

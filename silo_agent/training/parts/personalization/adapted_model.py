@@ -53,7 +53,7 @@ def train_for_adaptation(
     size = spec.training.batch_size
     model.train()
     steps = 0
-    for _ in range(spec.training.local_epochs):
+    for epoch in range(spec.training.local_epochs):
         inner, outer = (samples.shuffled(size, generator=generator, least=least) for _ in range(2))
         batches = samples.at(
             places_N for pair in zip(list(inner), list(outer), strict=True) for places_N in pair
@@ -61,7 +61,9 @@ def train_for_adaptation(
         for inner_batch, outer_batch in zip(batches, batches, strict=True):
             if setting.work.is_cancelled():
                 raise Cancelled("training: no longer wanted")
-            write_gradient(model, loss.loss, inner_batch, outer_batch, rate=rate)
+            first = loss.augmented(inner_batch, step=2 * epoch)
+            second = loss.augmented(outer_batch, step=2 * epoch + 1)
+            write_gradient(model, loss.loss, first, second, rate=rate)
             optimizer.step()
             steps += 1
     return steps

@@ -41,6 +41,7 @@ def train_beside_own_model(
         parameter.requires_grad_(trained.requires_grad)
     near = LocalLoss(
         loss=loss.loss,
+        augmentation=loss.augmentation,
         weight_penalty=Prox(received, factor=0.5),
         regularizer_weight=setting.options(OwnModelOptions).personal_pull,
     )
