@@ -103,9 +103,9 @@ def _train_on_records(
     assert records is not None
     optimizer, steps = optimizer_of(model, spec, round), dp_sgd_steps(spec)
     shape, device = tuple(samples.features.shape[1:]), samples.labels.device
-    check_gradients(
-        model, Probes(input_shape=shape, target=spec.method.task.target, device=device), loss=loss
-    )
+    target = spec.method.task.target
+    probes = Probes(input_shape=shape, input_type=spec.input_type, target=target, device=device)
+    check_gradients(model, probes, loss=loss)
     model.train()
     with SampleGradients(model) as gradients:
         noised = NoisedGradients(
