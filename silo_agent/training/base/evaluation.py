@@ -14,7 +14,7 @@ from torch import Tensor
 from chorale_models.task import Task
 from crypto.errors import ConfigError
 from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import SampleLoss
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.models.base import FederatedModel
@@ -54,7 +54,7 @@ class Figures:
 @torch.inference_mode()
 def evaluate(
     model: FederatedModel,
-    samples: Tensors,
+    samples: Batches,
     *,
     loss: SampleLoss,
     task: Task,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import ModelSpec
 from chorale_models.model import Model, Sizes
@@ -17,7 +18,7 @@ from chorale_models.tasks.regression import Regression
 from chorale_models.tasks.segmentation import Segmentation
 from chorale_models.tasks.survival import Survival
 from crypto.errors import ConfigError
-from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
 
@@ -40,7 +41,12 @@ def build_task(spec: JobSpec) -> Task:
 
 
 def build_model(
-    spec: ModelSpec, *, classes: int, input_shape: tuple[int, ...], recipe: Recipe = FEDAVG
+    spec: ModelSpec,
+    *,
+    classes: int,
+    input_shape: tuple[int, ...],
+    recipe: Recipe = FEDAVG,
+    normalize: NormalizeSpec | None = None,
 ) -> FederatedModel:
     """On the CPU, with torch's own weights, which a job's state replaces (models/state.py).
 
@@ -48,7 +54,13 @@ def build_model(
     """
     model, sizes = model_of(spec), Sizes(classes=classes, input_shape=input_shape)
     module = model(sizes, **_options(spec)).float()
-    return FederatedModel(module, cut=model.head, head=recipe.head, features=recipe.features)
+    return FederatedModel(
+        module,
+        cut=model.head,
+        head=recipe.head,
+        features=recipe.features,
+        normalize=None if normalize is None else by_channel(normalize),
+    )
 
 
 def model_of(spec: ModelSpec) -> Model:
