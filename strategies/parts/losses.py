@@ -14,11 +14,10 @@ BY_CLASS_COUNTS = Standing(
     records="weighs every sample by the silo's class counts, so one record changes the gradients of all the "
     "others and no clip of single gradients bounds it",
 )
-OF_A_BATCH = Standing(
-    why="in a silo-level job the whole update is clipped",
-    records="is no mean of values of single records, so no clip of single gradients bounds what one record "
-    "changes",
+NO_CLIP_BOUNDS = (
+    "is no mean of values of single records (is_mean is False), so no clip bounds what one record changes"
 )
+OF_A_BATCH = Standing(records=NO_CLIP_BOUNDS, sums=NO_CLIP_BOUNDS)
 NO_COSINES = Need(
     holds=lambda recipe: not (recipe.features is UNIT and recipe.head.has_unit_rows),
     reason="a softmax of cosines stays nearly even, because nothing here can lengthen features or head: "

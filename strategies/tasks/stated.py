@@ -37,7 +37,7 @@ class StatedTask(DeclaredTask):
     ) -> None:
         """Raises ConfigError for sums and ratios that do not fit together."""
         super().__init__(sizes)
-        self.word, self.is_mean = word, is_mean
+        self.word, self.is_mean, self.main = word, is_mean, next(iter(ratios), "loss")
         self._target, self.sums, self._ratios = target, sums, ratios
         classes = Target(is_whole=True, low=0, high=sizes.classes - 1)
         self.has_classes = sizes.classes > 1 and target in (None, classes)

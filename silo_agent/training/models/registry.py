@@ -21,6 +21,11 @@ from chorale_models.networks.residual import mobilenet_v2, resnet18
 from chorale_models.parts import Loss, Regularizer
 from chorale_models.task import Task
 from chorale_models.tasks.classification import Classification
+from chorale_models.tasks.multi_label import MultiLabel
+from chorale_models.tasks.next_token import NextToken
+from chorale_models.tasks.regression import Regression
+from chorale_models.tasks.segmentation import Segmentation
+from chorale_models.tasks.survival import Survival
 from crypto.errors import ChoraleError, ConfigError
 from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
@@ -28,7 +33,14 @@ from strategies.recipe import Recipe
 
 OWN = {"mlp": mlp, "cnn": cnn, "resnet18": resnet18, "vgg11": vgg11, "mobilenet_v2": mobilenet_v2}
 
-OWN_TASKS = {"classification": Classification}
+OWN_TASKS: dict[str, Callable[..., Task]] = {
+    "classification": Classification,
+    "multi-label": MultiLabel,
+    "regression": Regression,
+    "segmentation": Segmentation,
+    "survival": Survival,
+    "next-token": NextToken,
+}
 
 Code = Sequence[CodeSpec] | None
 
@@ -37,7 +49,8 @@ def build_task(spec: JobSpec) -> Task:
     """Raises ConfigError."""
     named = spec.task
     if named is None or named.source is None:
-        return OWN_TASKS[spec.method.task.word](spec.sizes)
+        declared = spec.method.task
+        return OWN_TASKS[declared.word](spec.sizes, **declared.chosen.model_dump())
     return cast(Task, _made(spec, "task", named, group=distributions.TASKS, kind=Task))
 
 
