@@ -11,7 +11,9 @@ from torch import Tensor
 
 from silo_agent.data.base import Samples
 
-PASS_BATCH = 512  # samples of a pass without gradients; bounds memory only
+PASS_BATCH = 512  # most samples of a pass without gradients
+PASS_BYTES = 1 << 17  # of its inputs on a CPU: 32 images of 28 x 28 pass twice as fast as 512 at a time
+LEAST_PASS_BATCH = 32
 PRIVATE_BATCH = 32  # samples of every pass over data in a private job, the last one padded
 
 
@@ -45,7 +47,7 @@ class Tensors:
 
     def passes(self, *, is_private: bool) -> Iterator[Batch]:
         """All samples once, in their order. is_private: every batch has one shape, whatever their number."""
-        size = PRIVATE_BATCH if is_private else PASS_BATCH
+        size = PRIVATE_BATCH if is_private else self._pass_batch
         for start in range(0, len(self), size):
             inputs, labels_N = self.features[start : start + size], self.labels[start : start + size]
             count = len(labels_N)
@@ -53,9 +55,16 @@ class Tensors:
                 inputs, labels_N = padded(inputs, size), padded(labels_N, size)
             yield Batch(inputs=inputs, labels_N=labels_N, count=count)
 
+    @property
+    def _pass_batch(self) -> int:
+        if self.features.device.type != "cpu" or not len(self):
+            return PASS_BATCH
+        fitting = PASS_BYTES // max(1, self.features[0].nbytes)
+        return min(max(fitting, LEAST_PASS_BATCH), PASS_BATCH)
+
     def take(self, places_N: Tensor) -> tuple[Tensor, Tensor]:
         """Features and labels at those places, in their order."""
-        return self.features[places_N], self.labels[places_N]
+        return self.features.index_select(0, places_N), self.labels.index_select(0, places_N)
 
     def shuffled(self, batch_size: int, *, generator: torch.Generator, least: int = 1) -> Iterator[Tensor]:
         """The places of one epoch's batches, in random order. A last batch of fewer than `least` samples
