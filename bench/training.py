@@ -282,8 +282,8 @@ class _DpSgd:
                 draws=Draws(os.urandom),
                 is_cancelled=lambda: False,
             )
-            for _ in range(DP_STEPS):
-                noised.write()
+            for step in range(DP_STEPS):
+                noised.write(step)
                 optimizer.step()
 
 
@@ -305,7 +305,7 @@ class _OpacusLoop:
             parts = torch.split(chosen_N, PRIVATE_BATCH)
             for place, part_N in enumerate(parts, start=1):
                 optimizer.zero_grad()
-                inputs, labels_N = self._samples.take(part_N)
+                inputs, labels_N = self._samples.features[part_N], self._samples.labels[part_N]
                 inputs.requires_grad_()  # its hooks warn of a first layer without
                 torch.autograd.backward(cross_entropy(self._model(inputs), labels_N, reduction="sum"))
                 if place < len(parts):

@@ -1,13 +1,14 @@
 """What a silo minimizes: one loss a sample, and what depends on the weights alone.
 
-Means are taken by the training loop, because per-sample gradients need the single losses; what
+Samples of a job with random transforms are transformed first, and a teacher is then asked about the batch as
+it is trained on, because every batch is another one. Means are taken by the training loop, because per-sample gradients need the single losses; what
 depends on the weights alone stands apart, because it has no per-sample gradient.
 N = samples, D = feature width, C = classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from chorale_models.task import Task
+from silo_agent.training.base.augmentation import Augmentation
+from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.models.base import FederatedModel
 
@@ -61,6 +64,8 @@ class LocalLoss:
     """What one round of local training minimizes.
 
     per_sample needs the samples' outputs and places in the training set; penalty the weights alone.
+    augmentation: what samples go through first. teacher: its outputs for the whole training set.
+    live_teacher: in its place where samples are augmented, gives those for a batch.
     correction: of every step, by the server update; no mix weighs it.
     """
 
@@ -69,17 +74,30 @@ class LocalLoss:
     regularizer: SampleRegularizer | None = None
     weight_penalty: WeightPenalty | None = None
     regularizer_weight: float = 0.0
+    augmentation: Augmentation | None = None
     teacher: Outputs | None = None
+    live_teacher: Callable[[Tensor], Outputs] | None = None
     correction: WeightPenalty | None = None
 
-    def per_sample(self, student: Outputs, labels_N: Tensor, places_N: Tensor) -> Tensor:
-        """Shapes: -> (N,). places: of the samples in the training set, for the teacher's outputs."""
+    def augmented(self, batch: Batch, *, step: int) -> Batch:
+        """The batch as the student and its teacher are given it. step: the epoch, or whatever else counts
+        how often a sample was drawn."""
+        return batch if self.augmentation is None else self.augmentation(batch, step=step)
+
+    def per_sample(self, student: Outputs, inputs: Tensor, labels_N: Tensor, places_N: Tensor) -> Tensor:
+        """Shapes: -> (N,). inputs: what the student was given. places: of the samples in the training set."""
         loss_N = self.loss.per_sample(student, labels_N)
         if self.loss_weight != 1.0:
             loss_N = self.loss_weight * loss_N
-        if self.regularizer is None or self.teacher is None:
+        if self.regularizer is None:
             return loss_N
-        regularized_N = self.regularizer.per_sample(student, self.teacher.take(places_N), labels_N)
+        if self.live_teacher is not None:
+            teacher = self.live_teacher(inputs)
+        elif self.teacher is not None:
+            teacher = self.teacher.take(places_N)
+        else:
+            return loss_N
+        regularized_N = self.regularizer.per_sample(student, teacher, labels_N)
         return loss_N.add(regularized_N, alpha=self.regularizer_weight)
 
     def penalty(self, model: FederatedModel) -> Tensor | None:
