@@ -49,6 +49,27 @@ def run(config: Path) -> None:
 
 @silo.command()
 @CONFIG
+@click.option(
+    "--job", "job_file", type=click.Path(path_type=Path), help="Also check a job, as it would run here."
+)
+@click.option(
+    "--init", type=click.Path(path_type=Path), help="Initial model of the job, safetensors, if one is given."
+)
+def check(config: Path, job_file: Path | None, init: Path | None) -> None:
+    """Check settings, certificate, policy and data, and send nothing.
+
+    With --job also whether the policy accepts it, every record against it, and one batch of each of its
+    phases. Nothing is spent and nothing written. Ends with 0 only if all is well.
+    """
+    from cli.silo_check import check_silo
+
+    if init is not None and job_file is None:
+        raise ConfigError("--init: expected --job with it")
+    check_silo(config, job_file, init)
+
+
+@silo.command()
+@CONFIG
 def policy(config: Path) -> None:
     """Show the effective policy and what it would refuse, of each data set where there are several."""
     settings = load_silo_settings(config)
