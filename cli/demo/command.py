@@ -217,7 +217,7 @@ def _spent(plan: Plan) -> dict[str, float]:
     for name in plan.names:
         settings = load_silo_settings(plan.folder(name) / "silo.yaml")
         with closing(Ledger(settings.ledger_path)) as ledger:
-            budget = ledger.budget(policy=load_policy(settings.policy), data_set=settings.data.name)
+            budget = ledger.budget(policy=load_policy(settings.policy), data_set=settings.data_sets[0].name)
             spent[name] = budget.spent()[0]
     return spent
 

@@ -171,6 +171,12 @@ class Ledger:
             for row in rows
         ]
 
+    def spec_bytes(self, job_digest: bytes) -> bytes | None:
+        """A recorded job as it was signed; None where there is none, or a version before recorded it."""
+        with self._database.reading() as connection:
+            found = connection.execute("SELECT spec FROM jobs WHERE job_digest = ?", (job_digest,)).fetchone()
+        return None if found is None else found["spec"]
+
     def decision(self, job_digest: bytes) -> Decision | None:
         """What is in force for a job; None if it was never offered."""
         with self._database.reading() as connection:
