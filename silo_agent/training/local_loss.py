@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from silo_agent.training.base.augmentation import augmentation_of
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss, WeightPenalty
 from silo_agent.training.base.passes import Run, frozen_copy, run_model
 from silo_agent.training.base.setting import Setting

@@ -28,6 +28,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("job-csv.yaml", JobSpec),
     ("job-private.yaml", JobSpec),
     ("job-own.yaml", JobSpec),
+    ("job-images.yaml", JobSpec),
     ("policy.yaml", Policy),
     ("silo.yaml", SiloSettings),
     ("coordinator.yaml", CoordinatorSettings),
@@ -48,6 +49,7 @@ SHORT = (
     "job-csv.yaml",
     "job-private.yaml",
     "job-own.yaml",
+    "job-images.yaml",
     "heart-disease/job.yaml",
 )  # they explain only what differs from job.yaml
 
