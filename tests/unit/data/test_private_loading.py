@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chorale.spec.job_spec import ColumnSpec, JobSpec
+from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.loading import load_data
