@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chorale.spec.adapter_spec import AdaptersSpec
 from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import ModelSpec
@@ -11,6 +12,7 @@ from chorale_models.networks.residual import mobilenet_v2, resnet18
 from chorale_models.task import Task
 from chorale_models.tasks.classification import Classification
 from crypto.errors import ConfigError
+from silo_agent.training.models.adapters import put_in
 from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
@@ -32,6 +34,7 @@ def build_model(
     input_shape: tuple[int, ...],
     recipe: Recipe = FEDAVG,
     normalize: NormalizeSpec | None = None,
+    adapters: AdaptersSpec | None = None,
 ) -> FederatedModel:
     """On the CPU, with torch's own weights, which a job's state replaces (models/state.py).
 
@@ -39,13 +42,16 @@ def build_model(
     """
     model, sizes = model_of(spec), Sizes(classes=classes, input_shape=input_shape)
     module = model(sizes, **_options(spec)).float()
-    return FederatedModel(
+    federated = FederatedModel(
         module,
         cut=model.head,
         head=recipe.head,
         features=recipe.features,
         normalize=None if normalize is None else by_channel(normalize),
     )
+    if adapters is not None:
+        put_in(federated, adapters)
+    return federated
 
 
 def model_of(spec: ModelSpec) -> Model:
