@@ -46,8 +46,9 @@ class SampleGradients:
 
     def of(self, loss: LocalLoss, inputs: Tensor, labels_N: Tensor, places_N: Tensor) -> list[Tensor]:
         """Shapes: -> (N, *shape) for each parameter. inputs: the caller's last use of them."""
-        # without it the hooks of the first layer warn that they see no gradient of an input
-        inputs.requires_grad_()
+        if inputs.is_floating_point():
+            # without it the hooks of the first layer warn that they see no gradient of an input
+            inputs.requires_grad_()
         scale_N1: Tensor | None = None
         if self._scale is not None:
             # a scale of its own for every sample: the gradient of that is the per-sample gradient
