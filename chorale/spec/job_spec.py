@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from chorale.spec.adapter_spec import AdaptersSpec
 from chorale.spec.column_specs import ColumnSpec, LabelColumns, check_table, expanded, names_of
 from chorale.spec.fields import DataSetName, Moment, Name, Sha256, SpecPart
 from chorale.spec.image_specs import NormalizeSpec, Transforms, check_transforms
@@ -136,6 +137,11 @@ class JobSpec(SpecPart):
     )
     normalize: NormalizeSpec | None = Field(
         default=None, description="of images by channel, wherever the model is run; null: as the data are"
+    )
+    adapters: AdaptersSpec | None = Field(
+        default=None,
+        description="trains LoRA adapters and the named head alone, beside weights that stay as they are; "
+        "null: all weights are trained",
     )
     augment: Transforms | None = Field(
         default=None,
@@ -387,6 +393,11 @@ class JobSpec(SpecPart):
             # the smallest named set decides: there the defaults are lowest and the room is least
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
             method = _method_of(self.strategy, self.task, self.sizes)
+            if self.adapters is not None and self.model.norm == "batch":
+                raise ConfigError(
+                    "adapters: model.norm batch has running means, which belong to no adapter: expected "
+                    "group or none"
+                )
             if self.task is None or self.task.source is None or self.task.target is not None:
                 self._check_images(method.task.target.shape)
                 self._check_label_columns(method.task.target.shape)

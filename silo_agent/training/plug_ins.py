@@ -17,6 +17,7 @@ from chorale.runtime.distributions import told
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import TargetSpec, TaskSpec
 from chorale.spec.settings_file import check_values
+from chorale.spec.state import BUFFER_SUFFIXES
 from chorale_models.model import Model
 from chorale_models.task import Task
 from crypto.errors import ChoraleError, ConfigError
@@ -30,7 +31,6 @@ from silo_agent.training.models.registry import (
     build_task,
     model_of,
 )
-from silo_agent.training.models.state import shared_tensors
 
 PROBES = 2
 NEAR = 1e-4  # relative: one float32 product of matrices in another order
@@ -190,8 +190,7 @@ def _check_measured(spec: JobSpec, measured: Mapping[str, Tensor]) -> None:
 
 def _check_constants(spec: JobSpec, model: Model, module: nn.Module) -> None:
     """Buffers that no sum holds stand in the code, so every silo has to build the same ones."""
-    shared = {id(each) for each in shared_tensors(module, is_kept=True).values()}
-    constants = {name: each for name, each in module.named_buffers() if id(each) not in shared}
+    constants = {name: each for name, each in module.named_buffers() if not name.endswith(BUFFER_SUFFIXES)}
     if not constants:
         return
     with seeded(1):

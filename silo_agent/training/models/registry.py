@@ -12,6 +12,7 @@ from typing import cast
 from torch import nn
 
 from chorale.runtime import distributions
+from chorale.spec.adapter_spec import AdaptersSpec
 from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec
@@ -27,6 +28,7 @@ from chorale_models.tasks.regression import Regression
 from chorale_models.tasks.segmentation import Segmentation
 from chorale_models.tasks.survival import Survival
 from crypto.errors import ChoraleError, ConfigError
+from silo_agent.training.models.adapters import put_in
 from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
@@ -73,19 +75,23 @@ def build_model(
     recipe: Recipe = FEDAVG,
     code: Code = None,
     normalize: NormalizeSpec | None = None,
+    adapters: AdaptersSpec | None = None,
 ) -> FederatedModel:
     """On the CPU, with torch's own weights, which a job's state replaces (models/state.py).
 
     code: of the job, with the digests of distributions. Raises ConfigError.
     """
     model = model_of(spec, code=code)
-    return FederatedModel(
+    federated = FederatedModel(
         build_module(spec, model, Sizes(classes=classes, input_shape=input_shape)),
         cut=model.head,
         head=recipe.head,
         features=recipe.features,
         normalize=None if normalize is None else by_channel(normalize),
     )
+    if adapters is not None:
+        put_in(federated, adapters)
+    return federated
 
 
 def build_module(spec: ModelSpec, model: Model, sizes: Sizes) -> nn.Module:

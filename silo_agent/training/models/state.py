@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from chorale.spec.first_state import SEED_ALONE, Shape, first_state
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.state import BUFFER_SUFFIXES, MAX_STATE_BYTES
+from chorale.spec.state import MAX_STATE_BYTES
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from silo_agent.training.models.base import FederatedModel, float_tensors
 from silo_agent.training.models.registry import build_model, model_of, starts_of
 from strategies.base import MODEL, Array, Arrays
 
@@ -35,6 +36,8 @@ def initial_state(
     needed = sum(map(math.prod, shapes.values())) * np.dtype(np.float32).itemsize
     if needed > max_bytes:
         raise ConfigError(f"model {spec.model.name}: expected at most {max_bytes} bytes, needs {needed}")
+    if spec.adapters is not None:
+        return first_state(spec, shapes, base=base)
     named, body = model_of(spec.model, code=spec.code), MODEL + "body."
     arrays = [name.removeprefix(body) for name in shapes if name.startswith(body)]
     return first_state(spec, shapes, base=base, starts=starts_of(spec.model, named, arrays))
@@ -44,13 +47,14 @@ def model_shapes(spec: JobSpec) -> dict[str, Shape]:
     """Shapes of a model's arrays, named model/<parameter>. Raises ConfigError as `build_model`."""
     model_of(spec.model, code=spec.code)  # an author's module is not imported on the meta device
 
-    def built() -> nn.Module:
+    def built() -> FederatedModel:
         return build_model(
             spec.model,
             classes=spec.classes,
             input_shape=spec.input_shape,
             recipe=spec.method.recipe,
             code=spec.code,
+            adapters=spec.adapters,
         )
 
     try:
@@ -63,25 +67,18 @@ def model_shapes(spec: JobSpec) -> dict[str, Shape]:
     return {MODEL + name: tuple(tensor.shape) for name, tensor in shared_tensors(model).items()}
 
 
-def shared_tensors(model: nn.Module, *, is_kept: bool = False) -> dict[str, Tensor]:
-    """What travels, without prefix: parameters and running means. Other buffers are constants of the code.
-
-    A tensor that has two names has the first one. is_kept: the model's own objects.
-    """
-    found: dict[int, tuple[str, Tensor]] = {}
-    parameters = {id(each) for each in model.parameters()}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in parameters or name.endswith(BUFFER_SUFFIXES):
-            found.setdefault(id(tensor), (name, tensor))
-    return {name: tensor if is_kept else tensor.detach() for name, tensor in found.values()}
+def shared_tensors(model: FederatedModel) -> dict[str, Tensor]:
+    """What travels, without prefix: parameters and running means. Other buffers are constants of the code,
+    and what adapters are put beside stays as well."""
+    return {name: tensor for name, tensor in float_tensors(model).items() if model.shares(name)}
 
 
-def model_arrays(model: nn.Module) -> dict[str, Array]:
+def model_arrays(model: FederatedModel) -> dict[str, Array]:
     """The model as arrays of the global state, named model/<parameter>, float32."""
     return {MODEL + name: _array(tensor) for name, tensor in shared_tensors(model).items()}
 
 
-def load_arrays(model: nn.Module, state: Arrays) -> None:
+def load_arrays(model: FederatedModel, state: Arrays) -> None:
     """Copy the global state into the model; integer arrays, if a state has any, are left alone.
 
     Raises RemoteProtocolError if names, shapes or types are not this model's.
@@ -108,7 +105,7 @@ def load_arrays(model: nn.Module, state: Arrays) -> None:
         tensor.copy_(torch.tensor(array))
 
 
-def flat_values(model: nn.Module, names: Sequence[str]) -> FloatArray:
+def flat_values(model: FederatedModel, names: Sequence[str]) -> FloatArray:
     """Named tensors, flattened and joined in the order of the names."""
     tensors = shared_tensors(model)
     return flat_arrays([_array(tensors[name]) for name in names])
