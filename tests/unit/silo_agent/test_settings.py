@@ -61,7 +61,10 @@ def test_the_environment_overrides_a_field(tmp_path: Path, monkeypatch: pytest.M
             "expected 0 to 2, got 3",
         ),
         ({"data": [{"format": "digits"}, {"format": "npz"}]}, "data.1: path: format npz needs one"),
-        ({"data": [{"format": "digits"}] * 2}, "data: expected a name of its own for each data set, got data t"),
+        (
+            {"data": [{"format": "digits"}] * 2},
+            "data: expected a name of its own for each data set, got data t",
+        ),
         ({"data": []}, "data: expected at least 1 entries, got 0"),
         ({"data": "digits"}, "data: expected fields and values, got 'digits'"),
         ({"data": {"format": "digits", "nme": "x"}}, r"data.nme: unknown field \(did you mean name\?\)"),
