@@ -23,6 +23,7 @@ from pydantic import (
 from chorale.spec.fields import Finite, Moment, Name, Positive, Sha256, SpecPart
 from chorale.spec.plug_in_specs import CodeSpec, ModelSpec, TaskSpec
 from chorale.spec.privacy_spec import PrivacySpec
+from chorale.spec.selection import KeepSpec, StopSpec, check_selection
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
@@ -31,6 +32,8 @@ from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from strategies.checks import check_private, check_training
 from strategies.declared_parts import PARTS, part_named, recipe_from
 from strategies.methods import Strategy, strategy_of
+from strategies.phases.enrollment import ENROLLMENT
+from strategies.phases.evaluation import EVALUATE
 from strategies.presets import recipe_of
 from strategies.recipe import Recipe
 from strategies.tasks.base import TaskSizes
@@ -172,7 +175,15 @@ class JobSpec(SpecPart):
     silos: tuple[Name, ...] = Field(
         min_length=SMALLEST_FEDERATION, max_length=MAX_SILOS, description="names of all silos of the job"
     )
-    rounds: int = Field(ge=1, le=100_000, description="training rounds, used-up ones included")
+    rounds: int = Field(
+        ge=0,
+        le=100_000,
+        description="training rounds, used-up ones included; 0: a given model is evaluated and not trained",
+    )
+    keep: KeepSpec | None = Field(
+        default=None, description="which round's model is handed out; null: the last one's"
+    )
+    stop: StopSpec | None = Field(default=None, description="when rounds end early; null: never")
     fraction: float = Field(
         default=1.0,
         gt=0,
@@ -410,6 +421,7 @@ class JobSpec(SpecPart):
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
             method = _method_of(self.strategy, self.task, self.sizes)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
+            self._check_ends(method)
             if self.privacy is None:
                 return self
             if self.model.norm == "batch":
@@ -426,6 +438,27 @@ class JobSpec(SpecPart):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def _check_ends(self, method: Strategy) -> None:
+        """Raises ConfigError."""
+        for field, rule in (("keep", self.keep), ("stop", self.stop)):
+            if rule is not None:
+                check_selection(rule, method, field=field)
+                if self.rounds == 0:
+                    raise ConfigError(f"{field}: a job of 0 rounds has one model, which is given")
+        if self.keep is not None and method.recipe.closing.before_evaluation is not None:
+            raise ConfigError(
+                f"keep: closing {method.recipe.closing} works on the last model, and no silo goes back to an "
+                "earlier one"
+            )
+        further = [kind for kind in (*method.opening, *method.closing) if kind not in (ENROLLMENT, EVALUATE)]
+        if method.recipe.personalization.beside_evaluation:
+            further.append(f"personalization {method.recipe.personalization}")
+        if self.rounds == 0 and further:
+            raise ConfigError(
+                f"rounds: 0 rounds evaluate a given model, and {method.name} has {further[0]} besides; take "
+                "preset fedavg, or the parts of head and features alone"
+            )
 
     def _check_data(self) -> None:
         if math.prod(self.input_shape) > MAX_INPUT_VALUES:

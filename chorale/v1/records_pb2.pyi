@@ -161,6 +161,8 @@ class JobSummary(_message.Message):
     FLOAT32_BYTES_FIELD_NUMBER: _builtins.int
     SILOS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    MODEL_ROUND_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
     name: _builtins.str
     status: _builtins.str
@@ -174,6 +176,10 @@ class JobSummary(_message.Message):
     """bytes of the model's parameters as float32"""
     progress: _builtins.str
     """one line: round, phase, stage, who is awaited"""
+    model_round: _builtins.int
+    """FetchModel gives the model after this round"""
+    kept: _builtins.str
+    """why that one, where the job keeps the best: its metric"""
     @_builtins.property
     def silos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -190,10 +196,12 @@ class JobSummary(_message.Message):
         float32_bytes: _builtins.int = ...,
         silos: _abc.Iterable[_builtins.str] | None = ...,
         progress: _builtins.str = ...,
+        model_round: _builtins.int = ...,
+        kept: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["float32_bytes", b"float32_bytes", "job_digest", b"job_digest", "name", b"name", "progress", b"progress", "reason", b"reason", "rounds", b"rounds", "rounds_completed", b"rounds_completed", "silos", b"silos", "status", b"status", "strategy", b"strategy", "submitted_unix_seconds", b"submitted_unix_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["float32_bytes", b"float32_bytes", "job_digest", b"job_digest", "kept", b"kept", "model_round", b"model_round", "name", b"name", "progress", b"progress", "reason", b"reason", "rounds", b"rounds", "rounds_completed", b"rounds_completed", "silos", b"silos", "status", b"status", "strategy", b"strategy", "submitted_unix_seconds", b"submitted_unix_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -149,6 +149,12 @@ class DeclaredTask(ABC):
         tested."""
         return base_figures(sums)
 
+    @property
+    def round_metrics(self) -> tuple[str, ...]:
+        """Names of the figures of every round, the number of samples left out."""
+        nothing = {each.name: np.zeros(each.shape) for each in self.round_sums}
+        return tuple(name for name in self.figures(nothing) if name != TESTED.name)
+
     def score(self, sums: Mapping[str, Array]) -> float:
         """How good a model is at one silo, from 0 to 1: what personalization reports of the silos' own
         models."""

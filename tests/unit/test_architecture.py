@@ -58,7 +58,7 @@ ROOMS = {
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder",
     "cli": "errors < parent < packages < schema < keys < audit < output < authority < coordinator < silo "
-    "< operator < operations < job < demo < simulate < main",
+    "< operator < operations < model < job < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (

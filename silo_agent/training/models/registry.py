@@ -32,7 +32,7 @@ def build_model(
     Raises ConfigError if the name is not one of ours or the input does not suit it.
     """
     model, sizes = model_of(spec), Sizes(classes=classes, input_shape=input_shape)
-    module = model(sizes, **_options(spec)).float()
+    module = model(sizes, **options_of(spec)).float()
     return FederatedModel(module, cut=model.head, head=recipe.head, features=recipe.features)
 
 
@@ -43,7 +43,8 @@ def model_of(spec: ModelSpec) -> Model:
     return OWN[spec.name]
 
 
-def _options(spec: ModelSpec) -> dict[str, object]:
+def options_of(spec: ModelSpec) -> dict[str, object]:
+    """Keyword arguments of the function that builds the model."""
     if spec.source is not None:
         return dict(spec.options)
     own: dict[str, object] = {"norm": spec.norm}
