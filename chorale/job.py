@@ -15,7 +15,8 @@ from functools import lru_cache, partial
 from cryptography import x509
 
 from chorale.privacy.quantity_noise import noise_deviations, noised
-from chorale.spec.job_spec import ColumnSpec, JobSpec, ScheduleSpec, StrategySpec, TrainingSpec
+from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.job_spec import JobSpec, ScheduleSpec, StrategySpec, TrainingSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.plug_in_specs import ModelSpec
 from chorale.spec.settings_file import MAX_BYTES

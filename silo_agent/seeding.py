@@ -43,6 +43,18 @@ def shuffler(seed: int) -> torch.Generator:
 
 
 @contextmanager
+def reseeding() -> Iterator[Callable[[int], object]]:
+    """Give the body what seeds torch's CPU generator again, as for each sample that is transformed.
+
+    The state from before comes back at the end. Transforms draw on the CPU, wherever their samples are.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=()):
+        yield torch.default_generator.manual_seed
+
+
+@contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Run the body with torch's global generators seeded; module init and dropout take no generator.
 

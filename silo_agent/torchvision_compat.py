@@ -34,3 +34,5 @@ def _load() -> ModuleType:
 
 
 torchvision = _load()
+v2 = importlib.import_module("torchvision.transforms.v2")
+tv_tensors = importlib.import_module("torchvision.tv_tensors")

@@ -73,6 +73,7 @@ Name = Annotated[  # of a federation, a member or a job
     BeforeValidator(partial(_checked, NAME_PATTERN, NAME_FORM)),
     WithJsonSchema({"type": "string", "format": NAME_FORM}),
 ]
+DataSetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 EntryPoint = Annotated[
     str,
     BeforeValidator(partial(_checked, _ENTRY_POINT, ENTRY_POINT_FORM)),

@@ -20,10 +20,12 @@ from pydantic import (
     model_validator,
 )
 
-from chorale.spec.fields import Finite, Moment, Name, Positive, Sha256, SpecPart
+from chorale.spec.column_specs import ColumnSpec, LabelColumns, check_table, expanded, names_of
+from chorale.spec.fields import DataSetName, Finite, Moment, Name, Sha256, SpecPart
+from chorale.spec.image_specs import NormalizeSpec, Transforms, check_transforms
 from chorale.spec.plug_in_specs import CodeSpec, ModelSpec, TaskSpec
 from chorale.spec.privacy_spec import PrivacySpec
-from chorale.spec.selection import KeepSpec, StopSpec, check_selection
+from chorale.spec.selection import KeepSpec, StopSpec, check_ends
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
@@ -32,8 +34,6 @@ from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from strategies.checks import check_private, check_training
 from strategies.declared_parts import PARTS, part_named, recipe_from
 from strategies.methods import Strategy, strategy_of
-from strategies.phases.enrollment import ENROLLMENT
-from strategies.phases.evaluation import EVALUATE
 from strategies.presets import recipe_of
 from strategies.recipe import Recipe
 from strategies.tasks.base import TaskSizes
@@ -149,15 +149,6 @@ class TrainingSpec(SpecPart):
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate by round")
 
 
-class ColumnSpec(SpecPart):
-    """One column of tabular data: x becomes (x - mean) / scale, a missing value becomes fill first."""
-
-    name: str = Field(min_length=1, max_length=200, description="the column's heading")
-    mean: Finite = Field(default=0.0, description="subtracted from every value")
-    scale: Positive = Field(default=1.0, description="what is left is divided by it")
-    fill: Finite = Field(default=0.0, description="replaces a missing value, in the column's own units")
-
-
 class JobSpec(SpecPart):
     """A job as its operator signs it."""
 
@@ -171,6 +162,10 @@ class JobSpec(SpecPart):
     not_after: Moment = Field(
         description="no session starts after this time, such as 2027-01-31T00:00:00Z; where it is left out, "
         "`job submit` takes the 30th day from then"
+    )
+    data: DataSetName | None = Field(
+        default=None,
+        description="name of the silos' data set that is trained on; null: the only one of each silo",
     )
     silos: tuple[Name, ...] = Field(
         min_length=SMALLEST_FEDERATION, max_length=MAX_SILOS, description="names of all silos of the job"
@@ -228,14 +223,23 @@ class JobSpec(SpecPart):
     input_type: Literal["float32", "int64"] = Field(
         default="float32", description="of a sample's values: numbers, or int64 such as the tokens of a text"
     )
+    normalize: NormalizeSpec | None = Field(
+        default=None, description="of images by channel, wherever the model is run; null: as the data are"
+    )
+    augment: Transforms | None = Field(
+        default=None,
+        description="random transforms of training images, in order and before `normalize`; null: none",
+    )
     columns: tuple[ColumnSpec, ...] | None = Field(
         default=None,
         min_length=1,
         max_length=1_000,
-        description="columns of csv data, in the order of the input",
+        description="columns of a table (csv, parquet, sql), in the order of the input",
     )
-    label_column: str | None = Field(
-        default=None, min_length=1, max_length=200, description="heading of the label in csv data"
+    label_column: LabelColumns | None = Field(
+        default=None,
+        description="heading of the label in a table; a list, or a range such as l0..l13, where a label is "
+        "several numbers",
     )
     training: TrainingSpec = Field(description="local SGD")
     privacy: PrivacySpec | None = Field(
@@ -358,6 +362,16 @@ class JobSpec(SpecPart):
         return pair_chance * last * (last - 1) / 2 + max_chance * (self.rounds - last)
 
     @property
+    def inputs(self) -> tuple[ColumnSpec, ...]:
+        """The columns of a table, one for each name of a range."""
+        return tuple(expanded(self.columns or ()))
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """Headings of what a record's label is made of; none where the data is no table."""
+        return tuple(name for heading in self.label_column or () for name in names_of(heading))
+
+    @property
     def sizes(self) -> TaskSizes:
         return TaskSizes(classes=self.classes, input_shape=self.input_shape)
 
@@ -420,8 +434,10 @@ class JobSpec(SpecPart):
             # the smallest named set decides: there the defaults are lowest and the room is least
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
             method = _method_of(self.strategy, self.task, self.sizes)
+            self._check_images(method.task.target.shape)
+            self._check_label_columns(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
-            self._check_ends(method)
+            check_ends(self.keep, self.stop, rounds=self.rounds, method=method)
             if self.privacy is None:
                 return self
             if self.model.norm == "batch":
@@ -439,42 +455,33 @@ class JobSpec(SpecPart):
             raise ValueError(str(error)) from None
         return self
 
-    def _check_ends(self, method: Strategy) -> None:
-        """Raises ConfigError."""
-        for field, rule in (("keep", self.keep), ("stop", self.stop)):
-            if rule is not None:
-                check_selection(rule, method, field=field)
-                if self.rounds == 0:
-                    raise ConfigError(f"{field}: a job of 0 rounds has one model, which is given")
-        if self.keep is not None and method.recipe.closing.before_evaluation is not None:
-            raise ConfigError(
-                f"keep: closing {method.recipe.closing} works on the last model, and no silo goes back to an "
-                "earlier one"
-            )
-        further = [kind for kind in (*method.opening, *method.closing) if kind not in (ENROLLMENT, EVALUATE)]
-        if method.recipe.personalization.beside_evaluation:
-            further.append(f"personalization {method.recipe.personalization}")
-        if self.rounds == 0 and further:
-            raise ConfigError(
-                f"rounds: 0 rounds evaluate a given model, and {method.name} has {further[0]} besides; take "
-                "preset fedavg, or the parts of head and features alone"
-            )
+    def _check_images(self, target_shape: tuple[int, ...]) -> None:
+        for field, given in (("normalize", self.normalize), ("augment", self.augment)):
+            if given is not None and self.input_type != "float32":
+                raise ValueError(f"{field}: it is of numbers, the job's input_type is {self.input_type}")
+        if self.normalize is not None and (why := self.normalize.refusal(self.input_shape)):
+            raise ValueError(f"normalize: {why}")
+        if self.augment is not None:
+            check_transforms(self.augment, input_shape=self.input_shape, target_shape=target_shape)
+
+    def _check_label_columns(self, target_shape: tuple[int, ...]) -> None:
+        expected, found = math.prod(target_shape), len(self.label_columns)
+        if self.columns is not None and found != expected:
+            raise ConfigError(f"label_column: the task's labels are made of {expected} columns, got {found}")
 
     def _check_data(self) -> None:
         if math.prod(self.input_shape) > MAX_INPUT_VALUES:
             raise ValueError(f"input_shape: expected at most {MAX_INPUT_VALUES} values in a sample")
         if self.columns is None:
             return
-        if self.input_shape != (len(self.columns),):
+        inputs, labels = check_table(self.columns, self.label_column or ())
+        if self.input_shape != (inputs,):
             raise ValueError(
-                f"input_shape: expected [{len(self.columns)}], the number of columns, "
+                f"input_shape: expected [{inputs}], the number of inputs that the columns make, "
                 f"got {list(self.input_shape)}"
             )
-        names = [column.name for column in self.columns]
-        if len(set(names)) != len(names):
-            raise ValueError("columns: a column is named twice")
-        if self.label_column is None or self.label_column in names:
-            raise ValueError("label_column: expected the heading of a column that is not an input")
+        if not labels:
+            raise ValueError("label_column: expected the heading of the label with columns")
 
 
 @lru_cache(maxsize=64)  # as many jobs as a silo opens at once; its policy asks several times a phase

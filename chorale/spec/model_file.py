@@ -30,6 +30,8 @@ DESCRIBED = (
     "classes",
     "input_shape",
     "input_type",
+    "normalize",
+    "augment",
     "columns",
     "label_column",
 )

@@ -55,12 +55,14 @@ class PlugInSpec(SpecPart):
 class SumSpec(SpecPart):
     """One sum of a task of another distribution, as its code declares it (`chorale_models.Sum`)."""
 
-    name: QuantityName
-    shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(default=(), max_length=4)
+    name: QuantityName = Field(description="what it is called in the sums")
+    shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
+        default=(), max_length=4, description="of the array; () is one number"
+    )
     bound: Positive = Field(description="largest magnitude of a silo's value")
     per_record: Positive = Field(description="L2 norm by which one record moves it")
-    is_count: bool = False
-    is_by_class: bool = False
+    is_count: bool = Field(default=False, description="a whole number, summed exactly")
+    is_by_class: bool = Field(default=False, description="says something of single classes")
 
 
 class TaskSpec(PlugInSpec):

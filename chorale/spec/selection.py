@@ -16,6 +16,8 @@ from pydantic import Field
 from chorale.spec.fields import SpecPart
 from crypto.errors import ConfigError
 from strategies.methods import Strategy
+from strategies.phases.enrollment import ENROLLMENT
+from strategies.phases.evaluation import EVALUATE
 
 Measured: TypeAlias = tuple[int, float]  # a round, and the metric of the model after it
 Figures: TypeAlias = Mapping[str, float]
@@ -59,11 +61,26 @@ class StopSpec(MetricSpec):
     )
 
 
-def check_selection(rule: MetricSpec, method: Strategy, *, field: str) -> None:
-    """Raises ConfigError for a metric that no round measures."""
+def check_ends(keep: KeepSpec | None, stop: StopSpec | None, *, rounds: int, method: Strategy) -> None:
+    """Raises ConfigError for a metric that no round measures, and for ends that the method cannot have."""
     known = method.task.round_metrics
-    if rule.metric not in known:
-        raise ConfigError(f"{field}.metric: each round measures {', '.join(known)}, got {rule.metric}")
+    for name, rule in (("keep", keep), ("stop", stop)):
+        if rule is not None and rule.metric not in known:
+            raise ConfigError(f"{name}.metric: each round measures {', '.join(known)}, got {rule.metric}")
+        if rule is not None and rounds == 0:
+            raise ConfigError(f"{name}: a job of 0 rounds has one model, which is given")
+    close, own = method.recipe.closing, method.recipe.personalization
+    if keep is not None and close.before_evaluation is not None:
+        raise ConfigError(
+            f"keep: closing {close} works on the last model, and no silo goes back to an earlier one"
+        )
+    further = [kind for kind in (*method.opening, *method.closing) if kind not in (ENROLLMENT, EVALUATE)]
+    further += [f"personalization {own}"] if own.beside_evaluation else []
+    if rounds == 0 and further:
+        raise ConfigError(
+            f"rounds: 0 rounds evaluate a given model, and {method.name} has {further[0]} besides; "
+            "take preset fedavg, or the parts of head and features alone"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

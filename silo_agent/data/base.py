@@ -5,8 +5,8 @@ N = samples. Numpy only: the agent's core reads these types and imports no torch
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
+from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
 
 Features = NDArray[Any]
 Labels = NDArray[Any]
 Indices = NDArray[np.int64]
 
-NO_LABEL = -1  # of a record whose label is no whole number, in a private job
+NO_LABEL = int(np.iinfo(np.int64).min)  # of a record whose label is no whole number, and no label itself
 MAX_LABEL = float(1 << 53)  # whole numbers up to here are exact as floats
 
 
@@ -61,15 +62,16 @@ class Samples:
 class RawData:
     """What a file holds, before partition and conversion. test is None where it has no split of its own.
 
-    In a private job no single record raises (`private`): one without a usable label has NO_LABEL.
+    No single record raises: one without a usable label has NO_LABEL, and `problems` has a line of it.
     identities: each record of train as its file holds it; None: its features and label are that.
-    unreadable: cells or images that could not be read.
+    places: where each record of train stands, such as `table.csv, line 17`; None: its number says it.
     """
 
     train: Samples
     test: Samples | None = None
     identities: tuple[bytes, ...] | None = None
-    unreadable: int = 0
+    places: Sequence[str] | None = None
+    problems: Problems = field(default_factory=Problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

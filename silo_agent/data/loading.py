@@ -15,7 +15,8 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data import private
 from silo_agent.data.base import Features, Loader, RawData, Samples, SiloData, whole_labels
-from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz
+from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, sql
+from silo_agent.data.misfits import add_misfits
 from silo_agent.data.partition import (
     Partition,
     cut_dirichlet,
@@ -23,6 +24,7 @@ from silo_agent.data.partition import (
     cut_shards,
     split_holdout,
 )
+from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
 from silo_agent.entry_point import load_entry_point
 from silo_agent.seeding import derive_seed
@@ -35,18 +37,22 @@ LOADERS: dict[DataFormat, Loader] = {
     DataFormat.NPZ: npz.load,
     DataFormat.IMAGE_FOLDER: image_folder.load,
     DataFormat.CSV: csv.load,
+    DataFormat.PARQUET: parquet.load,
+    DataFormat.SQL: sql.load,
     DataFormat.CIFAR10: cifar.load,
     DataFormat.CIFAR100: cifar.load,
 }
 BRIGHTEST = 255  # of 8-bit pixels
 
 
-def load_data(settings: DataSettings, job: JobSpec) -> SiloData:
+def load_data(settings: DataSettings, job: JobSpec, *, problems: Problems | None = None) -> SiloData:
     """This silo's samples for a job: train and hold-out, float32 in the job's input shape.
 
     The hold-out is the data set's own test split where it has one, else a fixed share of each
     class that depends on the settings alone, so no sample ever changes sides. In a private job each
     record is held out by itself, and none can have the job refused (`private`).
+    problems: takes all that is wrong with single records; if anything is, the rest is prepared as in a
+    private job.
     Raises ConfigError that names the setting or file and what is allowed.
     """
     if settings.format is DataFormat.MODULE:
@@ -55,9 +61,11 @@ def load_data(settings: DataSettings, job: JobSpec) -> SiloData:
         if not isinstance(own, SiloData):
             returned = type(own).__name__
             raise ConfigError(f"data.module: {settings.module} returned {returned}, expected SiloData")
-        return _checked(own, job=job) if job.privacy is None else _put_right_all(own, job=job)
+        raw = RawData(train=own.train, test=own.holdout)
+        is_strict = _is_strict(raw, job, problems)
+        return _checked(own, job=job) if is_strict else _put_right_all(own, job=job, told=raw.problems)
     partition = settings.partition
-    return next(_parts(settings, job, partition, [0 if partition is None else partition.index]))
+    return next(_parts(settings, job, partition, [0 if partition is None else partition.index], problems))
 
 
 def load_partition(settings: DataSettings, job: JobSpec) -> tuple[SiloData, ...]:
@@ -71,26 +79,39 @@ def load_partition(settings: DataSettings, job: JobSpec) -> tuple[SiloData, ...]
 
 
 def _parts(
-    settings: DataSettings, job: JobSpec, partition: PartitionSettings | None, indices: Sequence[int]
+    settings: DataSettings,
+    job: JobSpec,
+    partition: PartitionSettings | None,
+    indices: Sequence[int],
+    problems: Problems | None = None,
 ) -> Iterator[SiloData]:
     """The parts of those silos; all of it where there is no partition."""
     raw = LOADERS[settings.format](settings, job)
-    cut = _private_parts if job.privacy is not None else _plain_parts
+    is_strict = _is_strict(raw, job, problems)
+    cut = _plain_parts if is_strict else _private_parts
     for train, holdout in cut(raw, settings, partition, indices, job=job):
         part = SiloData(train=train, holdout=holdout, name=settings.name)
-        if job.privacy is None:
-            yield _checked(part, job=job)
-        else:
-            yield _put_right_all(part, job=job, unreadable=raw.unreadable)
+        yield _checked(part, job=job) if is_strict else _put_right_all(part, job=job, told=raw.problems)
 
 
-def _put_right_all(data: SiloData, *, job: JobSpec, unreadable: int = 0) -> SiloData:
+def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:
+    """Whether no record needs to be put right by itself. Raises ConfigError for the first one that does,
+    where neither the job is private nor somebody collects problems."""
+    add_misfits(raw, job)
+    if problems is not None:
+        problems.take(raw.problems)
+    elif job.privacy is None:
+        raw.problems.raise_first()
+    return job.privacy is None and not raw.problems.count
+
+
+def _put_right_all(data: SiloData, *, job: JobSpec, told: Problems) -> SiloData:
     """Every record by itself; the log of this silo alone says how many did not fit."""
     name = data.name
     train, misfits, outside = _put_right(data.train, name=name, job=job)
     holdout, held_misfits, held_outside = _put_right(data.holdout, name=name, job=job)
     counts = {
-        "unreadable": unreadable,
+        "problems": told.count,
         "left_out": misfits + held_misfits,
         "values_out_of_range": outside + held_outside,
     }

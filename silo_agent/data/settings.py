@@ -17,6 +17,8 @@ class DataFormat(StrEnum):
     NPZ = "npz"
     IMAGE_FOLDER = "image-folder"
     CSV = "csv"
+    PARQUET = "parquet"
+    SQL = "sql"
     CIFAR10 = "cifar10"
     CIFAR100 = "cifar100"
     MODULE = "module"
@@ -53,27 +55,68 @@ class PartitionSettings(BaseModel):
         return self
 
 
+class DatabaseSettings(BaseModel):
+    """Where a table lies in a database; the URL, which may hold a password, stands in no settings file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url_env: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="environment variable that holds the URL, such as postgresql+psycopg://user:pw@host/db",
+    )
+    url_file: Path | None = Field(default=None, description="file that holds the URL")
+    table: str | None = Field(
+        default=None, min_length=1, description="table or view, with its schema as schema.table; all of it"
+    )
+    query: str | None = Field(
+        default=None,
+        min_length=1,
+        description="select statement in place of table; it must not fail because of what one record holds",
+    )
+
+    @property
+    def what(self) -> str:
+        return "the query" if self.table is None else f"table {self.table}"
+
+    @property
+    def where(self) -> str:
+        """The setting that says where the URL is."""
+        if self.url_env is not None:
+            return f"data.database.url_env: {self.url_env}"
+        return f"data.database.url_file: {self.url_file}"
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        if (self.url_env is None) == (self.url_file is None):
+            raise ValueError("url_env: expected either url_env or url_file")
+        if (self.table is None) == (self.query is None):
+            raise ValueError("table: expected either table or query")
+        return self
+
+
 class DataSettings(BaseModel):
     """The silo's data set, its hold-out and, on one machine, its part of it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: DataFormat = Field(description="how the data is stored")
-    path: Path | None = Field(default=None, description="file or folder; not for digits and module")
+    path: Path | None = Field(default=None, description="file or folder; not for digits, module and sql")
     module: EntryPoint | None = Field(
         default=None, description="module: package.module:function of this machine"
     )
+    database: DatabaseSettings | None = Field(default=None, description="sql: URL, and table or query")
     columns_in_file: tuple[str, ...] | None = Field(
         default=None, description="csv: names of the columns in order, for a file without a header line"
     )
     missing: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
-        description="csv: further texts that mean 'missing' in a column, besides empty, ?, NA and nan; "
-        "a number means it however the file writes it",
+        description="tables: further texts that mean 'missing' in a column, besides empty, ?, NA and nan; "
+        "a number means it however the table writes it",
     )
     labels: dict[str, int] = Field(
         default_factory=dict,
-        description="csv: class of each text in the label column; empty: it holds the class",
+        description="tables: class of each text in the label columns; empty: they hold the label",
     )
     partition: PartitionSettings | None = Field(default=None, description="this silo's part, on one machine")
     holdout: float = Field(
@@ -88,9 +131,11 @@ class DataSettings(BaseModel):
     @model_validator(mode="after")
     def _source_is_given(self) -> Self:
         needs_module = self.format is DataFormat.MODULE
-        needs_path = self.format not in (DataFormat.MODULE, DataFormat.DIGITS)
+        needs_path = self.format not in (DataFormat.MODULE, DataFormat.DIGITS, DataFormat.SQL)
         if needs_module != (self.module is not None):
             raise ValueError("module: expected with format: module, and only with it")
+        if (self.format is DataFormat.SQL) != (self.database is not None):
+            raise ValueError("database: expected with format: sql, and only with it")
         if needs_path != (self.path is not None):
             raise ValueError(
                 f"path: format {self.format.value} {'needs one' if needs_path else 'takes none'}"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from silo_agent.training.base.batches import Tensors
+from functools import partial
+
+import torch
+
+from silo_agent.training.base.augmentation import augmentation_of
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss, WeightPenalty
-from silo_agent.training.base.passes import frozen_copy
+from silo_agent.training.base.passes import Run, frozen_copy, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.parts.computed_parts import LOSSES, REGULARIZERS, computed
 from silo_agent.training.parts.regularizers.distillation import FeatureDistillation, log_feature_scale
@@ -21,22 +26,36 @@ def evaluation_loss_for(setting: Setting) -> SampleLoss:
     return (loss.test or loss.train)(setting)
 
 
-def local_loss(setting: Setting, samples: Tensors, *, has_regularizer: bool = True) -> LocalLoss:
-    """The recipe's loss over these samples. Raises ConfigError, Cancelled."""
+def local_loss(
+    setting: Setting, samples: Batches, *, has_regularizer: bool = True, is_augmented: bool = True
+) -> LocalLoss:
+    """The recipe's loss over these samples, augmented as the job says. Raises ConfigError, Cancelled."""
     method, loss = setting.work.spec.method, loss_for(setting)
     kind = computed(method.recipe.regularizer, REGULARIZERS) if has_regularizer else None
+    augmentation = augmentation_of(setting.work) if is_augmented else None
     if kind is None:
-        return LocalLoss(loss=loss)
+        return LocalLoss(loss=loss, augmentation=augmentation)
     regularizer = kind.make(setting)
     loss_weight, weight = method.recipe.mix.weights(method.options)
     if isinstance(regularizer, WeightPenalty):
         return LocalLoss(
-            loss=loss, loss_weight=loss_weight, weight_penalty=regularizer, regularizer_weight=weight
+            loss=loss,
+            loss_weight=loss_weight,
+            augmentation=augmentation,
+            weight_penalty=regularizer,
+            regularizer_weight=weight,
         )
-    if kind.teacher is not None:
-        teacher = kind.teacher(setting, samples)
-    else:
-        teacher = setting.outputs_of(frozen_copy(setting.received), samples)
+    find = kind.teacher or received_teacher
+    if augmentation is not None:
+        return LocalLoss(
+            loss=loss,
+            loss_weight=loss_weight,
+            augmentation=augmentation,
+            regularizer=regularizer,
+            regularizer_weight=weight,
+            live_teacher=torch.no_grad()(find(setting)),
+        )
+    teacher = kind.answers(setting, samples) if kind.answers else setting.outputs_of(find(setting), samples)
     if isinstance(regularizer, FeatureDistillation):
         log_feature_scale(
             setting.work, teacher.features_ND, loss_weight=loss_weight, regularizer_weight=weight
@@ -48,3 +67,8 @@ def local_loss(setting: Setting, samples: Tensors, *, has_regularizer: bool = Tr
         regularizer_weight=weight,
         teacher=teacher,
     )
+
+
+def received_teacher(setting: Setting) -> Run:
+    """The model as it was received."""
+    return partial(run_model, frozen_copy(setting.received))

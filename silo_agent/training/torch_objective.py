@@ -19,7 +19,6 @@ from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
 from silo_agent.seeding import seeded, shuffler
-from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
@@ -98,7 +97,11 @@ class TorchObjective:
     def _received_model(self, work: Work) -> FederatedModel:
         spec = work.spec
         model = build_model(
-            spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
+            spec.model,
+            classes=spec.classes,
+            input_shape=spec.input_shape,
+            recipe=spec.method.recipe,
+            normalize=spec.normalize,
         )
         load_arrays(model, work.state)
         trained, parameters = work.context.trained, dict(model.named_parameters())
@@ -115,7 +118,7 @@ class TorchObjective:
         """Test the received model, train it, then compute the method's further sums."""
         work, recipe = setting.work, setting.work.spec.method.recipe
         tested = evaluated(setting)
-        samples = Tensors.of(work.data.train, self._device)
+        samples = setting.train
         started = time.monotonic()
         generator = shuffler(work.seed)
         correction = computed(recipe.server_update, SERVER_UPDATES).correction
@@ -152,11 +155,10 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
     """The received model's figures on the hold-out and, where a part of it is the silo's own, how good the
     silo's own model is. At the end that model stays with the institution."""
     work, method = setting.work, setting.work.spec.method
-    holdout = Tensors.of(work.data.holdout, setting.device)
     further = method.task.closing_sums if work.phase_kind == EVALUATE else ()
     tested = partial(
         evaluate,
-        samples=holdout,
+        samples=setting.holdout,
         loss=evaluation_loss_for(setting),
         task=setting.task,
         sums=(*method.task.round_sums, *further),
@@ -166,7 +168,7 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
     find_own = computed(method.recipe.personalization, PERSONALIZATIONS).model
     if find_own is None:
         return figures.sums
-    model = find_own(setting, Tensors.of(work.data.train, setting.device), loss_for(setting))
+    model = find_own(setting, setting.train, loss_for(setting))
     own, score = tested(model), method.task.score
     if work.phase_kind == EVALUATE:
         work.keep_personal(

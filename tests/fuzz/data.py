@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from chorale.spec.job_spec import ColumnSpec
+from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.privacy_spec import PrivacySpec, RecordsSpec
 from crypto.errors import ConfigError
 from silo_agent.data.formats import csv, idx, image_folder, npz

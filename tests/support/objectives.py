@@ -157,8 +157,8 @@ class LocalRound:
     def mean_loss(self) -> Tensor:
         """Over all samples at the model as it is now, with the weights' penalty. Shapes: -> ()."""
         places_N = torch.arange(len(self._samples))
-        outputs = run_model(self.model, self._samples.features)
-        mean = self.loss.per_sample(outputs, self._samples.labels, places_N).mean()
+        inputs, labels_N = self._samples.features, self._samples.labels
+        mean = self.loss.per_sample(run_model(self.model, inputs), inputs, labels_N, places_N).mean()
         penalty = self.loss.penalty(self.model)
         return mean if penalty is None else mean + penalty
 

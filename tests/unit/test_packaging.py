@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli")
+PACKAGES = (
+    *("crypto", "strategies", "chorale_models", "chorale", "coordinator", "silo_agent", "simulation"),
+    "cli",
+)
 NAME = re.compile(r"^[A-Za-z0-9._-]+")
 PIN = re.compile(r"^[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*$")
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Samples, required_path
+from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
 
 # Pillow's names by suffix; no other decoder reads a file, whatever its name (EPS starts a program)
@@ -34,8 +35,8 @@ MODES = {1: "L", 3: "RGB"}  # Pillow's names by number of channels
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Shapes: features (N, channels, H, W) uint8, resized to the job's input shape.
 
-    Raises ConfigError if the folders are not one a class or an image cannot be read; in a private job
-    an image that cannot is left out.
+    An image that cannot be read is left out, and a problem. Raises ConfigError if the folders are not one a
+    class.
     """
     root = required_path(settings)
     if len(job.input_shape) != 3 or job.input_shape[0] not in MODES:
@@ -45,27 +46,22 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     channels, height, width = job.input_shape
     files, labels = _files(root, job.classes)
     mode, size = MODES[channels], (width, height)
-    if job.privacy is not None:
-        return _readable(files, labels, mode=mode, size=size)
-    images = [_read(path, mode=mode, size=size) for path in files]
-    return RawData(train=_samples(images, labels, mode=mode, size=size))
-
-
-def _readable(files: list[Path], labels: list[int], *, mode: str, size: tuple[int, int]) -> RawData:
-    """The images that can be read; a record is the bytes of its file and its folder's name."""
-    images, kept, identities = [], [], []
+    images, kept, identities, problems = [], [], [], Problems()
     for path, label in zip(files, labels, strict=True):
         try:
             content = path.read_bytes()
             images.append(_decoded(content, mode=mode, size=size))
-        except Exception:  # decoders raise anything, and no single image may be seen
+        except Exception as error:  # what decoders raise is on no list
+            problems.add(f"{path}: not a readable image ({type(error).__name__})")
             continue
-        kept.append(label)
-        identities.append(content + path.parent.name.encode("utf-8", "surrogateescape"))
+        kept.append((path, label))
+        if job.privacy is not None:  # a record is the bytes of its file and its folder's name
+            identities.append(content + path.parent.name.encode("utf-8", "surrogateescape"))
     return RawData(
-        train=_samples(images, kept, mode=mode, size=size),
-        identities=tuple(identities),
-        unreadable=len(files) - len(images),
+        train=_samples(images, [label for _, label in kept], mode=mode, size=size),
+        identities=None if job.privacy is None else tuple(identities),
+        places=[str(path) for path, _ in kept],
+        problems=problems,
     )
 
 
@@ -92,13 +88,6 @@ def _files(root: Path, classes: int) -> tuple[list[Path], list[int]]:
         files += found
         labels += [label] * len(found)
     return files, labels
-
-
-def _read(path: Path, *, mode: str, size: tuple[int, int]) -> NDArray[Any]:
-    try:
-        return _decoded(path.read_bytes(), mode=mode, size=size)
-    except Exception as error:  # what decoders raise is on no list
-        raise ConfigError(f"{path}: not a readable image") from error
 
 
 def _decoded(content: bytes, *, mode: str, size: tuple[int, int]) -> NDArray[Any]:

@@ -1,8 +1,12 @@
-"""Samples as tensors, batched by indexing: the arrays are in memory, so no worker process helps."""
+"""Samples as tensors in batches, of data in memory.
+
+N = samples of a batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,16 +21,77 @@ PRIVATE_BATCH = 32  # samples of every pass over data in a private job, the last
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What a pass is given; only the first `count` of its samples are samples."""
+    """Shapes: inputs (N, ...), labels (N, *target), places (N,): where its samples stand in their set.
+
+    Only the first `count` of its samples are samples; what is behind them fills up.
+    """
 
     inputs: Tensor
     labels_N: Tensor
+    places_N: Tensor
     count: int
+
+    def padded(self, size: int) -> Batch:
+        """Of `size` samples, zeros behind."""
+        rows = (self.inputs, self.labels_N, self.places_N)
+        inputs, labels_N, places_N = (padded(each, size) for each in rows)
+        return Batch(inputs=inputs, labels_N=labels_N, places_N=places_N, count=self.count)
+
+
+class Batches(ABC):
+    """A silo's training set or hold-out as one phase reads it: batches on one device."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    @abstractmethod
+    def labels(self) -> Tensor:
+        """The targets of all samples. Raises ConfigError where they are more than one number a sample and
+        not in memory."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def at(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
+        """A batch for each of the plan's places, in their order. Places: on the CPU or on the device.
+
+        One pass at a time: a pass ends where another begins. Raises ConfigError for a sample that cannot be
+        used.
+        """
+
+    @property
+    def pass_batch(self) -> int:
+        """Samples in a batch of a pass without gradients."""
+        return PASS_BATCH
+
+    def passes(self, *, is_private: bool) -> Iterator[Batch]:
+        """All samples once, in their order. is_private: every batch has one shape, whatever their number."""
+        for batch in self.in_order(PRIVATE_BATCH if is_private else self.pass_batch):
+            yield batch.padded(PRIVATE_BATCH) if is_private else batch
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """All samples once, `size` in a batch."""
+        return self.at(torch.split(torch.arange(len(self)), size)) if len(self) else iter(())
+
+    def shuffled(self, batch_size: int, *, generator: torch.Generator, least: int = 1) -> Iterator[Tensor]:
+        """The places of one epoch's batches, in random order. A last batch of fewer than `least` samples
+        is left out."""
+        order = torch.randperm(len(self), generator=generator)
+        for chosen in torch.split(order, batch_size):
+            if len(chosen) >= least:
+                yield chosen.to(self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tensors:
-    """Shapes: features (N, ...) float32, labels (N,) int64, on one device."""
+class Tensors(Batches):
+    """Data in memory. Shapes: features (N, ...), labels (N, *target), both on one device."""
 
     features: Tensor
     labels: Tensor
@@ -43,27 +108,33 @@ class Tensors:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def passes(self, *, is_private: bool) -> Iterator[Batch]:
-        """All samples once, in their order. is_private: every batch has one shape, whatever their number."""
-        size = PRIVATE_BATCH if is_private else PASS_BATCH
-        for start in range(0, len(self), size):
-            inputs, labels_N = self.features[start : start + size], self.labels[start : start + size]
-            count = len(labels_N)
-            if is_private:
-                inputs, labels_N = padded(inputs, size), padded(labels_N, size)
-            yield Batch(inputs=inputs, labels_N=labels_N, count=count)
+    @property
+    def device(self) -> torch.device:
+        return self.labels.device
 
-    def take(self, places_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and labels at those places, in their order."""
-        return self.features[places_N], self.labels[places_N]
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.features.shape[1:])
 
-    def shuffled(self, batch_size: int, *, generator: torch.Generator, least: int = 1) -> Iterator[Tensor]:
-        """The places of one epoch's batches, in random order. A last batch of fewer than `least` samples
-        is left out."""
-        order = torch.randperm(len(self), generator=generator)
-        for chosen in torch.split(order, batch_size):
-            if len(chosen) >= least:
-                yield chosen.to(self.labels.device)
+    def at(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
+        for places_N in plan:
+            yield self._batch(places_N, places_N)
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """Without a copy."""
+        for places_N in torch.split(torch.arange(len(self), device=self.device), size):
+            if len(places_N):  # splitting nothing gives one empty part
+                start = int(places_N[0])
+                yield self._batch(slice(start, start + size), places_N)
+
+    def _batch(self, chosen: Tensor | slice, places_N: Tensor) -> Batch:
+        inputs, labels_N = self.features[chosen], self.labels[chosen]
+        return Batch(inputs=inputs, labels_N=labels_N, places_N=places_N, count=len(places_N))
+
+
+def batches_of(samples: Samples, device: torch.device) -> Batches:
+    """The form in which these samples are read on that device."""
+    return Tensors.of(samples, device)
 
 
 def padded(rows: Tensor, size: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from chorale_models.task import Task
 from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import SampleLoss
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.models.base import FederatedModel
@@ -45,7 +45,7 @@ class Figures:
 @torch.inference_mode()
 def evaluate(
     model: FederatedModel,
-    samples: Tensors,
+    samples: Batches,
     *,
     loss: SampleLoss,
     task: Task,

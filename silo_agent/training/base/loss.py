@@ -1,18 +1,22 @@
 """What a silo minimizes: one loss a sample, and what depends on the weights alone.
 
-Means are taken by the training loop, because per-sample gradients need the single losses; what
+Samples of a job with random transforms are transformed first, and a teacher is then asked about the batch as
+it is trained on, because every batch is another one. Means are taken by the training loop, because per-sample gradients need the single losses; what
 depends on the weights alone stands apart, because it has no per-sample gradient.
 N = samples, D = feature width, C = classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from chorale_models.task import Task
+from silo_agent.training.base.augmentation import Augmentation
+from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.models.base import FederatedModel
 
@@ -55,6 +59,8 @@ class LocalLoss:
     """What one round of local training minimizes.
 
     per_sample needs the samples' outputs and places in the training set; penalty the weights alone.
+    augmentation: what samples go through first. teacher: its outputs for the whole training set.
+    live_teacher: in its place where samples are augmented, gives those for a batch.
     correction: of every step, by the server update; no mix weighs it.
     """
 
@@ -63,16 +69,28 @@ class LocalLoss:
     regularizer: SampleRegularizer | None = None
     weight_penalty: WeightPenalty | None = None
     regularizer_weight: float = 0.0
+    augmentation: Augmentation | None = None
     teacher: Outputs | None = None
+    live_teacher: Callable[[Tensor], Outputs] | None = None
     correction: WeightPenalty | None = None
 
-    def per_sample(self, student: Outputs, labels_N: Tensor, places_N: Tensor) -> Tensor:
-        """Shapes: -> (N,). places: of the samples in the training set, for the teacher's outputs."""
+    def augmented(self, batch: Batch, *, step: int) -> Batch:
+        """The batch as the student and its teacher are given it. step: the epoch, or whatever else counts
+        how often a sample was drawn."""
+        return batch if self.augmentation is None else self.augmentation(batch, step=step)
+
+    def per_sample(self, student: Outputs, inputs: Tensor, labels_N: Tensor, places_N: Tensor) -> Tensor:
+        """Shapes: -> (N,). inputs: what the student was given. places: of the samples in the training set."""
         loss_N = self.loss_weight * self.loss.per_sample(student, labels_N)
-        if self.regularizer is None or self.teacher is None:
+        if self.regularizer is None:
             return loss_N
-        regularized_N = self.regularizer.per_sample(student, self.teacher.take(places_N), labels_N)
-        return loss_N + self.regularizer_weight * regularized_N
+        if self.live_teacher is not None:
+            teacher = self.live_teacher(inputs)
+        elif self.teacher is not None:
+            teacher = self.teacher.take(places_N)
+        else:
+            return loss_N
+        return loss_N + self.regularizer_weight * self.regularizer.per_sample(student, teacher, labels_N)
 
     def penalty(self, model: FederatedModel) -> Tensor | None:
         """Shapes: -> (); None where there is none."""

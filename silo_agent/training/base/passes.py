@@ -1,6 +1,6 @@
 """Passes through a model: features and logits of a batch, and of all samples by a model that does not learn.
 
-Inputs are not augmented, so one pass of a teacher serves every epoch.
+Where inputs are not augmented, one pass of a teacher serves every epoch.
 N = samples, D = feature width, C = classes.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.models.base import FederatedModel
 
 
@@ -27,6 +28,9 @@ class Outputs:
 
     def take(self, chosen: Tensor | slice) -> Outputs:
         return Outputs(features_ND=self.features_ND[chosen], logits_NC=self.logits_NC[chosen])
+
+
+Run: TypeAlias = Callable[[Tensor], Outputs]  # of one batch, by models in eval mode that do not learn
 
 
 def run_model(model: FederatedModel, inputs: Tensor) -> Outputs:
@@ -43,18 +47,17 @@ def frozen_copy(model: FederatedModel) -> FederatedModel:
 
 @torch.no_grad()
 def outputs_of(
-    model: FederatedModel, samples: Tensors, *, is_cancelled: Callable[[], bool], is_private: bool = False
+    run: Run, samples: Batches, *, is_cancelled: Callable[[], bool], is_private: bool = False
 ) -> Outputs:
-    """One pass in eval mode over all samples, in their order. Raises Cancelled.
+    """One pass over all samples, in their order. Raises Cancelled.
 
     is_private: all batches have one shape, so that no sample's outputs depend on how many there are.
     """
-    model.eval()
     parts = []
     for batch in samples.passes(is_private=is_private):
         if is_cancelled():
             raise Cancelled("forward pass: no longer wanted")
-        parts.append(run_model(model, batch.inputs).take(slice(batch.count)))
+        parts.append(run(batch.inputs).take(slice(batch.count)))
     return Outputs(
         features_ND=torch.cat([part.features_ND for part in parts]),
         logits_NC=torch.cat([part.logits_NC for part in parts]),

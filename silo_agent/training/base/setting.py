@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -17,8 +18,8 @@ from torch import Tensor
 from chorale_models.task import Task
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.objective import Work
-from silo_agent.training.base.batches import Tensors
-from silo_agent.training.base.passes import Outputs, frozen_copy, outputs_of
+from silo_agent.training.base.batches import Batches, batches_of
+from silo_agent.training.base.passes import Outputs, Run, frozen_copy, outputs_of, run_model
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_task
 from silo_agent.training.models.state import load_arrays, model_arrays
@@ -65,12 +66,22 @@ class Setting:
     def is_private(self) -> bool:
         return self.work.spec.privacy is not None
 
+    @property
+    def train(self) -> Batches:
+        """This silo's training samples on the training's device."""
+        return batches_of(self.work.data.train, self.device)
+
+    @property
+    def holdout(self) -> Batches:
+        return batches_of(self.work.data.holdout, self.device)
+
     def options(self, part: type[Options]) -> Options:
         return self.work.spec.method.options_of(part)
 
-    def outputs_of(self, model: FederatedModel, samples: Tensors) -> Outputs:
+    def outputs_of(self, model: FederatedModel | Run, samples: Batches) -> Outputs:
         """One pass of a model that does not learn. Raises Cancelled."""
-        return outputs_of(model, samples, is_cancelled=self.work.is_cancelled, is_private=self.is_private)
+        run = partial(run_model, model.eval()) if isinstance(model, FederatedModel) else model
+        return outputs_of(run, samples, is_cancelled=self.work.is_cancelled, is_private=self.is_private)
 
     def tensor(self, name: str) -> Tensor | None:
         """A float array of the global state on the training's device; None where it is not there yet."""

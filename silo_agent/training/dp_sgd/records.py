@@ -23,7 +23,7 @@ from crypto.errors import ConfigError
 from crypto.noise.gaussian import DEVIATION, GaussianStream
 from crypto.prg import KEY_BYTES, Keystream
 from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import PRIVATE_BATCH, Tensors, padded
+from silo_agent.training.base.batches import PRIVATE_BATCH, Batch, Batches
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.dp_sgd.clipping import clipped_sum
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
@@ -74,7 +74,7 @@ class NoisedGradients:
 
     def __init__(
         self,
-        samples: Tensors,
+        samples: Batches,
         loss: LocalLoss,
         gradients: SampleGradients,
         *,
@@ -92,14 +92,14 @@ class NoisedGradients:
         self._size = sum(parameter.numel() for parameter in gradients.parameters)
         self._dropped = 0
 
-    def write(self) -> None:
+    def write(self, step: int) -> None:
         """One step: draw, clip, sum, noise, divide. Without records it is noise alone. Raises Cancelled."""
         places_N = self._draws.records(len(self._samples), rate=self._records.sample_rate)
-        device = self._samples.labels.device
+        device = self._samples.device
         sum_P = torch.zeros(self._size, dtype=torch.int64, device=device)
-        for part_N in torch.split(torch.from_numpy(places_N).to(device), PRIVATE_BATCH):
-            if len(part_N):  # splitting nothing gives one empty part
-                sum_P += self._clipped(part_N)
+        if len(places_N):  # splitting nothing gives one empty part
+            for batch in self._samples.at(torch.split(torch.from_numpy(places_N).to(device), PRIVATE_BATCH)):
+                sum_P += self._clipped(batch, step)
         sum_P += torch.from_numpy(self._draws.noise(self._size)).to(device)
         # post-processing from here on: floats may do as they like
         scale = self._records.clip_norm / self._clip_units / self._expected_batch
@@ -110,15 +110,15 @@ class NoisedGradients:
         if self._dropped:
             log.warning("samples without a finite gradient counted as zero", times=self._dropped)
 
-    def _clipped(self, places_N: Tensor) -> Tensor:
+    def _clipped(self, batch: Batch, step: int) -> Tensor:
         if self._is_cancelled():
             raise Cancelled("training: no longer wanted")
         # of one fixed shape, or a sample's gradient would tell how many others were drawn
-        inputs, labels_N = (padded(rows, PRIVATE_BATCH) for rows in self._samples.take(places_N))
-        gradients = self._gradients.of(self._loss, inputs, labels_N, padded(places_N, PRIVATE_BATCH))
+        filled = self._loss.augmented(batch, step=step).padded(PRIVATE_BATCH)
+        gradients = self._gradients.of(self._loss, filled.inputs, filled.labels_N, filled.places_N)
         clipped = clipped_sum(
             gradients,
-            count=len(places_N),
+            count=batch.count,
             clip_norm=self._records.clip_norm,
             clip_units=self._clip_units,
         )

@@ -57,7 +57,7 @@ class SampleGradients:
             outputs = run_model(self._model, inputs)
         else:
             outputs = functional_call(self._pass, {"model.scale": scale_N1}, (inputs,))
-        torch.autograd.backward(loss.per_sample(outputs, labels_N, places_N).sum())
+        torch.autograd.backward(loss.per_sample(outputs, inputs.detach(), labels_N, places_N).sum())
         self._hooked.disable_hooks()
         return [self._taken(parameter, scale_N1) for parameter in self.parameters]
 

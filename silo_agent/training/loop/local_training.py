@@ -15,7 +15,7 @@ from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.base.setting import Setting
@@ -30,7 +30,7 @@ from silo_agent.training.loop.sgd import SGD, Optimizer
 from silo_agent.training.models.base import FederatedModel
 
 
-def train_received(setting: Setting, samples: Tensors, generator: torch.Generator, loss: LocalLoss) -> int:
+def train_received(setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss) -> int:
     """The job's epochs on the received model, in place; how many steps. Raises ConfigError, Cancelled."""
     work = setting.work
     return train_locally(
@@ -46,7 +46,7 @@ def train_received(setting: Setting, samples: Tensors, generator: torch.Generato
 
 def train_locally(
     model: FederatedModel,
-    samples: Tensors,
+    samples: Batches,
     *,
     spec: JobSpec,
     round: int,
@@ -66,17 +66,18 @@ def train_locally(
             return _train_on_records(
                 model, samples, spec=spec, round=round, loss=loss, is_cancelled=is_cancelled, random=random
             )
-    optimizer = optimizer_of(model, spec, round)
+    optimizer, plan = optimizer_of(model, spec, round), spec.training
     least = min_batch(model, len(samples))
     model.train()
     steps = 0
-    for _ in range(spec.training.local_epochs):
-        for places_N in samples.shuffled(spec.training.batch_size, generator=generator, least=least):
+    for epoch in range(plan.local_epochs):
+        for drawn in samples.at(samples.shuffled(plan.batch_size, generator=generator, least=least)):
             if is_cancelled():
                 raise Cancelled("training: no longer wanted")
-            inputs, labels_N = samples.take(places_N)
+            batch = loss.augmented(drawn, step=epoch)
             optimizer.zero_grad()
-            loss_N = loss.per_sample(run_model(model, inputs), labels_N, places_N)
+            outputs = run_model(model, batch.inputs)
+            loss_N = loss.per_sample(outputs, batch.inputs, batch.labels_N, batch.places_N)
             torch.autograd.backward(loss_N.mean())
             _add_penalty_gradient(model, loss)
             optimizer.step()
@@ -86,7 +87,7 @@ def train_locally(
 
 def _train_on_records(
     model: FederatedModel,
-    samples: Tensors,
+    samples: Batches,
     *,
     spec: JobSpec,
     round: int,
@@ -102,10 +103,8 @@ def _train_on_records(
     records = privacy_of(spec).records
     assert records is not None
     optimizer, steps = optimizer_of(model, spec, round), dp_sgd_steps(spec)
-    shape, device = tuple(samples.features.shape[1:]), samples.labels.device
-    check_gradients(
-        model, Probes(input_shape=shape, target=spec.method.task.target, device=device), loss=loss
-    )
+    probes = Probes(input_shape=samples.input_shape, target=spec.method.task.target, device=samples.device)
+    check_gradients(model, probes, loss=loss)
     model.train()
     with SampleGradients(model) as gradients:
         noised = NoisedGradients(
@@ -117,8 +116,8 @@ def _train_on_records(
             draws=Draws(random),
             is_cancelled=is_cancelled,
         )
-        for _ in range(steps):
-            noised.write()
+        for step in range(steps):
+            noised.write(step)
             _add_penalty_gradient(model, loss)
             optimizer.step()
         noised.log_dropped()

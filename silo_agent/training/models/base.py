@@ -6,15 +6,22 @@ N = samples, D = feature width, C = classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from chorale.spec.image_specs import NormalizeSpec
 from crypto.errors import ConfigError
 from strategies.parts.heads import RAW, TRAINED
 from strategies.recipe import Features, Head
 
 SMALLEST_NORM = 1e-12  # a ReLU network may give an all-zero feature
+
+
+Normalization: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class FederatedModel(nn.Module):
@@ -29,12 +36,22 @@ class FederatedModel(nn.Module):
     head: nn.Linear  # where it `has_head`
 
     def __init__(
-        self, module: nn.Module, *, cut: str | None, head: Head = TRAINED, features: Features = RAW
+        self,
+        module: nn.Module,
+        *,
+        cut: str | None,
+        head: Head = TRAINED,
+        features: Features = RAW,
+        normalize: Normalization | None = None,
     ) -> None:
-        """cut: name of the module's last linear layer. Raises ConfigError where it is none of the
-        module's."""
+        """cut: name of the module's last linear layer. normalize: of every input of the module, in any pass.
+
+        Raises ConfigError where the layer is none of the module's.
+        """
         super().__init__()
         last = None if cut is None else taken_out(module, cut)
+        if normalize is not None:
+            module.register_forward_pre_hook(lambda _, inputs: normalize(*inputs))
         self.body = module
         self.cut_name = cut
         self.projection: nn.Linear | None = None
@@ -73,6 +90,18 @@ class FederatedModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.logits(self.features(inputs))
+
+
+def by_channel(spec: NormalizeSpec) -> Normalization:
+    """Shapes: (N, channels, ...) -> the same."""
+    mean_C, std_C = torch.tensor(spec.mean), torch.tensor(spec.std)
+
+    def normalized(inputs: Tensor) -> Tensor:
+        shape = (-1, *(1,) * (inputs.dim() - 2))
+        mean, std = (each.to(inputs).view(shape) for each in (mean_C, std_C))
+        return (inputs - mean) / std
+
+    return normalized
 
 
 def taken_out(module: nn.Module, name: str) -> nn.Linear:

@@ -62,7 +62,11 @@ def export(spec: JobSpec, arrays: Arrays, facts: Mapping[str, str], folder: Path
     spec: what the facts describe (`described_job`). Raises ConfigError.
     """
     model = build_model(
-        spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
+        spec.model,
+        classes=spec.classes,
+        input_shape=spec.input_shape,
+        recipe=spec.method.recipe,
+        normalize=spec.normalize,
     )
     try:
         with torch.no_grad():
@@ -85,8 +89,11 @@ def export(spec: JobSpec, arrays: Arrays, facts: Mapping[str, str], folder: Path
 
 
 def preprocessing(facts: Mapping[str, str]) -> dict[str, Any]:
-    """What has to be done to a sample before the model gets it, and what its outputs stand for."""
-    built = ("strategy", "model", "code")
+    """What has to be done to a sample before the model gets it, and what its outputs stand for.
+
+    `normalize` is done by the script's module and by the ONNX file; who loads the weights alone does it.
+    """
+    built = ("strategy", "model", "code", "augment")
     said = {name: json.loads(text) for name, text in facts.items() if name in DESCRIBED and name not in built}
     return {name: value for name, value in said.items() if value is not None}
 
@@ -113,7 +120,7 @@ def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str
         "",
         "from pathlib import Path",
         "",
-        *(["import torch"] if own_layer else []),
+        *(["import torch"] if own_layer or spec.normalize is not None else []),
         "from safetensors.torch import load_file",
         *(torch_names if own_layer else ["from torch import nn"]),
         "",
@@ -130,6 +137,13 @@ def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str
     ]
     if isinstance(last, EmbeddingLinear) and model.cut_name is not None:
         lines.append(_in_place_of(model.cut_name, last))
+    if spec.normalize is not None:
+        shape = (-1, *(1,) * (len(spec.input_shape) - 1))
+        lines += [
+            f"    {name} = torch.tensor({list(values)}).reshape({shape})"
+            for name, values in (("mean", spec.normalize.mean), ("std", spec.normalize.std))
+        ]
+        lines.append("    model.register_forward_pre_hook(lambda _, inputs: (inputs[0] - mean) / std)")
     lines += [
         f'    model.load_state_dict(load_file(folder / "{WEIGHTS}"))',
         "    return model.float().eval()",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import ModelSpec
 from chorale_models.model import Model, Sizes
@@ -10,7 +11,7 @@ from chorale_models.networks.residual import mobilenet_v2, resnet18
 from chorale_models.task import Task
 from chorale_models.tasks.classification import Classification
 from crypto.errors import ConfigError
-from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
 
@@ -25,7 +26,12 @@ def build_task(spec: JobSpec) -> Task:
 
 
 def build_model(
-    spec: ModelSpec, *, classes: int, input_shape: tuple[int, ...], recipe: Recipe = FEDAVG
+    spec: ModelSpec,
+    *,
+    classes: int,
+    input_shape: tuple[int, ...],
+    recipe: Recipe = FEDAVG,
+    normalize: NormalizeSpec | None = None,
 ) -> FederatedModel:
     """On the CPU, with torch's own weights, which a job's state replaces (models/state.py).
 
@@ -33,7 +39,13 @@ def build_model(
     """
     model, sizes = model_of(spec), Sizes(classes=classes, input_shape=input_shape)
     module = model(sizes, **options_of(spec)).float()
-    return FederatedModel(module, cut=model.head, head=recipe.head, features=recipe.features)
+    return FederatedModel(
+        module,
+        cut=model.head,
+        head=recipe.head,
+        features=recipe.features,
+        normalize=None if normalize is None else by_channel(normalize),
+    )
 
 
 def model_of(spec: ModelSpec) -> Model:

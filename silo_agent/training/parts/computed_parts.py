@@ -11,9 +11,9 @@ import torch
 
 from crypto.errors import ConfigError
 from silo_agent.objective import Work
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss, SampleRegularizer, TaskLoss, WeightPenalty
-from silo_agent.training.base.passes import Outputs
+from silo_agent.training.base.passes import Outputs, Run
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.loop.local_training import train_received
 from silo_agent.training.models.base import FederatedModel
@@ -28,7 +28,11 @@ from silo_agent.training.parts.personalization.own_head import (
     train_own_head,
 )
 from silo_agent.training.parts.personalization.own_model import own_model, train_beside_own_model
-from silo_agent.training.parts.regularizers.csd import class_similarity_distillation, ema_teacher
+from silo_agent.training.parts.regularizers.csd import (
+    class_similarity_distillation,
+    ema_teacher,
+    teacher_answers,
+)
 from silo_agent.training.parts.regularizers.distillation import (
     FeatureDistillation,
     KnowledgeDistillation,
@@ -72,11 +76,13 @@ class ComputedLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedRegularizer:
-    """teacher: outputs of another teacher than the received model. keep: what stays of the trained model for
-    the next round."""
+    """teacher: another one than the received model, and what it gives for a batch. answers: of that one, for
+    all samples, where another phase may have asked already. keep: what stays of the trained model for the next
+    round."""
 
     make: Callable[[Setting], SampleRegularizer | WeightPenalty]
-    teacher: Callable[[Setting, Tensors], Outputs] | None = None
+    teacher: Callable[[Setting], Run] | None = None
+    answers: Callable[[Setting, Batches], Outputs] | None = None
     keep: Callable[[Setting], None] | None = None
 
 
@@ -94,8 +100,8 @@ class ComputedPersonalization:
     """train: the received model, in place, and what else is kept; how many steps the sums are of.
     model: the silo's own, from the received one before it is trained and the local state."""
 
-    train: Callable[[Setting, Tensors, torch.Generator, LocalLoss], int]
-    model: Callable[[Setting, Tensors, SampleLoss], FederatedModel] | None = None
+    train: Callable[[Setting, Batches, torch.Generator, LocalLoss], int]
+    model: Callable[[Setting, Batches, SampleLoss], FederatedModel] | None = None
 
 
 def plain(setting: Setting) -> TaskLoss:
@@ -130,7 +136,9 @@ REGULARIZERS: Mapping[Regularizer, ComputedRegularizer | None] = MappingProxyTyp
         ),
         regularizers.LD: ComputedRegularizer(make=lambda _: LogitDistillation()),
         regularizers.FD: ComputedRegularizer(make=lambda _: FeatureDistillation()),
-        CSD: ComputedRegularizer(make=class_similarity_distillation, teacher=ema_teacher),
+        CSD: ComputedRegularizer(
+            make=class_similarity_distillation, teacher=ema_teacher, answers=teacher_answers
+        ),
         CLASS_RELATIONS: ComputedRegularizer(make=class_relations),
     }
 )
@@ -144,7 +152,7 @@ SERVER_UPDATES: Mapping[ServerUpdate, ComputedServerUpdate] = MappingProxyType(
     }
 )
 # with training; called after it, when setting.received is the trained model
-STATISTICS: Mapping[Statistic, Callable[[Setting, Tensors], Values] | None] = MappingProxyType(
+STATISTICS: Mapping[Statistic, Callable[[Setting, Batches], Values] | None] = MappingProxyType(
     {SOFT_LABEL_SUMS: soft_labels, LOGIT_PROTOTYPES: None}
 )
 PERSONALIZATIONS: Mapping[Personalization, ComputedPersonalization] = MappingProxyType(

@@ -101,12 +101,52 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
         ({"columns": [{"name": "a"}], "input_shape": [1]}, "label_column: expected the heading"),
         (
             {"columns": [{"name": "a"}], "input_shape": [1], "label_column": "a"},
-            "label_column: expected the heading of a column that is not an input",
+            "columns: a is named twice in columns and label_column",
         ),
         (
             {"columns": [{"name": "a"}, {"name": "a"}], "input_shape": [2], "label_column": "y"},
-            "columns: a column is named twice",
+            "columns: a is named twice in columns and label_column",
         ),
+        (
+            {"columns": [{"name": "p0..p3"}, {"name": "p2"}], "input_shape": [5], "label_column": "y"},
+            "columns: p2 is named twice",
+        ),
+        ({"columns": [{"name": "p3..p0"}]}, "columns.0: range p3..p0: expected 1 to 65536 columns, the low"),
+        ({"columns": [{"name": "p0..p65536"}]}, "columns.0: range p0..p65536: expected 1 to 65536 columns"),
+        ({"columns": [{"name": "p00..p256"}]}, "columns.0: range p00..p256: expected as many digits"),
+        (
+            {"columns": [{"name": "p0..p65535"}, {"name": "q"}], "label_column": "y"},
+            "columns: expected at most 65536 inputs",
+        ),
+        (
+            {
+                "columns": [{"name": "p"}],
+                "input_shape": [1],
+                "label_column": ["l0..l65000", "m0..m65000"],
+            },
+            "label_column: expected at most 65536 columns",
+        ),
+        (
+            {"columns": [{"name": "p"}], "input_shape": [1], "label_column": "l0..l2"},
+            "label_column: the task's labels are made of 1 columns, got 3",
+        ),
+        ({"columns": [{"name": "s", "encoding": "index"}]}, "columns.0: encoding: expected with categories"),
+        ({"columns": [{"name": "s", "categories": ["f", "f"]}]}, "columns.0: categories: a text is named tw"),
+        ({"columns": [{"name": "s", "categories": [" f"]}]}, "columns.0: categories: expected texts without"),
+        ({"columns": [{"name": "s", "categories": [1]}]}, "columns.0.categories.0: expected text, got 1"),
+        (
+            {"columns": [{"name": "s", "categories": ["f", "m"], "fill": 1.0}]},
+            "columns.0: mean, scale and fill are of numbers and of encoding index",
+        ),
+        (
+            {
+                "columns": [{"name": "s", "categories": ["f", "m"]}],
+                "input_shape": [1],
+                "label_column": "y",
+            },
+            r"input_shape: expected \[2\], the number of inputs that the columns make, got \[1\]",
+        ),
+        ({"data": "two words"}, "data: expected text like"),
         ({"columns": [{"name": "a", "scale": 0}], "input_shape": [1]}, "columns.0.scale: .*more than 0"),
         ({"columns": [{"name": "a", "mean": float("inf")}]}, "columns.0.mean: .*finite"),
         ({"training": {}}, "training.learning_rate: a value is required"),
@@ -220,3 +260,15 @@ def test_a_method_is_put_together_once_for_all_jobs_that_ask_for_it(make_spec: M
     other = make_spec(strategy={"preset": "fedprox", "options": {"mu": 0.2}})
     assert first.method is again.method
     assert (first.method.options["mu"], other.method.options["mu"]) == (0.1, 0.2)
+
+
+def test_ranges_and_categories_say_how_many_inputs_a_table_makes(make_spec: MakeSpec) -> None:
+    sex = {"name": "sex", "categories": ["f", "m"]}
+    ward = {"name": "ward", "categories": ["a", "b", "c"], "encoding": "index", "fill": 2.0}
+    columns = [{"name": "p08..p11", "mean": 3.0}, {"name": "age"}, sex, ward]
+    spec = make_spec(columns=columns, input_shape=[8], label_column="sick")
+    assert [column.name for column in spec.inputs] == ["p08", "p09", "p10", "p11", "age", "sex", "ward"]
+    assert [column.width for column in spec.inputs] == [1, 1, 1, 1, 1, 2, 1]
+    assert {column.mean for column in spec.inputs[:4]} == {3.0}
+    again = JobSpec.from_yaml(spec.to_yaml(), source="job.yaml")
+    assert (again, again.to_yaml()) == (spec, spec.to_yaml())

@@ -27,6 +27,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("job.yaml", JobSpec),
     ("job-csv.yaml", JobSpec),
     ("job-private.yaml", JobSpec),
+    ("job-own.yaml", JobSpec),
     ("policy.yaml", Policy),
     ("silo.yaml", SiloSettings),
     ("coordinator.yaml", CoordinatorSettings),
@@ -46,6 +47,7 @@ HOSPITALS: list[tuple[str, type[BaseModel]]] = [
 SHORT = (
     "job-csv.yaml",
     "job-private.yaml",
+    "job-own.yaml",
     "heart-disease/job.yaml",
 )  # they explain only what differs from job.yaml
 
@@ -155,7 +157,8 @@ def _paths(values: Any, model: type[BaseModel], prefix: str = "") -> set[str]:
     found: set[str] = set()
     for field, value in values.items():
         found.add(prefix + field)
-        inner = _model_in(model.model_fields[field].annotation)
+        named = {info.alias or name: info for name, info in model.model_fields.items()}
+        inner = _model_in(named[field].annotation)
         if inner is not None and value is not None:
             for item in value if isinstance(value, list) else [value]:
                 found |= _paths(item, inner, f"{prefix}{field}.")
@@ -164,7 +167,8 @@ def _paths(values: Any, model: type[BaseModel], prefix: str = "") -> set[str]:
 
 def _all_paths(model: type[BaseModel], prefix: str = "") -> set[str]:
     found: set[str] = set()
-    for field, info in model.model_fields.items():
+    for name, info in model.model_fields.items():
+        field = info.alias or name
         found.add(prefix + field)
         inner = _model_in(info.annotation)
         if inner is not None:

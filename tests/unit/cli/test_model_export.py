@@ -23,21 +23,26 @@ from silo_agent.training.models.state import initial_state, load_arrays  # noqa:
 from tests.support.objectives import make_job  # noqa: E402
 
 Calls = Callable[..., Ended]
-INPUTS = np.random.default_rng(1).standard_normal((5, 4), np.float32)
+INPUTS = np.random.default_rng(1).standard_normal((5, 1, 8, 8), np.float32)
 COLUMNS = [{"name": f"column-{place}", "mean": 1.0} for place in range(4)]
 FIELDS: dict[str, Any] = {"input_shape": (4,), "columns": COLUMNS, "label_column": "sick"}
 
 
 def written(path: Path, job: Any) -> Any:
-    """A fetched model's file, and what the model gives for INPUTS."""
+    """A fetched model's file, and the model."""
     state = initial_state(job)
     facts = facts_of(job, job_digest=bytes(range(32)), round=3)
     path.write_bytes(b"".join(with_facts(state_parts(state), facts)))
-    model = build_model(job.model, classes=10, input_shape=job.input_shape, recipe=job.method.recipe)
+    model = build_model(
+        job.model,
+        classes=10,
+        input_shape=job.input_shape,
+        recipe=job.method.recipe,
+        normalize=job.normalize,
+    )
     with torch.no_grad():
         load_arrays(model, state)
-    with torch.inference_mode():
-        return model.eval()(torch.from_numpy(INPUTS)).numpy()
+    return model.eval()
 
 
 @pytest.mark.gate  # torch's exporter alone takes 5 s to load
@@ -45,9 +50,11 @@ def test_script_and_onnx_file_give_what_the_model_gives(tmp_path: Path, chorale:
     pytest.importorskip("onnxscript", reason="needs the extra export")
     from onnx.reference import ReferenceEvaluator
 
-    job = make_job({"preset": "fedetf"}, model={"name": "mlp", "hidden": (16,)}, **FIELDS)
+    normalize = {"mean": (0.5,), "std": (2.0,)}
+    job = make_job({"preset": "fedetf"}, model={"name": "mlp", "hidden": (16,)}, normalize=normalize)
     file, out = tmp_path / "model.safetensors", tmp_path / "out"
-    expected = written(file, job)
+    with torch.inference_mode():
+        expected = written(file, job)(torch.from_numpy(INPUTS)).numpy()
     ended = chorale("model", "export", file, "--out", out)
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == f"{out}: model.safetensors, load.py, preprocessing.json, model.onnx\n"
@@ -58,7 +65,9 @@ def test_script_and_onnx_file_give_what_the_model_gives(tmp_path: Path, chorale:
         "model.onnx",
     }
     told = json.loads((out / "preprocessing.json").read_text())
-    assert (told["label_column"], told["columns"][3]["name"]) == ("sick", "column-3")
+    assert told == {"classes": 10, "input_shape": [1, 8, 8], "input_type": "float32"} | {
+        "normalize": {"mean": [0.5], "std": [2.0]}
+    }
 
     script: dict[str, Any] = {"__file__": str(out / "load.py"), "__name__": "load"}
     exec(compile((out / "load.py").read_text(), "load.py", "exec"), script)
@@ -102,6 +111,8 @@ def test_a_model_that_torch_cannot_export_has_no_onnx_file_and_says_why(
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     ended = chorale("model", "export", tmp_path / "model.safetensors", "--out", tmp_path / "out")
     assert ended.code == 0
+    told = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
+    assert (told["label_column"], told["columns"][3]["name"]) == (["sick"], "column-3")
     assert ended.err == (
         "no model.onnx: it needs the extra 'export' (no onnxscript here): pip install 'chorale[export]'\n"
     )

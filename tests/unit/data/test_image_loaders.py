@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from crypto.errors import ConfigError
 from silo_agent.data.formats.image_folder import FORMATS
@@ -155,9 +155,10 @@ def test_image_of_no_listed_format_is_not_read_whatever_its_name(tmp_path: Path,
     """Every decoder of the library read an institution's files; one of them starts a program."""
     write_images(tmp_path, 2)
     Image.new("RGB", (6, 4)).save(tmp_path / "class-0" / "other.png", kind)
-    with pytest.raises(ConfigError, match=r"class-0/other\.png: not a readable image") as refused:
+    with pytest.raises(
+        ConfigError, match=r"class-0/other\.png: not a readable image \(UnidentifiedImageError"
+    ):
         load(make_job(2, (3, 4, 6)), format="image-folder", path=tmp_path)
-    assert isinstance(refused.value.__cause__, UnidentifiedImageError)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -148,8 +148,8 @@ def test_npz_bytes_become_channels_first_between_0_and_1(
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"4 labels for features of shape \(3, 2\)"),
         ({"x": np.zeros((3, 2)), "y": np.array([0, 1, 0.5])}, "labels are whole numbers, got a fraction"),
         ({"x": np.zeros((3, 2)), "y": np.array(["a", "b", "c"])}, "labels are one whole number per sample"),
-        ({"x": np.zeros((3, 2)), "y": np.array([0, 1, 2])}, r"labels must be 0 to 1 .* got 0 to 2"),
-        ({"x": np.zeros((3, 2)), "y": np.array([0, 1, -1])}, r"labels must be 0 to 1 .* got -1 to 1"),
+        ({"x": np.zeros((3, 2)), "y": np.array([0, 1, 2])}, r"labels must be 0 to 1 .* got 2"),
+        ({"x": np.zeros((3, 2)), "y": np.array([0, 1, -1])}, r"labels must be 0 to 1 .* got -1"),
         ({"x": np.full((3, 2), np.nan), "y": np.zeros(3)}, "features hold NaN or infinity"),
         ({"x": np.full((3, 2), np.inf), "y": np.zeros(3)}, "features hold NaN or infinity"),
         ({"x": np.full((3, 2), 1e300), "y": np.zeros(3)}, "features hold NaN or infinity"),
@@ -168,7 +168,7 @@ def test_npz_mistakes_are_named(tmp_path: Path, arrays: dict[str, NDArray[Any]],
 def test_labels_are_checked_before_they_are_cut(tmp_path: Path, kind: str) -> None:
     file = write_npz(tmp_path, x=np.zeros((40, 2)), y=np.r_[np.zeros(39), 7])
     partition = {"kind": kind, "silos": 2, "index": 0, "min_samples": 1}
-    with pytest.raises(ConfigError, match=r"labels must be 0 to 1 .* got 0 to 7"):
+    with pytest.raises(ConfigError, match=r"record 39: labels must be 0 to 1 .* got 7"):
         load(make_job(2, (2,)), format="npz", path=file, partition=partition)
 
 
@@ -239,7 +239,7 @@ def test_module_function_of_the_silo_gives_its_data(own_module: ModuleType) -> N
 def test_module_data_is_checked_like_any_other(own_module: ModuleType) -> None:
     samples = Samples(features=np.ones((4, 2)), labels=np.array([0, 1, 0, 5]))
     own_module.__dict__["read"] = lambda settings: SiloData(train=samples, holdout=samples, name="ward")
-    with pytest.raises(ConfigError, match=r"labels must be 0 to 1 .* got 0 to 5"):
+    with pytest.raises(ConfigError, match=r"record 3: labels must be 0 to 1 .* got 5"):
         load(make_job(2, (2,)), format="module", module="own_hospital_data:read")
 
 

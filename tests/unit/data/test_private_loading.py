@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chorale.spec.job_spec import ColumnSpec, JobSpec
+from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.loading import load_data
@@ -308,7 +309,7 @@ def test_the_silos_own_log_counts_what_did_not_fit(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.WARNING, logger="chorale"):
         load_data(table(tmp_path, text), table_job("age"))
     fields = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
-    assert fields == [{"data": "data", "unreadable": 1, "left_out": 2, "values_out_of_range": 1}]
+    assert fields == [{"data": "data", "problems": 4, "left_out": 2, "values_out_of_range": 1}]
 
 
 def test_the_log_is_silent_where_everything_fits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -95,7 +95,7 @@ def total(loss: LocalLoss, model: Any, features_ND: Tensor) -> Tensor:
     outputs = Outputs(features_ND=features_ND, logits_NC=model.logits(features_ND))
     penalty = loss.penalty(model)
     assert penalty is not None
-    return loss.per_sample(outputs, LABELS, torch.arange(3)).mean() + penalty
+    return loss.per_sample(outputs, features_ND, LABELS, torch.arange(3)).mean() + penalty
 
 
 def feddw(**options: Any) -> Any:
@@ -339,7 +339,7 @@ def test_the_penalty_does_not_depend_on_the_batch() -> None:
     model, loss = linear(), loss_of(10.0)
     whole = total(loss, model, FEATURES) - total(loss_of(0.0), model, FEATURES)
     outputs = Outputs(features_ND=FEATURES[:1], logits_NC=model.logits(FEATURES[:1]))
-    one = loss.per_sample(outputs, LABELS[:1], torch.arange(1))
+    one = loss.per_sample(outputs, FEATURES[:1], LABELS[:1], torch.arange(1))
     assert torch.equal(one, task_loss().per_sample(outputs, LABELS[:1]))
     penalty = loss.penalty(model)
     assert penalty is not None

@@ -23,7 +23,7 @@ from silo_agent.training.base.setting import Setting
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
-from silo_agent.training.parts.regularizers.csd import ema_teacher
+from silo_agent.training.parts.regularizers.csd import teacher_answers
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext
 from strategies.methods import strategy_for
@@ -171,7 +171,7 @@ def test_the_teacher_is_in_eval_mode_and_stays_as_it_is() -> None:
     before = {name: tensor.clone() for name, tensor in received.state_dict().items()}
     samples = Tensors.of(work.data.train, CPU)
     setting = Setting(work=work, received=received, device=CPU)
-    got = ema_teacher(setting, samples).logits_NC
+    got = teacher_answers(setting, samples).logits_NC
     by_batch = received(samples.features).detach()
     in_eval = received.eval()
     in_eval.load_state_dict(before)
@@ -195,7 +195,7 @@ def test_the_teacher_is_the_kept_one_not_the_received_model() -> None:
     with torch.no_grad():
         for parameter in halved.parameters():
             parameter.mul_(0.5)
-    torch.testing.assert_close(ema_teacher(setting, samples).logits_NC, halved(samples.features).detach())
+    torch.testing.assert_close(teacher_answers(setting, samples).logits_NC, halved(samples.features).detach())
 
 
 def test_a_teacher_of_another_model_is_refused() -> None:
@@ -205,7 +205,7 @@ def test_a_teacher_of_another_model_is_refused() -> None:
         work=dataclasses.replace(work, state={**work.state, **odd}), received=model_of(work), device=CPU
     )
     with pytest.raises(RemoteProtocolError, match=r"head\.weight is float32 \(3, 3\)"):
-        ema_teacher(setting, Tensors.of(work.data.train, CPU))
+        teacher_answers(setting, Tensors.of(work.data.train, CPU))
 
 
 def test_n7_a_classifier_of_zeros_teaches_nothing() -> None:

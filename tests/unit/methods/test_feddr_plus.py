@@ -154,7 +154,7 @@ def test_gradient_of_the_whole_loss_agrees_with_differences_in_the_weights() -> 
         features = body(double(data.features)) @ weight.T + one.model.body[2].bias
         outputs = Outputs(features_ND=features, logits_NC=one.model.logits(features))
         labels, places = torch.tensor(data.labels), torch.arange(len(data))
-        return one.loss.per_sample(outputs, labels, places).mean()
+        return one.loss.per_sample(outputs, features, labels, places).mean()
 
     difference = gradient_by_differences(lambda weight: loss(weight).detach(), moved)
     torch.testing.assert_close(gradient_by_backward(loss, moved), difference, rtol=0, atol=1e-8)

@@ -57,7 +57,8 @@ class Example:
         )
 
     def per_sample(self, features_ND: Tensor) -> Tensor:
-        return self.loss.per_sample(run_model(self.model, features_ND), self.labels_N, self.places_N)
+        outputs = run_model(self.model, features_ND)
+        return self.loss.per_sample(outputs, features_ND, self.labels_N, self.places_N)
 
     def mean(self, features_ND: Tensor) -> Tensor:
         return self.per_sample(features_ND).mean()

@@ -19,7 +19,7 @@ from crypto.fixed_point.layout import CLIPPED, Layout
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import Outputs, outputs_of
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.parts.regularizers.csd import ema_teacher, teacher_logits
+from silo_agent.training.parts.regularizers.csd import teacher_answers, teacher_logits
 from silo_agent.training.parts.statistics.logit_prototypes import logit_prototypes, logit_sums
 from silo_agent.training.torch_objective import presence
 from strategies.base import Array, PhaseContext
@@ -230,7 +230,7 @@ def test_prototypes_and_training_share_one_pass_over_the_data(monkeypatch: pytes
         prototypes, work=dataclasses.replace(prototypes.work, phase_kind="train", state=state)
     )
     samples = Tensors.of(train.work.data.train, CPU)
-    np.testing.assert_array_equal(ema_teacher(train, samples).logits_NC, SILO_A[0])
+    np.testing.assert_array_equal(teacher_answers(train, samples).logits_NC, SILO_A[0])
     assert len(passes) == 1
 
 

@@ -97,7 +97,8 @@ def test_both_teachers_are_constant_and_stand_side_by_side() -> None:
     work = with_previous(make_work(make_job(MOON, **FIELDS), data_of(0)), 9)
     setting = setting_of(work)
     samples = Tensors.of(work.data.train, CPU)
-    teacher = both_models(setting, samples)
+    with torch.no_grad():
+        teacher = both_models(setting)(samples.features)
     assert teacher.features_ND.shape == (40, 10)
     assert not teacher.features_ND.requires_grad
     torch.testing.assert_close(
@@ -110,7 +111,7 @@ def test_kept_model_of_another_shape_is_refused() -> None:
     work = make_work(make_job(MOON, **FIELDS), data_of(0))
     odd = replace(work, local=LocalState({PREVIOUS + "head.weight": np.zeros((2, 2), np.float32)}))
     with pytest.raises(ConfigError, match="local state: method/previous/ is not of this job's model"):
-        both_models(setting_of(odd), Tensors.of(work.data.train, CPU))
+        both_models(setting_of(odd))
 
 
 def test_nothing_is_summed_that_fedavg_does_not_sum() -> None:

@@ -13,7 +13,7 @@ from silo_agent.data.base import SiloData
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batch, Tensors
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import FederatedModel
@@ -168,16 +168,22 @@ def test_gradient_of_per_fedavg_is_that_of_the_outer_batch_after_the_inner_step(
     rate = 0.5
     model = model_of(work_of("per_fedavg")).double()
     generator = torch.Generator().manual_seed(1)
+    places_N = torch.arange(6)
     inner, outer = (
-        (torch.randn(6, WIDTH, generator=generator, dtype=torch.float64), torch.arange(6) % CLASSES)
+        Batch(
+            inputs=torch.randn(6, WIDTH, generator=generator, dtype=torch.float64),
+            labels_N=places_N % CLASSES,
+            places_N=places_N,
+            count=6,
+        )
         for _ in range(2)
     )
     start = {name: value.detach().clone() for name, value in model.named_parameters()}
 
-    def gradient_at(values: dict[str, torch.Tensor], batch: tuple[torch.Tensor, torch.Tensor]) -> Any:
+    def gradient_at(values: dict[str, torch.Tensor], batch: Batch) -> Any:
         leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
-        scores = torch.func.functional_call(model, leaves, (batch[0],))
-        loss = torch.nn.functional.cross_entropy(scores, batch[1])
+        scores = torch.func.functional_call(model, leaves, (batch.inputs,))
+        loss = torch.nn.functional.cross_entropy(scores, batch.labels_N)
         return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
     at_start = gradient_at(start, inner)

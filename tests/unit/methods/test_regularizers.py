@@ -250,7 +250,7 @@ def test_prox_is_no_part_of_the_per_sample_loss() -> None:
         one.model.head.bias.add_(1.0)
     outputs_now = run_model(one.model, samples[0])
     plain_N = task_loss().per_sample(outputs_now, samples[1])
-    torch.testing.assert_close(one.loss.per_sample(outputs_now, samples[1], torch.arange(24)), plain_N)
+    torch.testing.assert_close(one.loss.per_sample(outputs_now, *samples, torch.arange(24)), plain_N)
     penalty = one.loss.penalty(one.model)
     assert penalty is not None
     assert float(penalty.detach()) == pytest.approx(100 * 0.5 * 4)

@@ -93,7 +93,7 @@ def gradient_of(
             draws=draws or Quiet(),
             is_cancelled=lambda: False,
         )
-        step.write()
+        step.write(0)
         return torch.cat([parameter.grad.flatten().clone() for parameter in gradients.parameters])
 
 
@@ -118,7 +118,7 @@ def released_units(model: FederatedModel, samples: Tensors, draws: Draws | None 
             draws=draws or Quiet(),
             is_cancelled=lambda: False,
         )
-        step.write()
+        step.write(0)
         return step.units_P
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from crypto.errors import ConfigError
 from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss
-from silo_agent.training.base.passes import outputs_of
+from silo_agent.training.base.passes import outputs_of, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.dp_sgd.records import Draws
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
@@ -249,19 +250,22 @@ class TestParts:
                     parameter.add_(0.05 * parameter.abs().mean() * torch.sign(parameter))
         places_N = torch.tensor([4, 9, 17, 30])
         with SampleGradients(student.train()) as gradients:
-            batch = gradients.of(loss, *samples.take(places_N), places_N)
+            batch = gradients.of(loss, samples.features[places_N], samples.labels[places_N], places_N)
             together_NP = torch.cat([each.flatten(1) for each in batch], dim=1)
             for row, place in enumerate(places_N):
-                alone = gradients.of(loss, *samples.take(place[None]), place[None])
+                features, labels = samples.features[place[None]], samples.labels[place[None]]
+                alone = gradients.of(loss, features, labels, place[None])
                 alone_P = torch.cat([each.flatten() for each in alone])
                 assert alone_P.norm() > 0
                 torch.testing.assert_close(together_NP[row], alone_P, rtol=1e-3, atol=1e-5)
 
     def test_a_teachers_answer_does_not_tell_how_many_samples_there_are(self) -> None:
         model, samples = model_of(make_job()), digits(40)
-        whole = outputs_of(model, samples, is_cancelled=lambda: False, is_private=True)
+        whole = outputs_of(partial(run_model, model), samples, is_cancelled=lambda: False, is_private=True)
         for count in (1, 3, 39):
-            some = outputs_of(model, digits(count), is_cancelled=lambda: False, is_private=True)
+            some = outputs_of(
+                partial(run_model, model), digits(count), is_cancelled=lambda: False, is_private=True
+            )
             assert some.logits_NC.shape == (count, 10)
             assert torch.equal(some.logits_NC, whole.logits_NC[:count])
             assert torch.equal(some.features_ND, whole.features_ND[:count])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +21,11 @@ from chorale.spec.privacy_spec import RecordsSpec
 from chorale_models.model import Sizes
 from chorale_models.networks.plain import mlp
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.base import Samples
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import Figures
 from silo_agent.training.base.loss import LocalLoss
-from silo_agent.training.base.passes import outputs_of
+from silo_agent.training.base.passes import outputs_of, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.dp_sgd.checks import (
     Probes,
@@ -121,12 +122,10 @@ def figures_over(model: FederatedModel, samples: Tensors, count: int) -> Figures
 
 def private_setting(model: FederatedModel, samples: Samples) -> Any:
     """What calibrate looks at of a private job."""
-    work = SimpleNamespace(
-        spec=SimpleNamespace(privacy=object()),
-        data=SiloData(train=samples, holdout=samples, name="x"),
-        is_cancelled=lambda: False,
+    work = SimpleNamespace(spec=SimpleNamespace(privacy=object()), is_cancelled=lambda: False)
+    return SimpleNamespace(
+        received=model, device=CPU, work=work, is_private=True, train=Tensors.of(samples, CPU)
     )
-    return SimpleNamespace(received=model, device=CPU, work=work, is_private=True)
 
 
 def calibrated(model: FederatedModel, inputs: Tensor) -> Mapping[str, Array]:
@@ -173,7 +172,7 @@ class TestOneRecordMore:
                     draws=Quiet(),
                     is_cancelled=lambda: False,
                 )
-                step.write()
+                step.write(0)
                 grads = [parameter.grad for parameter in gradients.parameters]
             return torch.cat([grad.flatten().double() for grad in grads if grad is not None]) * batch_size
 
@@ -185,7 +184,7 @@ class TestOneRecordMore:
         model.body.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
         samples = Tensors(features=inputs_of(35, 1), labels=torch.zeros(35, dtype=torch.int64))
         figures_over(model, samples, 35)
-        outputs_of(model, samples, is_cancelled=lambda: False, is_private=True)
+        outputs_of(partial(run_model, model), samples, is_cancelled=lambda: False, is_private=True)
         assert seen == [(32, 64)] * 4
 
     @pytest.mark.parametrize("batch_size", [1, 2, 500])

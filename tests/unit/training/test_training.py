@@ -345,9 +345,9 @@ def test_one_epoch_visits_every_sample_once_in_another_order() -> None:
 def test_features_and_labels_stay_together() -> None:
     samples = Samples(features=np.arange(9, dtype=np.float32), labels=np.arange(9))
     tensors = Tensors.of(samples, torch.device("cpu"))
-    for places in tensors.shuffled(4, generator=shuffler(0)):
-        features, labels = tensors.take(places)
-        assert torch.equal(features, labels.float())
+    for batch in tensors.at(tensors.shuffled(4, generator=shuffler(0))):
+        assert torch.equal(batch.inputs, batch.labels_N.float())
+        assert torch.equal(batch.places_N, batch.labels_N)
 
 
 def test_seeds_are_fixed_numbers_that_differ_by_every_part() -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import finite_rows
 from silo_agent.training.base.setting import Setting
 from strategies.base import Array, FloatArray
@@ -37,11 +36,10 @@ def feature_sums(setting: Setting) -> tuple[FloatArray, FloatArray]:
     No feature outlives its batch.
     """
     model, device = setting.received.eval(), setting.device
-    samples = Tensors.of(setting.work.data.train, device)
     classes, width = model.head.weight.shape
     gram_DD = torch.zeros(width, width, dtype=torch.float64, device=device)
     moment_DC = torch.zeros(width, classes, dtype=torch.float64, device=device)
-    for batch in samples.passes(is_private=setting.is_private):
+    for batch in setting.train.passes(is_private=setting.is_private):
         if setting.work.is_cancelled():
             raise Cancelled("calibrate: no longer wanted")
         unit_ND = model.embed(model.features(batch.inputs))[: batch.count].double()

@@ -20,7 +20,7 @@ from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec, ScheduleSpec
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.seeding import derive_seed, shuffler
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches, Tensors
 from silo_agent.training.base.evaluation import Figures, evaluate
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.setting import Setting
@@ -39,7 +39,9 @@ log = get_logger("silo_agent.training.parts")
 class MakesLoss(Protocol):
     """The method's own loss over some samples."""
 
-    def __call__(self, setting: Setting, samples: Tensors, *, has_regularizer: bool) -> LocalLoss: ...
+    def __call__(
+        self, setting: Setting, samples: Batches, *, has_regularizer: bool, is_augmented: bool
+    ) -> LocalLoss: ...
 
 
 def fine_tune(setting: Setting, make_loss: MakesLoss, *, tested_by: SampleLoss) -> Mapping[str, Array]:
@@ -70,7 +72,7 @@ def fine_tune(setting: Setting, make_loss: MakesLoss, *, tested_by: SampleLoss) 
 
 def tune(setting: Setting, make_loss: MakesLoss) -> None:
     """The received model, in place. The final global model is the teacher. Raises ConfigError, Cancelled."""
-    model, samples = setting.received, Tensors.of(setting.work.data.train, setting.device)
+    model, samples = setting.received, setting.train
     options = setting.options(FineTuningOptions)
     scope = options.fine_tune_scope
     if options.fine_tune_epochs == 0:
@@ -85,7 +87,12 @@ def tune(setting: Setting, make_loss: MakesLoss) -> None:
     for name, parameter in model.named_parameters():
         is_head = name.startswith(HEAD_PREFIX)
         parameter.requires_grad_(scope is Scope.FULL or is_head == (scope is Scope.HEAD))
-    loss = make_loss(setting, samples, has_regularizer=options.fine_tune_regularizer)
+    loss = make_loss(
+        setting,
+        samples,
+        has_regularizer=options.fine_tune_regularizer,
+        is_augmented=scope is not Scope.HEAD,  # which learns from features that are computed once
+    )
     if scope is not Scope.HEAD:
         _train(setting, samples, loss)
         return
@@ -110,7 +117,7 @@ def tuning_spec(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"training": training})
 
 
-def _train(setting: Setting, samples: Tensors, loss: LocalLoss) -> None:
+def _train(setting: Setting, samples: Batches, loss: LocalLoss) -> None:
     work = setting.work
     tuned = replace(setting, work=replace(work, spec=tuning_spec(work.spec), round=work.round + 1))
     # shuffles of its own: a simulation seeds the last round alike
@@ -118,10 +125,9 @@ def _train(setting: Setting, samples: Tensors, loss: LocalLoss) -> None:
 
 
 def _tested(setting: Setting, loss: SampleLoss) -> Figures:
-    holdout = Tensors.of(setting.work.data.holdout, setting.device)
     return evaluate(
         setting.received,
-        holdout,
+        setting.holdout,
         loss=loss,
         task=setting.task,
         sums=setting.work.spec.method.task.round_sums,

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 
 from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batch, Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.passes import frozen_copy, run_model
 from silo_agent.training.base.setting import Setting
@@ -27,7 +26,7 @@ from silo_agent.training.models.base import FederatedModel
 from strategies.parts.personalization import AdaptedOptions
 
 
-def adapted_model(setting: Setting, samples: Tensors, loss: SampleLoss) -> FederatedModel:
+def adapted_model(setting: Setting, samples: Batches, loss: SampleLoss) -> FederatedModel:
     """One step from the received model. Raises Cancelled."""
     model = frozen_copy(setting.received)
     for parameter, received in zip(model.parameters(), setting.received.parameters(), strict=True):
@@ -42,7 +41,7 @@ def adapted_model(setting: Setting, samples: Tensors, loss: SampleLoss) -> Feder
 
 
 def train_for_adaptation(
-    setting: Setting, samples: Tensors, generator: torch.Generator, loss: LocalLoss
+    setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss
 ) -> int:
     """The job's local epochs; a step takes one batch of each of two shuffles.
 
@@ -54,12 +53,17 @@ def train_for_adaptation(
     size = spec.training.batch_size
     model.train()
     steps = 0
-    for _ in range(spec.training.local_epochs):
+    for epoch in range(spec.training.local_epochs):
         inner, outer = (samples.shuffled(size, generator=generator, least=least) for _ in range(2))
-        for inner_N, outer_N in zip(list(inner), list(outer), strict=True):
+        batches = samples.at(
+            places_N for pair in zip(list(inner), list(outer), strict=True) for places_N in pair
+        )
+        for inner_batch, outer_batch in zip(batches, batches, strict=True):
             if setting.work.is_cancelled():
                 raise Cancelled("training: no longer wanted")
-            write_gradient(model, loss.loss, samples.take(inner_N), samples.take(outer_N), rate=rate)
+            first = loss.augmented(inner_batch, step=2 * epoch)
+            second = loss.augmented(outer_batch, step=2 * epoch + 1)
+            write_gradient(model, loss.loss, first, second, rate=rate)
             optimizer.step()
             steps += 1
     return steps
@@ -68,25 +72,25 @@ def train_for_adaptation(
 def write_gradient(
     model: FederatedModel,
     loss: SampleLoss,
-    inner: tuple[Tensor, Tensor],
-    outer: tuple[Tensor, Tensor],
+    inner: Batch,
+    outer: Batch,
     *,
     rate: float,
 ) -> None:
     """The gradient of the outer batch after a step on the inner one; the parameters stay as they were."""
     parameters = _trained(model)
     start = [parameter.detach().clone() for parameter in parameters]
-    _backward(model, loss, *inner)
+    _backward(model, loss, inner)
     _step(parameters, rate)
-    _backward(model, loss, *outer)
+    _backward(model, loss, outer)
     with torch.no_grad():
         for parameter, before in zip(parameters, start, strict=True):
             parameter.copy_(before)
 
 
-def _backward(model: FederatedModel, loss: SampleLoss, inputs: Tensor, labels_N: Tensor) -> None:
+def _backward(model: FederatedModel, loss: SampleLoss, batch: Batch) -> None:
     model.zero_grad()
-    torch.autograd.backward(loss.per_sample(run_model(model, inputs), labels_N).mean())
+    torch.autograd.backward(loss.per_sample(run_model(model, batch.inputs), batch.labels_N).mean())
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.passes import frozen_copy
 from silo_agent.training.base.setting import Setting, kept_model, model_to_keep
@@ -26,12 +26,12 @@ OWN_HEAD = METHOD + "own_head/"  # prefix in the local state
 HEAD = "head."
 
 
-def model_with_own_head(setting: Setting, samples: Tensors, loss: SampleLoss) -> FederatedModel:
+def model_with_own_head(setting: Setting, samples: Batches, loss: SampleLoss) -> FederatedModel:
     """The received body under the own head. Raises ConfigError."""
     return kept_model(setting, OWN_HEAD) or frozen_copy(setting.received)
 
 
-def train_own_head(setting: Setting, samples: Tensors, generator: torch.Generator, loss: LocalLoss) -> int:
+def train_own_head(setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss) -> int:
     """FedPer: head and body together. Raises ConfigError, Cancelled."""
     _take_head(setting)
     _take_gradients(setting.received, has_body=True, has_head=True)
@@ -40,7 +40,7 @@ def train_own_head(setting: Setting, samples: Tensors, generator: torch.Generato
     return steps
 
 
-def train_head_first(setting: Setting, samples: Tensors, generator: torch.Generator, loss: LocalLoss) -> int:
+def train_head_first(setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss) -> int:
     """FedRep: the head, then the body. Raises ConfigError, Cancelled."""
     _take_head(setting)
     spec, epochs = setting.work.spec, setting.options(HeadFirstOptions).head_epochs

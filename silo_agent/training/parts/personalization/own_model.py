@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.passes import frozen_copy
 from silo_agent.training.base.setting import Setting, kept_model, model_to_keep
@@ -26,13 +26,13 @@ from strategies.parts.personalization import OwnModelOptions
 OWN_MODEL = METHOD + "own_model/"  # prefix in the local state
 
 
-def own_model(setting: Setting, samples: Tensors, loss: SampleLoss) -> FederatedModel:
+def own_model(setting: Setting, samples: Batches, loss: SampleLoss) -> FederatedModel:
     """v, or before the first applied round the received model. Raises ConfigError."""
     return kept_model(setting, OWN_MODEL) or frozen_copy(setting.received)
 
 
 def train_beside_own_model(
-    setting: Setting, samples: Tensors, generator: torch.Generator, loss: LocalLoss
+    setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss
 ) -> int:
     """The received model by FedAvg, then v. Raises ConfigError, Cancelled."""
     received = copy.deepcopy(setting.received)
@@ -41,6 +41,7 @@ def train_beside_own_model(
         parameter.requires_grad_(trained.requires_grad)
     near = LocalLoss(
         loss=loss.loss,
+        augmentation=loss.augmentation,
         weight_penalty=Prox(received, factor=0.5),
         regularizer_weight=setting.options(OwnModelOptions).personal_pull,
     )

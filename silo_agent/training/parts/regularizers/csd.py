@@ -23,6 +23,7 @@ N = samples, C = classes.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import numpy as np
 import torch
@@ -30,8 +31,8 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
 from crypto.errors import Refusal, RemoteProtocolError
-from silo_agent.training.base.batches import Tensors
-from silo_agent.training.base.passes import Outputs, frozen_copy
+from silo_agent.training.base.batches import Batches
+from silo_agent.training.base.passes import Outputs, Run, frozen_copy, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.models.base import SMALLEST_NORM
 from silo_agent.training.models.state import load_arrays
@@ -77,20 +78,25 @@ def class_similarity_distillation(setting: Setting) -> ClassSimilarityDistillati
     return ClassSimilarityDistillation(prototypes_CC, setting.options(CsdOptions))
 
 
-def ema_teacher(setting: Setting, samples: Tensors) -> Outputs:
+def ema_teacher(setting: Setting) -> Run:
+    """Raises RemoteProtocolError for a teacher that is not the job's model."""
+    teacher = frozen_copy(setting.received)
+    load_arrays(teacher, teacher_state(setting.work.state))
+    return partial(run_model, teacher)
+
+
+def teacher_answers(setting: Setting, samples: Batches) -> Outputs:
     """Logits alone: nothing compares this teacher's features. Raises RemoteProtocolError, Cancelled."""
     logits_NC = teacher_logits(setting, samples)
     return Outputs(features_ND=logits_NC.new_empty((len(samples), 0)), logits_NC=logits_NC)
 
 
-def teacher_logits(setting: Setting, samples: Tensors) -> Tensor:
+def teacher_logits(setting: Setting, samples: Batches) -> Tensor:
     """Shapes: -> (N, C). Raises RemoteProtocolError for a teacher that is not the job's model, Cancelled."""
     arrays = teacher_state(setting.work.state)
 
     def run() -> Tensor:
-        teacher = frozen_copy(setting.received)
-        load_arrays(teacher, arrays)
-        return setting.outputs_of(teacher, samples).logits_NC
+        return setting.outputs_of(ema_teacher(setting), samples).logits_NC
 
     # job, silo and every byte of the teacher: the digest of the whole state changes within a round
     key = hashlib.sha256((setting.work.spec.model_dump_json() + setting.work.silo).encode())

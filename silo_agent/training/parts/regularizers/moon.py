@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from silo_agent.training.base.batches import Tensors
-from silo_agent.training.base.passes import Outputs, frozen_copy
+from silo_agent.training.base.passes import Outputs, Run, frozen_copy
 from silo_agent.training.base.setting import Setting, kept_model, model_to_keep
 from strategies.base import METHOD
 
@@ -42,13 +41,17 @@ class ModelContrast:
         return softplus((likeness_N - nearness_N) / self.tau)
 
 
-def both_models(setting: Setting, samples: Tensors) -> Outputs:
-    """Features of the received and of the own last model. Raises ConfigError, Cancelled."""
-    received_ND = setting.outputs_of(frozen_copy(setting.received), samples).features_ND
-    previous = kept_model(setting, PREVIOUS)
-    own_ND = received_ND if previous is None else setting.outputs_of(previous, samples).features_ND
-    logits_NC = received_ND.new_empty((len(samples), 0))
-    return Outputs(features_ND=torch.cat([received_ND, own_ND], dim=1), logits_NC=logits_NC)
+def both_models(setting: Setting) -> Run:
+    """Features of the received and of the own last model. Raises ConfigError."""
+    received, previous = frozen_copy(setting.received), kept_model(setting, PREVIOUS)
+
+    def features_of(inputs: Tensor) -> Outputs:
+        received_ND = received.features(inputs)
+        own_ND = received_ND if previous is None else previous.features(inputs)
+        features_ND = torch.cat([received_ND, own_ND], dim=1)
+        return Outputs(features_ND=features_ND, logits_NC=features_ND.new_empty((len(inputs), 0)))
+
+    return features_of
 
 
 def keep_trained(setting: Setting) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import finite_rows
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.parts.regularizers.csd import teacher_logits
@@ -26,8 +25,7 @@ from strategies.parts.statistics.logit_prototypes import PrototypeOptions
 def logit_prototypes(setting: Setting) -> Mapping[str, Array]:
     """Shapes: prototypes (C, C), or prototype_sums (C, C) and class_counts (C,). Rows of classes that this
     silo lacks, or does not send, are zero. Raises RemoteProtocolError, Cancelled."""
-    samples = Tensors.of(setting.work.data.train, setting.device)
-    classes = setting.work.spec.classes
+    samples, classes = setting.train, setting.work.spec.classes
     options = setting.options(PrototypeOptions)
     logits_NC = clipped_rows(teacher_logits(setting, samples), options.logit_clip)
     sums_CC = np.asarray(logit_sums(logits_NC, samples.labels, classes=classes).cpu())

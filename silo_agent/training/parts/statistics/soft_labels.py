@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silo_agent.training.base.batches import Tensors
+from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.passes import finite_rows
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.models.base import FederatedModel
@@ -31,7 +31,7 @@ from strategies.base import Array
 from strategies.parts.statistics.soft_labels import SoftLabelOptions, soft_labels_in
 
 
-def soft_labels(setting: Setting, samples: Tensors) -> Mapping[str, Array]:
+def soft_labels(setting: Setting, samples: Batches) -> Mapping[str, Array]:
     """Shapes: soft_labels (C, C) float64, class_counts (C,) int64; zero rows for classes that are not sent.
 
     A class that this silo lacks has a zero row of its own accord. In a private job an answer that is no

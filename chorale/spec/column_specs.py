@@ -1,0 +1,130 @@
+"""Columns of a table as a job names them: numbers and categories, one by one or as a range `p0..p255`.
+
+Silos look columns up by name and infer nothing, so that an input is the same measurement everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from chorale.spec.fields import Finite, Positive, SpecPart
+
+MAX_TABLE_INPUTS = 65_536  # values of one record of a table; ranges and categories expanded
+
+Heading = Annotated[str, Field(min_length=1, max_length=200)]
+Category = Annotated[str, Field(min_length=1, max_length=200)]
+
+_RANGE = re.compile(r"(?P<stem>.*?)(?P<first>\d{1,7})\.\.(?P=stem)(?P<last>\d{1,7})")
+
+
+class ColumnSpec(SpecPart):
+    """One column of a table, or a range of them that are treated alike.
+
+    Numbers: x becomes (x - mean) / scale, a missing value becomes fill first. Categories: one input each,
+    1 for that of the record, all 0 where it is missing; or, with encoding index, their place as a number.
+    """
+
+    name: Heading = Field(
+        description="the column's heading, or a range such as p0..p255, which is 256 columns alike"
+    )
+    mean: Finite = Field(default=0.0, description="subtracted from every value")
+    scale: Positive = Field(default=1.0, description="what is left is divided by it")
+    fill: Finite = Field(default=0.0, description="replaces a missing value, in the column's own units")
+    categories: tuple[Category, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1_000,
+        description="texts of the column, each one category; null: it holds numbers",
+    )
+    encoding: Literal["one-hot", "index"] | None = Field(
+        default=None,
+        description="of categories: one-hot, an input for each of them; index, one input that is the "
+        "place of the text in the list, from 0; null: one-hot",
+    )
+
+    @property
+    def is_one_hot(self) -> bool:
+        return self.categories is not None and self.encoding != "index"
+
+    @property
+    def width(self) -> int:
+        """Inputs that one such column makes."""
+        return len(self.categories) if self.categories is not None and self.is_one_hot else 1
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        names_of(self.name)
+        if self.categories is None:
+            if self.encoding is not None:
+                raise ValueError("encoding: expected with categories, and only with them")
+            return self
+        if any(text != text.strip() for text in self.categories):
+            raise ValueError("categories: expected texts without spaces around them")
+        if len(set(self.categories)) != len(self.categories):
+            raise ValueError("categories: a text is named twice")
+        if self.is_one_hot and (self.mean, self.scale, self.fill) != (0.0, 1.0, 0.0):
+            raise ValueError("mean, scale and fill are of numbers and of encoding index")
+        return self
+
+
+def names_of(heading: str) -> tuple[str, ...]:
+    """The columns that a heading names: itself, or all of a range. Raises ValueError for one that is none."""
+    found = _RANGE.fullmatch(heading)
+    if found is None:
+        return (heading,)
+    stem, first, last = found["stem"], found["first"], found["last"]
+    if int(first) > int(last) or int(last) - int(first) >= MAX_TABLE_INPUTS:
+        raise ValueError(f"range {heading}: expected 1 to {MAX_TABLE_INPUTS} columns, the lowest first")
+    if not first.startswith("0") or first == "0":
+        return tuple(f"{stem}{number}" for number in range(int(first), int(last) + 1))
+    if len(first) != len(last):
+        raise ValueError(f"range {heading}: expected as many digits on both sides where zeros lead")
+    return tuple(f"{stem}{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
+
+
+def expanded(columns: Iterable[ColumnSpec]) -> Iterator[ColumnSpec]:
+    """The same columns, one for each name of a range."""
+    for column in columns:
+        for name in names_of(column.name):
+            yield column if name == column.name else column.model_copy(update={"name": name})
+
+
+def check_table(columns: Iterable[ColumnSpec], labels: Iterable[str]) -> tuple[int, int]:
+    """How many inputs the columns make, and how many columns a label. Raises ValueError where a name
+    repeats or they are too many."""
+    inputs, names = 0, set[str]()
+    for column in columns:
+        own = names_of(column.name)
+        inputs += column.width * len(own)
+        _add(names, own, f"columns: expected at most {MAX_TABLE_INPUTS} inputs of a record", size=inputs)
+    columns_of_label = 0
+    for label in labels:
+        own = names_of(label)
+        columns_of_label += len(own)
+        too_many = f"label_column: expected at most {MAX_TABLE_INPUTS} columns"
+        _add(names, own, too_many, size=columns_of_label)
+    return inputs, columns_of_label
+
+
+def _add(names: set[str], own: tuple[str, ...], too_many: str, *, size: int) -> None:
+    if size > MAX_TABLE_INPUTS:
+        raise ValueError(too_many)
+    for name in own:
+        if name in names:
+            raise ValueError(f"columns: {name} is named twice in columns and label_column")
+        names.add(name)
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+LabelColumns = Annotated[
+    tuple[Heading, ...],
+    Field(min_length=1, max_length=1_000),
+    BeforeValidator(_as_list),
+]

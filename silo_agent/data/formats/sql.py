@@ -1,0 +1,90 @@
+"""Tables of a database, through SQLAlchemy: a whole table, or what a query of the silo's own settings gives.
+
+Nothing of a job reaches the database: the statement stands in the settings, and the columns of its result
+are looked up by name here.
+
+N = rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from chorale.runtime.files import read_limited
+from chorale.spec.job_spec import JobSpec
+from crypto.errors import ConfigError
+from silo_agent.data.base import RawData
+from silo_agent.data.formats.tables import Cells, Table, check_headings, identity, raw_data, text_of
+from silo_agent.data.settings import DatabaseSettings, DataSettings
+
+MAX_URL_BYTES = 64 * 1024
+
+
+def load(settings: DataSettings, job: JobSpec) -> RawData:
+    """As `tables.raw_data`; NULL is missing. Raises ConfigError for a database without table or columns."""
+    assert settings.database is not None  # DataSettings refuses the format without it
+    names, rows = _read(settings.database)
+    source = f"data.database: {settings.database.what}"
+    wanted = check_headings(source, names, settings=settings, job=job)
+    # a database gives rows in any order, and no record may change sides between two jobs
+    rows_by_text = sorted(((identity(row), row) for row in rows), key=lambda each: each[0])
+    table = Table(
+        source=source,
+        cells={
+            name: _cells([row[at] for _, row in rows_by_text])
+            for name, at in zip(wanted, map(names.index, wanted), strict=True)
+        },
+        rows=len(rows),
+        place=lambda row: f"{source}, record {row} by its texts",
+    )
+    return raw_data(table, settings, job, identities=tuple(text for text, _ in rows_by_text))
+
+
+def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ...]]]:
+    """Names of the columns, and all rows. Raises ConfigError that shows neither the URL's password nor what
+    a driver says, which may quote records."""
+    try:
+        import sqlalchemy
+    except ModuleNotFoundError:
+        raise ConfigError("data.format: sql needs SQLAlchemy: pip install '.[tables]'") from None
+    try:
+        url = sqlalchemy.make_url(_url(database))
+    except sqlalchemy.exc.ArgumentError:
+        raise ConfigError(f"{database.where}: expected a URL such as postgresql+psycopg://...") from None
+    if database.query is not None:
+        statement: Any = sqlalchemy.text(database.query)
+    else:
+        schema, _, table = (database.table or "").rpartition(".")
+        named = sqlalchemy.table(table, schema=schema or None)
+        statement = sqlalchemy.select(sqlalchemy.text("*")).select_from(named)
+    try:
+        engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+        with engine.connect() as connection:  # ends without a commit
+            found = connection.execute(statement)
+            return list(found.keys()), [tuple(row) for row in found]
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{database.where}: {url.drivername} needs the driver {error.name}") from None
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        at = f"{url.drivername} on {url.host}" if url.host else url.drivername
+        kind = type(error).__name__
+        raise ConfigError(f"data.database: {database.what} cannot be read ({at}: {kind})") from None
+
+
+def _url(database: DatabaseSettings) -> str:
+    if database.url_file is not None:
+        return read_limited(database.url_file, MAX_URL_BYTES).decode("utf-8", "replace").strip()
+    url = os.environ.get(database.url_env or "")
+    if url is None:
+        raise ConfigError(f"{database.where}: the environment has no such variable")
+    return url
+
+
+def _cells(values: list[Any]) -> Cells:
+    if all(value is None or isinstance(value, int | float | Decimal) for value in values):
+        return np.array([np.nan if value is None else float(value) for value in values], np.float64)
+    return [text_of(value) for value in values]

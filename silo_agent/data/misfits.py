@@ -1,0 +1,57 @@
+"""Which records do not fit the job: a target that the task does not have, a feature that is no number.
+
+N = samples.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from chorale.spec.job_spec import JobSpec
+from silo_agent.data.base import NO_LABEL, Features, Labels, RawData
+from silo_agent.data.private import FARTHEST
+from strategies.tasks.base import Target
+
+
+def add_misfits(raw: RawData, job: JobSpec) -> None:
+    """A problem for each record that would be refused, or corrected in a private job.
+
+    What is wrong with all of them, such as a type or a shape, is left to the checks of the whole.
+    """
+    splits = [("record", raw.places, raw.train)]
+    if raw.test is not None:
+        splits.append(("test record", None, raw.test))
+    is_private, target = job.privacy is not None, job.method.task.target
+    for what, places, samples in splits:
+        problems = _targets(samples.labels, target), _features(samples.features, is_private=is_private)
+        for index, told in sorted([each for found in problems for each in found]):
+            where = f"{what} {index}" if places is None else places[index]
+            raw.problems.add(f"{where}: {told}")
+
+
+def _targets(labels: Labels, target: Target) -> list[tuple[int, str]]:
+    is_one = labels.ndim == 1
+    if labels.dtype.kind not in "iubf" or labels.shape[1:] != target.shape:
+        return []
+    is_told = (labels == NO_LABEL) if is_one else np.zeros(len(labels), np.bool_)  # by its loader
+    expected = f"labels must be {target.low:g} to {target.high:g} (by the job's task and classes)"
+    return [
+        (int(index), f"{expected}, got {labels[index]:g}" if is_one else expected)
+        for index in np.flatnonzero(~target.fitting(labels) & ~is_told)
+    ]
+
+
+def _features(features: Features, *, is_private: bool) -> list[tuple[int, str]]:
+    if features.dtype.kind != "f":
+        return []
+    flat = features.reshape(len(features), math.prod(features.shape[1:]))
+    if not is_private:
+        told, is_fine_N = "features hold NaN or infinity, expected finite numbers", np.isfinite(flat).all(1)
+    else:
+        told, is_fine_N = (
+            f"a feature is not within +-{FARTHEST:g}, where it is cut off",
+            (abs(flat) <= FARTHEST).all(1),
+        )
+    return [(int(index), told) for index in np.flatnonzero(~is_fine_N)]

@@ -1,0 +1,123 @@
+"""The job's random transforms, done to a batch in the process that trains.
+
+What a sample becomes follows from the silo's seed of the phase, the step (an epoch, or in DP-SGD a step) and
+the sample: neither from its place in the batch nor from the samples beside it. A sample is known by its place
+in the training set, and in a private job by its own bytes, because its place says how many stand before it:
+what another record becomes must not move with one record more or less.
+Evaluation, statistics and calibration never come here.
+N = samples of a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chorale.spec.image_specs import (
+    ColorJitter,
+    GaussianBlur,
+    HorizontalFlip,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    RandomRotation,
+    TransformSpec,
+    VerticalFlip,
+    has_dense_labels,
+)
+from silo_agent.objective import Work
+from silo_agent.seeding import derive_seed, reseeding
+from silo_agent.training.base.batches import Batch
+
+BORDERS = {"zeros": "constant", "reflect": "reflect", "edge": "edge"}
+
+
+class Augmentation:
+    """Inputs and labels of a batch, each sample transformed by itself.
+
+    seed: of the phase, at this silo. has_dense_labels: whether labels are one number a pixel and go with the
+    image; what comes in at the borders is then class 0. is_private: see above.
+    """
+
+    def __init__(
+        self,
+        transforms: tuple[TransformSpec, ...],
+        *,
+        size: tuple[int, int],
+        seed: int,
+        has_dense_labels: bool,
+        is_private: bool,
+    ) -> None:
+        # a second to load, and most jobs do not need it
+        from silo_agent.torchvision_compat import tv_tensors, v2
+
+        self._transform = v2.Compose([_made(each, size) for each in transforms])
+        self._image: Callable[[Tensor], Tensor] = tv_tensors.Image
+        self._mask: Callable[[Tensor], Tensor] = tv_tensors.Mask
+        self._seed, self._has_dense_labels, self._is_private = seed, has_dense_labels, is_private
+
+    def __call__(self, batch: Batch, *, step: int) -> Batch:
+        """Shapes: inputs (N, channels, height, width), labels (N, ...) -> the same. N: at least 1."""
+        images, masks = [], []
+        with reseeding() as reseed:
+            for image, label, known in zip(batch.inputs, batch.labels_N, self._names(batch), strict=True):
+                reseed(derive_seed("augment", self._seed, step, known))
+                if self._has_dense_labels:
+                    moved, mask = self._transform(self._image(image), self._mask(label))
+                    masks.append(mask.as_subclass(Tensor))
+                else:
+                    moved = self._transform(self._image(image))
+                images.append(moved.as_subclass(Tensor))
+        labels_N = torch.stack(masks) if masks else batch.labels_N
+        return replace(batch, inputs=torch.stack(images), labels_N=labels_N)
+
+    def _names(self, batch: Batch) -> list[str]:
+        if not self._is_private:
+            return [str(place) for place in batch.places_N.tolist()]
+        rows = batch.inputs.cpu().contiguous().numpy()
+        return [hashlib.sha256(row).hexdigest() for row in rows]
+
+
+def augmentation_of(work: Work) -> Augmentation | None:
+    """That of a phase; None where the job names no transforms."""
+    spec, target = work.spec, work.spec.method.task.target
+    if spec.augment is None:
+        return None
+    _, height, width = spec.input_shape
+    return Augmentation(
+        spec.augment,
+        size=(height, width),
+        seed=derive_seed("augment", work.phase_kind, work.seed),
+        has_dense_labels=has_dense_labels(input_shape=spec.input_shape, target_shape=target.shape),
+        is_private=spec.privacy is not None,
+    )
+
+
+def _made(spec: TransformSpec, size: tuple[int, int]) -> Any:
+    from silo_agent.torchvision_compat import v2
+
+    match spec:
+        case RandomCrop():
+            return v2.RandomCrop(size, padding=spec.padding, padding_mode=BORDERS[spec.border])
+        case HorizontalFlip():
+            return v2.RandomHorizontalFlip(spec.chance)
+        case VerticalFlip():
+            return v2.RandomVerticalFlip(spec.chance)
+        case RandomRotation():
+            return v2.RandomRotation(spec.degrees)
+        case RandomResizedCrop():
+            return v2.RandomResizedCrop(size, scale=spec.scale, ratio=spec.ratio)
+        case ColorJitter():
+            return v2.ColorJitter(spec.brightness, spec.contrast, spec.saturation, spec.hue)
+        case RandAugment():
+            return v2.RandAugment(spec.operations, spec.magnitude)
+        case GaussianBlur():
+            return v2.GaussianBlur(spec.kernel, spec.sigma)
+        case RandomErasing():
+            return v2.RandomErasing(spec.chance, spec.scale, spec.ratio)

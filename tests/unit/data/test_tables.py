@@ -1,0 +1,226 @@
+"""Tables of csv and parquet files and of databases: one reading of the job's columns for all of them."""
+
+from __future__ import annotations
+
+import csv
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.job_spec import JobSpec
+from crypto.errors import ConfigError
+from silo_agent.data.base import SiloData
+from silo_agent.data.problems import Problems
+from tests.fuzz.data import PRIVACY
+from tests.unit.data.loading import load, make_job
+
+FORMATS = ("csv", "parquet", "sql")
+HEADINGS = ("name", "p0", "p1", "sex", "ward", "sick")
+COLUMNS = (
+    ColumnSpec(name="p0..p1", mean=1.0, scale=2.0, fill=7.0),
+    ColumnSpec(name="sex", categories=("f", "m")),
+    ColumnSpec(name="ward", categories=("10", "11", "12"), encoding="index", fill=-1.0),
+)
+ROWS = (
+    ("x", 1.0, 3.0, "f", 10, 1),
+    ("y", 5.0, None, "m", 12, 0),
+    ("z", None, 1.5, None, None, 1),
+)
+INPUTS = [[0.0, 1.0, 1.0, 0.0, 0.0], [2.0, 3.0, 0.0, 1.0, 2.0], [3.0, 0.25, 0.0, 0.0, -1.0]]
+URL_ENV = "CHORALE_TEST_DATABASE"
+
+
+def table_job(columns: Sequence[ColumnSpec] = COLUMNS, label: Any = ("sick",), **fields: Any) -> JobSpec:
+    width = sum(len(list(_names(column))) * column.width for column in columns)
+    return make_job(2, (width,), columns=tuple(columns), label_column=label, **fields)
+
+
+def _names(column: ColumnSpec) -> range:
+    return range(2 if ".." in column.name else 1)
+
+
+@pytest.fixture(params=FORMATS)
+def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes rows in one of the formats; gives the settings that name them."""
+
+    def write(rows: Sequence[Sequence[object]], headings: Sequence[str] = HEADINGS) -> dict[str, Any]:
+        if request.param == "csv":
+            with (tmp_path / "t.csv").open("w", newline="") as file:
+                csv.writer(file).writerows([headings, *rows])
+            return {"format": "csv", "path": tmp_path / "t.csv", "holdout": 0.0}
+        if request.param == "parquet":
+            arrays = [pyarrow.array(list(column)) for column in zip(*rows, strict=True)]
+            parquet.write_table(pyarrow.table(arrays, names=list(headings)), tmp_path / "t.parquet")
+            return {"format": "parquet", "path": tmp_path / "t.parquet", "holdout": 0.0}
+        with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database, database:
+            database.execute("DROP TABLE IF EXISTS patients")
+            database.execute(f"CREATE TABLE patients ({', '.join(headings)})")
+            places = ", ".join("?" * len(headings))
+            database.executemany(f"INSERT INTO patients VALUES ({places})", rows)
+        monkeypatch.setenv(URL_ENV, f"sqlite:///{tmp_path}/t.sqlite")
+        return {
+            "format": "sql",
+            "database": {"url_env": URL_ENV, "table": "patients"},
+            "holdout": 0.0,
+        }
+
+    return write
+
+
+def test_every_format_gives_the_same_inputs_and_labels(written: Any) -> None:
+    data = load(table_job(), **written(ROWS))
+    assert data.train.features.tolist() == INPUTS
+    assert data.train.labels.tolist() == [1, 0, 1]
+
+
+def test_a_cell_that_does_not_fit_is_named_with_its_column(written: Any) -> None:
+    settings = written([*ROWS, ("zz", 2.0, 2.0, "w", 13, 5)])
+    with pytest.raises(ConfigError, match=r"column sex: expected one of f, m, got 'w' \(the first of"):
+        load(table_job(), **settings)
+
+
+def test_in_a_private_job_it_is_missing_by_itself(written: Any) -> None:
+    settings = written([*ROWS, ("zz", 2.0, 2.0, "w", 13, 1)])
+    data = load(table_job(privacy=PRIVACY), **settings)
+    assert sorted(data.train.features.tolist()) == sorted([*INPUTS, [0.5, 0.5, 0.0, 0.0, -1.0]])
+
+
+def test_columns_that_are_not_there_are_named_all_at_once(written: Any) -> None:
+    columns = (*COLUMNS, ColumnSpec(name="age"), ColumnSpec(name="chol"))
+    with pytest.raises(ConfigError, match="no columns 'age', 'chol'; it has name, p0, p1, sex, ward, sick"):
+        load(table_job(columns), **written(ROWS))
+
+
+def test_the_silo_says_what_is_missing_and_what_labels_stand_for(written: Any) -> None:
+    rows = [("x", 1.0, 3.0, "f", 99, "ill"), ("y", 5.0, 1.0, "u", 12, "well")]
+    settings = written(rows) | {
+        "missing": {"sex": ["u"], "ward": ["99"], "p0": ["5"]},
+        "labels": {"well": 0, "ill": 1},
+    }
+    data = load(table_job(), **settings)
+    assert data.train.features.tolist() == [[0.0, 1.0, 1.0, 0.0, -1.0], [3.0, 0.0, 0.0, 0.0, 2.0]]
+    assert data.train.labels.tolist() == [1, 0]
+
+
+def test_whole_numbers_are_inputs_of_their_own_type(written: Any) -> None:
+    columns = (ColumnSpec(name="p0..p1"), ColumnSpec(name="ward", categories=("10", "12"), encoding="index"))
+    job = table_job(columns, input_type="int64")
+    data = load(job, **written([ROWS[0]]))
+    assert (data.train.features.tolist(), data.train.features.dtype) == ([[1, 3, 0]], np.int64)
+    with pytest.raises(ConfigError, match=r"expected whole numbers \(input_type int64\)"):
+        load(job, **written([("z", 0.5, 1.0, "f", 10, 1)], headings=HEADINGS))
+
+
+def holdouts(data: SiloData) -> list[list[float]]:
+    return sorted(data.holdout.features.tolist())
+
+
+@pytest.mark.parametrize("kind", ["parquet", "sql"])
+def test_no_choice_of_columns_moves_a_private_record_to_the_holdout(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # an operator could else compare sums of one record on either side
+    rows = [(number, number * 0.5, number % 2) for number in range(40)]
+    settings: dict[str, Any] = {"format": kind, "holdout": 0.5}
+    if kind == "parquet":
+        settings["path"] = tmp_path
+        for name, part in (("a", rows[:25]), ("b", rows[25:])):
+            arrays = [pyarrow.array(list(column)) for column in zip(*part, strict=True)]
+            parquet.write_table(pyarrow.table(arrays, names=["a", "b", "y"]), tmp_path / f"{name}.parquet")
+    else:
+        with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database, database:
+            database.execute("CREATE TABLE t (a, b, y)")
+            database.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
+        (tmp_path / "url").write_text(f"sqlite:///{tmp_path}/t.sqlite\n")
+        query = "SELECT * FROM t ORDER BY random()"  # as a database that gives rows in any order
+        settings["database"] = {"url_file": tmp_path / "url", "query": query}
+    of_a, of_b = (
+        holdouts(load(table_job([ColumnSpec(name=name)], "y", privacy=PRIVACY), **settings)) for name in "ab"
+    )
+    assert 5 < len(of_a) < 35
+    assert [[2 * value for value in row] for row in of_b] == of_a
+
+
+def test_a_table_of_a_database_is_in_one_order_however_it_is_read(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database, database:
+        database.execute("CREATE TABLE t (a, y)")
+        database.executemany("INSERT INTO t VALUES (?, ?)", [(number, number % 2) for number in range(50)])
+    (tmp_path / "url").write_text(f"sqlite:///{tmp_path}/t.sqlite")
+    read = [
+        load(
+            table_job([ColumnSpec(name="a")], "y"),
+            format="sql",
+            database={"url_file": tmp_path / "url", "query": f"SELECT * FROM t ORDER BY a {order}"},
+        )
+        for order in ("", "DESC")
+    ]
+    assert holdouts(read[0]) == holdouts(read[1])
+
+
+@pytest.mark.parametrize(
+    "database, message",
+    [
+        (
+            {"url_env": "CHORALE_TEST_NONE", "table": "t"},
+            "url_env: CHORALE_TEST_NONE: the environment has",
+        ),
+        ({"url_env": URL_ENV, "table": "t"}, r"url_env: .*: expected a URL such as postgresql"),
+        ({"url_file": "URL", "table": "s.t"}, r"table s\.t cannot be read \(sqlite: OperationalError\)$"),
+        ({"url_file": "URL", "query": "SELEC"}, r"the query cannot be read \(sqlite: OperationalError\)$"),
+        ({"url_file": "OTHER", "table": "t"}, r"mysql\+pymysql needs the driver pymysql$"),
+    ],
+)
+def test_a_database_that_cannot_be_read_is_one_sentence_without_its_password(
+    database: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(URL_ENV, "secret")
+    (tmp_path / "URL").write_text("sqlite:///:memory:")
+    (tmp_path / "OTHER").write_text("mysql+pymysql://me:secret@localhost/db")
+    if "url_file" in database:
+        database = database | {"url_file": tmp_path / database["url_file"]}
+    with pytest.raises(ConfigError, match=message) as raised:
+        load(table_job(), format="sql", database=database)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"PAR1", "t.parquet: not a readable parquet file"),
+        ({"p0": [[1.0]], "p1": [1.0], "sex": ["f"], "ward": [1], "sick": [0]}, "column p0 holds list<.*num"),
+    ],
+)
+def test_a_file_that_is_no_table_of_numbers_and_texts_is_named(
+    content: Any, message: str, tmp_path: Path
+) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / "t.parquet").write_bytes(content)
+    else:
+        parquet.write_table(pyarrow.table(content), tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match=message):
+        load(table_job(), format="parquet", path=tmp_path / "t.parquet")
+
+
+def test_all_that_is_wrong_is_told_to_who_collects_it(tmp_path: Path) -> None:
+    from silo_agent.data.loading import load_data
+    from silo_agent.data.settings import DataSettings
+
+    rows = {"p0": [np.inf, 1.0], "p1": [1.0, 2.0], "sex": ["x", "f"], "ward": ["10", "9"], "sick": [None, 0]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
+    problems = Problems()
+    settings = DataSettings(format="parquet", path=tmp_path / "t.parquet", holdout=0.0)
+    load_data(settings, table_job(), problems=problems)
+    assert [line.partition("t.parquet, ")[2] for line in problems.lines] == [
+        "record 0, column p0: expected a number, got 'inf'",
+        "record 0, column sex: expected one of f, m, got 'x'",
+        "record 1, column ward: expected one of 10, 11, 12, got '9'",
+        "record 0, column sick: expected a number, got none",
+    ]
