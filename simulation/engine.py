@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from chorale.job import Job, SignedJob
 from chorale.spec.job_spec import JobSpec
@@ -33,7 +34,7 @@ from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest
 from simulation.members import enroll
 from simulation.pool import Pool
-from simulation.results import PhaseReport, RoundResult, SimulationFailed, round_result
+from simulation.results import PhaseReport, RoundResult, SimulationFailed, listed, round_result
 from simulation.silos import Answer, SilosHere, built_in
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, Arrays, PhaseResult
@@ -49,7 +50,8 @@ class Progress:
     """How far a simulation has come, between two phases: all that it resumes from.
 
     following: None after the last phase. local: by silo, what it keeps between rounds.
-    closing: figures of the closing phases so far. measured: what the rounds said of their models. best: the
+    closing: figures of the closing phases so far. tables: their matrices and curves, as lists.
+    measured: what the rounds said of their models. best: the
     best of them and its round, where the job keeps it.
     """
 
@@ -59,6 +61,7 @@ class Progress:
     closing: Mapping[str, Mapping[str, float]]
     measured: Measurements = field(default=Measurements())
     best: tuple[int, GlobalState] | None = field(default=None, repr=False)
+    tables: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Simulation:
@@ -134,6 +137,11 @@ class Simulation:
         return self.progress.closing
 
     @property
+    def final_figure(self) -> float | None:
+        """What the job's task tells first of the final model, such as accuracy or dice."""
+        return self.closing.get("evaluate", {}).get(self.job.strategy.task.main)
+
+    @property
     def final_accuracy(self) -> float | None:
         return self.closing.get("evaluate", {}).get("accuracy")
 
@@ -173,7 +181,8 @@ class Simulation:
         if kind == EVALUATE:
             self._keep(self.progress.measured.after_closing(self._watched(report.figures)), self.state)
         following = self.job.next_after(round, phase)
-        self.progress = replace(self.progress, following=following, closing=closing)
+        tables = {**self.progress.tables, **{name: listed(table) for name, table in report.tables.items()}}
+        self.progress = replace(self.progress, following=following, closing=closing, tables=tables)
 
     def _run_round(self, round: int) -> RoundResult:
         """All phases of the round; one that is used up uses up the round."""
@@ -224,7 +233,8 @@ class Simulation:
             result = self.job.next_state(
                 phase, request.context, tagged, survivors=len(here), self_mask_seeds=seeds
             )
-            result = replace(result, figures={**figures, **result.figures})
+            tables = self.job.tables(phase, sums)
+            result = replace(result, figures={**figures, **result.figures}, tables=tables)
         if result.state is not None:
             moved = {answer.silo: answer.proposed for answer in here if answer.proposed is not None}
             local = {**self.progress.local, **moved} if moved else self.progress.local
@@ -236,6 +246,7 @@ class Simulation:
             silos=tuple(answer.silo for answer in here),
             left_out={answer.silo: answer.told for answer in answers if answer.refused},
             figures={name: float(value) for name, value in result.figures.items()},
+            tables=result.tables,
         )
 
     def _sums(

@@ -101,6 +101,7 @@ class SimulationFolder:
             "measured": measured.by_round,
             "measured_at_the_end": measured.closing,
             "best": best,
+            "tables": progress.tables,
             "rounds_bytes": self.rounds_path.stat().st_size if self.rounds_path.exists() else 0,
         }
         write_atomic(self._directory / PROGRESS, json.dumps(written).encode())
@@ -161,6 +162,7 @@ class SimulationFolder:
             closing=written["closing"],
             measured=Measurements(trained=int(written["trained"]), by_round=by_round, closing=at_the_end),
             best=best,
+            tables=written["tables"],
         )
 
 
