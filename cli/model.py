@@ -22,7 +22,12 @@ def model() -> None:
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Folder for weights, script and ONNX file."
 )
-def export(file: Path, out: Path) -> None:
+@click.option(
+    "--base-models",
+    type=click.Path(path_type=Path),
+    help="Folder of the weights that the job's adapters were put beside, as at a silo.",
+)
+def export(file: Path, out: Path, base_models: Path | None) -> None:
     """Write plain weights, a script that loads them, and ONNX where torch can.
 
     FILE is of `job fetch`, of `simulate` or of `silo personal`. The script load.py is run here, and has to
@@ -36,7 +41,7 @@ def export(file: Path, out: Path) -> None:
     spec = described_job(facts, source=str(file))
     if not any(name.startswith(MODEL) for name in arrays):
         raise ConfigError(f"{file}: it is exported already: its arrays have the names of the author's module")
-    missing = export_model(spec, arrays, facts, out)
+    missing = export_model(spec, arrays, facts, out, base_models=base_models)
     click.echo(f"{out}: {WEIGHTS}, {SCRIPT}, {PREPROCESSING}" + ("" if missing else f", {ONNX}"))
     if missing:
         click.echo(missing, err=True)

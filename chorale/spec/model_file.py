@@ -32,6 +32,7 @@ DESCRIBED = (
     "input_type",
     "normalize",
     "augment",
+    "adapters",
     "columns",
     "label_column",
 )

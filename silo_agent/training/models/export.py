@@ -28,8 +28,9 @@ from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import DESCRIBED
 from crypto.errors import ConfigError, RemoteProtocolError
+from silo_agent.training.models.adapters import load_base
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.plain import EmbeddingLinear, last_layer, whole_module
+from silo_agent.training.models.plain import EmbeddingLinear, last_layer, put_in, whole_module
 from silo_agent.training.models.registry import build_model, model_of, options_of
 from silo_agent.training.models.state import load_arrays
 from strategies.base import Arrays
@@ -56,10 +57,13 @@ class ExportFailed(ConfigError):
     """The folder was not written: what was exported does not load, or gives something else."""
 
 
-def export(spec: JobSpec, arrays: Arrays, facts: Mapping[str, str], folder: Path) -> str:
+def export(
+    spec: JobSpec, arrays: Arrays, facts: Mapping[str, str], folder: Path, *, base_models: Path | None = None
+) -> str:
     """Write the model to a folder. Gives why there is no ONNX file, or "".
 
-    spec: what the facts describe (`described_job`). Raises ConfigError.
+    spec: what the facts describe (`described_job`). base_models: folder of the weights that adapters are put
+    beside, as at a silo; they are exported together. Raises ConfigError.
     """
     model = build_model(
         spec.model,
@@ -67,7 +71,10 @@ def export(spec: JobSpec, arrays: Arrays, facts: Mapping[str, str], folder: Path
         input_shape=spec.input_shape,
         recipe=spec.method.recipe,
         normalize=spec.normalize,
+        adapters=spec.adapters,
     )
+    if spec.adapters is not None:
+        load_base(model, spec, base_models)
     try:
         with torch.no_grad():
             load_arrays(model, arrays)
@@ -77,15 +84,30 @@ def export(spec: JobSpec, arrays: Arrays, facts: Mapping[str, str], folder: Path
     inputs = _example(spec)
     with torch.inference_mode():
         outputs = model(inputs)
+    if spec.adapters is not None and spec.adapters.targets:
+        _merge_adapters(model.body)
     script = loading_script(spec, model, facts)
     module = whole_module(model).eval()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     told = {**facts, "format": "pt"}
-    write_atomic(folder / WEIGHTS, save(module.state_dict(), metadata=told))
+    write_atomic(folder / WEIGHTS, save(_unshared(module), metadata=told))
     write_atomic(folder / PREPROCESSING, json.dumps(preprocessing(facts), indent=1).encode())
     write_atomic(folder / SCRIPT, script.encode())
     _check_script(folder, inputs, outputs)
     return _write_onnx(module, inputs, folder / ONNX)
+
+
+def _merge_adapters(module: nn.Module) -> None:
+    """Each adapter into the layer beside it, which takes its place: the author's own code has no adapters."""
+    for name, layer in list(module.named_modules()):
+        if hasattr(layer, "base_layer") and hasattr(layer, "merge"):
+            layer.merge()
+            put_in(module, name, layer.base_layer)
+
+
+def _unshared(module: nn.Module) -> dict[str, Tensor]:
+    """Safetensors holds no array under two names."""
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
 def preprocessing(facts: Mapping[str, str]) -> dict[str, Any]:
@@ -93,7 +115,7 @@ def preprocessing(facts: Mapping[str, str]) -> dict[str, Any]:
 
     `normalize` is done by the script's module and by the ONNX file; who loads the weights alone does it.
     """
-    built = ("strategy", "model", "code", "augment")
+    built = ("strategy", "model", "code", "augment", "adapters")
     said = {name: json.loads(text) for name, text in facts.items() if name in DESCRIBED and name not in built}
     return {name: value for name, value in said.items() if value is not None}
 

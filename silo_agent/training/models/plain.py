@@ -15,13 +15,13 @@ from torch.nn.functional import normalize
 from chorale.spec.first_state import first_state
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.base import BODY, FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import model_shapes, shared_tensors
 from strategies.base import MODEL, Array
 
 MAX_LISTED = 8  # names of one list in an error
-BODY, HEAD = "body.", "head."
+HEAD = "head."
 
 
 class EmbeddingLinear(nn.Linear):
@@ -58,15 +58,21 @@ def given_state(spec: JobSpec, given: Mapping[str, Array], *, base: bytes, sourc
     A frozen head, a projection and its scale may be left out; they are drawn as in a job without `--init`.
     base: JobSpec.base. Raises ConfigError that lists what is missing, what is extra and what does not fit.
     """
+    if spec.adapters is not None:
+        raise ConfigError(
+            f"{source}: the job trains adapters beside the weights of adapters.base; here --init takes a "
+            "fetched model"
+        )
     with torch.device("meta"):
         model = build_model(
             spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
         )
     names, shapes = plain_names(model), model_shapes(spec)
-    counters = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
-    extra = [
-        name for name in sorted(given) if name not in names and not _is_idle(name, given, model, counters)
-    ]
+    # counters, and second names of one array
+    idle = {name.removeprefix(BODY) for name in model.state_dict() if name.startswith(BODY)}
+    if not np.any(given.get(f"{model.cut_name}.bias", 0.0)):
+        idle.add(f"{model.cut_name}.bias")  # where the method has none
+    extra = sorted(given.keys() - names.keys() - idle)
     drawn = {own for own, name in names.items() if not name.startswith(BODY) and not _is_trained(spec, name)}
     missing = sorted(names.keys() - given.keys() - drawn)
     unfit = [
@@ -130,12 +136,6 @@ def put_in(module: nn.Module, name: str, layer: nn.Module) -> None:
 
 def _is_trained(spec: JobSpec, name: str) -> bool:
     return name.startswith(HEAD) and not spec.method.recipe.head.is_frozen
-
-
-def _is_idle(name: str, given: Mapping[str, Array], model: FederatedModel, counters: set[str]) -> bool:
-    """BatchNorm's step counters, which do not travel; a bias of zeros where the method has none."""
-    is_bias = name == f"{model.cut_name}.bias"
-    return BODY + name in counters or (is_bias and not np.any(given[name]))
 
 
 def _listed(names: list[str]) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from chorale.spec.model_file import facts_of, with_facts
 from chorale.spec.state import state_parts
@@ -80,6 +82,26 @@ def test_script_and_onnx_file_give_what_the_model_gives(tmp_path: Path, chorale:
     again = chorale("model", "export", out / "model.safetensors", "--out", out)
     assert again.code == 2
     assert "it is exported already" in again.err
+
+
+@pytest.mark.gate  # peft loads transformers
+@pytest.mark.skipif(find_spec("peft") is None, reason="needs the extra language")
+def test_adapters_are_exported_within_the_layers_that_they_are_beside(
+    tmp_path: Path, chorale: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    job = make_job(model={"name": "mlp", "hidden": (16, 8)}, adapters={"targets": ("1", "3"), "rank": 2})
+    state = {name: array + 0.125 for name, array in initial_state(job).items()}
+    assert any(".lora_B." in name for name in state)
+    facts = facts_of(job, job_digest=bytes(32), round=3)
+    file, out = tmp_path / "model.safetensors", tmp_path / "out"
+    file.write_bytes(b"".join(with_facts(state_parts(state), facts)))
+    ended = chorale(
+        "model", "export", file, "--out", out
+    )  # it compares the script's outputs with the model's
+    assert ended.code == 0, ended.err
+    names = set(safetensors.numpy.load_file(out / "model.safetensors"))
+    assert names == {"1.weight", "1.bias", "3.weight", "3.bias", "head.weight", "head.bias"}
 
 
 def test_a_script_that_gives_something_else_is_an_error(
