@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chorale.pinned_code import pinned
 from chorale.runtime import distributions
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.pinned_code import pinned
 from crypto.errors import ConfigError
 from tests.support import own_code
 from tests.support.objectives import make_job
