@@ -46,8 +46,8 @@ class TaskLoss:
         loss_N = self.task.loss(outputs.logits_NC, labels_N)
         if loss_N.shape != (len(labels_N),):
             raise ConfigError(
-                f"task: loss gave shape {tuple(loss_N.shape)} for {len(labels_N)} samples, expected one number "
-                "for each"
+                f"task: loss gave shape {tuple(loss_N.shape)} for {len(labels_N)} samples, expected one "
+                "number for each"
             )
         return loss_N
 
