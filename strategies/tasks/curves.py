@@ -2,9 +2,9 @@
 
 A score is the chance p that the model gives a class, and a bin an equal piece of the mean of p and of the
 chance whose odds are the cube root of p's: equal pieces of p alone do not keep the scores of a confident
-model apart. Any growing function of p has the same curves. What lies in one bin is not in order, so each area has a
-bound that follows from the histograms: the area of the pooled scores is within it, ties included. Noise
-is not in the bound.
+model apart. Any growing function of p has the same curves. What lies in one bin is not in order, so each area
+has a bound that follows from the histograms: the area of the pooled scores is within it, ties included.
+Noise is not in the bound.
 Fawcett, "An introduction to ROC analysis", 2006. Leaks the scores of each class's samples, by bins.
 
 K = classes with curves: one of two, else all. B = bins.
