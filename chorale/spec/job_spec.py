@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from chorale.spec.adapter_spec import AdaptersSpec
 from chorale.spec.column_specs import ColumnSpec, LabelColumns, check_table, expanded, names_of
 from chorale.spec.fields import DataSetName, Finite, Moment, Name, Sha256, SpecPart
 from chorale.spec.image_specs import NormalizeSpec, Transforms, check_transforms
@@ -217,6 +218,11 @@ class JobSpec(SpecPart):
     )
     normalize: NormalizeSpec | None = Field(
         default=None, description="of images by channel, wherever the model is run; null: as the data are"
+    )
+    adapters: AdaptersSpec | None = Field(
+        default=None,
+        description="trains LoRA adapters and the named head alone, beside weights that stay as they are; "
+        "null: all weights are trained",
     )
     augment: Transforms | None = Field(
         default=None,
@@ -427,6 +433,11 @@ class JobSpec(SpecPart):
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
             method = _method_of(self.strategy, self.task, self.sizes)
             self._check_images(method.task.target.shape)
+            if self.adapters is not None and self.model.norm == "batch":
+                raise ConfigError(
+                    "adapters: model.norm batch has running means, which belong to no adapter: expected "
+                    "group or none"
+                )
             self._check_label_columns(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
             if method.task.has_tokens and self.input_type != "int64":

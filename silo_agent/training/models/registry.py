@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from chorale.spec.adapter_spec import AdaptersSpec
 from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import ModelSpec
@@ -18,6 +19,7 @@ from chorale_models.tasks.regression import Regression
 from chorale_models.tasks.segmentation import Segmentation
 from chorale_models.tasks.survival import Survival
 from crypto.errors import ConfigError
+from silo_agent.training.models.adapters import put_in
 from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
@@ -47,6 +49,7 @@ def build_model(
     input_shape: tuple[int, ...],
     recipe: Recipe = FEDAVG,
     normalize: NormalizeSpec | None = None,
+    adapters: AdaptersSpec | None = None,
 ) -> FederatedModel:
     """On the CPU, with torch's own weights, which a job's state replaces (models/state.py).
 
@@ -54,13 +57,16 @@ def build_model(
     """
     model, sizes = model_of(spec), Sizes(classes=classes, input_shape=input_shape)
     module = model(sizes, **_options(spec)).float()
-    return FederatedModel(
+    federated = FederatedModel(
         module,
         cut=model.head,
         head=recipe.head,
         features=recipe.features,
         normalize=None if normalize is None else by_channel(normalize),
     )
+    if adapters is not None:
+        put_in(federated, adapters)
+    return federated
 
 
 def model_of(spec: ModelSpec) -> Model:
