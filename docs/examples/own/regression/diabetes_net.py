@@ -2,8 +2,9 @@
 
 import numpy as np
 import torch
-from chorale_models import Data, model
 from sklearn.datasets import load_diabetes
+
+from chorale_models import Data, model
 
 
 class Residual(torch.nn.Module):
