@@ -162,7 +162,11 @@ REFUSED = [
     (S, ["podLabels.app\\.kubernetes\\.io/component=x"], "belongs to the chart, Services and the network"),
     (DIGITS, ["data.labels.ill=1"], "data: missing and labels are for tables alone"),
     (DIGITS, ["data.columns_in_file[0]=age"], "data.columns_in_file: is for format csv alone"),
-    (S, ["moreData[0].name=data", "moreData[0].format=digits"], "moreData: give each data set a name of its own"),
+    (
+        S,
+        ["moreData[0].name=data", "moreData[0].format=digits"],
+        "moreData: give each data set a name of its own",
+    ),
     (
         DIGITS,
         ["moreData[0].name=b", "moreData[0].format=csv", "moreData[0].path=b.csv"],

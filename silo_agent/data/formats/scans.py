@@ -5,8 +5,8 @@
     labels.csv           else: the column `image` holds NAME.nii.gz, the job's label_column the label
 
 Volumes are turned to right, anterior, superior (x, y, z), whatever way they were stored; slices stay as they
-are. All are resized to the job's input_shape, masks without mixing their numbers. Values stay as they
-(Hounsfield units of a CT): the job's `normalize` scales them.
+are. All are resized to the job's input_shape, masks without mixing their numbers. Values stay what the
+file says (Hounsfield units of a CT): the job's `normalize` scales them.
 
 N = images.
 """
