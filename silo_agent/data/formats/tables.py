@@ -50,7 +50,7 @@ def check_headings(source: str, names: Sequence[str], *, settings: DataSettings,
     the table lacks."""
     if job.columns is None or job.label_column is None:
         raise ConfigError(
-            f"columns: format {settings.format.value} needs columns and label_column, the job declares none"
+            f"columns: format {settings.format} needs columns and label_column, the job declares none"
         )
     wanted = [*(column.name for column in job.inputs), *job.label_columns]
     if len(set(names)) != len(names):
