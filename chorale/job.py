@@ -187,6 +187,11 @@ class Job:
         """The first phase, in round 0."""
         return f"{self.strategy.opening[0]}.{FIRST_REPEAT}"
 
+    @property
+    def closing(self) -> tuple[int, str]:
+        """Round and phase that follow the last round, also where rounds ended early."""
+        return self.spec.rounds, f"{self.strategy.closing[0]}.{FIRST_REPEAT}"
+
     def next_after(self, round: int, phase: str) -> tuple[int, str] | None:
         """Round and phase that follow, or None after the last.
 
@@ -202,7 +207,7 @@ class Job:
             return None
         if round < self.spec.rounds:
             return round + 1, strategy.round_phases[0]
-        return round, f"{strategy.closing[0]}.{FIRST_REPEAT}"
+        return self.closing
 
     def position(self, round: int, phase: str) -> tuple[int, int, int]:
         """Where a phase stands in the job: phases that come later compare greater.

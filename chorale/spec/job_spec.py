@@ -20,6 +20,7 @@ from chorale.spec.fields import DataSetName, Moment, Name, Sha256, SpecPart
 from chorale.spec.image_specs import NormalizeSpec, Transforms, check_transforms
 from chorale.spec.plug_in_specs import CUSTOM, CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec, TaskSpec
 from chorale.spec.privacy_spec import PrivacySpec
+from chorale.spec.selection import KeepSpec, StopSpec, check_ends
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.spec.strategy_spec import StrategySpec
 from chorale.transport.wire import MAX_SILOS
@@ -89,7 +90,13 @@ class JobSpec(SpecPart):
     silos: tuple[Name, ...] = Field(
         min_length=SMALLEST_FEDERATION, max_length=MAX_SILOS, description="names of all silos of the job"
     )
-    rounds: int = Field(ge=1, le=100_000, description="training rounds, used-up ones included")
+    rounds: int = Field(
+        ge=0, le=100_000, description="of training, used-up ones included; 0: evaluation alone"
+    )
+    keep: KeepSpec | None = Field(
+        default=None, description="whose round's model is handed out; null: the last's"
+    )
+    stop: StopSpec | None = Field(default=None, description="when rounds end early; null: never")
     fraction: float = Field(
         default=1.0,
         gt=0,
@@ -402,6 +409,7 @@ class JobSpec(SpecPart):
                 self._check_images(method.task.target.shape)
                 self._check_label_columns(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
+            check_ends(self.keep, self.stop, rounds=self.rounds, method=method)
             if method.task.has_tokens and self.input_type != "int64":
                 raise ConfigError(
                     f"input_type: task {method.task.word} reads tokens and needs int64, got {self.input_type}"

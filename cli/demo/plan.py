@@ -195,7 +195,7 @@ def job_plan(
         drop=drop,
         federation=spec.federation,
         job=job,
-        silos=options.settings_of(names),
+        silos=options.settings_of(spec),
         policy={**rules, "federation": spec.federation, "approval": "automatic"},
         init=None if init is None else init.resolve(),
     )

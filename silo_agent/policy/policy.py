@@ -304,7 +304,9 @@ class Policy(BaseModel):
         Security: a state that does not move is asked again as another one (docs/protocol.md 6.10).
         """
         first, server = spec.training.learning_rate, spec.method.server_rate
-        lowest = first if spec.training.schedule.kind == "cosine" else spec.learning_rate_at(spec.rounds)
+        lowest = (
+            first if spec.training.schedule.kind == "cosine" else spec.learning_rate_at(max(1, spec.rounds))
+        )
         for what, given, low, high in (
             ("learning_rate", lowest, self.min_learning_rate, math.inf),
             ("learning_rate", first, 0.0, self.max_learning_rate),

@@ -196,6 +196,12 @@ class DeclaredTask(ABC):
         """Numbers for a phase's record, of its round sums; NaN where nothing was tested."""
         return base_figures(sums)
 
+    @property
+    def round_metrics(self) -> tuple[str, ...]:
+        """Names of the figures of every round, the number of samples left out."""
+        nothing = {each.name: np.zeros(each.shape) for each in self.round_sums}
+        return tuple(name for name in self.figures(nothing) if name != TESTED.name)
+
     def score(self, sums: Mapping[str, Array]) -> float:
         """How good a model is at one silo, from 0 to 1, of its round sums; 0 where nothing was tested: what
         personalization reports of the silos' own models."""

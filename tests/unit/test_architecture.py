@@ -66,8 +66,8 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
-    "cli": "errors < parent < packages < schema < keys < audit < output < authority < coordinator < operator "
-    "< operations < job < given_data < silo_check < silo < demo < simulate < main",
+    "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
+    "< operations < model < job < given_data < silo_check < silo < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (

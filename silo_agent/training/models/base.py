@@ -62,7 +62,8 @@ class FederatedModel(nn.Module):
         self.cut_name = cut
         self.projection: nn.Linear | None = None
         self.scale: nn.Parameter | None = None
-        self._is_unit = features.is_unit
+        self.is_unit = features.is_unit
+        self.cut_has_bias = last is not None and last.bias is not None
         if last is None:
             return
         width, outputs = last.in_features, last.out_features
@@ -93,7 +94,7 @@ class FederatedModel(nn.Module):
     def embed(self, features_ND: Tensor) -> Tensor:
         """What the head is given: projected and at unit length where the method says so."""
         projected = features_ND if self.projection is None else self.projection(features_ND)
-        return normalize(projected, dim=1, eps=SMALLEST_NORM) if self._is_unit else projected
+        return normalize(projected, dim=1, eps=SMALLEST_NORM) if self.is_unit else projected
 
     def logits(self, features_ND: Tensor) -> Tensor:
         if not self.has_head:

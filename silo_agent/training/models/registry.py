@@ -97,7 +97,7 @@ def build_model(
 def build_module(spec: ModelSpec, model: Model, sizes: Sizes) -> nn.Module:
     """The author's own module, in float32. Raises ConfigError for options that it does not take."""
     if spec.source is None:
-        return model(sizes, **_own_options(spec)).float()
+        return model(sizes, **options_of(spec)).float()
     try:
         module = model(sizes, **spec.options)
     except ChoraleError:
@@ -177,6 +177,9 @@ def _title(field: str, spec: PlugInSpec | GivenPartSpec) -> str:
     return f"{field} {spec.name} of {spec.source}"
 
 
-def _own_options(spec: ModelSpec) -> dict[str, object]:
+def options_of(spec: ModelSpec) -> dict[str, object]:
+    """Keyword arguments of the function that builds the model."""
+    if spec.source is not None:
+        return dict(spec.options)
     own: dict[str, object] = {"norm": spec.norm}
     return own | ({"hidden": spec.hidden} if spec.name == "mlp" else {}) | spec.options
