@@ -62,7 +62,9 @@ def load_data(settings: DataSettings, job: JobSpec, *, problems: Problems | None
         if not isinstance(own, Data):
             named, returned = f"{settings.format} of {settings.source}", type(own).__name__
             raise ConfigError(f"data.from: {named} returned {returned}, expected chorale_models.Data")
-        return next(_parts(settings, job, settings.partition, [0], problems, raw=_in_memory(own)))
+        test = None if own.holdout is None else _in_memory(own.holdout)
+        raw = RawData(train=_in_memory(own.train), test=test)
+        return next(_parts(settings, job, settings.partition, [0], problems, raw=raw))
     if settings.format is DataFormat.MODULE:
         own = own_data(settings, job)
         if not isinstance(own, SiloData):
@@ -103,21 +105,11 @@ def _parts(
         yield _checked(part, job=job) if is_strict else _put_right_all(part, job=job, told=raw.problems)
 
 
-def _in_memory(data: Data) -> RawData:
-    train, test = (
-        None
-        if samples is None
-        else Samples(
-            *(np.stack([np.asarray(part) for part in column]) for column in zip(*_all(samples), strict=True))
-        )
-        for samples in (data.train, data.holdout)
-    )
-    assert train is not None
-    return RawData(train=train, test=test)
-
-
-def _all(samples: SampleSet) -> Iterator[tuple[object, object]]:
-    return (samples[place] for place in range(len(samples)))
+def _in_memory(samples: SampleSet) -> Samples:
+    """Every sample, asked for once."""
+    inputs, targets = zip(*(samples[place] for place in range(len(samples))), strict=True)
+    features, labels = (np.stack([np.asarray(each) for each in column]) for column in (inputs, targets))
+    return Samples(features=features, labels=labels)
 
 
 def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:

@@ -15,7 +15,7 @@ from silo_agent.entry_point import load_entry_point
 
 
 def own_function(settings: DataSettings) -> Callable[..., object] | None:
-    """What the settings name, imported now; None where they name a format of Chorale's. Raises ConfigError."""
+    """What the settings name, imported now; None of a format of Chorale's. Raises ConfigError."""
     if settings.module is not None:
         return load_entry_point(settings.module, field="data.module")
     if settings.source is None:
