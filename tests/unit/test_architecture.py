@@ -61,7 +61,8 @@ ROOMS = {
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
     "< data < settings < objective < rounds < connection < training < agent",
-    "silo_agent.data": "settings < problems < base < private < misfits < partition < formats < loading",
+    "silo_agent.data": "settings < own_data < problems < base < private < misfits < partition < formats "
+    "< loading",
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
