@@ -30,6 +30,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("job-private.yaml", JobSpec),
     ("job-own.yaml", JobSpec),
     ("job-images.yaml", JobSpec),
+    ("job-text.yaml", JobSpec),
     ("policy.yaml", Policy),
     ("silo.yaml", SiloSettings),
     ("coordinator.yaml", CoordinatorSettings),
@@ -51,6 +52,7 @@ SHORT = (
     "job-private.yaml",
     "job-own.yaml",
     "job-images.yaml",
+    "job-text.yaml",
     "heart-disease/job.yaml",
 )  # they explain only what differs from job.yaml
 
