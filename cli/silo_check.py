@@ -30,9 +30,11 @@ from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role
 from silo_agent.data.loading import load_data
 from silo_agent.data.problems import Problems
+from silo_agent.data.settings import DataSettings
 from silo_agent.entry_point import load_entry_point
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Approval, Policy, load_policy
+from silo_agent.rounds.data_sets import name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB
 from silo_agent.settings import SiloSettings, load_silo_settings
 from simulation.engine import unsigned_job
@@ -91,17 +93,20 @@ def check_silo(config: Path, job_file: Path | None, init: Path | None) -> None:
     findings = Findings()
     settings = load_silo_settings(config)
     findings.fine("settings", f"{config}, silo {settings.name} of federation {settings.federation}")
-    policy = _own_files(settings, findings)
+    policies = _own_files(settings, findings)
     if job_file is not None:
-        _job(job_file, init, settings, policy, findings)
+        _job(job_file, init, settings, policies, findings)
     if findings.problems:
         what = "problem" if findings.problems == 1 else "problems"
         raise CommandFailed(f"{findings.problems} {what}: this silo is not ready")
     click.echo("all is well; nothing was sent")
 
 
-def _own_files(settings: SiloSettings, findings: Findings) -> Policy | None:
-    """Certificate, policy, folder, data path, and what the settings name of this machine's own code."""
+def _own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
+    """Certificate, policies, folder, data paths, and what the settings name of this machine's own code.
+
+    Gives the policies that can be read, by data set.
+    """
     with findings.step("certificate"):
         authority = tls.load_authority(settings.authority)
         identity = tls.load_identity(settings.identity)
@@ -120,32 +125,37 @@ def _own_files(settings: SiloSettings, findings: Findings) -> Policy | None:
             )
         until = identity.certificate.not_valid_after_utc
         findings.fine("certificate", f"{settings.identity.certificate}, valid until {until:%Y-%m-%d}")
-    policy: Policy | None = None
-    with findings.step("policy"):
-        policy = load_policy(settings.policy)
-        if policy.federation != settings.federation:
-            expected = f"expected {settings.federation}, got {policy.federation}"
-            raise ConfigError(f"{settings.policy}: federation: {expected}")
-        findings.fine("policy", str(settings.policy))
+    policies: dict[str, Policy] = {}
+    for each in settings.data_sets:
+        with findings.step("policy"):
+            path = settings.policy_of(each)
+            policy = load_policy(path)
+            if policy.federation != settings.federation:
+                expected = f"expected {settings.federation}, got {policy.federation}"
+                raise ConfigError(f"{path}: federation: {expected}")
+            policies[each.name] = policy
+            findings.fine("policy", f"{path}, of data set {each.name}")
     with findings.step("directory"), _ledger(settings):
         findings.fine("directory", str(settings.directory))
-    with findings.step("data.path"):
-        path = settings.data.path
-        if path is not None and not path.exists():
-            raise ConfigError(f"{path}: no such file or directory")
-        findings.fine("data.path", "none is needed" if path is None else str(path))
-    for name, entry_point in (("data.module", settings.data.module), ("objective", settings.objective)):
+    for each in settings.data_sets:
+        with findings.step("data.path"):
+            if each.path is not None and not each.path.exists():
+                raise ConfigError(f"{each.path}: no such file or directory")
+            findings.fine("data.path", "none is needed" if each.path is None else str(each.path))
+    modules = [("data.module", each.module) for each in settings.data_sets]
+    for name, entry_point in (*modules, ("objective", settings.objective)):
         if entry_point is not None:
             with findings.step(name):
                 load_entry_point(entry_point, field=name)
                 findings.fine(name, entry_point)
-    return policy
+    return policies
 
 
 def _job(
-    file: Path, init: Path | None, settings: SiloSettings, policy: Policy | None, findings: Findings
+    file: Path, init: Path | None, settings: SiloSettings, policies: dict[str, Policy], findings: Findings
 ) -> None:
     spec: JobSpec | None = None
+    data_set: DataSettings | None = None
     with findings.step("job"):
         spec = read_spec(file)
         told = f"{file}: {spec.strategy.name}, rounds {spec.rounds}, silos {len(spec.silos)}"
@@ -153,16 +163,18 @@ def _job(
             raise ConfigError(f"{file}: silos: it does not list {settings.name}")
         if spec.not_after <= datetime.now(UTC):
             raise ConfigError(f"{file}: not_after: {spec.not_after.isoformat()} has passed")
+        data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
         findings.fine("job", told)
-    if spec is None:
+    if spec is None or data_set is None:
         return
+    policy = policies.get(data_set.name)
     if settings.objective is None:
         require_extra("silo", "torch", what="training here")
     with findings.step("acceptance"):
         _accept(spec, policy, findings)
     data: SiloData | None = None
-    with findings.step("data", slow=f"reading data set {settings.data.name}"):
-        data = _data(settings, spec, findings)
+    with findings.step("data", slow=f"reading data set {data_set.name}"):
+        data = _data(data_set, spec, findings)
     state: GlobalState | None = None
     with findings.step("model", slow=f"making model {spec.model.name}"):
         drawn = _first_state(spec, file, init, policy)
@@ -175,9 +187,9 @@ def _job(
         return
     if spec.privacy is not None:
         with findings.step("budget"), _ledger(settings) as ledger:
-            budget = ledger.budget(policy=policy, data_set=settings.data.name)
+            budget = ledger.budget(policy=policy, data_set=data_set.name)
             budget.check_plan(unsigned_job(spec, state), state)
-            findings.fine("budget", f"data set {settings.data.name} has room for the whole job")
+            findings.fine("budget", f"data set {data_set.name} has room for the whole job")
     with findings.step("training", slow="running one batch of each phase"):
         objective = load_objective(settings)
         trial = Trial(spec, settings.name, data, state=state, policy=policy, objective=objective)
@@ -215,11 +227,11 @@ def _first_state(spec: JobSpec, file: Path, init: Path | None, policy: Policy | 
     return state
 
 
-def _data(settings: SiloSettings, spec: JobSpec, findings: Findings) -> SiloData | None:
+def _data(settings: DataSettings, spec: JobSpec, findings: Findings) -> SiloData | None:
     """The silo's samples for the job, and a line for each cell, file and label that does not fit."""
     problems = Problems()
     try:
-        data = load_data(settings.data, spec, problems=problems)
+        data = load_data(settings, spec, problems=problems)
     finally:
         for line in problems.lines:
             findings.problem("data", line)

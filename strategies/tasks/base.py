@@ -70,6 +70,11 @@ class Target:
     high: float = math.inf
     highs: tuple[float, ...] = ()
 
+    @property
+    def range(self) -> str:
+        """For a message, such as `0 to 9`, or `0 to 5 and 0 to 1` where numbers differ."""
+        return " and ".join(f"{self.low:g} to {high:g}" for high in self.highs or (self.high,))
+
     def fitting(self, targets: Array) -> NDArray[np.bool_]:
         """Which samples have a target of this kind. Shapes: (N, *shape) -> (N,)."""
         if targets.shape[1:] != self.shape or targets.dtype.kind not in "iufb":
@@ -91,9 +96,8 @@ class Target:
         if not self.fitting(targets).all():
             if not np.isfinite(targets).all():
                 raise ConfigError(f"{source}: labels hold NaN or infinity, expected finite numbers")
-            highs = " / ".join(f"{high:g}" for high in self.highs or (self.high,))
             raise ConfigError(
-                f"{source}: labels must be {self.low:g} to {highs} (by the job's task and classes), "
+                f"{source}: labels must be {self.range} (by the job's task and classes), "
                 f"got {targets.min():g} to {targets.max():g}"
             )
         return targets.astype(np.int64 if self.is_whole else np.float32, copy=False)

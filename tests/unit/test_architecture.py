@@ -27,7 +27,16 @@ ARROWS = {
     "silo_agent": {"crypto", "strategies", "chorale_models", "chorale", "silo_agent"},
     "simulation": {"crypto", "strategies", "chorale", "silo_agent", "simulation"},
     "cli": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli"},
-    "bench": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "bench"},
+    "bench": {
+        "crypto",
+        "strategies",
+        "chorale_models",
+        "chorale",
+        "coordinator",
+        "silo_agent",
+        "simulation",
+        "bench",
+    },
     "research": {
         "crypto",
         "strategies",
@@ -81,6 +90,7 @@ TORCH_PLACES = (
     "silo_agent/seeding.py",
     "silo_agent/torchvision_compat.py",
     "silo_agent/training/",
+    "bench/training.py",
     "chorale_models/",
     "research/heart_disease/",
 )

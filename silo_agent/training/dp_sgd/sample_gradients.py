@@ -5,6 +5,7 @@ N = samples of one micro-batch, P = trained parameters.
 
 from __future__ import annotations
 
+import warnings
 from types import TracebackType
 
 import torch
@@ -58,7 +59,10 @@ class SampleGradients:
             outputs = run_model(self._model, inputs)
         else:
             outputs = functional_call(self._pass, {"model.scale": scale_N1}, (inputs,))
-        torch.autograd.backward(loss.per_sample(outputs, inputs.detach(), labels_N, places_N).sum())
+        with warnings.catch_warnings():
+            # tokens take no gradient, and the hook of their embedding says so
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            torch.autograd.backward(loss.per_sample(outputs, inputs.detach(), labels_N, places_N).sum())
         self._hooked.disable_hooks()
         return [self._taken(parameter, scale_N1) for parameter in self.parameters]
 

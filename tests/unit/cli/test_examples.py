@@ -24,6 +24,7 @@ from silo_agent.settings import SiloSettings
 from tests.unit.cli.conftest import Ended
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+OWN = EXAMPLES / "own"  # tests/integration/test_own_examples.py runs those
 FILES: list[tuple[str, type[BaseModel]]] = [
     ("job.yaml", JobSpec),
     ("job-csv.yaml", JobSpec),
@@ -33,6 +34,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("job-text.yaml", JobSpec),
     ("policy.yaml", Policy),
     ("silo.yaml", SiloSettings),
+    ("silo-data-sets.yaml", SiloSettings),
     ("coordinator.yaml", CoordinatorSettings),
     ("operator.yaml", OperatorSettings),
 ]
@@ -51,10 +53,11 @@ SHORT = (
     "job-csv.yaml",
     "job-private.yaml",
     "job-own.yaml",
+    "silo-data-sets.yaml",
     "job-images.yaml",
     "job-text.yaml",
     "heart-disease/job.yaml",
-)  # they explain only what differs from job.yaml
+)  # they explain only what differs from job.yaml and silo.yaml
 
 
 def _values(name: str) -> dict[str, Any]:
@@ -116,15 +119,16 @@ def test_schema_refuses_a_wrong_file(
 
 
 def test_no_file_of_the_folder_goes_unread() -> None:
-    found = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.*")}
+    found = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.*") if OWN not in path.parents}
     assert found == {name for name, _ in [*FILES, *HOSPITALS]}
 
 
 @pytest.mark.parametrize(
     ("names", "model"),
     [
-        (("job.yaml", *SHORT), JobSpec),
-        *(((name,), model) for name, model in FILES if model is not JobSpec),
+        (("job.yaml", *(name for name in SHORT if "job" in name)), JobSpec),
+        (("silo.yaml", "silo-data-sets.yaml"), SiloSettings),
+        *(((name,), model) for name, model in FILES if model not in (JobSpec, SiloSettings)),
     ],
 )
 def test_examples_name_every_field_and_no_other(names: tuple[str, ...], model: type[BaseModel]) -> None:
