@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.state import state_from_bytes
+from chorale.spec.model_file import open_model
 from chorale.transport.wire import MAX_SILOS
 from cli.demo.plan import COORDINATOR, EPSILONS, FEDERATION, LOGS, Plan, digits_plan, job_plan
 from cli.demo.processes import Child, Processes, run_commands
@@ -203,7 +203,7 @@ def _promise(plan: Plan, operations: Operations, digest: bytes) -> Promise:
     """What the job promises, told before its first round, with what few silos make of it."""
     spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
     _, data = operations.fetch(digest)
-    promise = promise_of(spec, state_from_bytes(b"".join(data)))
+    promise = promise_of(spec, open_model(b"".join(data))[0])
     for line in (promise.line(), *promise.warnings()):
         _say(line)
     return promise

@@ -62,9 +62,9 @@ def accuracy_by_round(history: JobHistory) -> list[float | None]:
     """
     trained = history.of_kind(TRAIN)
     measured = {record.round - 1: record.figures.get("accuracy") for record in trained}
-    for record in history.of_kind(EVALUATE):
-        measured[record.round] = record.figures.get("accuracy")
     last = max((record.round for record in trained), default=0)
+    for record in history.of_kind(EVALUATE):  # of the last one, also where rounds ended early
+        measured[last] = record.figures.get("accuracy")
     return [measured.get(round) for round in range(1, last + 1)]
 
 
@@ -127,8 +127,14 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
             f"{record.wall_seconds:.1f}",
             ", ".join(left.silo for left in record.left_out),
         )
-    status = history.summary.progress or history.summary.status or "waiting for the coordinator"
-    return Group(rows, Text(status, style="dim"), *(Text(note, style="yellow") for note in notes))
+    summary = history.summary
+    status = summary.progress or summary.reason or summary.status or "waiting for the coordinator"
+    kept = [Text(kept_line(summary), style="dim")] if summary.kept else []
+    return Group(rows, *kept, Text(status, style="dim"), *(Text(note, style="yellow") for note in notes))
+
+
+def kept_line(summary: JobSummary) -> str:
+    return f"kept: the model after round {summary.model_round}, {summary.kept}"
 
 
 def _title(record: PhaseRecord, rounds: int) -> str:

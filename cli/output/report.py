@@ -54,6 +54,10 @@ def document(
         "silo_names": list(summary.silos),
         "rounds": summary.rounds,
         "rounds_completed": summary.rounds_completed,
+        "reason": summary.reason,  # why it has fewer rounds than it says, or no end
+        # the model that the operator fetches; kept: its metric, where the job keeps the best
+        "model_round": summary.model_round,
+        "kept": summary.kept or None,
         "final_accuracy": history.closing("accuracy"),
         "accuracy_by_round": accuracy_by_round(history),
         # of the silos' own models, which stay with them; null in a job that makes none
@@ -216,10 +220,14 @@ def _headline(report: Document) -> str:
     sizes = (
         f"{report['upload_bytes_per_silo_round']:,} bytes; the model has {report['float32_bytes']:,} bytes."
     )
+    why = f" ({report['reason']})" if report["reason"] else ""
+    kept = (
+        f" The model is that after round {report['model_round']}: {report['kept']}." if report["kept"] else ""
+    )
     return html.escape(
-        f"{report['strategy']} over {report['silos']} silos: {report['status']}, "
+        f"{report['strategy']} over {report['silos']} silos: {report['status']}{why}, "
         f"{report['rounds_completed']} of {report['rounds']} rounds, {accuracy}, "
-        f"{report['wall_seconds']:.1f} s. In a round a silo sent {sizes}"
+        f"{report['wall_seconds']:.1f} s. In a round a silo sent {sizes}{kept}"
     )
 
 

@@ -57,7 +57,11 @@ MAX_WORKERS = 256
     type=click.Path(path_type=Path),
     help="Policy of every silo, which may refuse the job.  [default: one that refuses nothing]",
 )
-@click.option("--init", type=click.Path(path_type=Path), help="Initial model, safetensors; default: by seed.")
+@click.option(
+    "--init",
+    type=click.Path(path_type=Path),
+    help="Initial model, safetensors: a plain state_dict or a fetched model; default: by seed.",
+)
 @click.option(
     "--device",
     default="auto",
@@ -142,10 +146,15 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         "final_accuracy": finite(simulation.final_accuracy),
         "final_loss": finite(simulation.final_loss),
         "final_personal_accuracy": None if own is None else own.accuracy,
-        "model_after_round": simulation.job.spec.rounds,
+        "model_after_round": simulation.model[0],
+        "stopped": simulation.stopped,
     }
+    if simulation.stopped:
+        click.echo(simulation.stopped, err=True)
+    if simulation.job.spec.keep is not None:
+        click.echo(f"kept: the model after round {simulation.model[0]}", err=True)
     if folder is not None:
-        folder.finish(simulation.progress)
+        folder.finish(simulation)
         document["model"] = str(folder.model_path)
     if own is not None:
         click.echo(f"final personal models: accuracy {own}", err=True)
