@@ -66,6 +66,7 @@ class Language(nn.Module):
 
 
 def measure(folder: Path, *, layers: int, width: int, length: int, batch: int, steps: int) -> dict[str, Any]:
+    """What the rows are is in the docstring of this module."""
     registry.OWN["language"] = model()(lambda sizes, **_: Language(layers, width))
     weights, digest = written(folder, layers=layers, width=width)
     job = job_of(digest, length=length, batch=batch)
@@ -112,6 +113,7 @@ def written(folder: Path, *, layers: int, width: int) -> tuple[int, str]:
 
 
 def job_of(base: str, *, length: int, batch: int) -> JobSpec:
+    """One round of next-token training beside the base of that digest."""
     return JobSpec.model_validate(
         {
             "name": "adapters",
@@ -131,6 +133,7 @@ def job_of(base: str, *, length: int, batch: int) -> JobSpec:
 
 
 def work_of(job: JobSpec, state: dict[str, Any], *, samples: int, length: int) -> Work:
+    """A training phase over so many sequences, one of which is tested."""
     tokens = np.random.default_rng(1).integers(0, WORDS, (samples, length + 1))
     train = Samples(features=tokens[:, :-1].copy(), labels=tokens[:, 1:].copy())
     data = SiloData(train=train, holdout=train.take(np.arange(1)), name="bench")
@@ -155,6 +158,7 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Read the options, measure, print."""
     parser = Parser("adapters", __doc__)
     parser.add_argument("--layers", type=whole(1, 200), default=12)
     parser.add_argument("--width", type=whole(64, 16_384), default=1_024, help="a multiple of 64")

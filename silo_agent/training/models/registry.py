@@ -12,10 +12,9 @@ from typing import cast
 from torch import nn
 
 from chorale.runtime import distributions
-from chorale.spec.adapter_spec import AdaptersSpec
 from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.plug_in_specs import CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec
+from chorale.spec.plug_in_specs import AdaptersSpec, CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec
 from chorale_models.model import Model, Normal, Sizes, Start
 from chorale_models.networks.plain import cnn, mlp, vgg11
 from chorale_models.networks.residual import mobilenet_v2, resnet18
