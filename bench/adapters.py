@@ -17,7 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,8 @@ class Language(nn.Module):
 def measure(folder: Path, *, layers: int, width: int, length: int, batch: int, steps: int) -> dict[str, Any]:
     """What the rows are is in the docstring of this module."""
     registry.OWN["language"] = model()(lambda sizes, **_: Language(layers, width))
-    weights, digest = written(folder, layers=layers, width=width)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:  # its memory is not counted
+        weights, digest = other.submit(written, folder, layers=layers, width=width).result()
     job = job_of(digest, length=length, batch=batch)
     state = initial_state(job)
     objective = TorchObjective(device="cpu", threads=torch.get_num_threads(), base_models=folder)
