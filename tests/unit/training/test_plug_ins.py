@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chorale.pinned_code import pinned
 from chorale.runtime import distributions
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.pinned_code import pinned
 from crypto.errors import ConfigError
 from silo_agent.data.loading import load_data
 from silo_agent.data.own_data import own_function
