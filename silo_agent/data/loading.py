@@ -17,7 +17,7 @@ from chorale_models.data import Samples as SampleSet
 from crypto.errors import ConfigError
 from silo_agent.data import private
 from silo_agent.data.base import Features, Loader, RawData, Samples, SiloData, whole_labels
-from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, sql
+from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, scans, sql
 from silo_agent.data.misfits import add_misfits
 from silo_agent.data.own_data import own_data
 from silo_agent.data.partition import (
@@ -41,6 +41,8 @@ LOADERS: dict[DataFormat, Loader] = {
     DataFormat.CSV: csv.load,
     DataFormat.PARQUET: parquet.load,
     DataFormat.SQL: sql.load,
+    DataFormat.DICOM: scans.load,
+    DataFormat.NIFTI: scans.load,
     DataFormat.CIFAR10: cifar.load,
     DataFormat.CIFAR100: cifar.load,
 }

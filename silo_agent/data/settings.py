@@ -20,6 +20,8 @@ class DataFormat(StrEnum):
     CSV = "csv"
     PARQUET = "parquet"
     SQL = "sql"
+    DICOM = "dicom"
+    NIFTI = "nifti"
     CIFAR10 = "cifar10"
     CIFAR100 = "cifar100"
     MODULE = "module"

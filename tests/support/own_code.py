@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 
+from chorale.runtime import distributions
 from tests.support import wheels
 
 NAME, PACKAGE = "hospital-models", "hospital_models"
@@ -157,3 +161,18 @@ def install(folder: Path, *, version: str = "1.2.0") -> Path:
     site = folder / f"site-{version}"
     wheels.install(wheels.build(folder, name=NAME, version=version, files=FILES, offers=OFFERS), site)
     return site
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[Path]:
+    """The distribution, found by this process and those that it starts, and forgotten afterwards."""
+    site = install(folder)
+    sys.path.insert(0, str(site))
+    try:
+        yield site
+    finally:
+        sys.path.remove(str(site))
+        for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+            del sys.modules[name]
+        distributions._owners.clear()
+        distributions._running.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from chorale.pinned_code import pinned
-from chorale.runtime import distributions
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.loading import load_data
@@ -32,14 +30,8 @@ ABSOLUTE = {"name": "absolute", "from": PINNED}
 
 @pytest.fixture(scope="module", autouse=True)
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = own_code.install(tmp_path_factory.mktemp("own"))
-    sys.path.insert(0, str(path))
-    yield path
-    sys.path.remove(str(path))
-    for name in [name for name in sys.modules if name.partition(".")[0] == own_code.PACKAGE]:
-        del sys.modules[name]
-    distributions._owners.clear()
-    distributions._running.clear()
+    with own_code.importable(tmp_path_factory.mktemp("own")) as path:
+        yield path
 
 
 def job(**fields: Any) -> JobSpec:
