@@ -79,11 +79,11 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     _import_monai()
     if len(job.input_shape) not in (3, 4):
         raise ConfigError(
-            f"input_shape: format {settings.format.value} needs (channels, x, y) or (channels, x, y, z), "
+            f"input_shape: format {settings.format} needs (channels, x, y) or (channels, x, y, z), "
             f"the job says {job.input_shape}"
         )
     read = _read_nifti if settings.format is DataFormat.NIFTI else _read_dicom
-    return load_with(read, settings, job, suffixes=SUFFIXES[settings.format])
+    return load_with(read, settings, job, suffixes=SUFFIXES[DataFormat(settings.format)])
 
 
 def load_with(read: Read, settings: DataSettings, job: JobSpec, *, suffixes: tuple[str, ...]) -> RawData:
@@ -121,7 +121,7 @@ def _masked(
     """Every image that has a mask. Raises ConfigError where the task has none or a folder is missing."""
     if job.method.task.target.shape != job.input_shape[1:]:
         raise ConfigError(
-            f"label_column: format {settings.format.value} needs the heading of the label in {LABELS}, or a "
+            f"label_column: format {settings.format} needs the heading of the label in {LABELS}, or a "
             "task whose labels are masks"
         )
     images, masks = (_listed(root / folder, suffixes) for folder in (IMAGES, MASKS))

@@ -54,7 +54,7 @@ def wanted_columns(settings: DataSettings, job: JobSpec) -> list[str]:
     """The columns that the job reads. Raises ConfigError where it declares none."""
     if job.columns is None or job.label_column is None:
         raise ConfigError(
-            f"columns: format {settings.format.value} needs columns and label_column, the job declares none"
+            f"columns: format {settings.format} needs columns and label_column, the job declares none"
         )
     return [*(column.name for column in job.inputs), *job.label_columns]
 
