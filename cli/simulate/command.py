@@ -20,7 +20,7 @@ from chorale.transport.wire import MAX_SILOS
 from cli.demo.plan import OPEN_POLICY
 from cli.errors import require_extra
 from cli.given_data import DataOptions, data_options
-from cli.job import initial_bytes, read_spec, solved, tell_draw
+from cli.job import initial_bytes, read_spec, solved, tell_draw, with_code
 from cli.output.progress import personal_of, score_word
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
@@ -169,7 +169,7 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
 def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
     listed = parse_mapping(read_limited(file, MAX_BYTES), source=str(file)).get("silos", ())
     names = options.names(listed if isinstance(listed, list) else (), silos)
-    spec = read_spec(file, not_after=NEVER, silos=names if options.silo_files or silos else ())
+    spec = with_code(read_spec(file, not_after=NEVER, silos=names if options.silo_files or silos else ()))
     own = options.objectives()
     if not spec.model.is_built_in and any(name not in own for name in spec.silos):
         raise ConfigError(
@@ -182,7 +182,8 @@ def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
 def _policy(spec: JobSpec, path: Path | None) -> Policy:
     """Raises PolicyRefusal where a given policy would refuse the job."""
     if path is None:
-        return Policy(federation=spec.federation, count_granularity=1, **OPEN_POLICY)
+        code = spec.distributions
+        return Policy(federation=spec.federation, count_granularity=1, distributions=code, **OPEN_POLICY)
     policy = load_policy(path)
     policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")
     return policy
