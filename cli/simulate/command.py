@@ -21,7 +21,7 @@ from cli.demo.plan import OPEN_POLICY
 from cli.errors import require_extra
 from cli.given_data import DataOptions, data_options
 from cli.job import initial_bytes, read_spec, solved, tell_draw, with_code
-from cli.output.progress import personal_of
+from cli.output.progress import personal_of, score_word
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
@@ -132,7 +132,7 @@ def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
             click.echo(json.dumps(result.to_json()))
         else:
             folder.add(result, simulation.progress)
-        click.echo(_line(result, rounds=spec.rounds), err=True)
+        click.echo(_line(result, rounds=spec.rounds, main=spec.method.task.main), err=True)
 
 
 def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
@@ -141,14 +141,19 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         for kind, figures in simulation.closing.items()
     }
     own = personal_of({name: value for figures in closing.values() for name, value in figures.items()})
+    main = simulation.job.strategy.task.main
     document: dict[str, Any] = {
         "closing": closing,
         "final_accuracy": finite(simulation.final_accuracy),
         "final_loss": finite(simulation.final_loss),
+        "main_figure": main,
+        "final_figure": finite(simulation.final_figure),
         "final_personal_accuracy": None if own is None else own.accuracy,
         "model_after_round": simulation.model[0],
         "stopped": simulation.stopped,
     }
+    if simulation.progress.tables:
+        document["tables"] = simulation.progress.tables
     if simulation.stopped:
         click.echo(simulation.stopped, err=True)
     if simulation.job.spec.keep is not None:
@@ -157,7 +162,7 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         folder.finish(simulation)
         document["model"] = str(folder.model_path)
     if own is not None:
-        click.echo(f"final personal models: accuracy {own}", err=True)
+        click.echo(f"final personal models: {score_word(main)} {own}", err=True)
     click.echo(json.dumps(document))
 
 
@@ -198,17 +203,17 @@ def _folder(
     return SimulationFolder(out, identity=identity)
 
 
-def _line(result: RoundResult, *, rounds: int) -> str:
+def _line(result: RoundResult, *, rounds: int, main: str) -> str:
     parts = [f"round {result.round}/{rounds}", f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
     if result.reason:
         parts.append(f"used up ({result.reason})")
-    accuracy, loss = finite(result.accuracy), finite(result.loss)
-    if accuracy is not None:
-        told = "" if loss is None else f", loss {loss:.3f}"
-        parts.append(f"model after round {result.round - 1}: accuracy {accuracy:.3f}{told}")
+    figure, loss = finite(result.figures.get(main)), finite(result.loss)
+    if figure is not None:
+        told = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
+        parts.append(f"model after round {result.round - 1}: {main} {figure:.3f}{told}")
     own = personal_of(result.figures)
     if own is not None:
-        parts.append(f"personal models: accuracy {own}")
+        parts.append(f"personal models: {score_word(main)} {own}")
     if result.left_out:
         parts.append(f"without {', '.join(result.left_out)}")
     return "  ".join(parts)

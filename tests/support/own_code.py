@@ -19,7 +19,7 @@ FILES = {
         '''
         import torch
         from torch import nn
-        from chorale_models import Loss, Normal, Regularizer, Sum, Target, Task, model
+        from chorale_models import Data, Loss, Normal, Regularizer, Sum, Target, Task, model
 
 
         class Attending(nn.Module):
@@ -131,6 +131,15 @@ FILES = {
                 return (outputs - outputs.mean(0)).square().sum(1)
 
 
+        def line(sizes, *, samples=20):
+            x = [[place / samples] * sizes.input_shape[0] for place in range(samples)]
+            return Data(train=[(each, place % 2) for place, each in enumerate(x)])
+
+
+        def spoiled(sizes):
+            raise OSError("the archive is not mounted")
+
+
         class Near(Regularizer):
             def penalty(self, outputs, teacher, targets):
                 return (outputs - teacher).square().sum(1)
@@ -142,6 +151,7 @@ OFFERS = {
         name: f"{PACKAGE}.code:{name}" for name in ("net", "headless", "early", "tied", "nameless", "random")
     },
     "chorale.tasks": {name.lower(): f"{PACKAGE}.code:{name}" for name in ("Absolute", "Flat", "Reserved")},
+    "chorale.data": {name: f"{PACKAGE}.code:{name}" for name in ("line", "spoiled")},
     "chorale.parts": {name.lower(): f"{PACKAGE}.code:{name}" for name in ("Focal", "Centered", "Near")},
 }
 
