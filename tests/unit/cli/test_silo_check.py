@@ -106,7 +106,7 @@ def test_every_phase_of_a_method_runs_on_one_batch(
         line.split()[2].rstrip(":") for line in ended.out.splitlines() if line.startswith("ok       phase")
     ]
     assert told == phases
-    assert "ok       round: about" in ended.out
+    assert "ok       round: at most about" in ended.out
     assert files_below(desk.folder) == before
 
 

@@ -110,7 +110,7 @@ def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_thei
     ("options", "said"),
     [
         (["--silos", "2"], "2 is not in the range 3<=x<=200"),
-        (["--data", "numbers"], "--data: format: expected 'digits', 'mnist'"),
+        (["--data", "numbers"], "--data: format: expected one of digits, mnist"),
         (["--data", "npz"], "--data: path: format npz needs one"),
         (["--data", "npz", "--path", "/nowhere"], "data.path: no such file or folder: /nowhere"),
         (["--partition", "shards", "--silos", "7"], "7 silos x 2 shards cannot be shared evenly"),
