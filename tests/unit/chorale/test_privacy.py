@@ -32,6 +32,7 @@ from strategies.checks import check_private
 from strategies.declared_parts import PARTS
 from strategies.presets import PRESETS
 from strategies.recipe import Recipe, Regularizer
+from strategies.tasks.classification import CLASSIFICATION
 from tests.unit.chorale.conftest import NOW
 
 MakeSpec = Callable[..., JobSpec]
@@ -457,7 +458,7 @@ class TestMethods:
     def test_a_part_that_stands_nowhere_is_refused(self) -> None:
         unsaid = replace(PRESETS["fedprox"], regularizer=Regularizer(word="new"))
         with pytest.raises(ConfigError, match="strategy.regularizer: it is not declared what new costs"):
-            check_private(unsaid, {}, has_records=True, has_sums=False)
+            check_private(unsaid, {}, CLASSIFICATION, has_records=True, has_sums=False)
 
     @pytest.mark.parametrize(
         ("preset", "options", "by_records", "by_sums"),

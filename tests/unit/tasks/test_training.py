@@ -197,6 +197,14 @@ class Added(Words):
         return self.words(self.embedding(inputs) + self.places)  # type: ignore[no-any-return]
 
 
+class Tied(Words):
+    """Uses the embedding's weights again, past the layer."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.embedding(inputs)
+        return self.words(found) + found @ self.embedding.weight.T  # type: ignore[no-any-return]
+
+
 class Placed(Words):
     """Looks up places once for all samples of a batch."""
 
@@ -219,7 +227,7 @@ class Attends(Words):
         return self.words(self.attention(found, found, found)[0])  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("body", [Added, Placed, Attends])
+@pytest.mark.parametrize("body", [Added, Placed, Attends, Tied])
 def test_a_private_job_refuses_a_model_whose_records_gradients_are_not_to_be_had(
     body: type[nn.Module], no_cut: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
