@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from chorale.spec.adapter_spec import LORA_B
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.plug_in_specs import LORA_B
 from chorale.spec.state import BUFFER_SUFFIXES
 from crypto import encoding
 from strategies.base import MODEL, Array

@@ -14,11 +14,18 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from chorale.spec.adapter_spec import AdaptersSpec
 from chorale.spec.column_specs import ColumnSpec, LabelColumns, check_table, expanded, names_of
 from chorale.spec.fields import DataSetName, Moment, Name, Sha256, SpecPart
 from chorale.spec.image_specs import NormalizeSpec, Transforms, check_transforms
-from chorale.spec.plug_in_specs import CUSTOM, CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec, TaskSpec
+from chorale.spec.plug_in_specs import (
+    CUSTOM,
+    AdaptersSpec,
+    CodeSpec,
+    GivenPartSpec,
+    ModelSpec,
+    PlugInSpec,
+    TaskSpec,
+)
 from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.selection import KeepSpec, StopSpec, check_ends
 from chorale.spec.settings_file import check_values, parse_mapping

@@ -1,4 +1,5 @@
-"""What a job names beside numbers: its model and its task, Chorale's own or of an installed distribution.
+"""What a job names beside numbers: its model, adapters in it, and its task, Chorale's own or of an installed
+distribution.
 
 Code never travels. A job names a distribution, its version and the digest of its files; each silo compares
 its own copy before it accepts the job.
@@ -27,6 +28,9 @@ OptionValues = OptionValue | Annotated[tuple[OptionValue, ...], Field(max_length
 OWN_MODELS = ("mlp", "cnn", "resnet18", "vgg11", "mobilenet_v2")
 DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without normalization
 CUSTOM = "custom"
+LORA_B = ".lora_B."  # in the names of arrays that start at zero
+MARK = ".lora_"  # in the names of an adapter's arrays
+LayerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,200}$")]
 
 
 class FromSpec(SpecPart):
@@ -169,6 +173,27 @@ class TaskSpec(PlugInSpec):
             ratios={} if self.sums is None else self.ratios or {},
             is_mean=self.is_mean is not False,
         )
+
+
+class AdaptersSpec(SpecPart):
+    """LoRA, Hu et al. 2022 (arXiv 2106.09685): a layer W becomes W + (alpha / rank) B A; B starts at zero.
+
+    The global state holds A and B and the head; the weights beside them never travel.
+    """
+
+    rank: int = Field(default=8, ge=1, le=1_024, description="r of LoRA: rows of A, columns of B")
+    alpha: float = Field(default=16.0, gt=0, le=10_000, description="B A is scaled by alpha / rank")
+    targets: tuple[LayerName, ...] = Field(
+        default=(),
+        max_length=64,
+        description="names of the layers, or their ends such as q_proj; none: the model's own function has "
+        "put LoRA layers in",
+    )
+    base: Sha256 | None = Field(
+        default=None,
+        description="SHA-256 of the safetensors file of the other weights, which each silo has in its "
+        "`base_models` folder; null: drawn by model.seed, for trials",
+    )
 
 
 class ModelSpec(PlugInSpec):

@@ -27,7 +27,7 @@ from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
 from silo_agent.training.models.adapters import load_base
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.registry import build_model
+from silo_agent.training.models.registry import build_model, model_of, starts_of
 from silo_agent.training.models.state import flat_arrays, flat_values, load_arrays, model_arrays
 from silo_agent.training.parts.closing.fine_tuning import fine_tune
 from silo_agent.training.parts.computed_parts import (
@@ -130,7 +130,8 @@ class TorchObjective:
             adapters=spec.adapters,
         )
         if spec.adapters is not None:
-            load_base(model, spec, self._base_models)
+            named = model_of(spec.model, code=spec.code)
+            load_base(model, spec, self._base_models, starts=partial(starts_of, spec.model, named))
             self._with_base = (spec, model)
         return model
 

@@ -91,6 +91,7 @@ TORCH_PLACES = (
     "silo_agent/seeding.py",
     "silo_agent/torchvision_compat.py",
     "silo_agent/training/",
+    "bench/adapters.py",
     "bench/training.py",
     "chorale_models/",
     "research/heart_disease/",

@@ -21,7 +21,14 @@ TEXTS = {path: page() for path, page in pages.PAGES.items()}
 SETTINGS, VALUES = "docs/reference/settings.md", "docs/reference/values.md"
 # examples that show what job.yaml has not, such as columns
 EXAMPLES = {
-    "Job": ("job.yaml", "job-csv.yaml", "job-private.yaml", "job-own.yaml", "job-images.yaml"),
+    "Job": (
+        "job.yaml",
+        "job-csv.yaml",
+        "job-private.yaml",
+        "job-own.yaml",
+        "job-images.yaml",
+        "job-text.yaml",
+    ),
     **{file.title: (file.name,) for file in FILES if file.title != "Job"},
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +16,10 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from chorale.spec.adapter_spec import MARK, AdaptersSpec
 from chorale.spec.first_state import SEED_ALONE, first_state
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.plug_in_specs import MARK, AdaptersSpec
+from chorale_models.model import Start
 from crypto.errors import ConfigError
 from silo_agent.training.models.base import BODY, FederatedModel, float_tensors
 from strategies.base import MODEL
@@ -51,8 +53,15 @@ def put_in(model: FederatedModel, spec: AdaptersSpec) -> None:
         )
 
 
-def load_base(model: FederatedModel, job: JobSpec, folder: Path | None) -> None:
-    """Set all that is no part of the state. folder: the silo's `base_models`.
+def load_base(
+    model: FederatedModel,
+    job: JobSpec,
+    folder: Path | None,
+    *,
+    starts: Callable[[Sequence[str]], Mapping[str, Start]] = lambda _: {},
+) -> None:
+    """Set all that is no part of the state. folder: the silo's `base_models`. starts: of the author's arrays
+    of those names, where the base is drawn.
 
     Raises ConfigError where the file is missing, is another one, or lacks an array of the model.
     """
@@ -62,15 +71,17 @@ def load_base(model: FederatedModel, job: JobSpec, folder: Path | None) -> None:
     }
     with torch.no_grad():
         if job.adapters.base is None:
-            _draw(tensors, job)
+            own_names = [_own_name(name) for name in float_tensors(model) if name.startswith(BODY)]
+            _draw(tensors, job, starts(own_names))
         else:
             _read(tensors, job.adapters.base, folder)
 
 
-def _draw(tensors: dict[str, Tensor], job: JobSpec) -> None:
-    shapes = {f"{MODEL}base.{name}": tuple(tensor.shape) for name, tensor in tensors.items()}
-    for name, array in first_state(job, shapes, base=SEED_ALONE).items():
-        tensors[name.removeprefix(f"{MODEL}base.")].copy_(torch.from_numpy(array))
+def _draw(tensors: dict[str, Tensor], job: JobSpec, starts: Mapping[str, Start]) -> None:
+    before = MODEL + BODY
+    shapes = {before + name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name, array in first_state(job, shapes, base=SEED_ALONE, starts=starts).items():
+        tensors[name.removeprefix(before)].copy_(torch.from_numpy(array))
 
 
 def _read(tensors: dict[str, Tensor], digest: str, folder: Path | None) -> None:
@@ -78,8 +89,7 @@ def _read(tensors: dict[str, Tensor], digest: str, folder: Path | None) -> None:
         raise ConfigError(f"base_models: the job's adapters need weights {digest[:12]}, and no folder is set")
     path = folder / f"{digest}{SUFFIX}"
     try:
-        # Security: the digest is compared before a byte of the file is used, and again with nothing between
-        # but the institution's own disk
+        # Security: before a byte of the file is used; nobody but the institution writes into its folder
         if _sha256(path) != digest:
             raise ConfigError(f"{path}: its SHA-256 is not its name: it is not the file that the job names")
         with safetensors.safe_open(path, framework="pt") as file:

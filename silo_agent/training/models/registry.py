@@ -12,10 +12,9 @@ from typing import cast
 from torch import nn
 
 from chorale.runtime import distributions
-from chorale.spec.adapter_spec import AdaptersSpec
 from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.plug_in_specs import CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec
+from chorale.spec.plug_in_specs import AdaptersSpec, CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec
 from chorale_models.model import Model, Normal, Sizes, Start
 from chorale_models.networks.plain import cnn, mlp, vgg11
 from chorale_models.networks.residual import mobilenet_v2, resnet18
@@ -149,7 +148,8 @@ def loaded(field: str, spec: PlugInSpec | GivenPartSpec, *, group: str, code: Co
 
     Raises ConfigError.
     """
-    import silo_agent.torchvision_compat  # noqa: F401  an author's module may import torchvision in its own way
+    # an author's module may import torchvision, as transformers does: a CPU build of torch needs this before
+    import silo_agent.torchvision_compat  # noqa: F401
 
     digests = {each.distribution: each.sha256 for each in code or ()}
     assert spec.source is not None

@@ -31,6 +31,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("job-private.yaml", JobSpec),
     ("job-own.yaml", JobSpec),
     ("job-images.yaml", JobSpec),
+    ("job-text.yaml", JobSpec),
     ("policy.yaml", Policy),
     ("silo.yaml", SiloSettings),
     ("silo-data-sets.yaml", SiloSettings),
@@ -54,6 +55,7 @@ SHORT = (
     "job-own.yaml",
     "silo-data-sets.yaml",
     "job-images.yaml",
+    "job-text.yaml",
     "heart-disease/job.yaml",
 )  # they explain only what differs from job.yaml and silo.yaml
 

@@ -196,3 +196,24 @@ def test_code_that_a_job_names_is_loaded_where_the_policy_lists_it_and_it_is_the
     absent = chorale("silo", "check", "--config", config, "--job", table_job(desk, model=model))
     assert len(problems(absent)) == 1
     assert problems(absent)[0].startswith("code: ")
+
+
+def test_a_job_with_transforms_metrics_and_an_end_of_its_own_runs_on_one_batch(
+    desk: Desk, chorale: Calls
+) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    policy = desk.write("allowing.yaml", {"federation": "test", "class_statistics": "allow"})
+    by_accuracy = {"metric": "accuracy", "best": "highest"}
+    job = desk.job(
+        rounds=40,
+        keep=by_accuracy,
+        stop={**by_accuracy, "rounds": 3},
+        augment=[{"kind": "random-crop", "padding": 1}],
+        normalize={"mean": [0.3], "std": [0.3]},
+        task={"name": "classification", "metrics": ["confusion", "calibration"]},
+    )
+    ended = chorale("silo", "check", "--config", desk.silo(policy=str(policy)), "--job", job)
+    assert ended.code == 0, ended.out + ended.err
+    evaluation = desk.job(rounds=0)
+    unknown = chorale("silo", "check", "--config", desk.silo(), "--job", evaluation)
+    assert problems(unknown) == ["model: rounds: 0 evaluates a given model; give it: --init FILE.safetensors"]

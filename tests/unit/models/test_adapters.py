@@ -25,6 +25,8 @@ from silo_agent.training.models.state import initial_state, model_arrays
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import make_data, make_job, make_work
 
+pytest.importorskip("peft", reason="needs the extra language")
+
 WORDS, LENGTH = 32, 8
 ADAPTERS = {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}
 
