@@ -177,6 +177,12 @@ REFUSED = [
     (S, ["gpu.runtimeClassName=nvidia"], "gpu.runtimeClassName: it brings a GPU's libraries"),
     (PROXY, [f"{ISSUER}="], "identity.certManager.issuerRef.name: name the issuer"),
     (S, ["data.format="], "data.format: say how the data is stored"),
+    (
+        DIGITS,
+        ["data.format=disc"],
+        "data.format: give one of Chorale's own, or with data.from a name of that",
+    ),
+    (DIGITS, ["data.from=hospital-data==1.0.0"], "data.format: give one of Chorale's own, or with data.from"),
     (S, ["data.volume.hostPath=/srv"], "data.volume: give one of persistentVolumeClaim, hostPath and csi"),
     (S, ["data.volume.persistentVolumeClaim="], "needs path and one data.volume"),
     (S, ["data.path="], "needs path and one data.volume"),
@@ -370,7 +376,8 @@ def test_values_are_the_products_fields_with_the_products_defaults(
     schema, values = helm.schema(chart), helm.defaults(chart)
     for name in path:
         schema, values = schema["properties"][name], values[name]
-    assert set(schema["properties"]) - {"volume"} == set(model.model_fields) - own
+    fields = {field.alias or name for name, field in model.model_fields.items()}
+    assert set(schema["properties"]) - {"volume"} == fields - own
     for name, value in values.items():
         field = model.model_fields.get(name)
         if field is None or field.is_required() or value in (None, "", [], {}) or isinstance(value, dict):

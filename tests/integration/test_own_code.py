@@ -71,6 +71,7 @@ def hospitals(tmp_path: Path, site: Path) -> Iterator[Hospitals]:
         yield made
 
 
+@pytest.mark.gate
 def test_a_foreign_model_and_task_train_in_a_federation_that_never_sends_their_code(
     hospitals: Hospitals,
 ) -> None:
@@ -91,6 +92,7 @@ def _changed(site: Path, folder: Path) -> Path:
     return copy
 
 
+@pytest.mark.gate
 def test_each_silo_refuses_its_own_way_before_any_phase(
     hospitals: Hospitals, tmp_path: Path, site: Path
 ) -> None:

@@ -62,6 +62,10 @@
 {{- if not $data.format -}}
 {{- fail "data.format: say how the data is stored" -}}
 {{- end -}}
+{{- $own := list "digits" "mnist" "npz" "image-folder" "csv" "parquet" "dicom" "nifti" "cifar10" "cifar100" "module" -}}
+{{- if ne (empty $data.from) (has $data.format $own) -}}
+{{- fail "data.format: give one of Chorale's own, or with data.from a name of that distribution" -}}
+{{- end -}}
 {{- $csi := $data.volume.csi -}}
 {{- if and (or $csi.fsType $csi.volumeAttributes $csi.secretName) (not $csi.driver) -}}
 {{- fail "data.volume.csi: give driver, without it nothing is mounted" -}}

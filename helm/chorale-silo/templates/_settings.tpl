@@ -8,14 +8,14 @@
 
 {{/* "yes" for a format that reads a file or folder. */}}
 {{- define "chorale.needsPath" -}}
-{{- if not (has .Values.data.format (list "" "digits" "module")) }}yes{{ end -}}
+{{- if not (or .Values.data.from (has .Values.data.format (list "" "digits" "module"))) }}yes{{ end -}}
 {{- end -}}
 
 {{/* A data set of silo.yaml: what is empty is left to the product's default. */}}
 {{- define "chorale.dataSet" -}}
 {{- $given := . -}}
 {{- $data := omit $given "volume" "path" "policy" -}}
-{{- range $name := list "module" "columns_in_file" "missing" "labels" "partition" -}}
+{{- range $name := list "from" "options" "module" "columns_in_file" "missing" "labels" "partition" -}}
 {{- if empty (get $data $name) }}{{ $data = omit $data $name }}{{ end -}}
 {{- end -}}
 {{- if $given.path }}{{ $data = set $data "path" (printf "/data/%s" $given.path) }}{{ end -}}
