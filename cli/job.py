@@ -16,6 +16,7 @@ from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import read_model
+from chorale.spec.pinned_code import pinned
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
 from cli.errors import CommandFailed, require_extra, with_hint
@@ -84,7 +85,7 @@ def submit(
 
     Of a private job it also prints epsilon and the noise, which it solves for where the file leaves it out.
     """
-    spec = read_spec(file)
+    spec = with_code(read_spec(file))
     tell_draw(spec)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=None)
     state = initial_bytes(spec, init, base=spec.base())
@@ -118,6 +119,19 @@ def submit(
         tell_absent(spec, {silo.name: silo.connected for silo in operations.silos().silos})
         if is_watched:
             end_of(follow(operations, digest))
+
+
+def with_code(spec: JobSpec) -> JobSpec:
+    """The job with the digests of its distributions and what their code declares, tried out once here.
+
+    Raises ConfigError where one is not installed here, or its code does not do what the job needs.
+    """
+    if not spec.distributions:
+        return spec
+    require_extra("silo", "torch", what=f"trying the code of {spec.distributions[0]} once")
+    from silo_agent.training.plug_ins import checked
+
+    return checked(pinned(spec))
 
 
 def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from chorale.runtime.files import read_limited
-from chorale.spec.job_spec import JobSpec, StrategySpec
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
+from chorale.spec.strategy_spec import StrategySpec
 from cli.given_data import DataOptions
 from crypto.errors import ConfigError
 from crypto.session.cohort import CohortRule
@@ -194,7 +195,7 @@ def job_plan(
         drop=drop,
         federation=spec.federation,
         job=job,
-        silos=options.settings_of(names),
+        silos=options.settings_of(spec),
         policy={**rules, "federation": spec.federation, "approval": "automatic"},
         init=None if init is None else init.resolve(),
     )

@@ -149,13 +149,13 @@ class DeclaredTask(ABC):
     of losses of single records, which private jobs need.
     """
 
-    word: ClassVar[str]
+    word: str
     options: ClassVar[type[PartOptions]] = PartOptions
-    main: ClassVar[str] = "loss"
-    has_classes: ClassVar[bool] = False
+    main: str = "loss"
+    has_classes: bool = False
     least_classes: ClassVar[int | None] = None
     has_tokens: ClassVar[bool] = False
-    is_mean: ClassVar[bool] = True
+    is_mean: bool = True
 
     def __init__(
         self, sizes: TaskSizes, options: PartOptions | None = None, metrics: tuple[str, ...] = ()

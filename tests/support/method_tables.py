@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from chorale.spec.job_spec import PartsSpec
+from chorale.spec.strategy_spec import PartsSpec
 from strategies.base import TOTAL, PhaseContext
 from strategies.declared_parts import PARTS
 from strategies.methods import Strategy, parts_with_options, strategy_for

@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 
 from chorale.spec.adapter_spec import MARK
 from chorale.spec.image_specs import NormalizeSpec
+from chorale.spec.state import BUFFER_SUFFIXES
 from crypto.errors import ConfigError
 from strategies.parts.heads import RAW, TRAINED
 from strategies.recipe import Features, Head
@@ -106,9 +107,15 @@ class FederatedModel(nn.Module):
 
 
 def float_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of floats, without gradients; one that two layers share by its first name."""
-    tensors = {id(each): (name, each) for name, each in reversed(model.state_dict(keep_vars=True).items())}
-    return {name: each.detach() for name, each in reversed(tensors.values()) if each.is_floating_point()}
+    """Parameters and running means, without gradients; one that two layers share by its first name. Other
+    buffers are constants of the model's code."""
+    parameters = {id(each) for each in model.parameters()}
+    tensors = {
+        id(each): (name, each)
+        for name, each in reversed(model.state_dict(keep_vars=True).items())
+        if id(each) in parameters or name.endswith(BUFFER_SUFFIXES)
+    }
+    return {name: each.detach() for name, each in reversed(tensors.values())}
 
 
 def by_channel(spec: NormalizeSpec) -> Normalization:
@@ -126,7 +133,7 @@ def by_channel(spec: NormalizeSpec) -> Normalization:
 def taken_out(module: nn.Module, name: str) -> nn.Linear:
     """The module's layer of that name; what went into it is from now on what the module gives.
 
-    Raises ConfigError if it has none, or one that is not linear.
+    Raises ConfigError if it has none, one that is not linear, or one that shares a weight with another.
     """
     parent, _, own = name.rpartition(".")
     try:
@@ -137,4 +144,8 @@ def taken_out(module: nn.Module, name: str) -> nn.Linear:
     if not isinstance(last, nn.Linear):
         raise ConfigError(f"model: {name} is named as its last linear layer, but is a {type(last).__name__}")
     setattr(holder, own, nn.Identity())
+    kept = {id(each): name for name, each in module.named_parameters()}
+    shared = next((kept[id(each)] for each in last.parameters() if id(each) in kept), None)
+    if shared is not None:
+        raise ConfigError(f"model: {name} shares its weight with {shared} and cannot be taken out")
     return last

@@ -70,6 +70,7 @@ def export(
         classes=spec.classes,
         input_shape=spec.input_shape,
         recipe=spec.method.recipe,
+        code=spec.code,
         normalize=spec.normalize,
         adapters=spec.adapters,
     )
@@ -122,7 +123,7 @@ def preprocessing(facts: Mapping[str, str]) -> dict[str, Any]:
 
 def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str]) -> str:
     """Python that builds the author's module and loads the weights. model: before it was taken apart."""
-    found = model_of(spec.model)
+    found = model_of(spec.model, code=spec.code)
     module = importlib.import_module(found.build.__module__)
     name = next((name for name, value in vars(module).items() if value is found), None)
     if name is None:

@@ -150,3 +150,16 @@ def test_own_code_that_raises_is_a_line_that_names_the_phase(desk: Desk, chorale
     config = table_silo(desk, TABLE, objective="tests.unit.cli.test_silo_check:Failing")
     ended = chorale("silo", "check", "--config", config, "--job", table_job(desk))
     assert problems(ended) == ["training: phase train: KeyError: 'head.weight'"]
+
+
+def test_the_data_set_that_a_job_names_is_checked_under_its_own_policy(desk: Desk, chorale: Calls) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    strict = str(desk.write("strict.yaml", {"federation": "test", "max_rounds": 3}))
+    table = desk.folder / "table.csv"
+    table.write_text(TABLE)
+    ward = {"format": "csv", "path": str(table), "name": "ward", "policy": strict}
+    config = desk.silo(data=[{"format": "digits", "name": "digits"}, ward])
+    of_ward = chorale("silo", "check", "--config", config, "--job", table_job(desk, data="ward", rounds=9))
+    assert problems(of_ward) == ["acceptance: policy: expected at most 3, got 9 rounds"]
+    of_none = chorale("silo", "check", "--config", config, "--job", desk.job())
+    assert problems(of_none) == ["job: job digits: names no data set, and this silo has several"]

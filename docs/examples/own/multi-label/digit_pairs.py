@@ -2,8 +2,9 @@
 
 import numpy as np
 import torch
-from chorale_models import Data, model
 from sklearn.datasets import load_digits
+
+from chorale_models import Data, model
 
 
 @model(head="6")

@@ -2,15 +2,18 @@
 
 import numpy as np
 import torch
-from chorale_models import Data, model
 from sklearn.datasets import load_diabetes
+
+from chorale_models import Data, model
 
 
 class Residual(torch.nn.Module):
     def __init__(self, columns, width):
         super().__init__()
         self.linear = torch.nn.Linear(columns, 1)
-        self.hidden = torch.nn.Sequential(torch.nn.Linear(columns, width), torch.nn.GELU(), torch.nn.Linear(width, 1))
+        self.hidden = torch.nn.Sequential(
+            torch.nn.Linear(columns, width), torch.nn.GELU(), torch.nn.Linear(width, 1)
+        )
 
     def forward(self, columns):
         return (self.linear(columns) + self.hidden(columns)).squeeze(-1)
