@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chorale.job import sign_job
+from chorale.model_file import read_model
 from chorale.privacy.plan import solve
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import read_model
 from chorale.spec.pinned_code import pinned
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from chorale.model_file import open_model
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import open_model
 from chorale.transport.wire import MAX_SILOS
 from cli.demo.plan import COORDINATOR, EPSILONS, FEDERATION, LOGS, Plan, digits_plan, job_plan
 from cli.demo.processes import Child, Processes, run_commands

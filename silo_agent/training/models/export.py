@@ -24,9 +24,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from chorale.model_file import DESCRIBED
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import DESCRIBED
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.training.models.adapters import load_base
 from silo_agent.training.models.base import FederatedModel
@@ -156,7 +156,7 @@ def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str
     sizes = f"Sizes(classes={spec.classes}, input_shape={spec.input_shape})"
     lines += [
         "def load(folder: Path = Path(__file__).parent) -> nn.Module:",
-        f"    model = {name}({sizes}{', ' if options else ''}{options})",
+        f"    model = {name}({sizes}{', ' if options else ''}{options}).float()",
     ]
     if isinstance(last, EmbeddingLinear) and model.cut_name is not None:
         lines.append(_in_place_of(model.cut_name, last))
@@ -169,7 +169,7 @@ def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str
         lines.append("    model.register_forward_pre_hook(lambda _, inputs: (inputs[0] - mean) / std)")
     lines += [
         f'    model.load_state_dict(load_file(folder / "{WEIGHTS}"))',
-        "    return model.float().eval()",
+        "    return model.eval()",
         "",
     ]
     return "\n".join(lines)

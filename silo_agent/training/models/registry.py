@@ -99,7 +99,7 @@ def build_module(spec: ModelSpec, model: Model, sizes: Sizes) -> nn.Module:
     if spec.source is None:
         return model(sizes, **options_of(spec)).float()
     try:
-        module = model(sizes, **options_of(spec))
+        module = model(sizes, **spec.options)
     except ChoraleError:
         raise
     except Exception as error:  # whatever an author's function raises
@@ -126,14 +126,6 @@ def model_of(spec: ModelSpec, *, code: Code = None) -> Model:
     if spec.name not in OWN:
         raise ConfigError(f"model.name: the built-in training has {', '.join(OWN)}, got {spec.name}")
     return OWN[spec.name]
-
-
-def options_of(spec: ModelSpec) -> dict[str, object]:
-    """Keyword arguments of the function that builds the model."""
-    if spec.source is not None:
-        return dict(spec.options)
-    own: dict[str, object] = {"norm": spec.norm}
-    return own | ({"hidden": spec.hidden} if spec.name == "mlp" else {}) | spec.options
 
 
 def starts_of(spec: ModelSpec, model: Model, arrays: Sequence[str]) -> Mapping[str, Start]:
@@ -183,3 +175,11 @@ def _made(
 
 def _title(field: str, spec: PlugInSpec | GivenPartSpec) -> str:
     return f"{field} {spec.name} of {spec.source}"
+
+
+def options_of(spec: ModelSpec) -> dict[str, object]:
+    """Keyword arguments of the function that builds the model."""
+    if spec.source is not None:
+        return dict(spec.options)
+    own: dict[str, object] = {"norm": spec.norm}
+    return own | ({"hidden": spec.hidden} if spec.name == "mlp" else {}) | spec.options

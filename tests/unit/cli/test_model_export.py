@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from chorale.spec.model_file import facts_of, with_facts
+from chorale.model_file import facts_of, with_facts
 from chorale.spec.state import state_parts
 from tests.unit.cli.conftest import Ended
 
@@ -116,7 +116,7 @@ def test_a_script_that_gives_something_else_is_an_error(
         exporting,
         "loading_script",
         lambda *given: honest(*given).replace(
-            "return model.float()", "model.head.bias.data += 1; return model"
+            "return model.eval()", "model.head.bias.data += 1; return model.eval()"
         ),
     )
     ended = chorale("model", "export", tmp_path / "model.safetensors", "--out", tmp_path / "out")
