@@ -1,4 +1,4 @@
-"""A model of another distribution begins from a plain state_dict and is exported for its author's own code."""
+"""A model of another distribution begins from a plain state_dict and is exported for its author's code."""
 
 from __future__ import annotations
 
