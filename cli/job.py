@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chorale.job import sign_job
-from chorale.model_file import read_model
+from chorale.pinned_code import pinned
 from chorale.privacy.plan import solve
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.pinned_code import pinned
+from chorale.spec.model_file import read_model
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
 from cli.errors import CommandFailed, require_extra, with_hint
 from cli.operations import Operations, connect
 from cli.operator import OperatorSettings, operator_settings
-from cli.output.progress import JobHistory, kept_line, personal_figures, show
+from cli.output.progress import JobHistory, kept_line, personal_figures, score_word, show
 from cli.output.promise import promise_of
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal
 from crypto.session.cohort import default_colluders, draw_risk
@@ -101,6 +101,7 @@ def submit(
             err=True,
         )
     spec.check_submittable(now=datetime.now(UTC))
+    tell_class_statistics(spec)
     cohort_changes = spec.expected_cohort_changes
     if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round
         click.echo(
@@ -147,6 +148,21 @@ def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
     promise = promise_of(spec, shapes)
     told = f" (solved for: {', '.join(unsolved)})" if unsolved else ""
     return spec, [promise.line() + told, *promise.warnings()]
+
+
+def tell_class_statistics(spec: JobSpec) -> None:
+    """One line where the job's metrics are sums by class without noise, which policies refuse by default."""
+    by_class = [
+        word
+        for word, metric in spec.method.task.asked.items()
+        if any(each.is_by_class for each in metric.sums)
+    ]
+    if by_class and spec.privacy is None:
+        click.echo(
+            f"task.metrics: {', '.join(by_class)} are summed by class without noise: silos refuse the job "
+            "unless class_statistics in their policy says allow",
+            err=True,
+        )
 
 
 def tell_draw(spec: JobSpec) -> None:
@@ -251,9 +267,9 @@ def end_of(history: JobHistory) -> None:
     """Print how the job ended. Raises what the exit code is made of if it is not done."""
     summary = history.summary
     check_done(history)
-    accuracy, personal = history.closing("accuracy"), personal_figures(history)
-    measured = "" if accuracy is None else f"  final accuracy {accuracy:.4f}"
-    measured += "" if personal is None else f"  personal accuracy {personal}"
+    figure, personal = history.closing(history.main), personal_figures(history)
+    measured = "" if figure is None else f"  final {history.main} {figure:.4f}"
+    measured += "" if personal is None else f"  personal {score_word(history.main)} {personal}"
     click.echo(f"{summary.job_digest.hex()[:12]}  done  {summary.rounds_completed} rounds{measured}")
     if summary.reason:
         click.echo(summary.reason)

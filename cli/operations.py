@@ -12,9 +12,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from chorale.job import SignedJob
-from chorale.model_file import facts_of, with_facts
 from chorale.runtime.files import Part
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import facts_of, with_facts
 from chorale.transport import tls
 from chorale.transport.channel_options import through_proxy
 from chorale.transport.chunks import chunk_of

@@ -25,7 +25,7 @@ from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes
 from chorale.transport import tls
 from cli.errors import CommandFailed, require_extra
-from cli.job import initial_bytes, read_spec, solved
+from cli.job import initial_bytes, read_spec, solved, with_code
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role
 from silo_agent.data.loading import load_data
@@ -180,6 +180,13 @@ def _job(
     policy = policies.get(data_set.name)
     if settings.objective is None:
         require_extra("silo", "torch", what="training here")
+    if spec.distributions:
+        complete: JobSpec | None = None
+        with findings.step("code", slow=f"loading {', '.join(spec.distributions)}"):
+            complete = _with_code(spec, policy, findings)
+        if complete is None:  # without the code nobody knows what the job sums and trains
+            return
+        spec = complete
     with findings.step("acceptance"):
         _accept(spec, policy, findings)
     data: SiloData | None = None
@@ -204,6 +211,20 @@ def _job(
         objective = load_objective(settings)
         trial = Trial(spec, settings.name, data, state=state, policy=policy, objective=objective)
         _run(trial, spec, len(data.train), findings)
+
+
+def _with_code(spec: JobSpec, policy: Policy | None, findings: Findings) -> JobSpec:
+    """The job with what the code of its distributions declares, tried on made-up samples.
+
+    Raises PolicyRefusal before code is loaded that the policy does not list, ConfigError where this silo's
+    copy is missing or another.
+    """
+    if policy is not None:
+        policy.check_distributions(spec)
+    complete = with_code(spec)
+    told = (f"{each.distribution}, SHA-256 {each.sha256}" for each in complete.code or ())
+    findings.fine("code", "; ".join(told))
+    return complete
 
 
 def _accept(spec: JobSpec, policy: Policy | None, findings: Findings) -> None:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from chorale.model_file import facts_of, with_facts
 from chorale.runtime.files import sync_directory, write_atomic
+from chorale.spec.model_file import facts_of, with_facts
 from chorale.spec.selection import Measurements
 from chorale.spec.state import state_from_file, state_parts
 from crypto.errors import ConfigError, RemoteProtocolError

@@ -27,7 +27,7 @@ from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
-from strategies.checks import check_private, check_private_task, check_training
+from strategies.checks import check_private, check_training
 from strategies.methods import Strategy, strategy_of
 from strategies.tasks.base import TaskSizes
 
@@ -416,7 +416,6 @@ class JobSpec(SpecPart):
                 )
             if self.privacy is None:
                 return self
-            check_private_task(method.task)
             if self.model.norm == "batch":
                 raise ConfigError(
                     "model.norm: batch mixes the records of a batch and sends means that no noise covers: "
@@ -425,6 +424,7 @@ class JobSpec(SpecPart):
             check_private(
                 method.recipe,
                 method.options,
+                method.task,
                 has_records=self.privacy.records is not None,
                 has_sums=self.privacy.sums is not None,
             )

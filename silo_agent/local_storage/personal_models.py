@@ -18,8 +18,8 @@ import safetensors
 import safetensors.numpy
 
 from chorale.job import Job
-from chorale.model_file import facts_of
 from chorale.runtime.files import write_atomic
+from chorale.spec.model_file import facts_of
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
 from strategies.base import Arrays

@@ -226,12 +226,7 @@ class Policy(BaseModel):
             raise _refusal(f"operator {operator}", ", ".join(self.operators))
         if self.strategies is not None and spec.strategy.name not in self.strategies:
             raise _refusal(f"strategy {spec.strategy.name}", ", ".join(self.strategies))
-        for distribution in spec.distributions:
-            if not {distribution, distribution.partition("==")[0]} & {*self.distributions}:
-                allowed = (
-                    f"code of Chorale or of {', '.join(self.distributions) or 'no other'} (distributions)"
-                )
-                raise _refusal(f"code of {distribution}", allowed)
+        self.check_distributions(spec)
         if spec.rounds > self.max_rounds:
             raise _refusal(f"{spec.rounds} rounds", f"at most {self.max_rounds}")
         if len(spec.silos) < self.min_silos:
@@ -257,6 +252,13 @@ class Policy(BaseModel):
         self.privacy.check_job(spec)
         if not spec.model.is_built_in:
             self.check_given_state(spec, why=f"model {spec.model.name} is not built in")
+
+    def check_distributions(self, spec: JobSpec) -> None:
+        """Raises PolicyRefusal where the job runs code that is not allowed here."""
+        for distribution in spec.distributions:
+            if not {distribution, distribution.partition("==")[0]} & {*self.distributions}:
+                listed = ", ".join(self.distributions) or "no other"
+                raise _refusal(f"code of {distribution}", f"code of Chorale or of {listed} (distributions)")
 
     def check_given_state(self, spec: JobSpec, *, why: str) -> None:
         """Raises PolicyRefusal where a first state that this silo did not draw itself is not allowed."""

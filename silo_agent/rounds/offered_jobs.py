@@ -9,8 +9,8 @@ from cryptography import x509
 
 from chorale.job import Job, SignedJob, open_job
 from chorale.observability.logs import get_logger
+from chorale.pinned_code import check_code
 from chorale.runtime.audit import AuditLog
-from chorale.spec.pinned_code import check_code
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.identity.roster import Roster
 from silo_agent.ledger.ledger import Ledger

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from chorale.model_file import read_model
+from chorale.spec.model_file import read_model
 from tests.support.processes import INSTALLED, REPOSITORY, environment, wait_until
 
 pytestmark = pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from chorale.model_file import described_job, read_model
+from chorale.spec.model_file import described_job, read_model
 from tests.support.federation import LocalFederation
 from tests.support.halting import Halt
 from tests.support.scripted import LAST

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.model_file import read_model
+from chorale.spec.model_file import read_model
 from tests.support import readme
 from tests.support.processes import REPOSITORY
 from tests.support.readme import instead, run, service

@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import numpy as np
 import yaml
 
-from chorale.model_file import read_model
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import read_model
 from chorale.spec.state import state_to_bytes
 from cli import operations
 from cli.job import follow

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 
+from chorale.runtime import distributions
 from tests.support import wheels
 
 NAME, PACKAGE = "hospital-models", "hospital_models"
@@ -15,7 +19,7 @@ FILES = {
         '''
         import torch
         from torch import nn
-        from chorale_models import Loss, Normal, Regularizer, Sum, Target, Task, model
+        from chorale_models import Data, Loss, Normal, Regularizer, Sum, Target, Task, model
 
 
         class Attending(nn.Module):
@@ -127,6 +131,15 @@ FILES = {
                 return (outputs - outputs.mean(0)).square().sum(1)
 
 
+        def line(sizes, *, samples=20):
+            x = [[place / samples] * sizes.input_shape[0] for place in range(samples)]
+            return Data(train=[(each, place % 2) for place, each in enumerate(x)])
+
+
+        def spoiled(sizes):
+            raise OSError("the archive is not mounted")
+
+
         class Near(Regularizer):
             def penalty(self, outputs, teacher, targets):
                 return (outputs - teacher).square().sum(1)
@@ -138,6 +151,7 @@ OFFERS = {
         name: f"{PACKAGE}.code:{name}" for name in ("net", "headless", "early", "tied", "nameless", "random")
     },
     "chorale.tasks": {name.lower(): f"{PACKAGE}.code:{name}" for name in ("Absolute", "Flat", "Reserved")},
+    "chorale.data": {name: f"{PACKAGE}.code:{name}" for name in ("line", "spoiled")},
     "chorale.parts": {name.lower(): f"{PACKAGE}.code:{name}" for name in ("Focal", "Centered", "Near")},
 }
 
@@ -147,3 +161,18 @@ def install(folder: Path, *, version: str = "1.2.0") -> Path:
     site = folder / f"site-{version}"
     wheels.install(wheels.build(folder, name=NAME, version=version, files=FILES, offers=OFFERS), site)
     return site
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[Path]:
+    """The distribution, found by this process and those that it starts, and forgotten afterwards."""
+    site = install(folder)
+    sys.path.insert(0, str(site))
+    try:
+        yield site
+    finally:
+        sys.path.remove(str(site))
+        for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+            del sys.modules[name]
+        distributions._owners.clear()
+        distributions._running.clear()

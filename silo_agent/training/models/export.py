@@ -24,9 +24,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from chorale.model_file import DESCRIBED
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import DESCRIBED
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.training.models.adapters import load_base
 from silo_agent.training.models.base import FederatedModel

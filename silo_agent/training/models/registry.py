@@ -149,6 +149,8 @@ def loaded(field: str, spec: PlugInSpec | GivenPartSpec, *, group: str, code: Co
 
     Raises ConfigError.
     """
+    import silo_agent.torchvision_compat  # noqa: F401  an author's module may import torchvision in its own way
+
     digests = {each.distribution: each.sha256 for each in code or ()}
     assert spec.source is not None
     try:

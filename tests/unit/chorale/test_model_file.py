@@ -9,7 +9,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from chorale.model_file import described_job, facts_of, open_model, read_model, with_facts
+from chorale.spec.model_file import described_job, facts_of, open_model, read_model, with_facts
 from chorale.spec.state import state_to_bytes
 from crypto.errors import ConfigError, RemoteProtocolError
 from tests.unit.chorale.test_selection import spec

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from chorale.model_file import facts_of, with_facts
+from chorale.spec.model_file import facts_of, with_facts
 from chorale.spec.state import state_parts
 from tests.unit.cli.conftest import Ended
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from crypto.identity.certificates import Role
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.policy.policy import load_policy
+from tests.support import own_code
 from tests.unit.cli.conftest import Desk, Ended
 
 Calls = Callable[..., Ended]
@@ -163,3 +165,34 @@ def test_the_data_set_that_a_job_names_is_checked_under_its_own_policy(desk: Des
     assert problems(of_ward) == ["acceptance: policy: expected at most 3, got 9 rounds"]
     of_none = chorale("silo", "check", "--config", config, "--job", desk.job())
     assert problems(of_none) == ["job: job digits: names no data set, and this silo has several"]
+
+
+def test_code_that_a_job_names_is_loaded_where_the_policy_lists_it_and_it_is_the_jobs(
+    desk: Desk, chorale: Calls
+) -> None:
+    pytest.importorskip("torch", reason="loads a model: needs the extra silo")
+    listing = str(desk.write("listing.yaml", {"federation": "test", "distributions": [own_code.NAME]}))
+    model = {"name": "net", "from": own_code.PINNED}
+    named = {"code": [{"distribution": own_code.PINNED, "sha256": "0" * 64}]}
+    config = table_silo(desk, TABLE, policy=listing)
+    with own_code.importable(desk.folder / "own"):
+        loaded = own_code.PACKAGE in sys.modules
+        unlisted = chorale(
+            "silo", "check", "--config", table_silo(desk, TABLE), "--job", table_job(desk, model=model)
+        )
+        assert problems(unlisted) == [
+            "code: policy: expected code of Chorale or of no other (distributions), "
+            f"got code of {own_code.PINNED}"
+        ]
+        assert (loaded, own_code.PACKAGE in sys.modules) == (False, False), "it was not run"
+        config = table_silo(desk, TABLE, policy=listing)
+        other = chorale("silo", "check", "--config", config, "--job", table_job(desk, model=model, **named))
+        assert len(problems(other)) == 1
+        assert problems(other)[0].startswith(f"code: {own_code.PINNED}: ")
+        fine = chorale(
+            "silo", "check", "--config", config, "--job", table_job(desk, model={**model, "options": {}})
+        )
+        assert "code: hospital-models==1.2.0, SHA-256 " in fine.out
+    absent = chorale("silo", "check", "--config", config, "--job", table_job(desk, model=model))
+    assert len(problems(absent)) == 1
+    assert problems(absent)[0].startswith("code: ")

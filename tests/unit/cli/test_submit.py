@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from chorale.model_file import facts_of, with_facts
 from chorale.privacy.plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import facts_of, with_facts
 from chorale.spec.state import state_parts, state_to_bytes
 from cli.job import initial_bytes, read_spec, solved, tell_absent, tell_draw
 from cli.output.promise import promise_of

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from chorale.job import Job
-from chorale.model_file import facts_of
+from chorale.spec.model_file import facts_of
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
 from silo_agent.local_storage.personal_models import PersonalModel, PersonalModels

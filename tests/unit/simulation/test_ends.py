@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chorale.model_file import read_model
+from chorale.spec.model_file import read_model
 from simulation.engine import Simulation
 from tests.support.scripted import LAST, Scripted
 from tests.unit.simulation.conftest import SILOS, Makes

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from chorale.model_file import facts_of, read_model, with_facts
+from chorale.pinned_code import pinned
 from chorale.runtime import distributions
-from chorale.spec.pinned_code import pinned
+from chorale.spec.model_file import facts_of, read_model, with_facts
 from chorale.spec.state import state_parts
 from cli.job import initial_bytes
 from cli.main import run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.runtime import distributions
+from chorale.pinned_code import pinned
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.pinned_code import pinned
 from crypto.errors import ConfigError
+from silo_agent.data.loading import load_data
+from silo_agent.data.own_data import own_function
+from silo_agent.data.settings import DataSettings
 from tests.support import own_code
-from tests.support.objectives import make_job
+from tests.support.objectives import make_data, make_job, make_work
 from tests.support.own_code import PINNED
 
 plug_ins = pytest.importorskip("silo_agent.training.plug_ins", reason="needs the extra silo")
 state_module = pytest.importorskip("silo_agent.training.models.state")
+TorchObjective = pytest.importorskip("silo_agent.training.torch_objective").TorchObjective
 
 NET = {"name": "net", "from": PINNED}
 ABSOLUTE = {"name": "absolute", "from": PINNED}
@@ -27,14 +30,8 @@ ABSOLUTE = {"name": "absolute", "from": PINNED}
 
 @pytest.fixture(scope="module", autouse=True)
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = own_code.install(tmp_path_factory.mktemp("own"))
-    sys.path.insert(0, str(path))
-    yield path
-    sys.path.remove(str(path))
-    for name in [name for name in sys.modules if name.partition(".")[0] == own_code.PACKAGE]:
-        del sys.modules[name]
-    distributions._owners.clear()
-    distributions._running.clear()
+    with own_code.importable(tmp_path_factory.mktemp("own")) as path:
+        yield path
 
 
 def job(**fields: Any) -> JobSpec:
@@ -144,3 +141,61 @@ def test_what_cannot_run_is_one_line_before_anything_is_signed(told: str, fields
         checked(**fields)
     if isinstance(refused.value, ConfigError):
         assert "\n" not in str(refused.value)
+
+
+def data_settings(name: str, **fields: Any) -> DataSettings:
+    return DataSettings.model_validate({"format": name, "from": PINNED, **fields})
+
+
+def test_data_of_a_distribution_are_checked_and_cut_as_any_other() -> None:
+    data = load_data(
+        data_settings("line", options={"samples": 40}, holdout=0.25), make_job(classes=2, input_shape=(3,))
+    )
+    assert (len(data.train), len(data.holdout)) == (30, 10)
+    with pytest.raises(ConfigError, match=r"data data: spoiled of .*: OSError: the archive is not mounted"):
+        load_data(data_settings("spoiled"), make_job(classes=2, input_shape=(3,)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"format": "lines"}, "format: expected one of digits, .*, module, got lines"),
+        ({"format": "digits", "from": PINNED}, "format: digits is Chorale's own, expected a name of"),
+        ({"format": "digits", "options": {"a": 1}}, "options: expected with `from` alone"),
+    ],
+)
+def test_settings_of_data_that_name_nothing_are_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        DataSettings.model_validate(fields)
+
+
+def test_an_agent_says_at_its_start_which_function_of_its_own_is_missing() -> None:
+    with pytest.raises(
+        ConfigError, match=r"data.from: .* group chorale.data has no entry point lines, it has"
+    ):
+        own_function(data_settings("lines"))
+    module = DataSettings(format="module", module="tests.support.one_hot:none")
+    with pytest.raises(ConfigError, match="data.module: cannot load tests.support.one_hot:none"):
+        own_function(module)
+
+
+def test_a_foreign_loss_and_regularizer_train_in_the_place_of_the_methods_own() -> None:
+    strategy = {
+        "loss": of("focal", options={"gamma": 0.0}),
+        "regularizer": of("near"),
+        "options": {"mu": 0.0},
+    }
+    spec, plain = (checked(strategy=each, model=of("headless")) for each in (strategy, {}))
+    assert spec.strategy.loss is not None
+    assert spec.strategy.loss.is_mean is True
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(40, 4)).astype(np.float32)
+    data = make_data(x, (x[:, 0] > 0).astype(np.int64), holdout=(x[:8], np.zeros(8, np.int64)))
+    work = make_work(plain, data)
+    expected = TorchObjective(device="cpu").compute(work)
+    # without focusing it is the cross-entropy, and mu is 0: the same steps
+    found = TorchObjective(device="cpu").compute(dataclasses.replace(work, spec=spec))
+    np.testing.assert_allclose(found["delta"], expected["delta"], atol=1e-5)
+    heavy = spec.model_copy(update={"strategy": spec.strategy.model_copy(update={"options": {"mu": 1.0}})})
+    held = TorchObjective(device="cpu").compute(dataclasses.replace(work, spec=heavy))
+    assert np.linalg.norm(held["delta"]) < 0.9 * np.linalg.norm(expected["delta"])
