@@ -70,6 +70,7 @@ def export(
         classes=spec.classes,
         input_shape=spec.input_shape,
         recipe=spec.method.recipe,
+        code=spec.code,
         normalize=spec.normalize,
         adapters=spec.adapters,
     )
@@ -122,7 +123,7 @@ def preprocessing(facts: Mapping[str, str]) -> dict[str, Any]:
 
 def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str]) -> str:
     """Python that builds the author's module and loads the weights. model: before it was taken apart."""
-    found = model_of(spec.model)
+    found = model_of(spec.model, code=spec.code)
     module = importlib.import_module(found.build.__module__)
     name = next((name for name, value in vars(module).items() if value is found), None)
     if name is None:
@@ -155,7 +156,7 @@ def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str
     sizes = f"Sizes(classes={spec.classes}, input_shape={spec.input_shape})"
     lines += [
         "def load(folder: Path = Path(__file__).parent) -> nn.Module:",
-        f"    model = {name}({sizes}{', ' if options else ''}{options})",
+        f"    model = {name}({sizes}{', ' if options else ''}{options}).float()",
     ]
     if isinstance(last, EmbeddingLinear) and model.cut_name is not None:
         lines.append(_in_place_of(model.cut_name, last))
@@ -168,7 +169,7 @@ def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str
         lines.append("    model.register_forward_pre_hook(lambda _, inputs: (inputs[0] - mean) / std)")
     lines += [
         f'    model.load_state_dict(load_file(folder / "{WEIGHTS}"))',
-        "    return model.float().eval()",
+        "    return model.eval()",
         "",
     ]
     return "\n".join(lines)

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from chorale.spec.first_state import first_state
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.training.models.base import BODY, FederatedModel
-from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import model_shapes, shared_tensors
+from silo_agent.training.models.state import empty_model, initial_state, shared_tensors
 from strategies.base import MODEL, Array
 
 MAX_LISTED = 8  # names of one list in an error
@@ -63,12 +61,10 @@ def given_state(spec: JobSpec, given: Mapping[str, Array], *, base: bytes, sourc
             f"{source}: the job trains adapters beside the weights of adapters.base; here --init takes a "
             "fetched model"
         )
-    with torch.device("meta"):
-        model = build_model(
-            spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
-        )
-    names, shapes = plain_names(model), model_shapes(spec)
-    # counters, and second names of one array
+    model = empty_model(spec)
+    names = plain_names(model)
+    shapes = {MODEL + name: tuple(tensor.shape) for name, tensor in shared_tensors(model).items()}
+    # counters, constants, and second names of one array
     idle = {name.removeprefix(BODY) for name in model.state_dict() if name.startswith(BODY)}
     if not np.any(given.get(f"{model.cut_name}.bias", 0.0)):
         idle.add(f"{model.cut_name}.bias")  # where the method has none
@@ -90,11 +86,9 @@ def given_state(spec: JobSpec, given: Mapping[str, Array], *, base: bytes, sourc
             f"{source}: not a state_dict of model {spec.model.name} in this job; {'; '.join(odd)}"
         )
     state = {MODEL + name: given[own] for own, name in names.items() if own in given}
-    rest = shapes.keys() - state.keys()
-    if rest:
-        whole = first_state(spec, shapes, base=base)
-        state |= {name: whole[name] for name in rest}
-    return state
+    if state.keys() == shapes.keys():
+        return state
+    return {**initial_state(spec, base=base), **state}
 
 
 def whole_module(model: FederatedModel) -> nn.Module:

@@ -45,6 +45,11 @@ def initial_state(
 
 def model_shapes(spec: JobSpec) -> dict[str, Shape]:
     """Shapes of a model's arrays, named model/<parameter>. Raises ConfigError as `build_model`."""
+    return {MODEL + name: tuple(tensor.shape) for name, tensor in shared_tensors(empty_model(spec)).items()}
+
+
+def empty_model(spec: JobSpec) -> FederatedModel:
+    """Of names and shapes; what values it has says nothing. Raises ConfigError as `build_model`."""
     model_of(spec.model, code=spec.code)  # an author's module is not imported on the meta device
 
     def built() -> FederatedModel:
@@ -59,12 +64,11 @@ def model_shapes(spec: JobSpec) -> dict[str, Shape]:
 
     try:
         with torch.device("meta"):  # no memory, no values
-            model = built()
+            return built()
     except ConfigError:
         if spec.model.source is None:
             raise
-        model = built()  # an author's function may read numbers while it builds
-    return {MODEL + name: tuple(tensor.shape) for name, tensor in shared_tensors(model).items()}
+        return built()  # an author's function may read numbers while it builds
 
 
 def shared_tensors(model: FederatedModel) -> dict[str, Tensor]:
