@@ -62,7 +62,8 @@ ROOMS = {
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
     "< data < settings < objective < rounds < connection < training < agent",
     "silo_agent.data": "settings < problems < base < private < misfits < partition < formats < loading",
-    "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < torch_objective",
+    "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < torch_objective "
+    "< processes < objective_of_settings",
     "silo_agent.training.parts": "losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder",
