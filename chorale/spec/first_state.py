@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from chorale.spec.adapter_spec import LORA_B
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import BUFFER_SUFFIXES
 from crypto import encoding
@@ -36,6 +37,8 @@ def _drawn(spec: JobSpec, name: str, shapes: Mapping[str, Shape], base: bytes) -
     """One array, from a key of its own, so that no array's numbers depend on which others there are."""
     shape, head = shapes[name], spec.method.recipe.head
     numbers = NumberStream(encoding.digest(PURPOSE, base, spec.model.seed, name))
+    if spec.adapters is not None and LORA_B in name:
+        return np.zeros(shape)  # so that the model starts as what the adapters are put beside
     layer, _, kind = name.removeprefix(MODEL).rpartition(".")
     if name == HEAD and head.is_frozen:
         return frozen_head(head, classes=shape[0], width=shape[1], numbers=numbers)

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from chorale.spec.adapter_spec import AdaptersSpec
 from chorale.spec.column_specs import ColumnSpec, LabelColumns, check_table, expanded, names_of
 from chorale.spec.fields import DataSetName, Finite, Moment, Name, Sha256, SpecPart
 from chorale.spec.image_specs import NormalizeSpec, Transforms, check_transforms
@@ -30,7 +31,7 @@ from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
-from strategies.checks import check_private, check_training
+from strategies.checks import check_private, check_private_task, check_training
 from strategies.declared_parts import PARTS, part_named, recipe_from
 from strategies.methods import Strategy, strategy_of
 from strategies.presets import recipe_of
@@ -204,7 +205,8 @@ class JobSpec(SpecPart):
         ge=0,
         le=1_000_000,
         description="classes of the labels, which are 0 to classes - 1; labels of a multi-label task, "
-        "intervals of a survival task, words of a vocabulary; 0 where the task has none",
+        "intervals of a survival task, tokens of a vocabulary, numbers of a regression target; 0 where the "
+        "task has none",
     )
     input_shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
         min_length=1,
@@ -216,6 +218,11 @@ class JobSpec(SpecPart):
     )
     normalize: NormalizeSpec | None = Field(
         default=None, description="of images by channel, wherever the model is run; null: as the data are"
+    )
+    adapters: AdaptersSpec | None = Field(
+        default=None,
+        description="trains LoRA adapters and the named head alone, beside weights that stay as they are; "
+        "null: all weights are trained",
     )
     augment: Transforms | None = Field(
         default=None,
@@ -426,10 +433,20 @@ class JobSpec(SpecPart):
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
             method = _method_of(self.strategy, self.task, self.sizes)
             self._check_images(method.task.target.shape)
+            if self.adapters is not None and self.model.norm == "batch":
+                raise ConfigError(
+                    "adapters: model.norm batch has running means, which belong to no adapter: expected "
+                    "group or none"
+                )
             self._check_label_columns(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
+            if method.task.has_tokens and self.input_type != "int64":
+                raise ConfigError(
+                    f"input_type: task {method.task.word} reads tokens and needs int64, got {self.input_type}"
+                )
             if self.privacy is None:
                 return self
+            check_private_task(method.task)
             if self.model.norm == "batch":
                 raise ConfigError(
                     "model.norm: batch mixes the records of a batch and sends means that no noise covers: "

@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chorale.spec.fields import EntryPoint
+from chorale.spec.fields import DataSetName, EntryPoint
 
 
 class DataFormat(StrEnum):
@@ -122,10 +122,12 @@ class DataSettings(BaseModel):
     holdout: float = Field(
         default=0.2, ge=0.0, lt=1.0, description="share of the samples kept for evaluation"
     )
-    name: str = Field(
+    name: DataSetName = Field(
         default="data",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
-        description="data set id in the ledger: change it only when the data is another",
+        description="data set id in the ledger, which jobs may name: change it only when the data is another",
+    )
+    policy: Path | None = Field(
+        default=None, description="policy file of this data set alone; null: the silo's own"
     )
 
     @model_validator(mode="after")

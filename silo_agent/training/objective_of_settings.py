@@ -18,6 +18,7 @@ def objective_of(settings: SiloSettings) -> Objective:
     alone = TorchObjective(
         device=settings.device.value,
         threads=settings.torch_threads,
+        base_models=settings.base_models,
         forms=Forms.of_settings(settings),
         shares=Shares(micro_batch=settings.micro_batch),
     )

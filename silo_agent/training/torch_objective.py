@@ -10,20 +10,23 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from chorale.observability.logs import get_logger
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
 from silo_agent.seeding import seeded, shuffler
-from silo_agent.training.base.evaluation import evaluate
+from silo_agent.training.base.evaluation import NO_METRICS, evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
 from silo_agent.training.base.shares import ALONE, Shares
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
+from silo_agent.training.models.adapters import load_base
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.forms import Forms
 from silo_agent.training.models.registry import build_model
@@ -51,8 +54,9 @@ class TorchObjective:
     """Trains, tests and computes statistics in this process, on the GPU where there is one.
 
     device: auto, cpu or cuda. threads: of one training; more than one per silo on a shared
-    machine is slower, not faster. forms: in which number type and memory order models are computed.
-    shares: how batches are cut. A private job takes neither: it runs in float32, in one process.
+    machine is slower, not faster. base_models: the silo's folder of weights that adapters are put beside.
+    forms: in which number type and memory order models are computed. shares: how batches are cut. A private
+    job takes neither: it runs in float32, in one process.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class TorchObjective:
         *,
         device: str = "auto",
         threads: int = 1,
+        base_models: Path | None = None,
         forms: Forms | None = None,
         shares: Shares = ALONE,
     ) -> None:
@@ -71,6 +76,8 @@ class TorchObjective:
         self._cache = TeacherCache()
         self._told: str | None = None
         self._earlier = EarlierPhases()
+        self._base_models = base_models
+        self._with_base: tuple[JobSpec, FederatedModel] | None = None
 
     def compute(self, work: Work) -> Mapping[str, Array]:
         """The quantities of the phase. Raises ConfigError, RemoteProtocolError, Cancelled.
@@ -104,7 +111,10 @@ class TorchObjective:
                 self._tell_private(work)
                 check_keeps_samples_apart(received)
                 probes = Probes(
-                    input_shape=spec.input_shape, target=work.spec.method.task.target, device=self._device
+                    input_shape=spec.input_shape,
+                    input_type=spec.input_type,
+                    target=spec.method.task.target,
+                    device=self._device,
                 )
                 check_answers(received, probes, loss=evaluation_loss_for(setting))
             started = time.monotonic()
@@ -116,19 +126,13 @@ class TorchObjective:
         """Once a job. Its exactness is that of float32 in one process (docs/privacy.md)."""
         if self._told != work.spec.nonce and (self._forms.asks_more or self._shares != ALONE):
             log.warning(
-                "private job: trains in float32, in one process and in its own batches", job=work.spec.name
+                "private job: trains in float32 and in one process, whatever the settings ask",
+                job=work.spec.name,
             )
         self._told = work.spec.nonce
 
     def _received_model(self, work: Work) -> FederatedModel:
-        spec = work.spec
-        model = build_model(
-            spec.model,
-            classes=spec.classes,
-            input_shape=spec.input_shape,
-            recipe=spec.method.recipe,
-            normalize=spec.normalize,
-        )
+        model = self._built_model(work.spec)
         load_arrays(model, work.state)
         trained, parameters = work.context.trained, dict(model.named_parameters())
         unknown = [name for name in trained if name not in parameters]
@@ -139,6 +143,24 @@ class TorchObjective:
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in trained)
         return model.to(self._device)
+
+    def _built_model(self, spec: JobSpec) -> FederatedModel:
+        """Before the state is loaded. One with adapters is kept: its base is large and never changes."""
+        if self._with_base is not None and self._with_base[0] == spec:
+            return self._with_base[1]
+        self._with_base = None  # the old one's memory first
+        model = build_model(
+            spec.model,
+            classes=spec.classes,
+            input_shape=spec.input_shape,
+            recipe=spec.method.recipe,
+            normalize=spec.normalize,
+            adapters=spec.adapters,
+        )
+        if spec.adapters is not None:
+            load_base(model, spec, self._base_models)
+            self._with_base = (spec, model)
+        return model
 
     def _train(self, setting: Setting) -> Mapping[str, Array]:
         """Test the received model, train it, then compute the method's further sums."""
@@ -181,16 +203,19 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
     """The received model's figures on the hold-out and, where a part of it is the silo's own, how good the
     silo's own model is. At the end that model stays with the institution."""
     work, method = setting.work, setting.work.spec.method
-    further = method.task.closing_sums if work.phase_kind == EVALUATE else ()
     tested = partial(
         evaluate,
         samples=setting.holdout,
         loss=evaluation_loss_for(setting),
         task=setting.task,
-        sums=(*method.task.round_sums, *further),
+        sums=method.task.round_sums,
         is_cancelled=work.is_cancelled,
     )
-    figures = tested(setting.received, loss_clip=None if work.spec.privacy is None else LOSS_CLIP)
+    figures = tested(
+        setting.received,
+        metrics=method.task.asked if work.phase_kind == EVALUATE else NO_METRICS,
+        loss_clip=None if work.spec.privacy is None else LOSS_CLIP,
+    )
     find_own = computed(method.recipe.personalization, PERSONALIZATIONS).model
     if find_own is None:
         return figures.sums

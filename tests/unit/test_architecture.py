@@ -66,9 +66,9 @@ ROOMS = {
     "< processes < objective_of_settings",
     "silo_agent.training.parts": "losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
-    "simulation": "silos < members < results < local_session < pool < sums < engine < folder",
-    "cli": "errors < parent < packages < schema < keys < audit < output < authority < coordinator < silo "
-    "< operator < operations < job < demo < simulate < main",
+    "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
+    "cli": "errors < parent < packages < schema < keys < audit < output < authority < coordinator < operator "
+    "< operations < job < given_data < silo_check < silo < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (

@@ -1,9 +1,9 @@
 """What a silo minimizes: one loss a sample, and what depends on the weights alone.
 
-Samples of a job with random transforms are transformed first, and a teacher is then asked about the batch as
-it is trained on, because every batch is another one. Means are taken by the training loop, because
-per-sample gradients need the single losses; what depends on the weights alone stands apart, because it has no
-per-sample gradient.
+Samples of a job with random transforms are transformed first, and a teacher is then asked about the batch
+as it is trained on, because every batch is another one.
+Means are taken by the training loop, because per-sample gradients need the single losses; what
+depends on the weights alone stands apart, because it has no per-sample gradient.
 N = samples, D = feature width, C = classes.
 """
 

@@ -112,7 +112,12 @@ def _train_on_records(
     records = privacy_of(spec).records
     assert records is not None
     optimizer, steps = optimizer_of(model, spec, round), dp_sgd_steps(spec)
-    probes = Probes(input_shape=samples.input_shape, target=spec.method.task.target, device=samples.device)
+    probes = Probes(
+        input_shape=samples.input_shape,
+        input_type=spec.input_type,
+        target=spec.method.task.target,
+        device=samples.device,
+    )
     check_gradients(model, probes, loss=loss)
     model.train()
     with SampleGradients(model) as gradients:

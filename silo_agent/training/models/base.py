@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from chorale.spec.adapter_spec import MARK
 from chorale.spec.image_specs import NormalizeSpec
 from crypto.errors import ConfigError
 from strategies.parts.heads import RAW, TRAINED
@@ -22,6 +23,7 @@ from strategies.recipe import Features, Head
 SMALLEST_NORM = 1e-12  # a ReLU network may give an all-zero feature
 
 
+BODY = "body."  # before the names of the author's module
 Normalization: TypeAlias = Callable[[Tensor], Tensor]
 
 
@@ -35,6 +37,7 @@ class FederatedModel(nn.Module):
     """
 
     head: nn.Linear  # where it `has_head`
+    has_adapters: bool  # beside the body's own weights, which then are no part of the global state
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class FederatedModel(nn.Module):
         if normalize is not None:
             module.register_forward_pre_hook(lambda _, inputs: normalize(*inputs))
         self.body = module
+        self.has_adapters = False
         self.cut_name = cut
         self.projection: nn.Linear | None = None
         self.scale: nn.Parameter | None = None
@@ -69,6 +73,10 @@ class FederatedModel(nn.Module):
             width = outputs
         # the author's own layer may have no bias either
         self.head = nn.Linear(width, outputs, bias=head.has_bias and last.bias is not None)
+
+    def shares(self, name: str) -> bool:
+        """Whether a parameter or buffer is in the global state: of a body with adapters, these alone."""
+        return not self.has_adapters or not name.startswith(BODY) or MARK in name
 
     @property
     def has_head(self) -> bool:
@@ -102,6 +110,12 @@ class FederatedModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.logits(self.features(inputs))
+
+
+def float_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of floats, without gradients; one that two layers share by its first name."""
+    tensors = {id(each): (name, each) for name, each in reversed(model.state_dict(keep_vars=True).items())}
+    return {name: each.detach() for name, each in reversed(tensors.values()) if each.is_floating_point()}
 
 
 def by_channel(spec: NormalizeSpec) -> Normalization:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from chorale.spec.adapter_spec import AdaptersSpec
 from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import ModelSpec
@@ -10,19 +13,33 @@ from chorale_models.networks.plain import cnn, mlp, vgg11
 from chorale_models.networks.residual import mobilenet_v2, resnet18
 from chorale_models.task import Task
 from chorale_models.tasks.classification import Classification
+from chorale_models.tasks.multi_label import MultiLabel
+from chorale_models.tasks.next_token import NextToken
+from chorale_models.tasks.regression import Regression
+from chorale_models.tasks.segmentation import Segmentation
+from chorale_models.tasks.survival import Survival
 from crypto.errors import ConfigError
+from silo_agent.training.models.adapters import put_in
 from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
 
 OWN = {"mlp": mlp, "cnn": cnn, "resnet18": resnet18, "vgg11": vgg11, "mobilenet_v2": mobilenet_v2}
 
-OWN_TASKS = {"classification": Classification}
+OWN_TASKS: dict[str, Callable[..., Task]] = {
+    "classification": Classification,
+    "multi-label": MultiLabel,
+    "regression": Regression,
+    "segmentation": Segmentation,
+    "survival": Survival,
+    "next-token": NextToken,
+}
 
 
 def build_task(spec: JobSpec) -> Task:
     """Raises ConfigError if the name is not one of ours."""
-    return OWN_TASKS[spec.method.task.word](spec.sizes)
+    declared = spec.method.task
+    return OWN_TASKS[declared.word](spec.sizes, **declared.chosen.model_dump())
 
 
 def build_model(
@@ -32,6 +49,7 @@ def build_model(
     input_shape: tuple[int, ...],
     recipe: Recipe = FEDAVG,
     normalize: NormalizeSpec | None = None,
+    adapters: AdaptersSpec | None = None,
 ) -> FederatedModel:
     """On the CPU, with torch's own weights, which a job's state replaces (models/state.py).
 
@@ -39,13 +57,16 @@ def build_model(
     """
     model, sizes = model_of(spec), Sizes(classes=classes, input_shape=input_shape)
     module = model(sizes, **_options(spec)).float()
-    return FederatedModel(
+    federated = FederatedModel(
         module,
         cut=model.head,
         head=recipe.head,
         features=recipe.features,
         normalize=None if normalize is None else by_channel(normalize),
     )
+    if adapters is not None:
+        put_in(federated, adapters)
+    return federated
 
 
 def model_of(spec: ModelSpec) -> Model:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from chorale.spec.first_state import SEED_ALONE, Shape, first_state
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import MAX_STATE_BYTES
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from silo_agent.training.models.base import FederatedModel, float_tensors
 from silo_agent.training.models.registry import build_model
 from strategies.base import MODEL, Array, Arrays
 
@@ -42,22 +43,27 @@ def model_shapes(spec: JobSpec) -> dict[str, Shape]:
     """Shapes of a built-in model's arrays, named model/<parameter>. Raises ConfigError if it is not one."""
     with torch.device("meta"):  # no memory, no values
         model = build_model(
-            spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
+            spec.model,
+            classes=spec.classes,
+            input_shape=spec.input_shape,
+            recipe=spec.method.recipe,
+            adapters=spec.adapters,
         )
     return {MODEL + name: tuple(tensor.shape) for name, tensor in shared_tensors(model).items()}
 
 
-def shared_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What travels, without prefix: float parameters and buffers. BatchNorm's step counters stay."""
-    return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+def shared_tensors(model: FederatedModel) -> dict[str, Tensor]:
+    """What travels, without prefix: float parameters and buffers. BatchNorm's step counters stay, and what
+    adapters are put beside."""
+    return {name: tensor for name, tensor in float_tensors(model).items() if model.shares(name)}
 
 
-def model_arrays(model: nn.Module) -> dict[str, Array]:
+def model_arrays(model: FederatedModel) -> dict[str, Array]:
     """The model as arrays of the global state, named model/<parameter>, float32."""
     return {MODEL + name: _array(tensor) for name, tensor in shared_tensors(model).items()}
 
 
-def load_arrays(model: nn.Module, state: Arrays) -> None:
+def load_arrays(model: FederatedModel, state: Arrays) -> None:
     """Copy the global state into the model; integer arrays, if a state has any, are left alone.
 
     Raises RemoteProtocolError if names, shapes or types are not this model's.
@@ -84,7 +90,7 @@ def load_arrays(model: nn.Module, state: Arrays) -> None:
         tensor.copy_(torch.tensor(array))
 
 
-def flat_values(model: nn.Module, names: Sequence[str]) -> FloatArray:
+def flat_values(model: FederatedModel, names: Sequence[str]) -> FloatArray:
     """Named tensors, flattened and joined in the order of the names."""
     tensors = shared_tensors(model)
     return flat_arrays([_array(tensors[name]) for name in names])

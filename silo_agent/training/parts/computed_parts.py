@@ -76,9 +76,9 @@ class ComputedLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedRegularizer:
-    """teacher: another one than the received model, and what it gives for a batch. answers: of that one, for
-    all samples, where another phase may have asked already. keep: what stays of the trained model for the
-    next round."""
+    """teacher: another one than the received model, and what it gives for a batch. answers: of that one,
+    for all samples, where another phase may have asked already. keep: what stays of the trained model for
+    the next round."""
 
     make: Callable[[Setting], SampleRegularizer | WeightPenalty]
     teacher: Callable[[Setting], Run] | None = None

@@ -39,6 +39,7 @@ def write_work(work: Work, folder: Path) -> bytes:
         "silo": work.silo,
         "weight": work.weight,
         "seed": work.seed,
+        "data": work.data.name,
         "tested": len(work.data.holdout),
         "context": {name: getattr(work.context, name) for name in _CONTEXT},
         "options": dict(work.context.options),
@@ -46,12 +47,12 @@ def write_work(work: Work, folder: Path) -> bytes:
     return json.dumps(fields).encode() + b"\n"
 
 
-def read_work(line: bytes, folder: Path, load: Callable[[JobSpec], SiloData]) -> Work:
-    """load: all of this silo's data; the hold-out is cut here as the agent cut it."""
+def read_work(line: bytes, folder: Path, load: Callable[[JobSpec, str], SiloData]) -> Work:
+    """load: all samples of a data set by its name; the hold-out is cut here as the agent cut it."""
     fields: dict[str, Any] = json.loads(line)
     arrays = state_from_file(folder / _WORK)
     spec, state, rows = JobSpec.model_validate_json(fields["spec"]), _taken(_STATE, arrays), arrays.get(_ROWS)
-    data = load(spec)
+    data = load(spec, fields["data"])
     context: dict[str, Any] = fields["context"]
     context |= {name: tuple(context[name]) for name in ("trained", "buffers")}
     return Work(

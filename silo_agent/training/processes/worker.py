@@ -55,6 +55,7 @@ def main(folder: Path) -> None:
     objective = TorchObjective(
         device=settings.device.value,
         threads=settings.torch_threads,
+        base_models=settings.base_models,
         # a trial of its own at each process could end otherwise
         forms=Forms.of_settings(settings).without_trials(),
         shares=Shares(micro_batch=settings.micro_batch, rank=rank, processes=processes),
@@ -83,9 +84,9 @@ class _Data:
         self._nonce = ""
         self._data: SiloData | None = None
 
-    def of(self, spec: JobSpec) -> SiloData:
+    def of(self, spec: JobSpec, name: str) -> SiloData:
         if self._data is None or spec.nonce != self._nonce:
-            self._data, self._nonce = load_data(self._settings.data, spec), str(spec.nonce)
+            self._data, self._nonce = load_data(self._settings.data_set(name), spec), str(spec.nonce)
         return self._data
 
 

@@ -44,7 +44,7 @@ def settings_in(folder: Path, **fields: object) -> SiloSettings:
 
 def work_of(settings: SiloSettings, preset: str = "fedavg", **fields: object) -> Work:
     job = make_job({"preset": preset}, **fields)  # type: ignore[arg-type]
-    return make_work(job, load_data(settings.data, job))
+    return make_work(job, load_data(settings.data_sets[0], job))
 
 
 def processes_of(folder: Path) -> list[int]:
