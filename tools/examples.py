@@ -1,7 +1,7 @@
 """`make examples`: every folder of docs/examples/own/, run as an institution would run it.
 
-The folder's distribution is built and installed by pip into build/examples/site, `chorale simulate` runs each
-of its jobs, and the same model is trained for as many rounds on the pooled data of the silos. A line each says
+The distribution is built and installed by pip into build/examples/site, `chorale simulate` runs each
+of its jobs, and the same model is trained as many rounds on the pooled data of the silos. A line each says
 how many lines the author wrote, the figure of the federation, and that of the pooled training.
 """
 
@@ -25,7 +25,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.settings_file import check_values
 from chorale.spec.state import trained_names
-from cli.job import read_spec
+from cli.job import read_spec, with_code
 from cli.simulate.command import NEVER
 from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
@@ -143,7 +143,8 @@ def pooled(example: Example) -> tuple[float, DeclaredTask]:
     from silo_agent.training.torch_objective import TorchObjective
 
     read = read_spec(example.job, not_after=NEVER)
-    spec = check_values(JobSpec, {**read.model_dump(), **PLAIN, **example.pooled}, source=str(example.job))
+    plain = check_values(JobSpec, {**read.model_dump(), **PLAIN, **example.pooled}, source=str(example.job))
+    spec = with_code(plain)
     values = {**yaml.safe_load((example.folder / "data.yaml").read_text()), "partition": None}
     data = load_data(check_values(DataSettings, values, source=str(example.folder)), spec)
     state: dict[str, Array] = {**initial_state(spec), TOTAL: np.array(len(data.train))}

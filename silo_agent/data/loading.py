@@ -12,11 +12,14 @@ import numpy as np
 
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
+from chorale_models.data import Data
+from chorale_models.data import Samples as SampleSet
 from crypto.errors import ConfigError
 from silo_agent.data import private
 from silo_agent.data.base import Features, Loader, RawData, Samples, SiloData, whole_labels
-from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, sql
+from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, scans, sql
 from silo_agent.data.misfits import add_misfits
+from silo_agent.data.own_data import own_data
 from silo_agent.data.partition import (
     Partition,
     cut_dirichlet,
@@ -26,7 +29,6 @@ from silo_agent.data.partition import (
 )
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
-from silo_agent.entry_point import load_entry_point
 from silo_agent.seeding import derive_seed
 
 log = get_logger("silo_agent.data.loading")
@@ -39,6 +41,8 @@ LOADERS: dict[DataFormat, Loader] = {
     DataFormat.CSV: csv.load,
     DataFormat.PARQUET: parquet.load,
     DataFormat.SQL: sql.load,
+    DataFormat.DICOM: scans.load,
+    DataFormat.NIFTI: scans.load,
     DataFormat.CIFAR10: cifar.load,
     DataFormat.CIFAR100: cifar.load,
 }
@@ -55,9 +59,16 @@ def load_data(settings: DataSettings, job: JobSpec, *, problems: Problems | None
     private job.
     Raises ConfigError that names the setting or file and what is allowed.
     """
+    if settings.source is not None:
+        own = own_data(settings, job)
+        if not isinstance(own, Data):
+            named, returned = f"{settings.format} of {settings.source}", type(own).__name__
+            raise ConfigError(f"data.from: {named} returned {returned}, expected chorale_models.Data")
+        test = None if own.holdout is None else _in_memory(own.holdout)
+        raw = RawData(train=_in_memory(own.train), test=test)
+        return next(_parts(settings, job, settings.partition, [0], problems, raw=raw))
     if settings.format is DataFormat.MODULE:
-        assert settings.module is not None  # DataSettings refuses this format without it
-        own = load_entry_point(settings.module, field="data.module")(settings)
+        own = own_data(settings, job)
         if not isinstance(own, SiloData):
             returned = type(own).__name__
             raise ConfigError(f"data.module: {settings.module} returned {returned}, expected SiloData")
@@ -84,14 +95,23 @@ def _parts(
     partition: PartitionSettings | None,
     indices: Sequence[int],
     problems: Problems | None = None,
+    *,
+    raw: RawData | None = None,
 ) -> Iterator[SiloData]:
-    """The parts of those silos; all of it where there is no partition."""
-    raw = LOADERS[settings.format](settings, job)
+    """The parts of those silos; all of it where there is no partition. raw: in place of a file's."""
+    raw = raw or LOADERS[DataFormat(settings.format)](settings, job)
     is_strict = _is_strict(raw, job, problems)
     cut = _plain_parts if is_strict else _private_parts
     for train, holdout in cut(raw, settings, partition, indices, job=job):
         part = SiloData(train=train, holdout=holdout, name=settings.name)
         yield _checked(part, job=job) if is_strict else _put_right_all(part, job=job, told=raw.problems)
+
+
+def _in_memory(samples: SampleSet) -> Samples:
+    """Every sample, asked for once."""
+    inputs, targets = zip(*(samples[place] for place in range(len(samples))), strict=True)
+    features, labels = (np.stack([np.asarray(each) for each in column]) for column in (inputs, targets))
+    return Samples(features=features, labels=labels)
 
 
 def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:

@@ -35,10 +35,10 @@ from silo_agent.training.parts.closing.fine_tuning import fine_tune
 from silo_agent.training.parts.computed_parts import (
     PERSONALIZATIONS,
     PHASES,
-    REGULARIZERS,
     SERVER_UPDATES,
     STATISTICS,
     computed,
+    computed_regularizer,
 )
 from strategies.base import MODEL, Array
 from strategies.parts.closing.fine_tuning import FINE_TUNE
@@ -154,6 +154,7 @@ class TorchObjective:
             classes=spec.classes,
             input_shape=spec.input_shape,
             recipe=spec.method.recipe,
+            code=spec.code,
             normalize=spec.normalize,
             adapters=spec.adapters,
         )
@@ -174,7 +175,7 @@ class TorchObjective:
             local_loss(setting, samples), correction=None if correction is None else correction(work)
         )
         steps = computed(recipe.personalization, PERSONALIZATIONS).train(setting, samples, generator, loss)
-        regularizer = computed(recipe.regularizer, REGULARIZERS)
+        regularizer = computed_regularizer(work.spec)
         if regularizer is not None and regularizer.keep is not None:
             regularizer.keep(setting)
         trained, statistics = time.monotonic(), dict[str, Array]()

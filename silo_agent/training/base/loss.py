@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from chorale_models.task import Task
+from crypto.errors import ConfigError
 from silo_agent.training.base.augmentation import Augmentation
 from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.passes import Outputs
@@ -37,7 +38,19 @@ class TaskLoss:
     task: Task
 
     def per_sample(self, outputs: Outputs, labels_N: Tensor) -> Tensor:
-        return self.task.loss(outputs.logits_NC, labels_N)
+        """Raises ConfigError for answers that are not the task's."""
+        found, expected = tuple(outputs.logits_NC.shape[1:]), self.task.answer
+        if expected is not None and found != expected:
+            raise ConfigError(
+                f"model: its answer to a sample has shape {found}, the job's task expects {expected}"
+            )
+        loss_N = self.task.loss(outputs.logits_NC, labels_N)
+        if loss_N.shape != (len(labels_N),):
+            raise ConfigError(
+                f"task: loss gave shape {tuple(loss_N.shape)} for {len(labels_N)} samples, expected one "
+                "number for each"
+            )
+        return loss_N
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 
 from chorale.spec.adapter_spec import MARK
 from chorale.spec.image_specs import NormalizeSpec
+from chorale.spec.state import BUFFER_SUFFIXES
 from crypto.errors import ConfigError
 from strategies.parts.heads import RAW, TRAINED
 from strategies.recipe import Features, Head
@@ -61,9 +62,10 @@ class FederatedModel(nn.Module):
         self.cut_name = cut
         self.projection: nn.Linear | None = None
         self.scale: nn.Parameter | None = None
-        self._is_unit = features.is_unit
+        self.is_unit = features.is_unit
         self.is_bfloat16 = False  # models/forms.py
         self.is_channels_last = False
+        self.cut_has_bias = last is not None and last.bias is not None
         if last is None:
             return
         width, outputs = last.in_features, last.out_features
@@ -100,7 +102,7 @@ class FederatedModel(nn.Module):
     def embed(self, features_ND: Tensor) -> Tensor:
         """What the head is given: projected and at unit length where the method says so."""
         projected = features_ND if self.projection is None else self.projection(features_ND)
-        return normalize(projected, dim=1, eps=SMALLEST_NORM) if self._is_unit else projected
+        return normalize(projected, dim=1, eps=SMALLEST_NORM) if self.is_unit else projected
 
     def logits(self, features_ND: Tensor) -> Tensor:
         if not self.has_head:
@@ -113,9 +115,15 @@ class FederatedModel(nn.Module):
 
 
 def float_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of floats, without gradients; one that two layers share by its first name."""
-    tensors = {id(each): (name, each) for name, each in reversed(model.state_dict(keep_vars=True).items())}
-    return {name: each.detach() for name, each in reversed(tensors.values()) if each.is_floating_point()}
+    """Parameters and running means, without gradients; one that two layers share by its first name. Other
+    buffers are constants of the model's code."""
+    parameters = {id(each) for each in model.parameters()}
+    tensors = {
+        id(each): (name, each)
+        for name, each in reversed(model.state_dict(keep_vars=True).items())
+        if id(each) in parameters or name.endswith(BUFFER_SUFFIXES)
+    }
+    return {name: each.detach() for name, each in reversed(tensors.values())}
 
 
 def by_channel(spec: NormalizeSpec) -> Normalization:
@@ -133,7 +141,7 @@ def by_channel(spec: NormalizeSpec) -> Normalization:
 def taken_out(module: nn.Module, name: str) -> nn.Linear:
     """The module's layer of that name; what went into it is from now on what the module gives.
 
-    Raises ConfigError if it has none, or one that is not linear.
+    Raises ConfigError if it has none, one that is not linear, or one that shares a weight with another.
     """
     parent, _, own = name.rpartition(".")
     try:
@@ -144,4 +152,8 @@ def taken_out(module: nn.Module, name: str) -> nn.Linear:
     if not isinstance(last, nn.Linear):
         raise ConfigError(f"model: {name} is named as its last linear layer, but is a {type(last).__name__}")
     setattr(holder, own, nn.Identity())
+    kept = {id(each): name for name, each in module.named_parameters()}
+    shared = next((kept[id(each)] for each in last.parameters() if id(each) in kept), None)
+    if shared is not None:
+        raise ConfigError(f"model: {name} shares its weight with {shared} and cannot be taken out")
     return last

@@ -54,7 +54,8 @@ class Tiny(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _tiny_is_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.OWN, "tiny", model(head="head")(lambda sizes, **_: Tiny(sizes)))
+    tiny = model(head="head")(lambda sizes, **_: Tiny(sizes))
+    monkeypatch.setattr(registry, "loaded", lambda *_, **__: tiny)
 
 
 def text_work(strategy: dict[str, Any] | None = None, **fields: Any) -> Work:
