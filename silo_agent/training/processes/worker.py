@@ -34,6 +34,7 @@ FOREVER = timedelta(days=365)  # between rounds; a peer that ends is noticed by 
 
 
 def main(folder: Path) -> None:
+    """Until the agent ends, or an error. folder: the agent's, with its settings. Raises nothing: it exits."""
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a model prints is no answer
