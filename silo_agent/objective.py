@@ -22,7 +22,7 @@ from silo_agent.local_storage.personal_models import PersonalModel, forget
 from silo_agent.settings import SiloSettings
 from strategies.base import Array, Arrays, PhaseContext
 
-DEFAULT_OBJECTIVE = "silo_agent.training.torch_objective:TorchObjective"
+DEFAULT_OBJECTIVE = "silo_agent.training.objective_of_settings:objective_of"
 
 
 class Cancelled(ChoraleError):
@@ -72,6 +72,4 @@ def load_objective(settings: SiloSettings) -> Objective:
         own = cast(Callable[[], Objective], load_entry_point(settings.objective, field="objective"))
         return own()
     built_in = cast(Callable[..., Objective], load_entry_point(DEFAULT_OBJECTIVE, field="objective"))
-    return built_in(
-        device=settings.device.value, threads=settings.torch_threads, base_models=settings.base_models
-    )
+    return built_in(settings)

@@ -25,6 +25,18 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class Precision(StrEnum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class MemoryFormat(StrEnum):
+    AUTO = "auto"
+    CONTIGUOUS = "contiguous"
+    CHANNELS_LAST = "channels_last"
+
+
 def _form(data: object) -> str:
     return MANY if isinstance(data, list | tuple) else ONE
 
@@ -75,6 +87,30 @@ class SiloSettings(BaseModel):
         "null: none",
     )
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of one training")
+    precision: Precision = Field(
+        default=Precision.AUTO,
+        description="number type of a model's layers: auto, float32 or bfloat16; auto: bfloat16 where a "
+        "timed trial finds it faster; parameters, losses and sums stay float32 and float64",
+    )
+    memory_format: MemoryFormat = Field(
+        default=MemoryFormat.AUTO,
+        description="memory order of images: auto, contiguous or channels_last; auto: the one that a timed "
+        "trial finds faster",
+    )
+    micro_batch: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="most samples that are in the model at a time; a larger batch is taken in parts, whose "
+        "gradients are added up; null: whole batches",
+    )
+    devices: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="GPUs, or processes of a CPU, that share each batch of the training of a job without "
+        "privacy",
+    )
 
     @field_validator("data")
     @classmethod
@@ -117,6 +153,10 @@ class SiloSettings(BaseModel):
     @property
     def first_state_directory(self) -> Path:
         return self.directory / "first"
+
+    @property
+    def processes_directory(self) -> Path:
+        return self.directory / "processes"
 
     @property
     def cache_directory(self) -> Path:

@@ -23,10 +23,12 @@ from silo_agent.objective import Work
 from silo_agent.seeding import seeded, shuffler
 from silo_agent.training.base.evaluation import NO_METRICS, evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
+from silo_agent.training.base.shares import ALONE, Shares
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
 from silo_agent.training.models.adapters import load_base
 from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.forms import Forms
 from silo_agent.training.models.registry import build_model, model_of, starts_of
 from silo_agent.training.models.state import flat_arrays, flat_values, load_arrays, model_arrays
 from silo_agent.training.parts.closing.fine_tuning import fine_tune
@@ -53,15 +55,26 @@ class TorchObjective:
 
     device: auto, cpu or cuda. threads: of one training; more than one per silo on a shared
     machine is slower, not faster. base_models: the silo's folder of weights that adapters are put beside.
+    forms: in which number type and memory order models are computed. shares: how batches are cut. A private
+    job takes neither: it runs in float32, in one process.
     """
 
-    def __init__(self, *, device: str = "auto", threads: int = 1, base_models: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        threads: int = 1,
+        base_models: Path | None = None,
+        forms: Forms | None = None,
+        shares: Shares = ALONE,
+    ) -> None:
         has_gpu = torch.cuda.is_available()
         if device == "cuda" and not has_gpu:
             raise ConfigError("device: cuda is set but torch finds no GPU; allowed here: auto, cpu")
         self._device = torch.device("cuda" if has_gpu and device != "cpu" else "cpu")
-        self._threads = threads
+        self._threads, self._forms, self._shares = threads, forms or Forms(), shares
         self._cache = TeacherCache()
+        self._told: str | None = None
         self._earlier = EarlierPhases()
         self._base_models = base_models
         self._with_base: tuple[JobSpec, FederatedModel] | None = None
@@ -86,9 +99,16 @@ class TorchObjective:
         threads = nullcontext() if work.spec.privacy is None else one_thread()
         with threads, seeded(work.seed):
             received = self._received_model(work)
-            setting = Setting(work=work, received=received, device=self._device, cache=self._cache)
+            setting = Setting(
+                work=work,
+                received=self._forms.of(received, work.spec).give(received),
+                device=self._device,
+                cache=self._cache,
+                shares=self._shares,
+            )
             if work.spec.privacy is not None:
                 spec = work.spec
+                self._tell_private(work)
                 check_keeps_samples_apart(received)
                 probes = Probes(
                     input_shape=spec.input_shape,
@@ -101,6 +121,15 @@ class TorchObjective:
             values = computes(setting)
             self._earlier.add(work, seconds=time.monotonic() - started)
             return values
+
+    def _tell_private(self, work: Work) -> None:
+        """Once a job. Its exactness is that of float32 in one process (docs/privacy.md)."""
+        if self._told != work.spec.nonce and (self._forms.asks_more or self._shares != ALONE):
+            log.warning(
+                "private job: trains in float32 and in one process, whatever the settings ask",
+                job=work.spec.name,
+            )
+        self._told = work.spec.nonce
 
     def _received_model(self, work: Work) -> FederatedModel:
         model = self._built_model(work.spec)

@@ -63,7 +63,8 @@ ROOMS = {
     "< data < settings < objective < rounds < connection < training < agent",
     "silo_agent.data": "settings < own_data < problems < base < private < misfits < partition < formats "
     "< loading",
-    "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective",
+    "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "
+    "< processes < objective_of_settings",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",

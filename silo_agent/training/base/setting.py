@@ -20,6 +20,7 @@ from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.objective import Work
 from silo_agent.training.base.batches import Batches, batches_of
 from silo_agent.training.base.passes import Outputs, Run, frozen_copy, outputs_of, run_model
+from silo_agent.training.base.shares import ALONE, Shares
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_task
 from silo_agent.training.models.state import load_arrays, model_arrays
@@ -50,13 +51,14 @@ class TeacherCache:
 class Setting:
     """What a part may look at when it is made: the round's work and the model as it was received.
 
-    cache: a teacher's answers that an earlier phase of the round left for this one.
+    cache: a teacher's answers that an earlier phase of the round left for this one. shares: of its batches.
     """
 
     work: Work
     received: FederatedModel
     device: torch.device
     cache: TeacherCache = field(default_factory=TeacherCache)
+    shares: Shares = ALONE
     task: Task = field(init=False)
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ def clipped_sum(gradients: list[Tensor], *, count: int, clip_norm: float, clip_u
     """
     rows = [gradient.flatten(1) for gradient in gradients]
     # in float64: no square of a float32 overflows, and the sum is right to P 2^-53
-    squares = [torch.cat([part.double().square().sum(dim=1) for part in _parts(row)]) for row in rows]
+    squares = [part.double().square_().sum(dim=1) for row in rows for part in _parts(row)]
     norm_N = torch.stack(squares).sum(dim=0).sqrt()
     is_finite_N = norm_N.isfinite()
     factor_N = (_MARGIN * clip_units / norm_N.clamp(min=clip_norm)).masked_fill(~is_finite_N, 0.0)
@@ -51,15 +51,17 @@ def clipped_sum(gradients: list[Tensor], *, count: int, clip_norm: float, clip_u
 
 
 def _units(row: Tensor, factor_N: Tensor) -> Tensor:
-    """Whole numbers below 2^33, so that a float64 sum of 2^20 of them is exact."""
-    total = torch.zeros(row.shape[1], dtype=torch.float64, device=row.device)
-    for part, factor in zip(_parts(row), _parts(factor_N.to(row.dtype), row.shape[1]), strict=True):
+    """Whole numbers below 2^33, cut towards zero by the cast: their sum in int64 is exact."""
+    factor_N1 = factor_N.to(row.dtype)[:, None]
+    sums = []
+    for part in _parts(row):
         # a product that is no number would be cast to the largest whole number there is, before any noise
-        whole = part.mul_(factor[:, None]).trunc_().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        total += whole.double().sum(dim=0)
-    return total.to(torch.int64)
+        units = part.mul_(factor_N1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        sums.append(units.to(torch.int64).sum(dim=0))
+    return torch.cat(sums)
 
 
-def _parts(row: Tensor, width: int = 0) -> tuple[Tensor, ...]:
-    """As many samples at a time as stay in a core's cache."""
-    return torch.split(row, max(1, _PART_VALUES // (width or row.shape[1])))
+def _parts(row: Tensor) -> tuple[Tensor, ...]:
+    """All samples, as many columns at a time as stay in a core's cache: memory that is used again, not new
+    pages for each sample."""
+    return torch.split(row, max(1, _PART_VALUES // len(row)), dim=1)

@@ -19,6 +19,7 @@ from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.base.shares import ALONE, Shares
 from silo_agent.training.dp_sgd.checks import (
     BATCH_NORM,
     Probes,
@@ -41,6 +42,7 @@ def train_received(setting: Setting, samples: Batches, generator: torch.Generato
         loss=loss,
         generator=generator,
         is_cancelled=work.is_cancelled,
+        shares=setting.shares,
     )
 
 
@@ -53,11 +55,13 @@ def train_locally(
     loss: LocalLoss,
     generator: torch.Generator,
     is_cancelled: Callable[[], bool],
+    shares: Shares = ALONE,
     random: Callable[[int], bytes] = os.urandom,
 ) -> int:
     """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled.
 
-    generator: of the shuffles. random: of DP-SGD, which takes nothing from the job.
+    generator: of the shuffles. shares: of the batches, but for DP-SGD's. random: of DP-SGD, which takes
+    nothing from the job.
     """
     if spec.privacy is not None:
         check_keeps_samples_apart(model)
@@ -76,13 +80,17 @@ def train_locally(
                 raise Cancelled("training: no longer wanted")
             batch = loss.augmented(drawn, step=epoch)
             optimizer.zero_grad()
-            outputs = run_model(model, batch.inputs)
-            loss_N = loss.per_sample(outputs, batch.inputs, batch.labels_N, batch.places_N)
-            # the gradient of the mean, without the mean
-            torch.autograd.backward(loss_N, torch.full_like(loss_N, 1.0 / len(loss_N)))
+            for part in shares.parts(batch, least=least):
+                outputs = run_model(model, part.inputs)
+                loss_N = loss.per_sample(outputs, part.inputs, part.labels_N, part.places_N)
+                # the gradient of the batch's mean, without the mean
+                torch.autograd.backward(loss_N, torch.full_like(loss_N, 1.0 / batch.count))
+            if shares.is_shared(batch, least=least):
+                shares.add_up(model.parameters())
             loss.add_penalty_gradient(model)
             optimizer.step()
             steps += 1
+    shares.average(model.buffers())
     return steps
 
 

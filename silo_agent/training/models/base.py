@@ -63,6 +63,8 @@ class FederatedModel(nn.Module):
         self.projection: nn.Linear | None = None
         self.scale: nn.Parameter | None = None
         self.is_unit = features.is_unit
+        self.is_bfloat16 = False  # models/forms.py
+        self.is_channels_last = False
         self.cut_has_bias = last is not None and last.bias is not None
         if last is None:
             return
@@ -87,7 +89,13 @@ class FederatedModel(nn.Module):
         return [attrgetter(name)(self) for name in names]
 
     def features(self, inputs: Tensor) -> Tensor:
-        """What the backbone gives, not normalized."""
+        """What the backbone gives, not normalized: float32, whatever it computes in."""
+        if self.is_channels_last and inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        if self.is_bfloat16:
+            with torch.autocast(inputs.device.type, dtype=torch.bfloat16):
+                rounded_ND: Tensor = self.body(inputs)
+            return rounded_ND.float()
         features_ND: Tensor = self.body(inputs)
         return features_ND
 

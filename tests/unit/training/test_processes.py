@@ -1,0 +1,161 @@
+"""Training in two real processes: one result, one line where a process dies, and an end with the agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crypto.errors import ConfigError, RemoteProtocolError
+from silo_agent.data.loading import load_data
+from silo_agent.local_storage.local_state import LocalState
+from silo_agent.objective import Cancelled, Work
+from silo_agent.settings import SiloSettings
+from silo_agent.training.processes.group import SharedTraining, check_devices
+from silo_agent.training.torch_objective import TorchObjective
+from tests.support.objectives import make_job, make_work
+from tests.support.processes import wait_until
+
+TOLERANCE = 2e-6  # of a float32 delta of 0.1: the order in which gradients are added up
+
+
+def settings_in(folder: Path, **fields: object) -> SiloSettings:
+    values = {
+        "name": "a",
+        "federation": "test",
+        "coordinator": "localhost:1",
+        "identity": {"certificate": "a.crt", "key": "a.key"},
+        "authority": "authority.crt",
+        "directory": str(folder),
+        "policy": "policy.yaml",
+        "data": {"format": "digits", "partition": {"kind": "iid", "silos": 8, "index": 0}},
+        "device": "cpu",
+        "devices": 2,
+    }
+    return SiloSettings.model_validate(values | fields)
+
+
+def work_of(settings: SiloSettings, preset: str = "fedavg", **fields: object) -> Work:
+    job = make_job({"preset": preset}, **fields)  # type: ignore[arg-type]
+    return make_work(job, load_data(settings.data_sets[0], job))
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Launcher and training processes, by their command lines."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:  # ended meanwhile
+            continue
+        if str(folder / "processes").encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def workers_of(folder: Path) -> list[int]:
+    name = b"silo_agent.training.processes.worker"
+    return [pid for pid in processes_of(folder) if name in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def worker_of(folder: Path, *, rank: int) -> int:
+    is_it = f"\0RANK={rank}\0".encode()
+    return next(
+        pid for pid in workers_of(folder) if is_it in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    )
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SharedTraining, SiloSettings]]:
+    settings = settings_in(tmp_path_factory.mktemp("agent"))
+    training = SharedTraining(settings, TorchObjective(device="cpu"))
+    yield training, settings
+    training.close()
+    assert processes_of(settings.directory) == []
+
+
+@pytest.mark.parametrize("preset", ["fedavg", "moon"])
+def test_two_processes_lead_to_what_one_does(
+    shared: tuple[SharedTraining, SiloSettings], preset: str
+) -> None:
+    training, settings = shared
+    one, two = (replace(work_of(settings, preset), local=LocalState()) for _ in range(2))
+    expected, found = TorchObjective(device="cpu").compute(one), training.compute(two)
+    assert found.keys() == expected.keys()
+    assert np.abs(expected["delta"]).max() > 0.01
+    np.testing.assert_allclose(found["delta"], expected["delta"], rtol=0, atol=TOLERANCE)
+    for name in ("correct", "tested", "weight"):
+        assert np.array_equal(found[name], expected[name])
+    assert (one.local.proposed or {}).keys() == (two.local.proposed or {}).keys()
+    for name, array in (one.local.proposed or {}).items():
+        assert two.local.proposed is not None
+        np.testing.assert_allclose(two.local.proposed[name], array, rtol=0, atol=TOLERANCE)
+    assert len(workers_of(settings.directory)) == 2
+
+
+def test_a_dead_process_is_one_line_and_the_next_training_starts_anew(
+    shared: tuple[SharedTraining, SiloSettings],
+) -> None:
+    training, settings = shared
+    work = work_of(settings)
+    first = training.compute(work)
+    os.kill(worker_of(settings.directory, rank=1), signal.SIGKILL)
+    with pytest.raises(
+        ConfigError, match="^devices: the process of device 1 ended with exit code -9 during training$"
+    ):
+        training.compute(work)
+    assert processes_of(settings.directory) == []
+    again = training.compute(work)
+    assert np.array_equal(again["delta"], first["delta"])
+
+
+def test_what_a_process_refuses_the_agent_refuses(shared: tuple[SharedTraining, SiloSettings]) -> None:
+    training, settings = shared
+    work = work_of(settings, model={"name": "mlp", "hidden": (32,), "seed": 1})
+    other = {name: array for name, array in work.state.items() if "head" not in name}
+    with pytest.raises(RemoteProtocolError, match="global state: its arrays are not the job's model"):
+        training.compute(replace(work, state=other))
+
+
+def test_work_that_is_no_longer_wanted_ends_the_processes(
+    shared: tuple[SharedTraining, SiloSettings],
+) -> None:
+    training, settings = shared
+    work = work_of(settings, training={"local_epochs": 1000})
+    with pytest.raises(Cancelled):
+        training.compute(replace(work, is_cancelled=lambda: len(workers_of(settings.directory)) == 2))
+    assert processes_of(settings.directory) == []
+
+
+@pytest.mark.gate
+def test_processes_end_with_an_agent_that_is_killed(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    lines = (
+        "import sys, time",
+        "from pathlib import Path",
+        "from tests.unit.training.test_processes import *",
+        "settings = settings_in(Path(sys.argv[1]))",
+        "training = SharedTraining(settings, TorchObjective(device='cpu'))",
+        "training.compute(work_of(settings))",
+        "print('trained', flush=True)",
+        "training.compute(work_of(settings, training={'local_epochs': 100_000}))",
+    )
+    command = [sys.executable, "-c", "\n".join(lines), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"trained\n"
+        assert len(workers_of(settings.directory)) == 2
+        agent.kill()
+        wait_until(lambda: processes_of(settings.directory) == [], what="no process is left")
+
+
+def test_more_devices_than_gpus_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^devices: 2 are set, torch finds 1 GPUs on this machine$"):
+        check_devices(settings_in(tmp_path, device="auto"), gpus=1)
