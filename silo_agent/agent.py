@@ -227,7 +227,9 @@ class _Agent:
             metrics=self._metrics,
             local=local,
             personal=PersonalModels(self._settings.personal_directory, is_revealed=self._is_revealed),
-            load_data=lambda job: load_data(self._settings.data, job.spec),
+            load_data=lambda job, is_cancelled: load_data(
+                self._settings.data, job.spec, is_cancelled=is_cancelled
+            ),
             load_objective=partial(load_objective, self._settings),
         )
         return MessageHandler(

@@ -35,6 +35,7 @@ from strategies.base import Array
 
 log = get_logger("silo_agent.rounds.input_cache")
 
+LoadData = Callable[[Job, Callable[[], bool]], SiloData]  # the second: is_cancelled
 PhaseName = tuple[bytes, int, str]  # job digest, round, phase: what one input belongs to
 
 
@@ -72,7 +73,7 @@ class InputCache:
         metrics: SiloMetrics,
         local: LocalStates,
         personal: PersonalModels,
-        load_data: Callable[[Job], SiloData],
+        load_data: LoadData,
         load_objective: Callable[[], Objective],
     ) -> None:
         self._silo = silo
@@ -181,7 +182,7 @@ class InputCache:
                 request,
                 silo=self._silo,
                 policy=self._policy,
-                load_data=partial(self._own_data, job),
+                load_data=partial(self._own_data, job, is_cancelled),
                 objective=self._objective,
                 is_cancelled=is_cancelled,
                 seed=fresh_seed(),
@@ -214,10 +215,11 @@ class InputCache:
             clipped=encoder.clipped_total,
         )
 
-    def _own_data(self, job: Job) -> SiloData:
+    def _own_data(self, job: Job, is_cancelled: Callable[[], bool]) -> SiloData:
         """Loaded once per job, the hold-out cut as its size is summed."""
         if job.digest not in self._data:
-            self._data[job.digest] = cut_holdout(self._load_data(job), job=job, policy=self._policy)
+            loaded = self._load_data(job, is_cancelled)
+            self._data[job.digest] = cut_holdout(loaded, job=job, policy=self._policy)
         return self._data[job.digest]
 
 

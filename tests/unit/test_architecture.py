@@ -27,7 +27,16 @@ ARROWS = {
     "silo_agent": {"crypto", "strategies", "chorale_models", "chorale", "silo_agent"},
     "simulation": {"crypto", "strategies", "chorale", "silo_agent", "simulation"},
     "cli": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli"},
-    "bench": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "bench"},
+    "bench": {
+        "crypto",
+        "strategies",
+        "chorale_models",
+        "chorale",
+        "coordinator",
+        "silo_agent",
+        "simulation",
+        "bench",
+    },
     "research": {
         "crypto",
         "strategies",
@@ -52,7 +61,8 @@ ROOMS = {
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
     "< data < settings < objective < rounds < connection < training < agent",
-    "silo_agent.data": "settings < problems < base < private < misfits < partition < formats < loading",
+    "silo_agent.data": "settings < problems < base < private < misfits < fitting < workers < store "
+    "< streamed < scan < partition < formats < loading",
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < torch_objective",
     "silo_agent.training.parts": "losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
@@ -80,6 +90,7 @@ TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
     "silo_agent/seeding.py",
     "silo_agent/torchvision_compat.py",
+    "silo_agent/data/workers.py",
     "silo_agent/training/",
     "chorale_models/",
     "research/heart_disease/",

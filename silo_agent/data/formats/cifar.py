@@ -30,7 +30,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         )
     return RawData(
         train=_split(folder, settings.format, is_train=True),
-        test=_split(folder, settings.format, is_train=False),
+        holdout=_split(folder, settings.format, is_train=False),
     )
 
 
