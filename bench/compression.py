@@ -221,7 +221,7 @@ def _key(round: int, phase: str) -> PhaseKey:
 
 
 def _job(seed: int, *, rounds: int, setting: Settings) -> Job:
-    """The demo's job for ten silos (cli/demo/setup.py). The projection's seed follows from its bytes."""
+    """The demo's job for ten silos (cli/demo/plan.py). The projection's seed follows from its bytes."""
     spec = JobSpec.model_validate(
         {
             "name": "digits",

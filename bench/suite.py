@@ -40,6 +40,7 @@ BENCHMARKS = (
     Benchmark("native-floor", "bench.native_floor", ("--silos", "10")),
     Benchmark("scale", "bench.scale", ("--silos", "10,50,100")),
     Benchmark("compression", "bench.compression"),
+    Benchmark("training", "bench.training"),
     Benchmark("peers", "bench.peers"),
 )
 

@@ -43,6 +43,7 @@ from crypto.session.messages import SessionTerms
 from strategies.base import DRAW_SEED, Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
 from strategies.phases.enrollment import DRAW_SEED_BYTES, ENROLLMENT, draw_seed_in
+from strategies.phases.evaluation import EvaluatePhase
 
 __all__ = [
     "ColumnSpec",
@@ -298,6 +299,11 @@ class Job:
     def figures(self, phase: str, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
         """Numbers for the record of a phase, of all its sums; those of `next_state` come in addition."""
         return self.phase(phase).figures(context, sums)
+
+    def tables(self, phase: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Arrays for the record of the closing evaluation, as the job's `task.metrics` asks for them."""
+        found = self.phase(phase)
+        return found.tables(sums) if isinstance(found, EvaluatePhase) else {}
 
     def layout(self, key: PhaseKey, state: GlobalState, members: int) -> Layout:
         """Noise included. Raises ConfigError if a quantity does not fit its word, or if a private job cannot

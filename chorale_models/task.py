@@ -25,6 +25,8 @@ class Task(ABC):
     them every task sums `tested`, the number of samples, and `loss_sum`.
     metrics: figures of the federation, each one sum divided by another, such as
     {"mae": ("error_sum", "tested")}.
+    A private job bounds by itself what one record adds to a sum: it measures records one by one, and clips
+    what is above `per_record`.
     is_mean: whether a batch is judged by the mean of the losses of its records. A task whose loss of one
     record depends on the others says False, and private jobs refuse it.
     """
@@ -43,4 +45,9 @@ class Task(ABC):
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """What these samples add to each of `sums`, without gradients. Shapes: by name that sum's shape."""
+        return {}
+
+    def measure_metric(self, metric: str, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """The same for what a job asks for by `task.metrics`: sums of the closing evaluation. Chorale's own
+        tasks have them."""
         return {}

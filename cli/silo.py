@@ -16,6 +16,7 @@ from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.settings import SiloSettings, load_silo_settings
 
 if TYPE_CHECKING:
+    from silo_agent.data.settings import DataSettings
     from silo_agent.ledger.budget import BudgetBalance
     from silo_agent.ledger.ledger import Ledger, LedgerJob
     from silo_agent.local_storage.personal_models import KeptModel
@@ -48,9 +49,35 @@ def run(config: Path) -> None:
 
 @silo.command()
 @CONFIG
+@click.option(
+    "--job", "job_file", type=click.Path(path_type=Path), help="Also check a job, as it would run here."
+)
+@click.option(
+    "--init", type=click.Path(path_type=Path), help="Initial model of the job, safetensors, if one is given."
+)
+def check(config: Path, job_file: Path | None, init: Path | None) -> None:
+    """Check settings, certificate, policy and data, and send nothing.
+
+    With --job also whether the policy accepts it, every record against it, and one batch of each of its
+    phases. Nothing is spent and nothing written. Ends with 0 only if all is well.
+    """
+    from cli.silo_check import check_silo
+
+    if init is not None and job_file is None:
+        raise ConfigError("--init: expected --job with it")
+    check_silo(config, job_file, init)
+
+
+@silo.command()
+@CONFIG
 def policy(config: Path) -> None:
-    """Show the effective policy and what it would refuse."""
-    click.echo(load_policy(load_silo_settings(config).policy).describe())
+    """Show the effective policy and what it would refuse, of each data set where there are several."""
+    settings = load_silo_settings(config)
+    for data_set in settings.data_sets:
+        path = settings.policy_of(data_set)
+        if len(settings.data_sets) > 1:
+            click.echo(f"data set {data_set.name}: {path}")
+        click.echo(load_policy(path).describe())
 
 
 @silo.command()
@@ -69,17 +96,16 @@ def approve(config: Path, job: str | None, more_changes: int | None) -> None:
     if more_changes is not None and job is None:
         raise ConfigError("--more-cohort-changes: expected JOB with it")
     settings = load_silo_settings(config)
-    policy = load_policy(settings.policy)
     notes = {Decision.OFFERED: "", Decision.SUSPENDED: "  suspended: see the log for why"}
     with closing(_ledger(settings)) as ledger:
         if job is not None:
             approved = ledger.decide(job, Decision.APPROVED)
             click.echo(f"{approved.id}: {approved.name} by {approved.operator} is approved")
             if more_changes is not None:
-                data_set = settings.data.name
+                data_set = _data_set_of(approved, settings).name
                 ledger.grant_cohort_changes(approved.job_digest, more_changes, data_set=data_set)
                 click.echo(f"{approved.id}: {more_changes} more cohort changes on data set {data_set}")
-            for warning in _warnings(approved, policy):
+            for warning in _warnings(approved, settings):
                 click.echo(f"{approved.id}: {warning}")
             return
         waiting = [each for each in ledger.jobs() if each.decision in notes]
@@ -90,12 +116,27 @@ def approve(config: Path, job: str | None, more_changes: int | None) -> None:
                 f"{each.id}  {each.name}  {each.rounds} rounds  by {each.operator}  "
                 f"{each.offered:%Y-%m-%d %H:%M}{notes[each.decision]}"
             )
-            for warning in _warnings(each, policy):
+            for warning in _warnings(each, settings):
                 click.echo(f"  {warning}")
 
 
-def _warnings(job: LedgerJob, policy: Policy) -> list[str]:
+def _data_set_of(job: LedgerJob, settings: SiloSettings) -> DataSettings:
+    """What the job is about. Raises PolicyRefusal where this silo has no such data set."""
+    from chorale.job import JobSpec
+    from silo_agent.rounds.data_sets import name_for
+
+    if job.spec_bytes is None:
+        return settings.data_sets[0]
+    spec = JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
+    return settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
+
+
+def _warnings(job: LedgerJob, settings: SiloSettings) -> list[str]:
     """What an institution should know before it approves the job."""
+    try:
+        policy = load_policy(settings.policy_of(_data_set_of(job, settings)))
+    except PolicyRefusal as error:
+        return [str(error)]
     return [warning for warning in (_given_weights(job, policy), _what_sums_tell(job)) if warning]
 
 
@@ -151,11 +192,12 @@ def show_ledger(config: Path, check: bool) -> None:
     with closing(_ledger(settings)) as ledger:
         if check:
             return _check_ledger(ledger, settings)
-        policy = load_policy(settings.policy)
         click.echo(f"newest roster: version {ledger.roster_version}")
         for job in ledger.jobs():
             click.echo(f"{job.id}  {job.decision:<9}  {job.rounds:>5} rounds  {job.operator}  {job.name}")
-        for data_set in dict.fromkeys([settings.data.name, *ledger.data_sets()]):
+        own = {each.name: settings.policy_of(each) for each in settings.data_sets}
+        for data_set in dict.fromkeys([*own, *ledger.data_sets()]):
+            policy = load_policy(own.get(data_set, settings.policy))
             _show_budget(ledger.budget(policy=policy, data_set=data_set).balance(), ledger)
 
 
@@ -175,7 +217,8 @@ def show_personal(config: Path, job: str | None, out: Path | None) -> None:
         raise ConfigError("--out: expected JOB with it; without --out all jobs are listed")
     settings = load_silo_settings(config)
     with closing(_ledger(settings)) as ledger:
-        reveals = ledger.reveals(policy=load_policy(settings.policy), data_set=settings.data.name)
+        # which answers left is the same for every data set
+        reveals = ledger.reveals(policy=load_policy(settings.policy), data_set=settings.data_sets[0].name)
         models = PersonalModels(
             settings.personal_directory,
             is_revealed=lambda key: reveals.is_revealed(

@@ -9,7 +9,7 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from cryptography import x509
 
+from chorale.job import Job
 from chorale.observability import logs, tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.probes import ProbeServer
@@ -28,7 +29,9 @@ from chorale.transport import tls, wire
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Identity, Role
 from crypto.session.reveal import PendingReveal
+from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
+from silo_agent.data.settings import DataSettings
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
 from silo_agent.local_storage.local_state import LocalStates
@@ -37,6 +40,7 @@ from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
@@ -85,24 +89,18 @@ async def run_agent(settings: SiloSettings) -> None:
     with ExitStack() as stack:
         authority = tls.load_authority(settings.authority)
         identity = _own_identity(settings, authority)
-        policy = load_policy(settings.policy)
-        if policy.federation != settings.federation:
-            expected = f"expected {settings.federation}, got {policy.federation}"
-            raise ConfigError(f"{settings.policy}: federation: {expected}")
-        path = settings.data.path
-        if path is not None and not path.exists():  # noticed now, not when the first job asks for data
-            raise ConfigError(f"data.path: {path}: no such file or directory")
+        policies = {data.name: _policy_of(data, settings) for data in settings.data_sets}
         stack.enter_context(_alone(settings.directory))
         audit = stack.enter_context(closing(AuditLog(settings.audit_path)))
         ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
         _agree(ledger, audit, settings.audit_path)
-        metrics = SiloMetrics()
+        metrics = SiloMetrics(tuple(policies))
         metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
         agent = _Agent(
             settings,
             identity=identity,
             authority=authority,
-            policy=policy,
+            policies=policies,
             ledger=ledger,
             audit=audit,
             metrics=metrics,
@@ -122,7 +120,7 @@ class _Agent:
         *,
         identity: Identity,
         authority: x509.Certificate,
-        policy: Policy,
+        policies: Mapping[str, Policy],
         ledger: Ledger,
         audit: AuditLog,
         metrics: SiloMetrics,
@@ -130,24 +128,29 @@ class _Agent:
         self._settings = settings
         self._identity = identity
         self._authority = authority
-        self._policy = policy
         self._ledger = ledger
         self._audit = audit
         self._metrics = metrics
         self._stream: ControlStream | None = None
-        self._reveals = ledger.reveals(
-            policy=policy, data_set=settings.data.name, tell=partial(_tell_reveal, audit)
-        )
-        self._budget = ledger.budget(
-            policy=policy, data_set=settings.data.name, tell=partial(_tell_spend, audit)
-        )
-        metrics.watch_budget(policy.privacy.epsilon, self._budget.spent)
+        accounts = [
+            DataSet.of(
+                ledger,
+                name=name,
+                policy=policy,
+                tell_reveal=partial(_tell_reveal, audit),
+                tell_spend=partial(_tell_spend, audit),
+            )
+            for name, policy in policies.items()
+        ]
+        for each in accounts:
+            metrics.watch_budget(each.name, each.policy.privacy.epsilon, each.budget.spent)
+        self._budgets = [each.budget for each in accounts]
+        self._data_sets = DataSets(accounts, ledger=ledger)
         self._rosters = Rosters(
             identity=identity,
             authority=authority,
-            policy=policy,
             ledger=ledger,
-            reveals=self._reveals,
+            data_sets=self._data_sets,
             lowest_version=settings.lowest_roster_version,
             clock=_now,
         )
@@ -164,9 +167,10 @@ class _Agent:
         from silo_agent.connection.transfer import Transfer
 
         settings, outbox, draw = self._settings, Outbox(), random.SystemRandom().random
-        self._budget.open_account()
-        self._reveals.blank_old_shares()
-        if given_back := self._budget.release_dead():
+        for budget in self._budgets:
+            budget.open_account()
+        self._data_sets.any_reveals.blank_old_shares()
+        if given_back := self._budgets[0].release_dead():  # of all data sets
             log.info("reservations given back", inputs=given_back)
         async with dial(settings, read_limited(settings.authority, tls.MAX_PEM_BYTES)) as channel:
             stub = FederationStub(channel)
@@ -190,7 +194,7 @@ class _Agent:
                 "started",
                 coordinator=settings.coordinator,
                 proxy=settings.proxy,
-                policy=str(settings.policy),
+                data=", ".join(data.name for data in settings.data_sets),
             )
             try:
                 await _until_stopped(self._stream, stopping)
@@ -198,38 +202,31 @@ class _Agent:
                 await handler.close()
 
     def _handler(self, transfers: Transfer, outbox: Outbox) -> MessageHandler:
-        steps = self._ledger.steps(policy=self._policy, data_set=self._settings.data.name)
         jobs = OfferedJobs(
             silo=self._settings.name,
             ledger=self._ledger,
-            policy=self._policy,
+            data_sets=self._data_sets,
             authority=self._authority,
             clock=_now,
         )
         checks = TaskChecks(
             identity=self._identity,
             authority=self._authority,
-            policy=self._policy,
             jobs=jobs,
             rosters=self._rosters,
-            reveals=self._reveals,
-            budget=self._budget,
-            steps=steps,
-            first_states=FirstStates(self._settings.first_state_directory, policy=self._policy),
+            data_sets=self._data_sets,
+            first_states=FirstStates(self._settings.first_state_directory, data_sets=self._data_sets),
             clock=_now,
         )
         local, known = LocalStates(self._settings.local_directory), self._ledger.known_states()
         files = StateFiles(self._settings.cache_directory)
         inputs = InputCache(
             silo=self._settings.name,
-            policy=self._policy,
-            budget=self._budget,
+            data_sets=self._data_sets,
             metrics=self._metrics,
             local=local,
             personal=PersonalModels(self._settings.personal_directory, is_revealed=self._is_revealed),
-            load_data=lambda job, is_cancelled: load_data(
-                self._settings.data, job.spec, is_cancelled=is_cancelled
-            ),
+            load_data=self._load_data,
             load_objective=partial(load_objective, self._settings),
         )
         return MessageHandler(
@@ -237,13 +234,13 @@ class _Agent:
             rosters=self._rosters,
             jobs=jobs,
             checks=checks,
-            reveals=self._reveals,
+            data_sets=self._data_sets,
             inputs=inputs,
             local=local,
             chain=StateChain(
                 silo=self._settings.name,
                 known=known,
-                reveals=self._reveals,
+                data_sets=self._data_sets,
                 local=local,
                 authority=self._authority,
             ),
@@ -252,8 +249,7 @@ class _Agent:
                 jobs=jobs,
                 rosters=self._rosters,
                 known=known,
-                reveals=self._reveals,
-                steps=steps,
+                data_sets=self._data_sets,
                 files=files,
                 local=local,
                 downloads=transfers,
@@ -267,8 +263,13 @@ class _Agent:
             send=outbox.send,
         )
 
+    def _load_data(self, job: Job, is_cancelled: Callable[[], bool]) -> SiloData:
+        name = self._data_sets.of(job.digest).name
+        return load_data(self._settings.data_set(name), job.spec, is_cancelled=is_cancelled)
+
     def _is_revealed(self, key: PhaseKey) -> bool:
-        return self._reveals.is_revealed(key.job_digest, key.round, key.phase, silo=self._settings.name)
+        reveals = self._data_sets.any_reveals
+        return reveals.is_revealed(key.job_digest, key.round, key.phase, silo=self._settings.name)
 
 
 async def _until_stopped(stream: ControlStream, stopping: asyncio.Event) -> None:
@@ -283,6 +284,18 @@ async def _until_stopped(stream: ControlStream, stopping: asyncio.Event) -> None
             task.cancel()
             with suppress(asyncio.CancelledError, ChoraleError):
                 await task
+
+
+def _policy_of(data: DataSettings, settings: SiloSettings) -> Policy:
+    """Raises ConfigError for a policy of another federation, and for data that are not there: now, not when
+    the first job asks for them."""
+    path = settings.policy_of(data)
+    policy = load_policy(path)
+    if policy.federation != settings.federation:
+        raise ConfigError(f"{path}: federation: expected {settings.federation}, got {policy.federation}")
+    if data.path is not None and not data.path.exists():
+        raise ConfigError(f"data.path: {data.path}: no such file or directory")
+    return policy
 
 
 def _own_identity(settings: SiloSettings, authority: x509.Certificate) -> Identity:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -41,7 +41,8 @@ class PhaseEnd(StrEnum):
 class SiloMetrics:
     """One registry per process; the attributes are the metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, data_sets: Sequence[str] = ("data",)) -> None:
+        """data_sets: names of all that the settings have."""
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         counter = partial(Counter, namespace=PREFIX, registry=self.registry)
@@ -63,9 +64,13 @@ class SiloMetrics:
         self.connected = gauge("connected", "1 while the control stream is up.")
         self.clock_skew = gauge("clock_skew_seconds", "This clock minus the coordinator's.")
         self.data_share = gauge("data_share", "Share of the federation's data in the last round.")
-        self.epsilon_budget = gauge("epsilon_budget", "Epsilon that the data set may spend.")
-        self.epsilon_spent = gauge("epsilon_spent", "Epsilon that private jobs have spent.")
-        self.unnoised_inputs = gauge("unnoised_inputs", "Inputs that left without noise, ever.")
+        self.epsilon_budget = gauge("epsilon_budget", "Epsilon that the data set may spend.", ["data_set"])
+        self.epsilon_spent = gauge(
+            "epsilon_spent", "Epsilon that private jobs have spent of a data set.", ["data_set"]
+        )
+        self.unnoised_inputs = gauge(
+            "unnoised_inputs", "Inputs of a data set that left without noise, ever.", ["data_set"]
+        )
         self.roster_version = gauge("roster_version", "Newest roster that was accepted.")
         self.certificate_expiry = gauge(
             "certificate_expiry_timestamp_seconds", "When this silo's certificate expires."
@@ -79,12 +84,16 @@ class SiloMetrics:
             self.refusals.labels(reason=reason.value)
         for direction in Direction:
             self.transferred.labels(direction=direction.value)
+        for data_set in data_sets:
+            for of_data_set in (self.epsilon_budget, self.epsilon_spent, self.unnoised_inputs):
+                of_data_set.labels(data_set=data_set)
 
-    def watch_budget(self, budget: float, spent: Callable[[], tuple[float, int]]) -> None:
-        """spent: epsilon and unnoised inputs, read from the ledger at every scrape."""
-        self.epsilon_budget.set(budget)
-        self.epsilon_spent.set_function(lambda: spent()[0])
-        self.unnoised_inputs.set_function(lambda: float(spent()[1]))
+    def watch_budget(self, data_set: str, budget: float, spent: Callable[[], tuple[float, int]]) -> None:
+        """data_set: one of the settings'. spent: epsilon and unnoised inputs, read from the ledger at every
+        scrape."""
+        self.epsilon_budget.labels(data_set=data_set).set(budget)
+        self.epsilon_spent.labels(data_set=data_set).set_function(lambda: spent()[0])
+        self.unnoised_inputs.labels(data_set=data_set).set_function(lambda: float(spent()[1]))
 
 
 def phase_label(kind: str) -> str | None:

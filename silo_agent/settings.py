@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from chorale.observability.tracing import Endpoint
 from chorale.spec.fields import Address, EntryPoint, Name
 from chorale.spec.settings_file import load_settings
+from chorale.spec.validation_errors import MANY, ONE
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, KeepaliveSeconds
 from chorale.transport.tls import IdentityFiles
 from silo_agent.data.settings import DataSettings
@@ -21,6 +23,10 @@ class Device(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
+
+
+def _form(data: object) -> str:
+    return MANY if isinstance(data, list | tuple) else ONE
 
 
 class SiloSettings(BaseModel):
@@ -54,12 +60,38 @@ class SiloSettings(BaseModel):
     tracing_endpoint: Endpoint | None = Field(
         default=None, description="URL of a collector that takes spans by OTLP over HTTP; null for no tracing"
     )
-    data: DataSettings
+    data: Annotated[
+        Annotated[DataSettings, Tag(ONE)]
+        | Annotated[tuple[DataSettings, ...], Field(min_length=1, max_length=100), Tag(MANY)],
+        Discriminator(_form),
+    ] = Field(description="the data set that jobs train on, or a list of several, which jobs name")
     objective: EntryPoint | None = Field(
         default=None, description="package.module:function to train with instead"
     )
     device: Device = Field(default=Device.AUTO, description="where training runs: auto, cpu or cuda")
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of one training")
+
+    @field_validator("data")
+    @classmethod
+    def _has_names(
+        cls, data: DataSettings | tuple[DataSettings, ...]
+    ) -> DataSettings | tuple[DataSettings, ...]:
+        names = [each.name for each in data] if isinstance(data, tuple) else []
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"expected a name of its own for each data set, got {twice[0]} twice")
+        return data
+
+    @property
+    def data_sets(self) -> tuple[DataSettings, ...]:
+        """One or several, in the order of the file."""
+        return self.data if isinstance(self.data, tuple) else (self.data,)
+
+    def data_set(self, name: str) -> DataSettings:
+        return next(each for each in self.data_sets if each.name == name)
+
+    def policy_of(self, data_set: DataSettings) -> Path:
+        """The policy file that holds for a data set."""
+        return data_set.policy or self.policy
 
     @property
     def ledger_path(self) -> Path:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from chorale.job import Job, SignedJob
 from chorale.spec.job_spec import JobSpec
@@ -32,7 +33,7 @@ from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest
 from simulation.members import enroll
 from simulation.pool import Pool
-from simulation.results import PhaseReport, RoundResult, SimulationFailed, round_result
+from simulation.results import PhaseReport, RoundResult, SimulationFailed, listed, round_result
 from simulation.silos import Answer, SilosHere, built_in
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, Arrays, PhaseResult
@@ -47,13 +48,14 @@ class Progress:
     """How far a simulation has come, between two phases: all that it resumes from.
 
     following: None after the last phase. local: by silo, what it keeps between rounds.
-    closing: figures of the closing phases so far.
+    closing: figures of the closing phases so far. tables: their matrices and curves, as lists.
     """
 
     following: Step | None
     state: GlobalState = field(repr=False)
     local: Mapping[str, Arrays] = field(repr=False)
     closing: Mapping[str, Mapping[str, float]]
+    tables: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Simulation:
@@ -119,6 +121,11 @@ class Simulation:
         return self.progress.closing
 
     @property
+    def final_figure(self) -> float | None:
+        """What the job's task tells first of the final model, such as accuracy or dice."""
+        return self.closing.get("evaluate", {}).get(self.job.strategy.task.main)
+
+    @property
     def final_accuracy(self) -> float | None:
         return self.closing.get("evaluate", {}).get("accuracy")
 
@@ -156,7 +163,8 @@ class Simulation:
         if kind in self.job.strategy.closing:
             closing = {**closing, kind: report.figures}
         following = self.job.next_after(round, phase)
-        self.progress = replace(self.progress, following=following, closing=closing)
+        tables = {**self.progress.tables, **{name: listed(table) for name, table in report.tables.items()}}
+        self.progress = replace(self.progress, following=following, closing=closing, tables=tables)
 
     def _run_round(self, round: int) -> RoundResult:
         """All phases of the round; one that is used up uses up the round."""
@@ -188,7 +196,8 @@ class Simulation:
             result = self.job.next_state(
                 phase, request.context, tagged, survivors=len(here), self_mask_seeds=seeds
             )
-            result = replace(result, figures={**figures, **result.figures})
+            tables = self.job.tables(phase, sums)
+            result = replace(result, figures={**figures, **result.figures}, tables=tables)
         if result.state is not None:
             moved = {answer.silo: answer.proposed for answer in here if answer.proposed is not None}
             local = {**self.progress.local, **moved} if moved else self.progress.local
@@ -200,6 +209,7 @@ class Simulation:
             silos=tuple(answer.silo for answer in here),
             left_out={answer.silo: answer.told for answer in answers if answer.refused},
             figures={name: float(value) for name, value in result.figures.items()},
+            tables=result.tables,
         )
 
     def _sums(

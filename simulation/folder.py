@@ -88,6 +88,7 @@ class SimulationFolder:
             "state": state,
             "local": local,
             "closing": progress.closing,
+            "tables": progress.tables,
             "rounds_bytes": self.rounds_path.stat().st_size if self.rounds_path.exists() else 0,
         }
         write_atomic(self._directory / PROGRESS, json.dumps(written).encode())
@@ -137,6 +138,7 @@ class SimulationFolder:
             state=_state(states, written["state"]),
             local=local,
             closing=written["closing"],
+            tables=written["tables"],
         )
 
 

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from crypto.errors import ChoraleError
+from strategies.base import Array
 
 APPLIED, USED_UP = "applied", "used-up"  # as in the record of a real round
 
@@ -63,11 +66,19 @@ class PhaseReport:
     silos: tuple[str, ...]
     left_out: Mapping[str, str]
     figures: Mapping[str, float]
+    tables: Mapping[str, Array]
 
 
 def finite(value: float | None) -> float | None:
     """JSON has no NaN and no infinity: they are null."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def listed(table: Array) -> Any:
+    """A table as JSON's lists, null for NaN."""
+    numbers = table.astype(object)
+    numbers[~np.isfinite(table)] = None
+    return numbers.tolist()
 
 
 def round_result(round: int, phases: list[PhaseReport], *, wall_seconds: float) -> RoundResult:

@@ -6,16 +6,18 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from chorale.job import Job
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto import encoding
-from crypto.errors import PolicyRefusal
+from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from crypto.fixed_point.ring import Encoded
 from silo_agent.data.base import SiloData
+from silo_agent.entry_point import load_entry_point
 from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Objective
+from silo_agent.objective import Objective, Work
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, phase_input
 from silo_agent.seeding import training_seed
@@ -82,6 +84,35 @@ class SilosHere:
             clipped=encoder.clipped_total,
             proposed=local.proposed,
         )
+
+
+class OwnObjectives:
+    """Each silo's objective as its settings file names it; the built-in training of those that name none.
+
+    They are loaded where they compute, so a worker process gets their names alone.
+    """
+
+    def __init__(self, entry_points: Mapping[str, str], *, device: str) -> None:
+        self._entry_points = dict(entry_points)
+        self._device = device
+        self._loaded: dict[str, Objective] = {}
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        """Raises ConfigError for one that cannot be loaded, and for what its code raises."""
+        name = self._entry_points.get(work.silo, "")
+        if name not in self._loaded:
+            self._loaded[name] = self._made(name)
+        try:
+            return self._loaded[name].compute(work)
+        except ChoraleError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"objective: {name}: {type(error).__name__}: {error}") from error
+
+    def _made(self, name: str) -> Objective:
+        if not name:
+            return built_in(self._device)
+        return cast(Callable[[], Objective], load_entry_point(name, field="objective"))()
 
 
 def built_in(device: str) -> Objective:

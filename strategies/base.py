@@ -72,14 +72,15 @@ def total_of(state: Arrays) -> int:
     return int(found)
 
 
-def options_of(part: type[T], given: Mapping[str, OptionValue]) -> T:
+def options_of(part: type[T], given: Mapping[str, OptionValue], *, field: str = "strategy.options") -> T:
     """A part's options out of all those given. Raises ConfigError that names option and what is allowed."""
     try:
         return part.model_validate(dict(given))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(place) for place in first["loc"])
-        raise ConfigError(f"strategy.options.{name}: {first['msg'].lower()}, got {first['input']}") from None
+        got = "" if first["type"] == "missing" else f", got {first['input']}"
+        raise ConfigError(f"{field}.{name}: {first['msg'].lower()}{got}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +122,12 @@ class PhaseContext:
 class PhaseResult:
     """What a revealed sum did. state is None where it was not applied, with the reason.
 
-    figures: those that the step itself knows.
+    figures: those that the step itself knows. tables: matrices and curves of a closing evaluation.
     """
 
     state: Arrays | None
     figures: Mapping[str, float] = field(default_factory=dict)
+    tables: Mapping[str, Array] = field(default_factory=dict)
     data_share: float = 0.0
     reason: str = ""
 

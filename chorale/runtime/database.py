@@ -39,22 +39,35 @@ class Database:
     errors reach logs.
     """
 
-    def __init__(self, path: Path, migrations: Sequence[Migration], *, erases_for_good: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        migrations: Sequence[Migration],
+        *,
+        erases_for_good: bool = False,
+        is_read_only: bool = False,
+    ) -> None:
         """Open the file, or make it, and bring it to the newest version.
 
-        erases_for_good: what is deleted is overwritten. Raises ConfigError if the file cannot be opened, is
-        no database or was written by a newer release.
+        erases_for_good: what is deleted is overwritten. is_read_only: it is opened as it is, and a write
+        raises sqlite3.OperationalError. Raises ConfigError if the file cannot be opened, is no database or
+        was written by a newer release; to read it alone, also by an older one.
         """
         self._turn = threading.Lock()
+        self._begin = "BEGIN" if is_read_only else "BEGIN IMMEDIATE"
         try:
             self._connection = sqlite3.connect(
-                path,
+                f"{path.resolve().as_uri()}?mode={'ro' if is_read_only else 'rwc'}",
+                uri=True,
                 timeout=BUSY_SECONDS,
                 isolation_level=None,  # else the driver begins transactions, and only before a write
                 check_same_thread=False,  # `_turn` lets one thread at a time use it
             )
             try:
                 self._connection.row_factory = sqlite3.Row
+                if is_read_only:
+                    self._check_version(path, newest=len(migrations), oldest=len(migrations))
+                    return
                 for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                     self._connection.execute(f"PRAGMA {pragma}")
                 self._connection.execute(f"PRAGMA secure_delete={erases_for_good:d}")
@@ -83,7 +96,7 @@ class Database:
         try:
             with self._durable(commit):
                 # a plain BEGIN takes no lock, so two budget reservations could both read the old balance
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.execute(self._begin)
                 try:
                     yield self._connection
                     self._connection.execute("COMMIT")
@@ -117,13 +130,22 @@ class Database:
         """Each version in one transaction with its number, which another process may have reached first."""
         for version, statements in enumerate(migrations, start=1):
             with self.transaction() as connection:
-                (found,) = connection.execute("PRAGMA user_version").fetchone()
-                if found > len(migrations):
-                    raise ConfigError(
-                        f"{path}: expected a database of version {len(migrations)} or older, "
-                        f"got version {found}: a newer release wrote it"
-                    )
-                if found < version:
+                if self._check_version(path, newest=len(migrations)) < version:
                     for statement in statements:
                         connection.execute(statement)
                     connection.execute(f"PRAGMA user_version = {version}")
+
+    def _check_version(self, path: Path, *, newest: int, oldest: int = 0) -> int:
+        """The file's version. Raises ConfigError."""
+        (found,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if found > newest:
+            raise ConfigError(
+                f"{path}: expected a database of version {newest} or older, "
+                f"got version {found}: a newer release wrote it"
+            )
+        if found < oldest:
+            raise ConfigError(
+                f"{path}: expected a database of version {oldest}, got version {found}: the agent brings it "
+                "up to date when it starts"
+            )
+        return int(found)

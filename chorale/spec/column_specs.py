@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from chorale.spec.fields import Finite, Positive, SpecPart
 
@@ -127,4 +127,12 @@ LabelColumns = Annotated[
     tuple[Heading, ...],
     Field(min_length=1, max_length=1_000),
     BeforeValidator(_as_list),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": 200},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1_000},
+            ]
+        }
+    ),
 ]

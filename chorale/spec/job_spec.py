@@ -30,7 +30,7 @@ from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
-from strategies.checks import check_private, check_training
+from strategies.checks import check_private, check_private_task, check_training
 from strategies.declared_parts import PARTS, part_named, recipe_from
 from strategies.methods import Strategy, strategy_of
 from strategies.presets import recipe_of
@@ -204,7 +204,8 @@ class JobSpec(SpecPart):
         ge=0,
         le=1_000_000,
         description="classes of the labels, which are 0 to classes - 1; labels of a multi-label task, "
-        "intervals of a survival task, words of a vocabulary; 0 where the task has none",
+        "intervals of a survival task, tokens of a vocabulary, numbers of a regression target; 0 where the "
+        "task has none",
     )
     input_shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
         min_length=1,
@@ -428,8 +429,13 @@ class JobSpec(SpecPart):
             self._check_images(method.task.target.shape)
             self._check_label_columns(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
+            if method.task.has_tokens and self.input_type != "int64":
+                raise ConfigError(
+                    f"input_type: task {method.task.word} reads tokens and needs int64, got {self.input_type}"
+                )
             if self.privacy is None:
                 return self
+            check_private_task(method.task)
             if self.model.norm == "batch":
                 raise ConfigError(
                     "model.norm: batch mixes the records of a batch and sends means that no noise covers: "

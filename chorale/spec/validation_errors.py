@@ -15,6 +15,8 @@ MAX_SHOWN = 60  # characters of a wrong value that are shown again
 MAX_NAMED = 3  # unknown fields that are named; a file of another kind has them by the dozen
 MAX_ALIKE = 2  # fields that are offered for a misspelled one
 
+ONE, MANY = "(one)", "(many)"  # forms of a field that is a mapping or a list of them: no part of its name
+
 EXPECTED = {  # by kind of error, in the words of a person who writes YAML; {…} are limits
     "string_type": "text",
     "int_type": "a whole number",
@@ -64,7 +66,7 @@ def explain(
     }
     messages, unknown = [], dict[tuple[int | str, ...], dict[str, str]]()
     for detail in error.errors(include_url=False):
-        place = detail["loc"]
+        place = tuple(part for part in detail["loc"] if part not in (ONE, MANY))
         if detail["type"] == "extra_forbidden":
             unknown.setdefault(place[:-1], {})[str(place[-1])] = _field(place, overriding)
         else:

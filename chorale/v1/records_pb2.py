@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63horale/v1/records.proto\x12\nchorale.v1\"6\n\x07LeftOut\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xa1\x03\n\x0bPhaseRecord\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\r\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\x0e\n\x06result\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0e\n\x06\x63ohort\x18\x07 \x03(\t\x12%\n\x08left_out\x18\x08 \x03(\x0b\x32\x13.chorale.v1.LeftOut\x12\x12\n\ndata_share\x18\t \x01(\x01\x12\x35\n\x07\x66igures\x18\n \x03(\x0b\x32$.chorale.v1.PhaseRecord.FiguresEntry\x12\x14\n\x0cstate_digest\x18\x0b \x01(\x0c\x12\x14\n\x0cwall_seconds\x18\x0c \x01(\x01\x12\x14\n\x0cupload_bytes\x18\r \x01(\x04\x12\x12\n\nquantities\x18\x0e \x03(\t\x12\x13\n\x0bverified_by\x18\x0f \x01(\r\x12\x11\n\tthreshold\x18\x10 \x01(\r\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe2\x01\n\nJobSummary\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x10\n\x08strategy\x18\x04 \x01(\t\x12\x0e\n\x06rounds\x18\x05 \x01(\r\x12\x18\n\x10rounds_completed\x18\x06 \x01(\r\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x1e\n\x16submitted_unix_seconds\x18\x08 \x01(\x01\x12\x15\n\rfloat32_bytes\x18\t \x01(\x04\x12\r\n\x05silos\x18\n \x03(\t\x12\x10\n\x08progress\x18\x0b \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63horale/v1/records.proto\x12\nchorale.v1\"6\n\x07LeftOut\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"&\n\x05Table\x12\r\n\x05shape\x18\x01 \x03(\r\x12\x0e\n\x06values\x18\x02 \x03(\x01\"\x98\x04\n\x0bPhaseRecord\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\r\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\x0e\n\x06result\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0e\n\x06\x63ohort\x18\x07 \x03(\t\x12%\n\x08left_out\x18\x08 \x03(\x0b\x32\x13.chorale.v1.LeftOut\x12\x12\n\ndata_share\x18\t \x01(\x01\x12\x35\n\x07\x66igures\x18\n \x03(\x0b\x32$.chorale.v1.PhaseRecord.FiguresEntry\x12\x14\n\x0cstate_digest\x18\x0b \x01(\x0c\x12\x14\n\x0cwall_seconds\x18\x0c \x01(\x01\x12\x14\n\x0cupload_bytes\x18\r \x01(\x04\x12\x12\n\nquantities\x18\x0e \x03(\t\x12\x13\n\x0bverified_by\x18\x0f \x01(\r\x12\x11\n\tthreshold\x18\x10 \x01(\r\x12\x33\n\x06tables\x18\x11 \x03(\x0b\x32#.chorale.v1.PhaseRecord.TablesEntry\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a@\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.chorale.v1.Table:\x02\x38\x01\"\xf7\x01\n\nJobSummary\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x10\n\x08strategy\x18\x04 \x01(\t\x12\x0e\n\x06rounds\x18\x05 \x01(\r\x12\x18\n\x10rounds_completed\x18\x06 \x01(\r\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x1e\n\x16submitted_unix_seconds\x18\x08 \x01(\x01\x12\x15\n\rfloat32_bytes\x18\t \x01(\x04\x12\r\n\x05silos\x18\n \x03(\t\x12\x10\n\x08progress\x18\x0b \x01(\t\x12\x13\n\x0bmain_figure\x18\x0c \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PHASERECORD_FIGURESENTRY']._loaded_options = None
   _globals['_PHASERECORD_FIGURESENTRY']._serialized_options = b'8\001'
+  _globals['_PHASERECORD_TABLESENTRY']._loaded_options = None
+  _globals['_PHASERECORD_TABLESENTRY']._serialized_options = b'8\001'
   _globals['_LEFTOUT']._serialized_start=40
   _globals['_LEFTOUT']._serialized_end=94
-  _globals['_PHASERECORD']._serialized_start=97
-  _globals['_PHASERECORD']._serialized_end=514
-  _globals['_PHASERECORD_FIGURESENTRY']._serialized_start=468
-  _globals['_PHASERECORD_FIGURESENTRY']._serialized_end=514
-  _globals['_JOBSUMMARY']._serialized_start=517
-  _globals['_JOBSUMMARY']._serialized_end=743
+  _globals['_TABLE']._serialized_start=96
+  _globals['_TABLE']._serialized_end=134
+  _globals['_PHASERECORD']._serialized_start=137
+  _globals['_PHASERECORD']._serialized_end=673
+  _globals['_PHASERECORD_FIGURESENTRY']._serialized_start=561
+  _globals['_PHASERECORD_FIGURESENTRY']._serialized_end=607
+  _globals['_PHASERECORD_TABLESENTRY']._serialized_start=609
+  _globals['_PHASERECORD_TABLESENTRY']._serialized_end=673
+  _globals['_JOBSUMMARY']._serialized_start=676
+  _globals['_JOBSUMMARY']._serialized_end=923
 # @@protoc_insertion_point(module_scope)

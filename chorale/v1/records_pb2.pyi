@@ -48,6 +48,34 @@ class LeftOut(_message.Message):
 Global___LeftOut: _TypeAlias = LeftOut  # noqa: Y015
 
 @_typing.final
+class Table(_message.Message):
+    """An array of a closing phase's figures, such as a confusion matrix."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHAPE_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """in C order; NaN where there is no such number"""
+
+    def __init__(
+        self,
+        *,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shape", b"shape", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Table: _TypeAlias = Table  # noqa: Y015
+
+@_typing.final
 class PhaseRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -71,6 +99,27 @@ class PhaseRecord(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class TablesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Table: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Table | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     JOB_DIGEST_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
@@ -87,6 +136,7 @@ class PhaseRecord(_message.Message):
     QUANTITIES_FIELD_NUMBER: _builtins.int
     VERIFIED_BY_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
     round: _builtins.int
     phase: _builtins.str
@@ -118,6 +168,10 @@ class PhaseRecord(_message.Message):
 
     @_builtins.property
     def quantities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def tables(self) -> _containers.MessageMap[_builtins.str, Global___Table]:
+        """matrices and curves that the job asked for: task.metrics"""
+
     def __init__(
         self,
         *,
@@ -137,10 +191,11 @@ class PhaseRecord(_message.Message):
         quantities: _abc.Iterable[_builtins.str] | None = ...,
         verified_by: _builtins.int = ...,
         threshold: _builtins.int = ...,
+        tables: _abc.Mapping[_builtins.str, Global___Table] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "cohort", b"cohort", "data_share", b"data_share", "figures", b"figures", "job_digest", b"job_digest", "left_out", b"left_out", "phase", b"phase", "quantities", b"quantities", "reason", b"reason", "result", b"result", "round", b"round", "state_digest", b"state_digest", "threshold", b"threshold", "upload_bytes", b"upload_bytes", "verified_by", b"verified_by", "wall_seconds", b"wall_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "cohort", b"cohort", "data_share", b"data_share", "figures", b"figures", "job_digest", b"job_digest", "left_out", b"left_out", "phase", b"phase", "quantities", b"quantities", "reason", b"reason", "result", b"result", "round", b"round", "state_digest", b"state_digest", "tables", b"tables", "threshold", b"threshold", "upload_bytes", b"upload_bytes", "verified_by", b"verified_by", "wall_seconds", b"wall_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -161,6 +216,7 @@ class JobSummary(_message.Message):
     FLOAT32_BYTES_FIELD_NUMBER: _builtins.int
     SILOS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    MAIN_FIGURE_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
     name: _builtins.str
     status: _builtins.str
@@ -174,6 +230,8 @@ class JobSummary(_message.Message):
     """bytes of the model's parameters as float32"""
     progress: _builtins.str
     """one line: round, phase, stage, who is awaited"""
+    main_figure: _builtins.str
+    """of the job's task: accuracy, dice ...; names one of a record's figures"""
     @_builtins.property
     def silos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -190,10 +248,11 @@ class JobSummary(_message.Message):
         float32_bytes: _builtins.int = ...,
         silos: _abc.Iterable[_builtins.str] | None = ...,
         progress: _builtins.str = ...,
+        main_figure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["float32_bytes", b"float32_bytes", "job_digest", b"job_digest", "name", b"name", "progress", b"progress", "reason", b"reason", "rounds", b"rounds", "rounds_completed", b"rounds_completed", "silos", b"silos", "status", b"status", "strategy", b"strategy", "submitted_unix_seconds", b"submitted_unix_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["float32_bytes", b"float32_bytes", "job_digest", b"job_digest", "main_figure", b"main_figure", "name", b"name", "progress", b"progress", "reason", b"reason", "rounds", b"rounds", "rounds_completed", b"rounds_completed", "silos", b"silos", "status", b"status", "strategy", b"strategy", "submitted_unix_seconds", b"submitted_unix_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

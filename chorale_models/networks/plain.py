@@ -33,7 +33,7 @@ def mlp(sizes: Sizes, *, hidden: tuple[int, ...] = (64,), norm: str = "none") ->
     for next_width in hidden:
         layers += [nn.Linear(width, next_width), norm1d(norm, next_width), nn.ReLU()]
         width = next_width
-    return with_head(layers, width, sizes.classes)
+    return with_head(layers, width, sizes.outputs)
 
 
 @model(head="head")
@@ -47,7 +47,7 @@ def cnn(sizes: Sizes, *, norm: str = "none") -> nn.Module:
         before = channels
     layers += [nn.AdaptiveAvgPool2d(CNN_GRID), nn.Flatten()]
     layers += [nn.Linear(before * CNN_GRID * CNN_GRID, CNN_WIDTH), norm1d(norm, CNN_WIDTH), nn.ReLU()]
-    return with_head(layers, CNN_WIDTH, sizes.classes)
+    return with_head(layers, CNN_WIDTH, sizes.outputs)
 
 
 @model(head="head")
@@ -62,4 +62,4 @@ def vgg11(sizes: Sizes, *, norm: str = "none") -> nn.Module:
         layers.append(nn.MaxPool2d(2, ceil_mode=True))  # 28x28 ends at 1x1 too
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     layers += [nn.Linear(before, VGG_WIDTH), nn.ReLU(), nn.Linear(VGG_WIDTH, VGG_WIDTH), nn.ReLU()]
-    return with_head(layers, VGG_WIDTH, sizes.classes)
+    return with_head(layers, VGG_WIDTH, sizes.outputs)

@@ -61,7 +61,7 @@ def resnet18(sizes: Sizes, *, norm: str = "batch") -> nn.Module:
             layers.append(BasicBlock(before, channels, stride=stride, norm=norm))
             before = channels
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return with_head(layers, before, sizes.classes)
+    return with_head(layers, before, sizes.outputs)
 
 
 class InvertedResidual(nn.Module):
@@ -93,7 +93,7 @@ def mobilenet_v2(sizes: Sizes, *, norm: str = "batch") -> nn.Module:
             before = channels
     layers += _conv(before, MOBILENET_WIDTH, size=1, norm=norm)
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return with_head(layers, MOBILENET_WIDTH, sizes.classes)
+    return with_head(layers, MOBILENET_WIDTH, sizes.outputs)
 
 
 def _conv(

@@ -13,18 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_from_bytes
 from chorale.transport.wire import MAX_SILOS
+from cli.demo.plan import COORDINATOR, EPSILONS, FEDERATION, LOGS, Plan, digits_plan, job_plan
 from cli.demo.processes import Child, Processes, run_commands
 from cli.demo.setup import (
-    COORDINATOR,
-    EPSILONS,
-    FEDERATION,
-    OPEN_POLICY,
-    DemoPlan,
     clean_folder,
     hold_ceremony,
     write_coordinator,
@@ -33,6 +30,7 @@ from cli.demo.setup import (
     write_silo,
 )
 from cli.errors import require_extra
+from cli.given_data import GIVEN, DataOptions, data_options
 from cli.job import check_done
 from cli.operations import Operations, connect
 from cli.operator import operator_settings
@@ -40,6 +38,7 @@ from cli.output import report
 from cli.output.progress import JobHistory, show
 from cli.output.promise import Promise, promise_of
 from cli.output.report import units_told
+from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
@@ -47,17 +46,24 @@ from silo_agent.settings import load_silo_settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+SILOS = 4  # enough for one to be lost
+OF_THE_DIGITS = ("rounds", "strategy", "dp", "epsilon", "seed")  # what a job file says by itself
+OF_A_JOB = (*GIVEN, "policy", "init")
 START_SECONDS = 60.0  # for a party to come up on a busy machine
 DROP_ROUND = 2
 
 
 @click.command()
 @click.option(
+    "--job",
+    "file",
+    type=click.Path(path_type=Path),
+    help="Job file to run, on data as `chorale simulate` takes them.  [default: one of the demo's own]",
+)
+@click.option(
     "--silos",
-    default=4,
-    show_default=True,
     type=click.IntRange(SMALLEST_FEDERATION, MAX_SILOS),
-    help="Number of silos.",
+    help="Number of silos.  [default: 4, or the job's]",
 )
 @click.option(
     "--rounds", default=10, show_default=True, type=click.IntRange(1, 1000), help="Training rounds."
@@ -80,8 +86,16 @@ DROP_ROUND = 2
     help="Folder for the report and the model.",
 )
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of split and model.")
+@data_options
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path),
+    help="With --job: policy of every silo, which may refuse it.  [default: one that refuses nothing]",
+)
+@click.option("--init", type=click.Path(path_type=Path), help="With --job: initial model, safetensors.")
 def demo(
-    silos: int,
+    file: Path | None,
+    silos: int | None,
     rounds: int,
     strategy: str,
     drop: int,
@@ -89,67 +103,95 @@ def demo(
     epsilon: float | None,
     out: Path,
     seed: int,
+    data_options: DataOptions,
+    policy: Path | None,
+    init: Path | None,
 ) -> None:
     """Train on real data with every party a process on this machine.
 
     Leaves report.json, report.html and model.safetensors in the --out folder.
     """
     require_extra("silo", "torch", "sklearn", "dp_accounting", what="demo")
-    plan = DemoPlan(
-        silos=silos,
-        rounds=rounds,
-        strategy=strategy,
-        drop=drop,
-        out=out.resolve(),
-        seed=seed,
-        dp=dp,
-        epsilon=epsilon,
-    )
+    _check_given(file)
+    if file is None:
+        plan = digits_plan(
+            silos=silos or SILOS,
+            rounds=rounds,
+            strategy=strategy,
+            drop=drop,
+            out=out.resolve(),
+            seed=seed,
+            dp=dp,
+            epsilon=epsilon,
+        )
+    else:
+        data_options.check_used()
+        rules = None if policy is None else load_policy(policy)
+        plan = job_plan(
+            file, data_options, silos=silos, policy=rules, init=init, drop=drop, out=out.resolve()
+        )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
-    logs = plan.parties / "logs"
+    logs = plan.parties / LOGS
     with clean_folder(plan), Processes(logs) as processes:
         logs.mkdir()
         report = _run(plan, processes)
     _conclude(plan, out, report)
 
 
-def _run(plan: DemoPlan, processes: Processes) -> dict[str, Any]:
+def _check_given(file: Path | None) -> None:
+    """Raises ConfigError for an option that was given and would change nothing."""
+    context = click.get_current_context()
+    given = [
+        parameter
+        for parameter in context.command.params
+        if context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    ]
+    for parameter in given:
+        option = parameter.opts[0]
+        if file is None and parameter.name in OF_A_JOB:
+            raise ConfigError(f"{option}: expected --job FILE with it")
+        if file is not None and parameter.name in OF_THE_DIGITS:
+            raise ConfigError(f"{option}: {file} says it")
+
+
+def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
     """From the first key to the report."""
-    _say(f"making keys and certificates for {plan.silos} silos, a coordinator and an operator")
+    _say(f"making keys and certificates for {len(plan.silos)} silos, a coordinator and an operator")
     hold_ceremony(plan)
     address, silos = _start(plan, processes)
     config = write_operator(plan, coordinator=address)
     with connect(operator_settings(config, given={}, identity={})) as (operations, _):
         processes.wait_until(
-            lambda: sum(silo.connected for silo in operations.silos().silos) == plan.silos,
+            lambda: sum(silo.connected for silo in operations.silos().silos) == len(plan.silos),
             what="all silos connected",
             seconds=START_SECONDS,
         )
-        _say(f"submitting a job: {plan.strategy}, {plan.rounds} rounds")
+        _say(f"submitting job {plan.job['name']}: {plan.strategy}, {plan.rounds} rounds")
         signed, settings = str(plan.signed_job), str(config)
         submit = ["job", "submit", str(write_job(plan)), "--save", signed, "--config", settings]
-        (output,) = run_commands([submit])
+        given = [] if plan.init is None else ["--init", str(plan.init)]
+        (output,) = run_commands([[*submit, *given]])
         digest = operations.find(output.split()[0])
-        promise = None if plan.dp is None else _promise(plan, operations, digest)
+        promise = _promise(plan, operations, digest) if plan.is_private else None
         history = _follow(plan, operations, digest, silos)
         history.summary, data = operations.fetch(digest)
         write_atomic(plan.out / "model.safetensors", b"".join(data), mode=0o644)
     spent = {} if promise is None else _spent(plan)
-    document = report.document(history, policy=OPEN_POLICY, promise=promise, spent=spent)
+    document = report.document(history, policy=plan.allowed, promise=promise, spent=spent)
     write_atomic(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
     write_atomic(plan.out / "report.html", report.page(document).encode(), mode=0o644)
     check_done(history)  # a job that was stopped leaves its model and report too
     return document
 
 
-def _start(plan: DemoPlan, processes: Processes) -> tuple[str, list[Child]]:
+def _start(plan: Plan, processes: Processes) -> tuple[str, list[Child]]:
     """Start coordinator and silos; returns the coordinator's address and the silos' processes."""
     _say("starting the coordinator")
     processes.start(COORDINATOR, ["coordinator", "run", "--config", str(write_coordinator(plan))])
     endpoint = plan.folder(COORDINATOR) / "state" / "endpoint.json"
     processes.wait_until(endpoint.exists, what="the coordinator's endpoint", seconds=START_SECONDS)
     address = str(json.loads(endpoint.read_text())["grpc"])
-    _say(f"starting {plan.silos} silos; the coordinator listens on {address}")
+    _say(f"starting {len(plan.silos)} silos; the coordinator listens on {address}")
     configs = {name: write_silo(plan, name, coordinator=address) for name in plan.names}
     started = [
         processes.start(name, ["silo", "run", "--config", str(path)]) for name, path in configs.items()
@@ -157,7 +199,7 @@ def _start(plan: DemoPlan, processes: Processes) -> tuple[str, list[Child]]:
     return address, started
 
 
-def _promise(plan: DemoPlan, operations: Operations, digest: bytes) -> Promise:
+def _promise(plan: Plan, operations: Operations, digest: bytes) -> Promise:
     """What the job promises, told before its first round, with what few silos make of it."""
     spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
     _, data = operations.fetch(digest)
@@ -167,7 +209,7 @@ def _promise(plan: DemoPlan, operations: Operations, digest: bytes) -> Promise:
     return promise
 
 
-def _spent(plan: DemoPlan) -> dict[str, float]:
+def _spent(plan: Plan) -> dict[str, float]:
     """Epsilon of each silo's data set, from its own ledger; no silo shows it to another party."""
     from silo_agent.ledger.ledger import Ledger
 
@@ -175,17 +217,17 @@ def _spent(plan: DemoPlan) -> dict[str, float]:
     for name in plan.names:
         settings = load_silo_settings(plan.folder(name) / "silo.yaml")
         with closing(Ledger(settings.ledger_path)) as ledger:
-            budget = ledger.budget(policy=load_policy(settings.policy), data_set=settings.data.name)
+            budget = ledger.budget(policy=load_policy(settings.policy), data_set=settings.data_sets[0].name)
             spent[name] = budget.spent()[0]
     return spent
 
 
-def _follow(plan: DemoPlan, operations: Operations, digest: bytes, silos: list[Child]) -> JobHistory:
+def _follow(plan: Plan, operations: Operations, digest: bytes, silos: list[Child]) -> JobHistory:
     history, notes = JobHistory(), list[str]()
     doomed = {child.name: child for child in silos if child.name in plan.doomed}
     is_over = threading.Event()
     reaper = threading.Thread(
-        target=_reap, args=(plan.parties / "logs" / f"{COORDINATOR}.log", doomed, notes, is_over)
+        target=_reap, args=(plan.parties / LOGS / f"{COORDINATOR}.log", doomed, notes, is_over)
     )
     reaper.start()
     try:
@@ -227,7 +269,7 @@ def _records(log: Path, is_over: threading.Event) -> Iterator[dict[str, object]]
                 yield json.loads(line)
 
 
-def _conclude(plan: DemoPlan, out: Path, report: dict[str, Any]) -> None:
+def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
     """Results on stdout, and where to go from here."""
     command, silo = _own_command(), out / "federation" / plan.names[0]
     accuracy, noise = report["final_accuracy"], report["accuracy_noise"]
@@ -247,7 +289,7 @@ def _conclude(plan: DemoPlan, out: Path, report: dict[str, Any]) -> None:
     click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}")
     click.echo("try next:")
     click.echo(f"  {command} audit verify {silo / 'state' / 'audit.jsonl'}")
-    shown = "policy" if plan.dp is None else "ledger"
+    shown = "ledger" if plan.is_private else "policy"
     if report["personal_accuracy"] is not None:
         shown = "personal"
     click.echo(f"  {command} silo {shown} --config {silo / 'silo.yaml'}")

@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from chorale.runtime.files import read_limited
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, parse_mapping
 from chorale.spec.state import state_from_bytes
 from chorale.transport.wire import MAX_SILOS
-from cli.demo.setup import OPEN_POLICY
+from cli.demo.plan import OPEN_POLICY
 from cli.errors import require_extra
+from cli.given_data import DataOptions, data_options
 from cli.job import initial_bytes, read_spec, solved, tell_draw
 from cli.output.progress import personal_of
-from cli.simulate.data import DataOptions
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
 from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
 from simulation.results import RoundResult, finite
+from simulation.silos import OwnObjectives
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -51,40 +51,7 @@ MAX_WORKERS = 256
     type=click.IntRange(0, MAX_WORKERS),
     help="Processes that compute, one thread each.  [default: this one]",
 )
-@click.option(
-    "--data",
-    default="digits",
-    show_default=True,
-    help="Format of the data that is cut into silos (digits, mnist, cifar10, npz, csv, ...), or a YAML file "
-    "of data settings.",
-)
-@click.option("--path", type=click.Path(path_type=Path), help="File or folder of the data.")
-@click.option(
-    "--partition",
-    default="dirichlet",
-    show_default=True,
-    type=click.Choice(["iid", "shards", "dirichlet"]),
-    help="How the data is cut.",
-)
-@click.option("--alpha", default=0.5, show_default=True, help="dirichlet: smaller is less even.")
-@click.option(
-    "--shards-per-silo", default=2, show_default=True, help="shards: single-class pieces of a silo."
-)
-@click.option(
-    "--min-samples",
-    default=2,
-    show_default=True,
-    type=click.IntRange(1),
-    help="dirichlet: draw again while a silo has fewer to train on.",
-)
-@click.option("--split-seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the cut.")
-@click.option(
-    "--silo",
-    "silo_files",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="A real silo's settings file, once for each silo: its name and data are taken, and nothing is cut.",
-)
+@data_options
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
@@ -112,17 +79,14 @@ def simulate(
     init: Path | None,
     device: str,
     out: Path | None,
-    **data_options: Any,
+    data_options: DataOptions,
 ) -> None:
     """Run the rounds of JOB.yaml in one process: the agents' own training, without network or ledger.
 
     Prints one JSON line a round, or writes them to rounds.jsonl in the --out folder.
     """
     require_extra("silo", "torch", what="simulate, whose silos train in this process,")
-    context = click.get_current_context()
-    sources = {name: context.get_parameter_source(name) for name in data_options}
-    named = tuple(name for name, source in sources.items() if source is ParameterSource.COMMANDLINE)
-    options = DataOptions(**data_options, named=named)
+    options = data_options
     options.check_used()
     spec = _spec(file, options, silos)
     tell_draw(spec)
@@ -135,11 +99,13 @@ def simulate(
         spec, promised = solved(spec, data)
         for line in promised:
             click.echo(line, err=True)
+        objectives = options.objectives()
         simulation = Simulation(
             spec,
             options.load(spec),
             state=state_from_bytes(data),
             policy=rules,
+            objective=OwnObjectives(objectives, device=device) if objectives else None,
             device=device,
             is_secure=is_secure,
             workers=parallel,
@@ -190,8 +156,12 @@ def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
     listed = parse_mapping(read_limited(file, MAX_BYTES), source=str(file)).get("silos", ())
     names = options.names(listed if isinstance(listed, list) else (), silos)
     spec = read_spec(file, not_after=NEVER, silos=names if options.silo_files or silos else ())
-    if not spec.model.is_built_in:
-        raise ConfigError(f"{file}: model.name: a simulation has the built-in models, got custom")
+    own = options.objectives()
+    if not spec.model.is_built_in and any(name not in own for name in spec.silos):
+        raise ConfigError(
+            f"{file}: model.name: custom is trained by the silos' own objectives: expected a settings file "
+            "that names one for each silo (--silo)"
+        )
     return spec
 
 

@@ -264,6 +264,7 @@ class JobManager:
         return {
             "name": job.spec.name,
             "strategy": job.spec.strategy.name,
+            "main_figure": job.strategy.task.main,
             "rounds": job.spec.rounds,
             "silos": job.spec.silos,
             "rounds_completed": completed_rounds(store, job),

@@ -19,6 +19,7 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
 from coordinator.jobs.aggregate import RevealedFile
 from coordinator.jobs.attempt_runner import SESSION_MESSAGES, AttemptRunner
+from coordinator.jobs.phase_record import told_to_silos
 from coordinator.jobs.phase_runner import PhaseRunner
 from coordinator.jobs.sequence import (
     BudgetSpent,
@@ -163,8 +164,7 @@ class JobRunner:
         self._away_since.pop(silo, None)
         self._resources.attendance.send(silo, self._offer)
         for record in self._history.outcomes_for(silo):
-            message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
-            self._resources.attendance.send(silo, message)
+            self._resources.attendance.send(silo, told_to_silos(record))
         if self.attempt is not None:
             self.attempt.on_connected(silo)
         if self.statements is not None:
@@ -228,8 +228,7 @@ class JobRunner:
         finally:
             self._phase = None
             self._keep_sum(runner.revealed)
-        message = pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=record))
-        self._resources.attendance.send_all(self.job.spec.silos, message)
+        self._resources.attendance.send_all(self.job.spec.silos, told_to_silos(record))
         completed = completed_rounds(self._resources.store, self.job)
         self._resources.metrics.rounds_completed.labels(federation_job=self.job.id).set(completed)
         newest = [record.state_digest, *(row.state_digest for row in reversed(self._history.rows()))]

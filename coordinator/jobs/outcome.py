@@ -60,7 +60,9 @@ def outcome_of(
     if any(quantity.noise is not None for quantity in terms.layout.quantities):
         figures["wrap_probability"] = terms.layout.wrap_probability
     if revealed is None or terms.layout.tagged is None:
-        return Outcome(result=PhaseResult(state={}, figures=figures), digest=terms.state_digest)
+        tables = job.tables(key.phase, sums)
+        result = PhaseResult(state={}, figures=figures, tables=tables)
+        return Outcome(result=result, digest=terms.state_digest)
     result = job.outcome(
         key.phase,
         context,

@@ -43,6 +43,7 @@ from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.policy import Policy
+from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.revealed_sums import RevealedSums
@@ -231,34 +232,29 @@ class HonestSilos:
         self._open.callback(ledger.close)
         audit = AuditLog(self._folder / f"{name}.jsonl")
         self._open.callback(audit.close)
-        reveals = ledger.reveals(policy=self._policy, data_set=DATA_SET)
-        steps = ledger.steps(policy=self._policy, data_set=DATA_SET)
-        budget = ledger.budget(policy=self._policy, data_set=DATA_SET)
+        data_set = DataSet.of(ledger, name=DATA_SET, policy=self._policy)
+        data_sets = DataSets([data_set], ledger=ledger)
         files, known = StateFiles(folder / "states"), ledger.known_states()
         local = LocalStates(folder / "local")
         rosters = Rosters(
             identity=identity,
             authority=self._members.authority,
-            policy=self._policy,
             ledger=ledger,
-            reveals=reveals,
+            data_sets=data_sets,
             lowest_version=1,
             clock=clock,
         )
         jobs = OfferedJobs(
-            silo=name, ledger=ledger, policy=self._policy, authority=self._members.authority, clock=clock
+            silo=name, ledger=ledger, data_sets=data_sets, authority=self._members.authority, clock=clock
         )
         _asked(lambda: jobs.offer(self.job.signed, rosters.take(self._members.roster.signed)))
         checks = TaskChecks(
             identity=identity,
             authority=self._members.authority,
-            policy=self._policy,
             jobs=jobs,
             rosters=rosters,
-            reveals=reveals,
-            budget=budget,
-            steps=steps,
-            first_states=FirstStates(folder / "first", policy=self._policy),
+            data_sets=data_sets,
+            first_states=FirstStates(folder / "first", data_sets=data_sets),
             clock=clock,
         )
         self._open.callback(checks.close)
@@ -267,8 +263,7 @@ class HonestSilos:
             jobs=jobs,
             rosters=rosters,
             known=known,
-            reveals=reveals,
-            steps=steps,
+            data_sets=data_sets,
             files=files,
             local=local,
             downloads=_Downloads(self._shown),
@@ -276,9 +271,16 @@ class HonestSilos:
             metrics=SiloMetrics(),
         )
         chain = StateChain(
-            silo=name, known=known, reveals=reveals, local=local, authority=self._members.authority
+            silo=name, known=known, data_sets=data_sets, local=local, authority=self._members.authority
         )
-        return _Silo(reveals=reveals, budget=budget, checks=checks, chain=chain, sums=sums, files=files)
+        return _Silo(
+            reveals=data_set.reveals,
+            budget=data_set.budget,
+            checks=checks,
+            chain=chain,
+            sums=sums,
+            files=files,
+        )
 
 
 class _Downloads:

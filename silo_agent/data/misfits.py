@@ -38,7 +38,7 @@ def _targets(labels: Labels, target: Target) -> list[tuple[int, str]]:
     if labels.dtype.kind not in "iubf" or labels.shape[1:] != target.shape:
         return []
     is_told = (labels == NO_LABEL) if is_one else np.zeros(len(labels), np.bool_)  # by its loader
-    expected = f"labels must be {target.low:g} to {target.high:g} (by the job's task and classes)"
+    expected = f"labels must be {target.range} (by the job's task and classes)"
     return [
         (int(index), f"{expected}, got {labels[index]:g}" if is_one else expected)
         for index in np.flatnonzero(~target.fitting(labels) & ~is_told)

@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chorale.spec.fields import EntryPoint
+from chorale.spec.fields import DataSetName, EntryPoint
 
 
 class DataFormat(StrEnum):
@@ -135,10 +135,12 @@ class DataSettings(BaseModel):
         le=64,
         description="processes that read and decode such samples ahead of training; 0: the agent's own",
     )
-    name: str = Field(
+    name: DataSetName = Field(
         default="data",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
-        description="data set id in the ledger: change it only when the data is another",
+        description="data set id in the ledger, which jobs may name: change it only when the data is another",
+    )
+    policy: Path | None = Field(
+        default=None, description="policy file of this data set alone; null: the silo's own"
     )
 
     @model_validator(mode="after")

@@ -54,9 +54,22 @@ class LedgerJob:
 class Ledger:
     """One SQLite file, 0600, shared by the agent and the commands of this machine."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        _create_private(path)
-        self._database = Database(path, MIGRATIONS, erases_for_good=True)  # shares, once they are blanked
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        is_read_only: bool = False,
+    ) -> None:
+        """is_read_only: nothing is made or written, not even a newer version of the file."""
+        if not is_read_only:
+            _create_private(path)
+        self._database = Database(
+            path,
+            MIGRATIONS,
+            erases_for_good=True,
+            is_read_only=is_read_only,  # shares, once they are blanked
+        )
         self._clock = clock
 
     def close(self) -> None:
@@ -157,6 +170,12 @@ class Ledger:
             )
             for row in rows
         ]
+
+    def spec_bytes(self, job_digest: bytes) -> bytes | None:
+        """A recorded job as it was signed; None where there is none, or a version before recorded it."""
+        with self._database.reading() as connection:
+            found = connection.execute("SELECT spec FROM jobs WHERE job_digest = ?", (job_digest,)).fetchone()
+        return None if found is None else found["spec"]
 
     def decision(self, job_digest: bytes) -> Decision | None:
         """What is in force for a job; None if it was never offered."""

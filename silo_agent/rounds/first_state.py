@@ -20,7 +20,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_parts
 from crypto.errors import ConfigError, PolicyRefusal
 from silo_agent.entry_point import load_entry_point
-from silo_agent.policy.policy import Policy
+from silo_agent.rounds.data_sets import DataSets
 from strategies.base import Array
 
 SUFFIX = ".safetensors"
@@ -39,10 +39,10 @@ class Draw(Protocol):
 class FirstStates:
     """First states by job, each drawn once, one at a time in a thread of its own."""
 
-    def __init__(self, folder: Path, *, policy: Policy) -> None:
+    def __init__(self, folder: Path, *, data_sets: DataSets) -> None:
         """folder: of this object alone; what an earlier run left in it is deleted."""
         self._folder = folder
-        self._policy = policy
+        self._data_sets = data_sets
         self._files: dict[bytes, Future[Path | None]] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="first-state")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -73,7 +73,7 @@ class FirstStates:
         started = time.monotonic()
         try:
             log.info("drawing the first state", job=job.id, model=job.spec.model.name)
-            max_bytes = self._policy.max_state_megabytes << 20
+            max_bytes = self._data_sets.named(job.spec).policy.max_state_megabytes << 20
             arrays = drawn_arrays(job.spec, job.signed.base, max_bytes=max_bytes)
         except ConfigError as error:
             self._check_given(job, why=str(error))
@@ -89,7 +89,7 @@ class FirstStates:
 
     def _check_given(self, job: Job, *, why: str) -> None:
         log.info("first state is given", job=job.id, why=why)
-        self._policy.check_given_state(job.spec, why=why)
+        self._data_sets.named(job.spec).policy.check_given_state(job.spec, why=why)
 
 
 def drawn_arrays(spec: JobSpec, base: bytes | None, *, max_bytes: int) -> Mapping[str, Array]:

@@ -22,12 +22,12 @@ from chorale.transport.wire import PhaseKey
 from crypto.errors import Refusal
 from crypto.fixed_point.encoder import Encoder
 from silo_agent.data.base import SiloData
-from silo_agent.ledger.budget import Budget, Charge
+from silo_agent.ledger.budget import Charge
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Cancelled, Objective, Work
-from silo_agent.policy.policy import Policy
+from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.own_steps import own_lengths
 from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, phase_input
 from silo_agent.seeding import fresh_seed
@@ -68,8 +68,7 @@ class InputCache:
         self,
         *,
         silo: str,
-        policy: Policy,
-        budget: Budget,
+        data_sets: DataSets,
         metrics: SiloMetrics,
         local: LocalStates,
         personal: PersonalModels,
@@ -77,8 +76,7 @@ class InputCache:
         load_objective: Callable[[], Objective],
     ) -> None:
         self._silo = silo
-        self._policy = policy
-        self._budget = budget
+        self._data_sets = data_sets
         self._metrics = metrics
         self._local = local
         self._personal = personal
@@ -172,7 +170,8 @@ class InputCache:
         self, request: PhaseRequest, state_digest: bytes, is_cancelled: Callable[[], bool]
     ) -> Prepared:
         job, key = request.job, request.key
-        charge = self._budget.reserve(
+        data_set = self._data_sets.of(job.digest)
+        charge = data_set.budget.reserve(
             job, key, request.context.state, members=request.rule.members, use=request.use
         )
         try:
@@ -181,7 +180,7 @@ class InputCache:
             values, encoder = phase_input(
                 request,
                 silo=self._silo,
-                policy=self._policy,
+                policy=data_set.policy,
                 load_data=partial(self._own_data, job, is_cancelled),
                 objective=self._objective,
                 is_cancelled=is_cancelled,
@@ -218,8 +217,8 @@ class InputCache:
     def _own_data(self, job: Job, is_cancelled: Callable[[], bool]) -> SiloData:
         """Loaded once per job, the hold-out cut as its size is summed."""
         if job.digest not in self._data:
-            loaded = self._load_data(job, is_cancelled)
-            self._data[job.digest] = cut_holdout(loaded, job=job, policy=self._policy)
+            data, policy = self._load_data(job, is_cancelled), self._data_sets.of(job.digest).policy
+            self._data[job.digest] = cut_holdout(data, job=job, policy=policy)
         return self._data[job.digest]
 
 

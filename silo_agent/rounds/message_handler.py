@@ -29,11 +29,11 @@ from crypto.session.messages import RevealedSum
 from crypto.session.silo_session import SiloSession
 from crypto.session.silo_stages import LeftOut
 from crypto.session.sum_check import SumCheck
-from silo_agent.ledger.reveals import Reveals
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import PhaseEnd, SiloMetrics, phase_label
 from silo_agent.objective import Cancelled
+from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.input_cache import InputCache, PhaseName, Prepared, phase_name
 from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.phase_input import DataRefusal
@@ -109,7 +109,7 @@ class MessageHandler:
         rosters: Rosters,
         jobs: OfferedJobs,
         checks: TaskChecks,
-        reveals: Reveals,
+        data_sets: DataSets,
         inputs: InputCache,
         local: LocalStates,
         chain: StateChain,
@@ -124,7 +124,7 @@ class MessageHandler:
         self._rosters = rosters
         self._jobs = jobs
         self._checks = checks
-        self._reveals = reveals
+        self._data_sets = data_sets
         self._inputs = inputs
         self._local = local
         self._chain = chain
@@ -216,7 +216,7 @@ class MessageHandler:
         self._unapproved.pop(digest, None)
         self._last_outcome.pop(digest, None)
         self._forget_states()
-        self._reveals.blank_old_shares()
+        self._data_sets.any_reveals.blank_old_shares()
         ended = message.job_ended
         log.info("job ended", job=digest.hex()[:12], status=ended.status[:64], reason=ended.reason[:200])
         self._local.end(digest)
@@ -298,7 +298,7 @@ class MessageHandler:
             prepared = await self._inputs.get(request, state_digest=terms.state_digest)
         session = self._checks.session(terms, roster)
         running.prepared, running.own_steps = prepared, prepared.own_steps
-        running.session = SessionHandler(key, session, policy=self._checks.policy)
+        running.session = SessionHandler(key, session, policy=self._data_sets.of(key.job_digest).policy)
         self._send(running.session.advertise())
         self._note("advertised", key, is_flushed=False)
         # rounds never go back once this silo adverted for a later one
@@ -340,17 +340,19 @@ class MessageHandler:
         if running is not None and running.key == key and running.session is not None:
             return running.session
         is_behind = running is not None and running.key.attempt >= key.attempt
-        recorded = None if is_behind else self._reveals.recorded(key.job_digest, key.round, key.phase)
+        reveals = self._data_sets.any_reveals
+        recorded = None if is_behind else reveals.recorded(key.job_digest, key.round, key.phase)
         if recorded is None or recorded[0].attempt != key.attempt:
             raise RemoteProtocolError("this silo has no such session", code=Refusal.STAGE)
         if not self._jobs.is_approved(key.job_digest):
             raise PolicyRefusal("the job is not approved here any more", code=Refusal.JOB_NOT_APPROVED)
         pending, is_revealed = recorded
+        data_set = self._data_sets.of(key.job_digest)
         resumed = SiloSession.resume(
-            pending, revealed=is_revealed, identity=self._identity, ledger=self._reveals
+            pending, revealed=is_revealed, identity=self._identity, ledger=data_set.reveals
         )
         log.info("session taken up from the ledger", **_fields(key))
-        session = SessionHandler(key, resumed, policy=self._checks.policy)
+        session = SessionHandler(key, resumed, policy=data_set.policy)
         self._tasks[phase_name(key)] = _RunningTask(key=key, task=pb.PhaseTask(), session=session)
         return session
 

@@ -14,7 +14,8 @@ from crypto.errors import PolicyRefusal, Refusal
 from crypto.identity.roster import Roster
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import Approval, Policy
+from silo_agent.policy.policy import Approval
+from silo_agent.rounds.data_sets import DataSets
 
 MAX_JOBS = 64  # held at once, of at most 256 KiB each
 
@@ -29,13 +30,13 @@ class OfferedJobs:
         *,
         silo: str,
         ledger: Ledger,
-        policy: Policy,
+        data_sets: DataSets,
         authority: x509.Certificate,
         clock: Callable[[], datetime],
     ) -> None:
         self._silo = silo
         self._ledger = ledger
-        self._policy = policy
+        self._data_sets = data_sets
         self._authority = authority
         self._clock = clock
         self._signed: dict[bytes, SignedJob] = {}
@@ -65,7 +66,7 @@ class OfferedJobs:
         if self._silo not in job.spec.silos:
             raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
         if self._served.get(job.digest) != job.operator:  # else the same policy said it of the same bytes
-            self._policy.check_job(job.spec, operator=job.operator)
+            self._data_sets.named(job.spec).policy.check_job(job.spec, operator=job.operator)
             self._served[job.digest] = job.operator
         self._check_decision(job)
         return job
@@ -95,9 +96,10 @@ class OfferedJobs:
     def forget(self, job_digest: bytes) -> None:
         self._signed.pop(job_digest, None)
         self._served.pop(job_digest, None)
+        self._data_sets.forget(job_digest)
 
     def _check_decision(self, job: Job) -> None:
-        is_approved = self._policy.approval is Approval.AUTOMATIC
+        is_approved = self._data_sets.named(job.spec).policy.approval is Approval.AUTOMATIC
         decision, is_new = self._ledger.record_job(job, is_approved=is_approved)
         if is_new:
             log.info("job offered", job=job.id, name=job.spec.name, decision=decision.value)

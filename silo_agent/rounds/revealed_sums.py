@@ -28,11 +28,10 @@ from crypto.session import bodies
 from crypto.session.messages import NextState, RevealedSum
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.known_states import KnownState, KnownStates, Position
-from silo_agent.ledger.reveals import Reveals
-from silo_agent.ledger.steps import Steps
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
+from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.own_steps import step_lengths
 from silo_agent.rounds.rosters import Rosters
@@ -62,8 +61,7 @@ class RevealedSums:
         jobs: OfferedJobs,
         rosters: Rosters,
         known: KnownStates,
-        reveals: Reveals,
-        steps: Steps,
+        data_sets: DataSets,
         files: StateFiles,
         local: LocalStates,
         downloads: Downloads,
@@ -74,8 +72,7 @@ class RevealedSums:
         self._jobs = jobs
         self._rosters = rosters
         self._known = known
-        self._reveals = reveals
-        self._steps = steps
+        self._data_sets = data_sets
         self._files = files
         self._local = local
         self._downloads = downloads
@@ -114,7 +111,8 @@ class RevealedSums:
             # Security: a wrong sum passes with 2^-66 if it is the only one that is tried
             raise RemoteProtocolError("revealed sum: another sum of this phase failed", code=Refusal.SUM)
         check.check_survivors(revealed.survivors, revealed.signatures)
-        self._reveals.settle(key.job_digest, key.round, key.phase, revealed.survivors)
+        reveals = self._data_sets.of(key.job_digest).reveals
+        reveals.settle(key.job_digest, key.round, key.phase, revealed.survivors)
         self._check_not_behind(key, job.position(key.round, key.phase))
         try:
             signed, steps = await self._answer(key, revealed, job, check)
@@ -239,7 +237,7 @@ class RevealedSums:
 
     def _compare(self, key: PhaseKey, steps: Mapping[str, float], own_steps: Mapping[str, float]) -> None:
         """A state that moved too far is computed and signed like any other; this silo gives no more input."""
-        exceeded = self._steps.note(key, steps=steps, own=own_steps)
+        exceeded = self._data_sets.of(key.job_digest).steps.note(key, steps=steps, own=own_steps)
         if not exceeded:
             return
         self._metrics.long_steps.inc()

@@ -15,8 +15,7 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role, SignedBody
 from crypto.identity.roster import Roster, open_roster
 from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Reveals
-from silo_agent.policy.policy import Policy
+from silo_agent.rounds.data_sets import DataSets
 
 HELD_VERSIONS = 8  # rounds that run begin with one of the last few
 
@@ -31,17 +30,16 @@ class Rosters:
         *,
         identity: Identity,
         authority: x509.Certificate,
-        policy: Policy,
         ledger: Ledger,
-        reveals: Reveals,
+        data_sets: DataSets,
         lowest_version: int,
         clock: Callable[[], datetime],
     ) -> None:
         self._identity = identity
         self._authority = authority
-        self._max_age = timedelta(days=policy.max_roster_age_days)
+        self._max_age = timedelta(days=data_sets.max_roster_age_days)
         self._ledger = ledger
-        self._reveals = reveals
+        self._data_sets = data_sets
         self._lowest_version = lowest_version
         self._clock = clock
         self._held: dict[int, Roster] = {}
@@ -77,7 +75,7 @@ class Rosters:
 
     def for_phase(self, job_digest: bytes, round: int, phase: str) -> Roster:
         """The roster that this silo first adverted under in the round, else the newest."""
-        bound = self._reveals.bound_roster(job_digest, round, phase)
+        bound = self._data_sets.any_reveals.bound_roster(job_digest, round, phase)
         if bound is None or bound not in self._held:
             return self.current
         return self._checked(self._held[bound])

@@ -17,8 +17,8 @@ from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolErr
 from crypto.identity.roster import Roster, read_roster
 from crypto.session.statements import AbandonedProof, StateProof
 from silo_agent.ledger.known_states import FIRST, KnownState, KnownStates
-from silo_agent.ledger.reveals import Reveals
 from silo_agent.local_storage.local_state import LocalStates
+from silo_agent.rounds.data_sets import DataSets
 
 MAX_EARLIER = 100  # phases over one model: policies allow few repeats
 MAX_PROOFS = 2  # of the opening phase, and of the newest state
@@ -32,13 +32,13 @@ class StateChain:
         *,
         silo: str,
         known: KnownStates,
-        reveals: Reveals,
+        data_sets: DataSets,
         local: LocalStates,
         authority: x509.Certificate,
     ) -> None:
         self._silo = silo
         self._known = known
-        self._reveals = reveals
+        self._data_sets = data_sets
         self._local = local
         self._authority = authority
 
@@ -98,7 +98,7 @@ class StateChain:
         is_applied = proof.next_digest != proof.parent_digest and self._silo in proof.survivors
         ended = PhaseKey(job_digest=job.digest, round=proof.round, phase=proof.phase, attempt=proof.attempt)
         self._local.settle(ended, is_applied=is_applied)
-        self._reveals.settle(job.digest, proof.round, proof.phase, proof.survivors)
+        self._data_sets.of(job.digest).reveals.settle(job.digest, proof.round, proof.phase, proof.survivors)
         self._known.accept(job.digest, proven)
 
     def _settle_earlier(self, task: pb.PhaseTask, job: Job, own: Roster) -> None:
@@ -108,22 +108,23 @@ class StateChain:
                 raise RemoteProtocolError(
                     f"task: expected at most {MAX_EARLIER} earlier phases, got {len(what)}"
                 )
+        reveals = self._data_sets.of(job.digest).reveals
         for message in task.cohorts:
             key, cohort = wire.cohort_proof_from_wire(message)
             check = self._known.check_of(key) if key.job_digest == job.digest else None
             if check is not None:
                 check.check_survivors(cohort.survivors, cohort.signatures)
-                self._reveals.settle(key.job_digest, key.round, key.phase, cohort.survivors)
+                reveals.settle(key.job_digest, key.round, key.phase, cohort.survivors)
         for given_up in task.abandoned:
             key, proof = wire.abandoned_proof_from_wire(given_up)
             if key.job_digest == job.digest:
                 self._check_abandoned(job, proof, own)
-                self._reveals.note_abandoned(key.job_digest, key.round, key.phase)
+                reveals.note_abandoned(key.job_digest, key.round, key.phase)
 
     def _check_abandoned(self, job: Job, proof: AbandonedProof, own: Roster) -> None:
         known = self._known.newest(job.digest)
         roster = self._roster_of(proof, job, own)
-        bound = self._reveals.bound_roster(job.digest, proof.round, proof.phase)
+        bound = self._data_sets.any_reveals.bound_roster(job.digest, proof.round, proof.phase)
         if bound is not None and roster.version != bound:
             # t and the named set are those of the sessions that this silo's input may have gone into
             raise RemoteProtocolError(

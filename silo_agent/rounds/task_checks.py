@@ -22,12 +22,9 @@ from crypto.identity.roster import Roster
 from crypto.session import bodies
 from crypto.session.messages import Abandoned, SessionTerms
 from crypto.session.silo_session import SiloSession
-from silo_agent.ledger.budget import Budget
-from silo_agent.ledger.reveals import Reveals
 from silo_agent.ledger.state_uses import StateUse
-from silo_agent.ledger.steps import Steps
 from silo_agent.metrics import PhaseEnd
-from silo_agent.policy.policy import Policy
+from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.phase_input import PhaseRequest
@@ -45,23 +42,17 @@ class TaskChecks:
         *,
         identity: Identity,
         authority: x509.Certificate,
-        policy: Policy,
         jobs: OfferedJobs,
         rosters: Rosters,
-        reveals: Reveals,
-        budget: Budget,
-        steps: Steps,
+        data_sets: DataSets,
         first_states: FirstStates,
         clock: Callable[[], datetime],
     ) -> None:
-        self.policy = policy
         self._identity = identity
         self._authority = authority
         self._jobs = jobs
         self._rosters = rosters
-        self._reveals = reveals
-        self._budget = budget
-        self._steps = steps
+        self._data_sets = data_sets
         self._first_states = first_states
         self._clock = clock
         self._missed_enrollment: set[bytes] = set()
@@ -71,10 +62,11 @@ class TaskChecks:
 
         Raises PolicyRefusal, also where policy has no room for the state, or RemoteProtocolError.
         """
-        self._steps.check_runs()
         roster, job = self._roster_and_job(key)
+        data_set = self._data_sets.of(job.digest)
+        data_set.steps.check_runs()
         checked_digest(task.state_digest, what="state digest")
-        max_bytes = self.policy.max_state_megabytes << 20
+        max_bytes = data_set.policy.max_state_megabytes << 20
         if not 0 < task.state_bytes <= max_bytes:
             raise PolicyRefusal(
                 f"policy: expected a global state of 1 to {max_bytes} bytes, got {task.state_bytes}"
@@ -120,17 +112,18 @@ class TaskChecks:
             )
         if self._identity.member.name not in terms.names:
             raise PolicyRefusal(f"round {key.round}: this silo is not named", code=Refusal.NOT_NAMED)
-        self.policy.check_terms(terms)
-        self.policy.privacy.check_quantities(job.spec, terms.layout.quantities)
-        self._reveals.check_attempt(terms)
+        data_set = self._data_sets.of(job.digest)
+        data_set.policy.check_terms(terms)
+        data_set.policy.privacy.check_quantities(job.spec, terms.layout.quantities)
+        data_set.reveals.check_attempt(terms)
         if key.kind in ENROLLED_ONLY:
             self._check_enrolled(key)
         if key.round == 0:  # later the plan is partly behind, and each input is checked by itself
-            self._budget.check_plan(job, state)
-        colluders = self.policy.colluders(job.spec)
+            data_set.budget.check_plan(job, state)
+        colluders = data_set.policy.colluders(job.spec)
         use = StateUse.of(job, key, state, rule=terms.rule, assumed_colluders=colluders)
         if use is not None:
-            self._reveals.check_use(use)
+            data_set.reveals.check_use(use)
         context = job.context(key, state, terms.rule.members)
         request = PhaseRequest(
             job=job, key=key, rule=terms.rule, layout=terms.layout, context=context, use=use
@@ -144,7 +137,7 @@ class TaskChecks:
             identity=self._identity,
             roster=roster,
             authority=self._authority,
-            ledger=self._reveals,
+            ledger=self._data_sets.of(terms.job_digest).reveals,
             now=self._clock(),
         )
 
@@ -153,8 +146,8 @@ class TaskChecks:
 
         Raises PolicyRefusal, also where its shares may have left, or RemoteProtocolError.
         """
-        roster, _ = self._roster_and_job(key)
-        self._reveals.abandon(key.job_digest, key.round, key.phase)
+        roster, job = self._roster_and_job(key)
+        self._data_sets.of(job.digest).reveals.abandon(key.job_digest, key.round, key.phase)
         said = Abandoned(
             federation=roster.federation,
             job_digest=key.job_digest,
@@ -192,7 +185,7 @@ class TaskChecks:
 
     def _check_enrolled(self, key: PhaseKey) -> None:
         missed = key.job_digest in self._missed_enrollment
-        if missed or not self._reveals.has_answered(key.job_digest, ENROLLING):
+        if missed or not self._data_sets.any_reveals.has_answered(key.job_digest, ENROLLING):
             raise PolicyRefusal(
                 f"round {key.round}: the enrollment did not count this silo", code=Refusal.NOT_ENROLLED
             )

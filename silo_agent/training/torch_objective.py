@@ -19,7 +19,7 @@ from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
 from silo_agent.seeding import seeded, shuffler
-from silo_agent.training.base.evaluation import evaluate
+from silo_agent.training.base.evaluation import NO_METRICS, evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
@@ -86,7 +86,10 @@ class TorchObjective:
                 spec = work.spec
                 check_keeps_samples_apart(received)
                 probes = Probes(
-                    input_shape=spec.input_shape, target=work.spec.method.task.target, device=self._device
+                    input_shape=spec.input_shape,
+                    input_type=spec.input_type,
+                    target=spec.method.task.target,
+                    device=self._device,
                 )
                 check_answers(received, probes, loss=evaluation_loss_for(setting))
             started = time.monotonic()
@@ -155,16 +158,19 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
     """The received model's figures on the hold-out and, where a part of it is the silo's own, how good the
     silo's own model is. At the end that model stays with the institution."""
     work, method = setting.work, setting.work.spec.method
-    further = method.task.closing_sums if work.phase_kind == EVALUATE else ()
     tested = partial(
         evaluate,
         samples=setting.holdout,
         loss=evaluation_loss_for(setting),
         task=setting.task,
-        sums=(*method.task.round_sums, *further),
+        sums=method.task.round_sums,
         is_cancelled=work.is_cancelled,
     )
-    figures = tested(setting.received, loss_clip=None if work.spec.privacy is None else LOSS_CLIP)
+    figures = tested(
+        setting.received,
+        metrics=method.task.asked if work.phase_kind == EVALUATE else NO_METRICS,
+        loss_clip=None if work.spec.privacy is None else LOSS_CLIP,
+    )
     find_own = computed(method.recipe.personalization, PERSONALIZATIONS).model
     if find_own is None:
         return figures.sums

@@ -34,7 +34,10 @@ class Evaluation:
         return tuple(each.quantity for each in (*self.task.round_sums, *further))
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        return self.task.figures(sums)
+        figures = self.task.figures(sums)
+        for metric in self.task.asked.values() if self.is_closing else ():
+            figures |= metric.figures(sums)
+        return figures
 
     def arrays(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, Array]:
         return {}
@@ -90,3 +93,9 @@ class EvaluatePhase:
         return {
             name: figure for part in self.statistics for name, figure in part.figures(context, sums).items()
         }
+
+    def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
+        """Matrices and curves of what the job asks for by `task.metrics`."""
+        asked = [part.task.asked for part in self.statistics if isinstance(part, Evaluation)]
+        metrics = [metric for each in asked for metric in each.values()]
+        return {name: table for metric in metrics for name, table in metric.tables(sums).items()}

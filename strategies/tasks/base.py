@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.base import Array, PartOptions
+from strategies.base import Array, FloatArray, PartOptions
 
 MAX_COUNT = float(1 << 40)  # samples at one silo; 2^22 such silos fit a 64-bit word
 MAX_LOSS_SUM = float(1 << 30)  # of one silo's hold-out
@@ -59,17 +59,30 @@ LOSS_SUM = Sum(name="loss_sum", bound=MAX_LOSS_SUM, per_record=LOSS_CLIP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a sample's target is: its shape, and the range of its values. is_whole: int64, else float32."""
+    """What a sample's target is: its shape, and the range of its values. is_whole: int64, else float32.
+
+    highs: the largest value of each number, where they differ; empty: `high` is that of all.
+    """
 
     shape: tuple[int, ...] = ()
     is_whole: bool = False
     low: float = -math.inf
     high: float = math.inf
+    highs: tuple[float, ...] = ()
+
+    @property
+    def range(self) -> str:
+        """For a message, such as `0 to 9`, or `0 to 5 and 0 to 1` where numbers differ."""
+        return " and ".join(f"{self.low:g} to {high:g}" for high in self.highs or (self.high,))
 
     def fitting(self, targets: Array) -> NDArray[np.bool_]:
         """Which samples have a target of this kind. Shapes: (N, *shape) -> (N,)."""
-        flat = targets.reshape(len(targets), math.prod(targets.shape[1:]))
-        return np.asarray(((flat >= self.low) & (flat <= self.high) & np.isfinite(flat)).all(axis=1))
+        if targets.shape[1:] != self.shape or targets.dtype.kind not in "iufb":
+            return np.zeros(len(targets), np.bool_)
+        flat = targets.reshape(len(targets), math.prod(self.shape))
+        highs = np.asarray(self.highs) if self.highs else self.high
+        fits = (flat >= self.low) & (flat <= highs) & np.isfinite(flat)
+        return np.asarray(fits.all(axis=1))
 
     def checked(self, targets: Array, *, source: str) -> Array:
         """The targets in their type. Raises ConfigError that says what is expected."""
@@ -84,7 +97,7 @@ class Target:
             if not np.isfinite(targets).all():
                 raise ConfigError(f"{source}: labels hold NaN or infinity, expected finite numbers")
             raise ConfigError(
-                f"{source}: labels must be {self.low:g} to {self.high:g} (by the job's task and classes), "
+                f"{source}: labels must be {self.range} (by the job's task and classes), "
                 f"got {targets.min():g} to {targets.max():g}"
             )
         return targets.astype(np.int64 if self.is_whole else np.float32, copy=False)
@@ -92,7 +105,8 @@ class Target:
     def examples(self, count: int) -> Array:
         """Targets that no data is in, for probes. Shapes: -> (N, *shape)."""
         low = self.low if math.isfinite(self.low) else -1.0
-        high = self.high if math.isfinite(self.high) else 1.0
+        high = min(self.highs) if self.highs else self.high
+        high = high if math.isfinite(high) else max(1.0, low)
         numbers = np.arange(count * math.prod(self.shape)).reshape(count, *self.shape)
         if self.is_whole:
             return np.asarray(int(low) + numbers % (int(high) - int(low) + 1), np.int64)
@@ -106,29 +120,58 @@ class TaskSizes:
     classes: int = 0
     input_shape: tuple[int, ...] = ()
 
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model answers with for a sample, or for each of its pixels or tokens."""
+        return max(self.classes, 1)
+
+
+class Metric(ABC):
+    """What a job may ask for by `task.metrics`: sums of the closing evaluation, and what they say."""
+
+    sums: tuple[Sum, ...]
+
+    @abstractmethod
+    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+        """Single numbers of the record; NaN where the samples have no such number."""
+
+    def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
+        """Arrays of the record, such as a matrix or a curve. Shapes: each metric says its own."""
+        return {}
+
 
 class DeclaredTask(ABC):
     """A task of one job. word: names it in a job file. options: its own numbers, with their ranges.
 
-    has_classes: whether a target is one class a sample: what heads, prototypes and soft labels need.
-    least_classes: fewest `classes` of a job; None where a job needs none.
-    is_mean: whether the loss of a batch is the mean of losses of single records, which DP-SGD needs.
-    further: what a job may ask for by `task.metrics`, summed once, by the closing evaluation.
+    main: the figure that is told where there is room for one. has_classes: whether a target is one class a
+    sample: what heads, prototypes and soft labels need. least_classes: fewest `classes` of a job; None where
+    a job needs none. has_tokens: whether inputs are tokens. is_mean: whether the loss of a batch is the mean
+    of losses of single records, which private jobs need.
     """
 
     word: ClassVar[str]
     options: ClassVar[type[PartOptions]] = PartOptions
+    main: ClassVar[str] = "loss"
     has_classes: ClassVar[bool] = False
     least_classes: ClassVar[int | None] = None
+    has_tokens: ClassVar[bool] = False
     is_mean: ClassVar[bool] = True
-    further: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, sizes: TaskSizes, options: PartOptions | None = None, metrics: tuple[str, ...] = ()
     ) -> None:
+        """Raises ConfigError for sizes, options and metrics that the task cannot have."""
         self.sizes = sizes
         self.chosen = self.options() if options is None else options
-        self.metrics = metrics
+        if self.least_classes is not None and sizes.classes < self.least_classes:
+            raise ConfigError(
+                f"classes: task {self.word} needs {self.least_classes} or more, the job says {sizes.classes}"
+            )
+        for word in metrics:
+            if word not in self.further:
+                known = ", ".join(self.further) or "none"
+                raise ConfigError(f"task.metrics: {self.word} has {known}, got {word}")
+        self.asked: Mapping[str, Metric] = {word: self.further[word]() for word in metrics}
 
     @property
     @abstractmethod
@@ -140,18 +183,22 @@ class DeclaredTask(ABC):
         return (TESTED, LOSS_SUM)
 
     @property
+    def further(self) -> Mapping[str, Callable[[], Metric]]:
+        """What a job may ask for by `task.metrics`: summed once, by the closing evaluation."""
+        return {}
+
+    @property
     def closing_sums(self) -> tuple[Sum, ...]:
         """What the closing evaluation sums besides."""
-        return ()
+        return tuple(each for metric in self.asked.values() for each in metric.sums)
 
     def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
-        """Numbers for a phase's record, of those of its sums that were revealed; NaN where nothing was
-        tested."""
+        """Numbers for a phase's record, of its round sums; NaN where nothing was tested."""
         return base_figures(sums)
 
     def score(self, sums: Mapping[str, Array]) -> float:
-        """How good a model is at one silo, from 0 to 1: what personalization reports of the silos' own
-        models."""
+        """How good a model is at one silo, from 0 to 1, of its round sums; 0 where nothing was tested: what
+        personalization reports of the silos' own models."""
         raise ConfigError(f"task {self.word}: it says of no model how good it is from 0 to 1")
 
 
@@ -159,3 +206,20 @@ def base_figures(sums: Mapping[str, Array]) -> dict[str, float]:
     """loss (mean of the tested samples) and tested. Under noise each sum may leave its range by some."""
     tested, loss_sum = float(sums["tested"]), float(sums["loss_sum"])
     return {"loss": max(loss_sum / tested, 0.0) if tested > 0 else math.nan, "tested": tested}
+
+
+def share(part: float | Array, whole: float | Array) -> float:
+    """part / whole, taken into [0, 1], out of which noise may bring it; NaN without a whole."""
+    return min(max(float(part) / float(whole), 0.0), 1.0) if whole > 0 else math.nan
+
+
+def shares(part_K: Array, whole_K: Array) -> FloatArray:
+    """The same of each number. Shapes: (K,), (K,) -> (K,)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(whole_K > 0, np.clip(part_K / whole_K, 0.0, 1.0), math.nan)
+
+
+def mean_of(values_K: FloatArray) -> float:
+    """Of those that are numbers; NaN without any."""
+    known = values_K[~np.isnan(values_K)]
+    return float(known.mean()) if known.size else math.nan

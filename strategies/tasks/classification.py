@@ -5,20 +5,33 @@ Leaks the federation's accuracy and loss on the silos' hold-outs, and their tota
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from strategies.base import Array
-from strategies.tasks.base import LOSS_SUM, TESTED, DeclaredTask, Sum, Target, TaskSizes, base_figures
+from strategies.tasks.base import (
+    LOSS_SUM,
+    TESTED,
+    DeclaredTask,
+    Metric,
+    Sum,
+    Target,
+    TaskSizes,
+    base_figures,
+    share,
+)
+from strategies.tasks.calibration import Calibration
+from strategies.tasks.confusion import Confusion
+from strategies.tasks.curves import Curves
 
 CORRECT = Sum(name="correct", is_count=True, at_most="tested")
 
 
 class Classification(DeclaredTask):
-    """Targets: int64, 0 to classes - 1."""
+    """Targets: int64, 0 to classes - 1. Outputs: a logit for each class."""
 
     word = "classification"
+    main = "accuracy"
     has_classes = True
     least_classes: ClassVar[int | None] = 2
 
@@ -30,11 +43,19 @@ class Classification(DeclaredTask):
     def round_sums(self) -> tuple[Sum, ...]:
         return (CORRECT, TESTED, LOSS_SUM)
 
+    @property
+    def further(self) -> Mapping[str, Callable[[], Metric]]:
+        classes = self.sizes.classes
+        return {
+            "confusion": lambda: Confusion(classes),
+            # of two classes one curve is the other's mirror image
+            "curves": lambda: Curves(classes if classes > 2 else 1),
+            "calibration": lambda: Calibration(brier=2.0, is_one_answer=True),
+        }
+
     def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
         """accuracy, loss (mean per tested sample; NaN where nothing was tested) and tested."""
-        tested, correct = float(sums["tested"]), float(sums["correct"])
-        accuracy = min(max(correct / tested, 0.0), 1.0) if tested > 0 else math.nan
-        return {"accuracy": accuracy, **base_figures(sums)}
+        return {"accuracy": share(sums["correct"], sums["tested"]), **base_figures(sums)}
 
     def score(self, sums: Mapping[str, Array]) -> float:
         tested = float(sums["tested"])

@@ -13,15 +13,22 @@ from crypto.errors import ConfigError
 from strategies.base import options_of
 from strategies.tasks.base import DeclaredTask, TaskSizes
 from strategies.tasks.classification import Classification
+from strategies.tasks.multi_label import MultiLabel
+from strategies.tasks.next_token import NextToken
+from strategies.tasks.regression import Regression
+from strategies.tasks.segmentation import Segmentation
+from strategies.tasks.survival import Survival
 
-TASKS: Mapping[str, type[DeclaredTask]] = MappingProxyType({each.word: each for each in (Classification,)})
+TASKS: Mapping[str, type[DeclaredTask]] = MappingProxyType(
+    {each.word: each for each in (Classification, MultiLabel, Regression, Segmentation, Survival, NextToken)}
+)
 
 
 def task_of(
     word: str, sizes: TaskSizes, *, options: Mapping[str, Any], metrics: tuple[str, ...]
 ) -> DeclaredTask:
-    """The task of a job. Raises ConfigError for unknown words, options and metrics, and for too few
-    classes."""
+    """The task of a job. Raises ConfigError for unknown words, options and metrics, and for sizes that the
+    task cannot have."""
     if word not in TASKS:
         raise ConfigError(f"task.name: expected one of {', '.join(TASKS)}, got {word}")
     kind = TASKS[word]
@@ -29,12 +36,4 @@ def task_of(
     if unknown:
         known = ", ".join(kind.options.model_fields) or "none"
         raise ConfigError(f"task.options.{unknown[0]}: unknown option, {word} has {known}")
-    strange = [metric for metric in metrics if metric not in kind.further]
-    if strange:
-        known = ", ".join(kind.further) or "none"
-        raise ConfigError(f"task.metrics: {word} has {known}, got {strange[0]}")
-    if kind.least_classes is not None and sizes.classes < kind.least_classes:
-        raise ConfigError(
-            f"classes: task {word} needs {kind.least_classes} or more, the job says {sizes.classes}"
-        )
-    return kind(sizes, options_of(kind.options, options), metrics)
+    return kind(sizes, options_of(kind.options, options, field="task.options"), metrics)

@@ -187,6 +187,8 @@ class Walk:
         assert (pod, dashes) == (f"{stateful(name)}-0", "--")
         if command[2] == "policy":
             assert "olga" in self.pod(name).execute(command)
+        elif command[2] == "check":
+            assert "all is well; nothing was sent" in self.pod(name).execute(command)
         elif command[-1] == self.job_id:
             assert "is approved" in self.pod(name).execute(command)
         else:

@@ -40,8 +40,8 @@ class FineTuned(OneHot):
                 epochs=1,
                 learning_rate=0.1,
                 tested=HOLDOUT,
-                score_before=0.25,
-                correct=10 + place,
+                score_before=0.5,
+                score=(10 + place) / HOLDOUT,
             )
         )
         accuracy = (10 + place) / HOLDOUT

@@ -48,6 +48,7 @@ from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Work
 from silo_agent.policy.policy import Policy
+from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
@@ -209,21 +210,20 @@ class Agent:
         self.audit = AuditLog(self.folder / "audit.jsonl")
         self.metrics = SiloMetrics()
         self.transfers = MemoryTransfers(self.folder, self.hub.states)
-        self.reveals = self.ledger.reveals(policy=self.policy, data_set="data")
-        self.budget = self.ledger.budget(policy=self.policy, data_set="data", tell=self._tell_spend)
+        data_set = DataSet.of(self.ledger, name="data", policy=self.policy, tell_spend=self._tell_spend)
+        self.reveals, self.budget = data_set.reveals, data_set.budget
         self.budget.release_dead()
-        steps = self.ledger.steps(policy=self.policy, data_set="data")
+        data_sets = self.data_sets = DataSets([data_set], ledger=self.ledger)
         rosters = Rosters(
             identity=own,
             authority=authority,
-            policy=self.policy,
             ledger=self.ledger,
-            reveals=self.reveals,
+            data_sets=data_sets,
             lowest_version=1,
             clock=clock,
         )
         jobs = OfferedJobs(
-            silo=self.name, ledger=self.ledger, policy=self.policy, authority=authority, clock=clock
+            silo=self.name, ledger=self.ledger, data_sets=data_sets, authority=authority, clock=clock
         )
         self.local = LocalStates(self.folder / "local")
         self.known = self.ledger.known_states()
@@ -241,20 +241,16 @@ class Agent:
             checks=TaskChecks(
                 identity=own,
                 authority=authority,
-                policy=self.policy,
                 jobs=jobs,
                 rosters=rosters,
-                reveals=self.reveals,
-                budget=self.budget,
-                steps=steps,
-                first_states=FirstStates(self.folder / "first", policy=self.policy),
+                data_sets=data_sets,
+                first_states=FirstStates(self.folder / "first", data_sets=data_sets),
                 clock=clock,
             ),
-            reveals=self.reveals,
+            data_sets=data_sets,
             inputs=InputCache(
                 silo=self.name,
-                policy=self.policy,
-                budget=self.budget,
+                data_sets=data_sets,
                 metrics=self.metrics,
                 local=self.local,
                 personal=self.personal,
@@ -265,7 +261,7 @@ class Agent:
             chain=StateChain(
                 silo=self.name,
                 known=self.known,
-                reveals=self.reveals,
+                data_sets=data_sets,
                 local=self.local,
                 authority=authority,
             ),
@@ -274,8 +270,7 @@ class Agent:
                 jobs=jobs,
                 rosters=rosters,
                 known=self.known,
-                reveals=self.reveals,
-                steps=steps,
+                data_sets=data_sets,
                 files=self.files,
                 local=self.local,
                 downloads=self.transfers,

@@ -66,9 +66,9 @@ ROOMS = {
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < torch_objective",
     "silo_agent.training.parts": "losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
-    "simulation": "silos < members < results < local_session < pool < sums < engine < folder",
-    "cli": "errors < parent < packages < schema < keys < audit < output < authority < coordinator < silo "
-    "< operator < operations < job < demo < simulate < main",
+    "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
+    "cli": "errors < parent < packages < schema < keys < audit < output < authority < coordinator < operator "
+    "< operations < job < given_data < silo_check < silo < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (
@@ -92,6 +92,7 @@ TORCH_PLACES = (
     "silo_agent/torchvision_compat.py",
     "silo_agent/data/workers.py",
     "silo_agent/training/",
+    "bench/training.py",
     "chorale_models/",
     "research/heart_disease/",
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo.setup import RATE, RATES
+from cli.demo.plan import RATE, RATES
 from tests.support.method_tables import Row, method_rows, option_rows, part_rows, rules
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()

@@ -22,7 +22,8 @@ TEST_KEYS = (("x_test", "y_test"), ("test_images", "test_labels"))
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
-    """Features as stored, labels as int64. Raises ConfigError if keys or file are unusable."""
+    """Features as stored, classes as int64 and other targets as stored. Raises ConfigError if keys or file
+    are unusable."""
     path = required_path(settings)
     known = {name for pair in TRAIN_KEYS + TEST_KEYS for name in pair}
     try:
@@ -35,23 +36,25 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         raise
     except Exception as error:  # what zipfile and numpy raise is on no list
         raise ConfigError(f"{path}: not a readable .npz archive of plain arrays") from error
-    is_private = job.privacy is not None
-    train = _first(arrays, TRAIN_KEYS, path, is_private=is_private)
+    train = _first(arrays, TRAIN_KEYS, path, job)
     if train is None:
         names = ", ".join(sorted(arrays)) or "nothing"
         raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
-    return RawData(train=train, holdout=_first(arrays, TEST_KEYS, path, is_private=is_private))
+    return RawData(train=train, holdout=_first(arrays, TEST_KEYS, path, job))
 
 
 def _first(
-    arrays: Mapping[str, NDArray[Any]], pairs: tuple[tuple[str, str], ...], path: Path, *, is_private: bool
+    arrays: Mapping[str, NDArray[Any]], pairs: tuple[tuple[str, str], ...], path: Path, job: JobSpec
 ) -> Samples | None:
     """Samples of the first pair of names that the file has."""
     for features_name, labels_name in pairs:
         if features_name in arrays and labels_name in arrays:
             features = arrays[features_name]
-            labels_N = whole_labels(arrays[labels_name], source=str(path), is_private=is_private)
-            if features.shape[:1] != labels_N.shape:
-                raise ConfigError(f"{path}: {len(labels_N)} labels for features of shape {features.shape}")
-            return Samples(features=features, labels=labels_N)
+            labels = arrays[labels_name]
+            if job.method.task.has_classes:
+                labels = whole_labels(labels, source=str(path), is_private=job.privacy is not None)
+            if features.shape[:1] != labels.shape[:1]:
+                count = labels.shape[0] if labels.ndim else 1
+                raise ConfigError(f"{path}: {count} labels for features of shape {features.shape}")
+            return Samples(features=features, labels=labels)
     return None

@@ -5,6 +5,7 @@ N = samples of a batch.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silo_agent.data.base import Features, Samples, SampleSet
+from silo_agent.data.base import Features, SampleSet
 from silo_agent.data.streamed import Streamed
 
-PASS_BATCH = 512  # samples of a pass without gradients; bounds memory only
+PASS_BATCH = 512  # most samples of a pass without gradients
+PASS_BYTES = 1 << 17  # of its inputs on a CPU: 32 images of 28 x 28 pass twice as fast as 512 at a time
+LEAST_PASS_BATCH = 32
 PRIVATE_BATCH = 32  # samples of every pass over data in a private job, the last one padded
 
 
@@ -70,7 +73,10 @@ class Batches(ABC):
     @property
     def pass_batch(self) -> int:
         """Samples in a batch of a pass without gradients."""
-        return PASS_BATCH
+        if self.device.type != "cpu":
+            return PASS_BATCH
+        fitting = PASS_BYTES // (4 * math.prod(self.input_shape))
+        return min(max(fitting, LEAST_PASS_BATCH), PASS_BATCH)
 
     @property
     def keeps_outputs(self) -> bool:
@@ -103,7 +109,7 @@ class Tensors(Batches):
     labels: Tensor
 
     @classmethod
-    def of(cls, samples: Samples, device: torch.device) -> Tensors:
+    def of(cls, samples: SampleSet, device: torch.device) -> Tensors:
         """Without a copy on the CPU, unless the arrays are read-only."""
         features, labels = (
             torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
@@ -134,7 +140,10 @@ class Tensors(Batches):
                 yield self._batch(slice(start, start + size), places_N)
 
     def _batch(self, chosen: Tensor | slice, places_N: Tensor) -> Batch:
-        inputs, labels_N = self.features[chosen], self.labels[chosen]
+        if isinstance(chosen, slice):
+            inputs, labels_N = self.features[chosen], self.labels[chosen]
+        else:  # in half the time of an index
+            inputs, labels_N = (each.index_select(0, chosen) for each in (self.features, self.labels))
         return Batch(inputs=inputs, labels_N=labels_N, places_N=places_N, count=len(places_N))
 
 
@@ -184,7 +193,6 @@ def batches_of(samples: SampleSet, device: torch.device) -> Batches:
             pass_batch=samples.rows,
             keeps_outputs=False,
         )
-    assert isinstance(samples, Samples)
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         if samples.features.nbytes + samples.labels.nbytes > free_bytes // 2:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from chorale_models.task import Task
+from crypto.errors import ConfigError
 from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import SampleLoss
@@ -16,7 +20,12 @@ from silo_agent.training.base.passes import run_model
 from silo_agent.training.models.base import FederatedModel
 from strategies.base import Array
 from strategies.phases.evaluation import ACCURACY, SILOS, SQUARE
-from strategies.tasks.base import Sum
+from strategies.tasks.base import LOSS_SUM, TESTED, Metric, Sum
+
+BASE_SUMS = (TESTED.name, LOSS_SUM.name)  # which no task measures
+LARGEST = 1e30  # of a model's answers, in float32
+ROUNDING = 1e-9  # of a norm in float64
+NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +60,29 @@ def evaluate(
     task: Task,
     sums: Sequence[Sum],
     is_cancelled: Callable[[], bool],
+    metrics: Mapping[str, Metric] = NO_METRICS,
     loss_clip: float | None = None,
 ) -> Figures:
-    """What the task sums: counts in integers, losses in float32, other sums in float64. Raises Cancelled.
+    """What the task sums: counts in integers, losses in float32, other sums in float64. Raises Cancelled,
+    ConfigError.
 
-    sums: those that are wanted. loss_clip: of a private job. Each sample's loss is taken into [0, loss_clip],
-    one that is no number to its upper end, and all batches have one shape: then no sample moves the sum by
-    more, nor another's answer.
+    sums: those that are wanted. metrics: asked for by the job, summed besides. loss_clip: of a private job.
+    Each sample's loss is taken into [0, loss_clip], one that is no number to its upper end, and all batches
+    have one shape: then no sample moves the sum by more, nor another's answer. What the task measures is
+    measured record by record, and clipped to what its sum declares.
     """
     model.eval()
-    found = {each.name: np.zeros(each.shape, np.int64 if each.is_count else np.float64) for each in sums}
+    is_private = loss_clip is not None
+    wanted = {
+        each.name: each for each in (*sums, *(each for metric in metrics.values() for each in metric.sums))
+    }
+    measured = [name for name in wanted if name not in BASE_SUMS]
+    found = {
+        name: np.zeros(wanted[name].shape, np.int64 if wanted[name].is_count else np.float64)
+        for name in measured
+    }
     loss_sum = 0.0
-    for batch in samples.passes(is_private=loss_clip is not None):
+    for batch in samples.passes(is_private=is_private):
         if is_cancelled():
             raise Cancelled("evaluation: no longer wanted")
         outputs = run_model(model, batch.inputs)
@@ -70,10 +90,22 @@ def evaluate(
         if loss_clip is not None:
             loss_N = loss_N.nan_to_num(nan=loss_clip).clamp(0.0, loss_clip)
         loss_sum += float(loss_N.sum())
-        measured = task.measure(outputs.logits_NC[: batch.count], batch.labels_N[: batch.count])
-        for name, value in measured.items():
-            if name in found:
-                found[name] += value.cpu().numpy()
+        # no answer of a model's is beyond what a sum can count
+        answers = outputs.logits_NC[: batch.count].nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+        targets = batch.labels_N[: batch.count]
+        if is_private:
+            answers, targets = answers.cpu(), targets.cpu()
+        size = 1 if is_private else max(batch.count, 1)
+        for start in range(0, batch.count, size):
+            chosen = (answers[start : start + size], targets[start : start + size])
+            if is_private:  # memory of its own: a kernel may round by where a row lies
+                chosen = (chosen[0].clone(), chosen[1].clone())
+            added = dict(task.measure(*chosen))
+            for word in metrics:
+                added |= task.measure_metric(word, *chosen)
+            for name in measured:
+                value = _checked(name, added, wanted[name])
+                found[name] += _of_one_record(value, wanted[name]) if is_private else value
     return Figures(
         sums={
             **found,
@@ -81,3 +113,24 @@ def evaluate(
             "loss_sum": np.asarray(loss_sum, dtype=np.float64),
         }
     )
+
+
+def _checked(name: str, added: Mapping[str, Tensor], each: Sum) -> Array:
+    """Raises ConfigError where a task does not measure what it declares."""
+    if name not in added:
+        raise ConfigError(f"task: measure gave no {name}, which the task declares")
+    value = added[name].cpu().numpy()
+    if value.shape != each.shape:
+        raise ConfigError(f"task: measure gave {name} in shape {value.shape}, declared is {each.shape}")
+    return value.astype(np.int64) if each.is_count else value
+
+
+def _of_one_record(value: Array, each: Sum) -> Array:
+    """What is longer than the sum declares is shortened, a count that is becomes 0: the noise is scaled by
+    what is declared, and the weights that a record is measured by are the coordinator's."""
+    length = float(np.linalg.norm(value.astype(np.float64)))
+    if length <= each.per_record * (1.0 + ROUNDING):
+        return value
+    if each.is_count or not math.isfinite(length):
+        return np.zeros_like(value)
+    return np.asarray(value * (each.per_record / length))

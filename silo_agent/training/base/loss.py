@@ -8,10 +8,11 @@ N = samples, D = feature width, C = classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from chorale_models.task import Task
@@ -53,6 +54,10 @@ class WeightPenalty(Protocol):
     def penalty(self, model: FederatedModel) -> Tensor:
         """Shapes: -> ()."""
 
+    def add_gradient(self, model: FederatedModel, *, weight: float) -> None:
+        """Weight times the penalty's gradient, added to what the trained parameters have: in every step, so
+        without autograd where there is a formula."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLoss:
@@ -81,7 +86,9 @@ class LocalLoss:
 
     def per_sample(self, student: Outputs, inputs: Tensor, labels_N: Tensor, places_N: Tensor) -> Tensor:
         """Shapes: -> (N,). inputs: what the student was given. places: of the samples in the training set."""
-        loss_N = self.loss_weight * self.loss.per_sample(student, labels_N)
+        loss_N = self.loss.per_sample(student, labels_N)
+        if self.loss_weight != 1.0:
+            loss_N = self.loss_weight * loss_N
         if self.regularizer is None:
             return loss_N
         if self.live_teacher is not None:
@@ -90,7 +97,8 @@ class LocalLoss:
             teacher = self.teacher.take(places_N)
         else:
             return loss_N
-        return loss_N + self.regularizer_weight * self.regularizer.per_sample(student, teacher, labels_N)
+        regularized_N = self.regularizer.per_sample(student, teacher, labels_N)
+        return loss_N.add(regularized_N, alpha=self.regularizer_weight)
 
     def penalty(self, model: FederatedModel) -> Tensor | None:
         """Shapes: -> (); None where there is none."""
@@ -101,3 +109,22 @@ class LocalLoss:
             return regularized
         corrected = self.correction.penalty(model)
         return corrected if regularized is None else regularized + corrected
+
+    def add_penalty_gradient(self, model: FederatedModel) -> None:
+        """Apart from the samples' gradients: clipping and noise must not touch it (docs/privacy.md)."""
+        if self.weight_penalty is not None:
+            self.weight_penalty.add_gradient(model, weight=self.regularizer_weight)
+        if self.correction is not None:
+            self.correction.add_gradient(model, weight=1.0)
+
+
+@torch.no_grad()
+def add_to_gradients(parameters: Sequence[Tensor], values: Sequence[Tensor], *, weight: float) -> None:
+    """weight * values, added to the gradients of those parameters that take one. Shapes: like them."""
+    chosen = [(each, value) for each, value in zip(parameters, values, strict=True) if each.requires_grad]
+    for each, _ in chosen:
+        if each.grad is None:
+            each.grad = torch.zeros_like(each)
+    gradients = [each.grad for each, _ in chosen if each.grad is not None]
+    if gradients:
+        torch._foreach_add_(gradients, [value for _, value in chosen], alpha=weight)

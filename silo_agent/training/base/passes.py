@@ -26,8 +26,11 @@ class Outputs:
     features_ND: Tensor
     logits_NC: Tensor
 
-    def take(self, chosen: Tensor | slice) -> Outputs:
-        return Outputs(features_ND=self.features_ND[chosen], logits_NC=self.logits_NC[chosen])
+    def take(self, places_N: Tensor) -> Outputs:
+        return Outputs(
+            features_ND=self.features_ND.index_select(0, places_N),
+            logits_NC=self.logits_NC.index_select(0, places_N),
+        )
 
 
 Run: TypeAlias = Callable[[Tensor], Outputs]  # of one batch, by models in eval mode that do not learn
@@ -53,14 +56,15 @@ def outputs_of(
 
     is_private: all batches have one shape, so that no sample's outputs depend on how many there are.
     """
-    parts = []
+    parts, counts = list[Outputs](), list[int]()
     for batch in samples.passes(is_private=is_private):
         if is_cancelled():
             raise Cancelled("forward pass: no longer wanted")
-        parts.append(run(batch.inputs).take(slice(batch.count)))
+        parts.append(run(batch.inputs))
+        counts.append(batch.count)
     return Outputs(
-        features_ND=torch.cat([part.features_ND for part in parts]),
-        logits_NC=torch.cat([part.logits_NC for part in parts]),
+        features_ND=torch.cat([part.features_ND[:count] for part, count in zip(parts, counts, strict=True)]),
+        logits_NC=torch.cat([part.logits_NC[:count] for part, count in zip(parts, counts, strict=True)]),
     )
 
 

@@ -76,11 +76,21 @@ def one_thread() -> Iterator[None]:
 
 
 class Probes:
-    """Random inputs, labels, teacher's answers and weights. Values: uniform in [-1, 1)."""
+    """Random inputs, labels, teacher's answers and weights. Values: uniform in [-1, 1); tokens 0 and 1, which
+    every vocabulary has."""
 
-    def __init__(self, *, input_shape: tuple[int, ...], target: Target, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        input_shape: tuple[int, ...],
+        target: Target,
+        device: torch.device,
+        input_type: str = "float32",
+    ) -> None:
         self._stream, self._device = Keystream(os.urandom(KEY_BYTES)), device
         self.inputs = self.values((PRIVATE_BATCH, *input_shape))
+        if input_type == "int64":
+            self.inputs = (self.inputs > 0).long()
         self.labels_N = torch.from_numpy(target.examples(PRIVATE_BATCH)).to(device)
 
     def values(self, shape: tuple[int, ...]) -> Tensor:
@@ -120,7 +130,7 @@ def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -
     tried_loss = loss
     if loss.teacher is not None:
         features_NK, logits_NK = (
-            probes.values((PRIVATE_BATCH, rows.shape[1]))
+            probes.values((PRIVATE_BATCH, *rows.shape[1:]))
             for rows in (loss.teacher.features_ND, loss.teacher.logits_NC)
         )
         random_teacher = Outputs(features_ND=features_NK, logits_NC=logits_NK)

@@ -5,6 +5,7 @@ N = samples of one micro-batch, P = trained parameters.
 
 from __future__ import annotations
 
+import warnings
 from types import TracebackType
 
 import torch
@@ -46,8 +47,9 @@ class SampleGradients:
 
     def of(self, loss: LocalLoss, inputs: Tensor, labels_N: Tensor, places_N: Tensor) -> list[Tensor]:
         """Shapes: -> (N, *shape) for each parameter. inputs: the caller's last use of them."""
-        # without it the hooks of the first layer warn that they see no gradient of an input
-        inputs.requires_grad_()
+        if inputs.is_floating_point():
+            # without it the hooks of the first layer warn that they see no gradient of an input
+            inputs.requires_grad_()
         scale_N1: Tensor | None = None
         if self._scale is not None:
             # a scale of its own for every sample: the gradient of that is the per-sample gradient
@@ -57,7 +59,10 @@ class SampleGradients:
             outputs = run_model(self._model, inputs)
         else:
             outputs = functional_call(self._pass, {"model.scale": scale_N1}, (inputs,))
-        torch.autograd.backward(loss.per_sample(outputs, inputs.detach(), labels_N, places_N).sum())
+        with warnings.catch_warnings():
+            # tokens take no gradient, and the hook of their embedding says so
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            torch.autograd.backward(loss.per_sample(outputs, inputs.detach(), labels_N, places_N).sum())
         self._hooked.disable_hooks()
         return [self._taken(parameter, scale_N1) for parameter in self.parameters]
 

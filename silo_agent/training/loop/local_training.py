@@ -78,8 +78,9 @@ def train_locally(
             optimizer.zero_grad()
             outputs = run_model(model, batch.inputs)
             loss_N = loss.per_sample(outputs, batch.inputs, batch.labels_N, batch.places_N)
-            torch.autograd.backward(loss_N.mean())
-            _add_penalty_gradient(model, loss)
+            # the gradient of the mean, without the mean
+            torch.autograd.backward(loss_N, torch.full_like(loss_N, 1.0 / len(loss_N)))
+            loss.add_penalty_gradient(model)
             optimizer.step()
             steps += 1
     return steps
@@ -103,7 +104,12 @@ def _train_on_records(
     records = privacy_of(spec).records
     assert records is not None
     optimizer, steps = optimizer_of(model, spec, round), dp_sgd_steps(spec)
-    probes = Probes(input_shape=samples.input_shape, target=spec.method.task.target, device=samples.device)
+    probes = Probes(
+        input_shape=samples.input_shape,
+        input_type=spec.input_type,
+        target=spec.method.task.target,
+        device=samples.device,
+    )
     check_gradients(model, probes, loss=loss)
     model.train()
     with SampleGradients(model) as gradients:
@@ -118,17 +124,10 @@ def _train_on_records(
         )
         for step in range(steps):
             noised.write(step)
-            _add_penalty_gradient(model, loss)
+            loss.add_penalty_gradient(model)
             optimizer.step()
         noised.log_dropped()
     return steps
-
-
-def _add_penalty_gradient(model: FederatedModel, loss: LocalLoss) -> None:
-    """A pass of its own, because per-sample clipping and noise must not touch it (docs/privacy.md)."""
-    penalty = loss.penalty(model)
-    if penalty is not None and penalty.requires_grad:
-        torch.autograd.backward(penalty)
 
 
 def optimizer_of(model: nn.Module, spec: JobSpec, round: int) -> Optimizer:

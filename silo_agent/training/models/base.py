@@ -6,7 +6,8 @@ N = samples, D = feature width, C = classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TypeAlias
 
 import torch
@@ -70,6 +71,10 @@ class FederatedModel(nn.Module):
     @property
     def has_head(self) -> bool:
         return "head" in self._modules
+
+    def parameters_named(self, names: Sequence[str]) -> list[Tensor]:
+        """In the order of the names; in every step of some methods, so without a walk over all modules."""
+        return [attrgetter(name)(self) for name in names]
 
     def features(self, inputs: Tensor) -> Tensor:
         """What the backbone gives, not normalized."""

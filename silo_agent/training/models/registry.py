@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import ModelSpec
@@ -10,6 +12,11 @@ from chorale_models.networks.plain import cnn, mlp, vgg11
 from chorale_models.networks.residual import mobilenet_v2, resnet18
 from chorale_models.task import Task
 from chorale_models.tasks.classification import Classification
+from chorale_models.tasks.multi_label import MultiLabel
+from chorale_models.tasks.next_token import NextToken
+from chorale_models.tasks.regression import Regression
+from chorale_models.tasks.segmentation import Segmentation
+from chorale_models.tasks.survival import Survival
 from crypto.errors import ConfigError
 from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
@@ -17,12 +24,20 @@ from strategies.recipe import Recipe
 
 OWN = {"mlp": mlp, "cnn": cnn, "resnet18": resnet18, "vgg11": vgg11, "mobilenet_v2": mobilenet_v2}
 
-OWN_TASKS = {"classification": Classification}
+OWN_TASKS: dict[str, Callable[..., Task]] = {
+    "classification": Classification,
+    "multi-label": MultiLabel,
+    "regression": Regression,
+    "segmentation": Segmentation,
+    "survival": Survival,
+    "next-token": NextToken,
+}
 
 
 def build_task(spec: JobSpec) -> Task:
     """Raises ConfigError if the name is not one of ours."""
-    return OWN_TASKS[spec.method.task.word](spec.sizes)
+    declared = spec.method.task
+    return OWN_TASKS[declared.word](spec.sizes, **declared.chosen.model_dump())
 
 
 def build_model(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.objective import Work
+from silo_agent.training.base.loss import add_to_gradients
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.state import FloatArray
 from strategies.base import METHOD, MODEL, Array
@@ -63,6 +64,13 @@ class DriftCorrection:
         parameters = dict(model.named_parameters())
         theta_P = torch.cat([parameters[name].reshape(-1) for name in self._names])
         return torch.dot(self._correction_P.to(theta_P), theta_P)
+
+    def add_gradient(self, model: FederatedModel, *, weight: float) -> None:
+        parameters = model.parameters_named(self._names)
+        self._correction_P = self._correction_P.to(parameters[0])  # moved by the first step alone
+        flat = torch.split(self._correction_P, [each.numel() for each in parameters])
+        corrections = [part.view_as(each) for part, each in zip(flat, parameters, strict=True)]
+        add_to_gradients(parameters, corrections, weight=weight)
 
 
 def drift_correction(work: Work) -> DriftCorrection:

@@ -293,3 +293,21 @@ def test_a_reader_waits_for_no_other_process_and_holds_none_up(database: Databas
         with database.reading() as connection, other.transaction() as writing:
             writing.execute("UPDATE budget SET left = 6")
         assert left(database) == 6
+
+
+def test_a_file_that_is_opened_to_read_is_neither_made_nor_written(path: Path) -> None:
+    with pytest.raises(ConfigError, match="unable to open database file"):
+        Database(path, [FIRST], is_read_only=True)
+    assert not path.exists()
+    Database(path, [FIRST]).close()
+    before = path.read_bytes()
+    with closing(Database(path, [FIRST], is_read_only=True)) as database:
+        with database.transaction() as connection:
+            assert connection.execute("PRAGMA user_version").fetchone()[0] == 1
+        with pytest.raises(sqlite3.OperationalError, match="readonly"), database.transaction() as connection:
+            connection.execute("PRAGMA user_version = 9")
+    with pytest.raises(
+        ConfigError, match="expected a database of version 2, got version 1: the agent brings"
+    ):
+        Database(path, [FIRST, SECOND], is_read_only=True)
+    assert path.read_bytes() == before

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from chorale.spec.settings_file import check_values
+from cli.demo.plan import Plan, digits_plan
 from cli.demo.processes import run_commands
-from cli.demo.setup import DemoPlan, clean_folder, write_coordinator, write_job, write_silo
+from cli.demo.setup import clean_folder, write_coordinator, write_job, write_silo
 from cli.job import read_spec
 from coordinator.settings import CoordinatorSettings
 from crypto.errors import ConfigError
@@ -18,9 +19,9 @@ from silo_agent.policy.policy import load_policy
 from silo_agent.settings import SiloSettings
 
 
-def _plan(out: Path, **changes: Any) -> DemoPlan:
+def _plan(out: Path, **changes: Any) -> Plan:
     asked = {"silos": 4, "rounds": 10, "strategy": "fedavg", "drop": 0, "seed": 1, "out": out}
-    return DemoPlan(**{**asked, **changes})
+    return digits_plan(**{**asked, **changes})
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_validation_error_is_one_sentence_and_code_2(
 def test_jobs_that_no_simulation_can_run_say_so(desk: Desk, chorale: Calls) -> None:
     custom = chorale("simulate", desk.job(model={"name": "custom"}))
     assert custom.code == 2
-    assert "a simulation has the built-in models, got custom" in custom.err
+    assert "custom is trained by the silos' own objectives" in custom.err
     few = chorale("simulate", desk.job(), "--silo", desk.silo())
     assert few.code == 2
     assert "--silo: expected a file for each of 3 silos, got 1" in few.err

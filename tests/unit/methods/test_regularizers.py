@@ -19,7 +19,7 @@ from silo_agent.training.parts.regularizers.distillation import (
     KnowledgeDistillation,
     LogitDistillation,
     NotTrueDistillation,
-    not_true,
+    not_true_places,
     softened_divergence,
 )
 from silo_agent.training.parts.regularizers.prox import Prox, prox
@@ -94,7 +94,8 @@ def test_divergence_is_of_the_teacher_from_the_student() -> None:
 
 def test_not_true_logits_leave_out_the_label_and_keep_their_order() -> None:
     logits_NC = torch.arange(12.0).reshape(3, 4)
-    assert not_true(logits_NC, torch.tensor([0, 3, 1])).tolist() == [[1, 2, 3], [4, 5, 6], [8, 10, 11]]
+    places_NK = not_true_places(torch.tensor([0, 3, 1]), classes=4)
+    assert logits_NC.gather(1, places_NK).tolist() == [[1, 2, 3], [4, 5, 6], [8, 10, 11]]
 
 
 def test_not_true_distillation_does_not_see_the_labels_logit() -> None:

@@ -190,7 +190,12 @@ def test_correction_enters_every_step_as_it_is() -> None:
     penalty = drift_correction(with_controls(work, c_P, own_P))
     spec = work.spec
     model = build_model(spec.model, classes=CLASSES, input_shape=(WIDTH,), recipe=spec.method.recipe)
-    torch.autograd.backward(penalty.penalty(model))
     gradients = dict(model.named_parameters())
-    found = np.concatenate([gradients[name].grad.numpy().ravel() for name in work.context.trained])  # type: ignore[union-attr]
-    assert np.array_equal(found, c_P - own_P)
+
+    def found() -> Array:
+        return np.concatenate([gradients[name].grad.numpy().ravel() for name in work.context.trained])  # type: ignore[union-attr]
+
+    torch.autograd.backward(penalty.penalty(model))
+    assert np.array_equal(found(), c_P - own_P)
+    penalty.add_gradient(model, weight=2.0)  # to what is there
+    assert np.array_equal(found(), 3.0 * (c_P - own_P))

@@ -28,6 +28,7 @@ from silo_agent.connection.control_stream import (
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.policy import Policy
+from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.rosters import Rosters
 from tests.support.agents import make_members
 from tests.support.sessions import NOW
@@ -51,9 +52,8 @@ class Agent:
         self.rosters = Rosters(
             identity=members.silos["silo-0"],
             authority=members.authority,
-            policy=policy,
             ledger=self.ledger,
-            reveals=self.ledger.reveals(policy=policy, data_set="data"),
+            data_sets=DataSets([DataSet.of(self.ledger, name="data", policy=policy)], ledger=self.ledger),
             lowest_version=1,
             clock=lambda: NOW,
         )

@@ -13,7 +13,6 @@ from chorale.job import Job
 from chorale.observability import logs
 from chorale.spec.state import state_to_bytes
 from crypto.errors import PolicyRefusal, Refusal
-from silo_agent.policy.policy import Policy
 from silo_agent.rounds.first_state import FirstStates
 from strategies.base import Arrays
 from tests.support.agents import Agent, Hub
@@ -132,7 +131,7 @@ async def test_a_first_state_is_drawn_once_for_all_attempts_and_deleted_with_its
     job = drawn_job(hub)
     left.parent.mkdir()
     left.write_bytes(b"of an earlier run")
-    states = FirstStates(left.parent, policy=Policy(federation="test"))
+    states = FirstStates(left.parent, data_sets=hub.add("silo-0", initial_state="computed").data_sets)
     assert not left.exists()
     paths = {await states.file(job) for _ in range(3)}
     (path,) = paths
@@ -149,7 +148,10 @@ async def test_what_policy_refused_stays_refused_and_a_failed_draw_is_tried_agai
     tmp_path: Path, make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = make_hub()
-    good, states = drawn_job(hub), FirstStates(tmp_path / "first", policy=Policy(federation="test"))
+    good, states = (
+        drawn_job(hub),
+        FirstStates(tmp_path / "first", data_sets=hub.add("silo-0", initial_state="computed").data_sets),
+    )
     bad = given_job(hub)
     for _ in range(2):
         with pytest.raises(PolicyRefusal, match="computed here .*: it is not the one that follows from the"):
@@ -166,8 +168,9 @@ async def test_a_model_larger_than_the_policys_states_is_refused_before_it_is_dr
     tmp_path: Path, make_hub: MakeHub
 ) -> None:
     """65,536 x 65,536 weights: the operator chooses the widths."""
-    job = make_hub().sign(**{**FIELDS, "model": {"name": "mlp", "hidden": [65_536, 65_536]}})
-    states = FirstStates(tmp_path / "first", policy=Policy(federation="test"))
+    hub = make_hub()
+    job = hub.sign(**{**FIELDS, "model": {"name": "mlp", "hidden": [65_536, 65_536]}})
+    states = FirstStates(tmp_path / "first", data_sets=hub.add("silo-0", initial_state="computed").data_sets)
     with pytest.raises(PolicyRefusal, match="model mlp: expected at most 4294967296 bytes, needs 1718"):
         await states.file(job)
     states.close()

@@ -30,9 +30,9 @@ def test_every_series_is_there_from_the_start_at_zero() -> None:
         "chorale_silo_clock_skew_seconds",
         "chorale_silo_certificate_expiry_timestamp_seconds",
         "chorale_silo_gpu_memory_bytes",
-        "chorale_silo_epsilon_budget",
-        "chorale_silo_epsilon_spent",
-        "chorale_silo_unnoised_inputs",
+        'chorale_silo_epsilon_budget{data_set="data"}',
+        'chorale_silo_epsilon_spent{data_set="data"}',
+        'chorale_silo_unnoised_inputs{data_set="data"}',
     ):
         assert f"\n{name} 0.0\n" in text
     assert "_created" not in text

@@ -19,7 +19,7 @@ def book_of(hub: Hub) -> OfferedJobs:
     return OfferedJobs(
         silo="silo-0",
         ledger=agent.ledger,
-        policy=agent.policy,
+        data_sets=agent.data_sets,
         authority=hub.members.authority,
         clock=lambda: hub.now,
     )

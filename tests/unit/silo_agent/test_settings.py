@@ -36,7 +36,8 @@ def test_the_least_file_has_cautious_defaults(tmp_path: Path) -> None:
     assert settings.metrics_listen == "127.0.0.1:0"
     assert settings.ledger_path == Path("state/ledger.sqlite")
     assert settings.audit_path == Path("state/audit.jsonl")
-    assert settings.data.holdout == 0.2
+    (data,) = settings.data_sets
+    assert (data.holdout, settings.policy_of(data)) == (0.2, Path("policy.yaml"))
     assert settings.torch_threads == 1
 
 
@@ -59,6 +60,23 @@ def test_the_environment_overrides_a_field(tmp_path: Path, monkeypatch: pytest.M
             {"data": {"format": "digits", "partition": {"kind": "iid", "silos": 3, "index": 3}}},
             "expected 0 to 2, got 3",
         ),
+        ({"data": [{"format": "digits"}, {"format": "npz"}]}, "data.1: path: format npz needs one"),
+        (
+            {"data": [{"format": "digits"}] * 2},
+            "data: expected a name of its own for each data set, got data t",
+        ),
+        ({"data": []}, "data: expected at least 1 entries, got 0"),
+        ({"data": "digits"}, "data: expected fields and values, got 'digits'"),
+        ({"data": {"format": "digits", "nme": "x"}}, r"data.nme: unknown field \(did you mean name\?\)"),
+        ({"data": {"format": "sql"}}, "data: database: expected with format: sql"),
+        (
+            {"data": {"format": "sql", "database": {"url_env": "A", "url_file": "b", "table": "t"}}},
+            "data.database: url_env: expected either url_env or url_file",
+        ),
+        (
+            {"data": {"format": "sql", "database": {"url_env": "A"}}},
+            "data.database: table: expected either table or query",
+        ),
         ({"objective": "os.system"}, "objective"),
         ({"torch_threads": 0}, "torch_threads"),
         ({"lowest_roster_version": 0}, "lowest_roster_version"),
@@ -71,7 +89,7 @@ def test_a_wrong_field_is_named_with_its_file(tmp_path: Path, changes: dict[str,
 
 
 def test_a_module_of_ones_own_needs_no_path(tmp_path: Path) -> None:
-    data = load(tmp_path, data={"format": "module", "module": "clinic.data:load"}).data
+    (data,) = load(tmp_path, data={"format": "module", "module": "clinic.data:load"}).data_sets
     assert data.format is DataFormat.MODULE
 
 

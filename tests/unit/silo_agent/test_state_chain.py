@@ -41,7 +41,7 @@ def votes(number: int, **more: object) -> Arrays:
 def chain_of(agent: Agent) -> StateChain:
     authority = agent.hub.members.authority
     return StateChain(
-        silo=agent.name, known=agent.known, reveals=agent.reveals, local=agent.local, authority=authority
+        silo=agent.name, known=agent.known, data_sets=agent.data_sets, local=agent.local, authority=authority
     )
 
 

@@ -99,6 +99,9 @@ class Slope:
     def penalty(self, model: FederatedModel) -> Tensor:
         return model.head.weight.sum()
 
+    def add_gradient(self, model: FederatedModel, *, weight: float) -> None:
+        torch.autograd.backward(weight * self.penalty(model))
+
 
 class TestPenalty:
     def test_gradient_of_the_weights_is_added_exact_after_the_noise(self) -> None:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax
+from torch.nn.functional import kl_div, log_softmax, mse_loss
 
 from chorale.observability.logs import get_logger
 from silo_agent.objective import Work
@@ -58,24 +58,23 @@ class NotTrueDistillation:
     tau: float
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
-        student_logits, teacher_logits = (
-            not_true(outputs.logits_NC, labels_N) for outputs in (student, teacher)
-        )
-        return softened_divergence(student_logits, teacher_logits, tau=self.tau)
+        others_NK = not_true_places(labels_N, classes=student.logits_NC.shape[1])
+        student_NK, teacher_NK = (outputs.logits_NC.gather(1, others_NK) for outputs in (student, teacher))
+        return softened_divergence(student_NK, teacher_NK, tau=self.tau)
 
 
 class LogitDistillation:
     """Mean squared difference of the logits, over the classes."""
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
-        return (student.logits_NC - teacher.logits_NC).square().mean(dim=1)
+        return mse_loss(student.logits_NC, teacher.logits_NC, reduction="none").mean(dim=1)
 
 
 class FeatureDistillation:
     """Mean squared difference of the raw features, over their coordinates."""
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
-        return (student.features_ND - teacher.features_ND).square().mean(dim=1)
+        return mse_loss(student.features_ND, teacher.features_ND, reduction="none").mean(dim=1)
 
 
 def softened_divergence(student_NK: Tensor, teacher_NK: Tensor, *, tau: float) -> Tensor:
@@ -85,10 +84,10 @@ def softened_divergence(student_NK: Tensor, teacher_NK: Tensor, *, tau: float) -
     return kl_div(student_log_NK, teacher_log_NK, reduction="none", log_target=True).sum(dim=1)
 
 
-def not_true(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
-    """Every logit but the label's, in order. Shapes: -> (N, C - 1)."""
-    is_other_NC = torch.ones_like(logits_NC, dtype=torch.bool).scatter(1, labels_N[:, None], False)
-    return logits_NC[is_other_NC].view(len(labels_N), -1)
+def not_true_places(labels_N: Tensor, *, classes: int) -> Tensor:
+    """Every class but the label, in order. Shapes: -> (N, C - 1) int64."""
+    others_K = torch.arange(classes - 1, device=labels_N.device)
+    return others_K + (others_K >= labels_N[:, None])
 
 
 def log_feature_scale(

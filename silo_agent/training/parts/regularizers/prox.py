@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from silo_agent.training.base.loss import add_to_gradients
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.models.base import FederatedModel
 from strategies.parts.regularizers import ADDITIVE
@@ -31,6 +32,12 @@ class Prox:
         parameters = dict(model.named_parameters())
         squares = [(parameters[name] - start).square().sum() for name, start in self._start.items()]
         return self._factor * torch.stack(squares).sum()
+
+    def add_gradient(self, model: FederatedModel, *, weight: float) -> None:
+        parameters = model.parameters_named(tuple(self._start))
+        with torch.no_grad():
+            moved = torch._foreach_sub(parameters, tuple(self._start.values()))
+        add_to_gradients(parameters, moved, weight=2.0 * self._factor * weight)
 
 
 def prox(setting: Setting) -> Prox:

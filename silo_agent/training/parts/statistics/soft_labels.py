@@ -69,12 +69,21 @@ class ClassRelations:
 
     soft_labels_CC: Tensor = field(repr=False)
     is_known_C: Tensor
+    has_rows: bool = field(init=False)  # asked of the device once, not in every step
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_rows", bool(self.is_known_C.any()))
 
     def penalty(self, model: FederatedModel) -> Tensor:
         """Shapes: -> (). Constant, so without a gradient, where no row is known."""
-        if not bool(self.is_known_C.any()):
+        if not self.has_rows:
             return torch.zeros((), device=self.soft_labels_CC.device)
         return relation_gap(model.head.weight, self.soft_labels_CC, is_known_C=self.is_known_C)
+
+    def add_gradient(self, model: FederatedModel, *, weight: float) -> None:
+        penalty = weight * self.penalty(model)
+        if penalty.requires_grad:
+            torch.autograd.backward(penalty)
 
 
 def class_relations(setting: Setting) -> ClassRelations:

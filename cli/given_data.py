@@ -1,11 +1,16 @@
-"""What `chorale simulate` trains on: one data set cut into silos, or the silos' own settings files."""
+"""What `chorale simulate` and `chorale demo --job` train on: one data set cut into silos, or the silos' own
+settings files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
 
 from chorale.runtime.files import read_limited
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
@@ -20,7 +25,77 @@ if TYPE_CHECKING:
 
 YAML = (".yaml", ".yml")
 CUT = ("partition", "alpha", "shards_per_silo", "min_samples", "split_seed")
+GIVEN = ("data", "path", *CUT, "silo_files")
 ONLY_BY = {"alpha": "dirichlet", "min_samples": "dirichlet", "shards_per_silo": "shards"}
+# of a silo's settings file, what says where and who it is: none of it is taken
+OF_ITS_OWN = frozenset(
+    (
+        "name",
+        "federation",
+        "coordinator",
+        "coordinator_name",
+        "proxy",
+        "keepalive_seconds",
+        "identity",
+        "authority",
+        "directory",
+        "policy",
+        "lowest_roster_version",
+        "metrics_listen",
+        "tracing_endpoint",
+    )
+)
+
+
+def data_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command `data_options`, a DataOptions of what was asked for. Raises ConfigError."""
+
+    @click.option(
+        "--data",
+        default="digits",
+        show_default=True,
+        help="Format of the data that is cut into silos (digits, mnist, cifar10, npz, csv, ...), or a YAML "
+        "file of data settings.",
+    )
+    @click.option("--path", type=click.Path(path_type=Path), help="File or folder of the data.")
+    @click.option(
+        "--partition",
+        default="dirichlet",
+        show_default=True,
+        type=click.Choice(["iid", "shards", "dirichlet"]),
+        help="How the data is cut.",
+    )
+    @click.option("--alpha", default=0.5, show_default=True, help="dirichlet: smaller is less even.")
+    @click.option(
+        "--shards-per-silo", default=2, show_default=True, help="shards: single-class pieces of a silo."
+    )
+    @click.option(
+        "--min-samples",
+        default=2,
+        show_default=True,
+        type=click.IntRange(1),
+        help="dirichlet: draw again while a silo has fewer to train on.",
+    )
+    @click.option(
+        "--split-seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the cut."
+    )
+    @click.option(
+        "--silo",
+        "silo_files",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        help="A real silo's settings file, once for each silo: its name, data and objective are taken, and "
+        "nothing is cut.",
+    )
+    @wraps(command)
+    def with_data(**arguments: Any) -> None:
+        context = click.get_current_context()
+        given = {name: arguments.pop(name) for name in GIVEN}
+        sources = {name: context.get_parameter_source(name) for name in GIVEN}
+        named = tuple(name for name, source in sources.items() if source is ParameterSource.COMMANDLINE)
+        command(data_options=DataOptions(**given, named=named), **arguments)
+
+    return with_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +148,32 @@ class DataOptions:
             return list(listed)
         return [f"silo-{number}" for number in range(1, wanted + 1)]
 
+    def settings_of(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """By silo the fields of its settings file that say what it computes, and on what.
+
+        Raises ConfigError.
+        """
+        if self.silo_files:
+            values = [_values_of(path) for path in self.silo_files]
+            return {each["name"]: {k: v for k, v in each.items() if k not in OF_ITS_OWN} for each in values}
+        data = self._settings(len(names))
+        cut = data.partition
+        if cut is None:
+            raise ConfigError("data.partition: expected how a file is cut into silos")
+        return {
+            name: {
+                "data": data.model_copy(
+                    update={"partition": cut.model_copy(update={"index": index})}
+                ).model_dump(mode="json")
+            }
+            for index, name in enumerate(names)
+        }
+
+    def objectives(self) -> dict[str, str]:
+        """By silo the `package.module:function` that its settings file names for training, if it does."""
+        values = [_values_of(path) for path in self.silo_files]
+        return {each["name"]: str(each["objective"]) for each in values if each.get("objective") is not None}
+
     def load(self, spec: JobSpec) -> dict[str, SiloData]:
         """Every silo's samples, as its agent would load them. Raises ConfigError."""
         from silo_agent.data.loading import load_data, load_partition
@@ -92,7 +193,8 @@ class DataOptions:
     def describe(self) -> dict[str, Any]:
         """What the data are, for the folder: one that was made from other data is refused."""
         if self.silo_files:
-            return {"silo_files": [_values_of(path)["data"] for path in self.silo_files]}
+            silos = self.settings_of(())
+            return {"silo_files": list(silos.values())}
         return self._settings(SMALLEST_FEDERATION).model_dump(mode="json")
 
     def _settings(self, silos: int) -> DataSettings:

@@ -1,0 +1,333 @@
+"""Local training against bare PyTorch, for each objective, and DP-SGD against opacus' own loop.
+
+A round of local training (two epochs, batches of 32) is timed in turn with plain PyTorch: `model(inputs)`,
+`cross_entropy`, `backward`, torch.optim.SGD. An objective that asks a teacher, or takes a statistic, passes
+all samples once more without gradients, so the bare loop is given that many bare passes besides. A ratio is
+bare seconds by ours, CPU time, each the least of all turns: above 1 the loop is faster than the bare one.
+
+On a small mlp a step lasts 150 microseconds, and each operation of a loss 5 to 10: there an objective's own
+arithmetic shows, which no pass explains. `ratios_small_mlp` says how much.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from bench.options import Parser, whole
+from bench.rows import Row, table
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.privacy_spec import RecordsSpec
+from chorale.spec.state import buffer_names, trained_names
+from chorale_models.model import Sizes
+from chorale_models.tasks.classification import Classification
+from silo_agent.data.base import Samples, SiloData
+from silo_agent.local_storage.local_state import LocalState
+from silo_agent.objective import Work
+from silo_agent.training.base.batches import PRIVATE_BATCH, Tensors
+from silo_agent.training.base.loss import LocalLoss, TaskLoss
+from silo_agent.training.base.setting import model_to_keep
+from silo_agent.training.dp_sgd.records import Draws, NoisedGradients
+from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+from silo_agent.training.loop.sgd import SGD
+from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.registry import build_model, model_of
+from silo_agent.training.models.state import initial_state
+from silo_agent.training.parts.regularizers.moon import PREVIOUS
+from silo_agent.training.torch_objective import TorchObjective
+from strategies.base import PhaseContext
+from strategies.parts.statistics.logit_prototypes import PROTOTYPES
+from strategies.phases.training import TRAIN
+
+CPU = torch.device("cpu")
+EPOCHS, BATCH, CLASSES, RATE = 2, 32, 10, 0.05
+DP_STEPS, DP_BATCH, DP_RECORDS = 4, 64, 1024
+TARGET, TARGET_OF_OBJECTIVES, TARGET_OF_OPACUS = 0.95, 0.9, 1.15
+
+# passes over all samples without gradients, beside the training itself
+OBJECTIVES = {
+    "fedavg": 0,
+    "fedprox": 0,
+    "scaffold": 0,
+    "fednova": 0,
+    "dot_regression": 0,
+    "spherefed": 0,
+    "fedetf": 0,
+    "fedgela": 0,
+    "feddr_plus": 1,
+    "fedntd": 1,
+    "feddw": 1,  # its statistic, of the trained model
+    "fedcsd": 1,  # its teacher; the prototypes phase leaves the answers for the training
+    "moon": 2,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is trained. samples: random, of one silo."""
+
+    model: dict[str, Any]
+    input_shape: tuple[int, ...]
+    samples: int
+
+
+CNN = Problem(model={"name": "cnn"}, input_shape=(1, 28, 28), samples=512)
+SMALL_MLP = Problem(model={"name": "mlp", "hidden": (64,)}, input_shape=(1, 8, 8), samples=6000)
+WIDE_MLP = Problem(model={"name": "mlp", "hidden": (1200,)}, input_shape=(800,), samples=DP_RECORDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """ratio: FedAvg, bare by ours. ratios: by objective, bare with the passes that it needs by ours.
+    dp_sgd: our CPU seconds by those of opacus' loop. gpu: the ratio there, or "not measured"."""
+
+    ratio: float
+    ratios: dict[str, float]
+    ratios_small_mlp: dict[str, float]
+    dp_sgd: float
+    gpu: float | str
+
+    def rows(self) -> list[Row]:
+        return [
+            Row(name="bare FedAvg / ours, cnn", target=TARGET, value=self.ratio, is_at_most=False),
+            Row(
+                name="bare passes / ours, the slowest objective, cnn",
+                target=TARGET_OF_OBJECTIVES,
+                value=min(self.ratios.values()),
+                is_at_most=False,
+            ),
+            Row(name="DP-SGD / opacus' own loop, mlp of 10^6", target=TARGET_OF_OPACUS, value=self.dp_sgd),
+        ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    torch.set_num_threads(1)
+    report = measure(turns=options.turns)
+    if options.json:
+        print(json.dumps({**asdict(report), "rows": [row.to_json() for row in report.rows()]}))
+        return 0
+    print(f"{'objective':<16} {'cnn':>6} {'small mlp':>10}")
+    for name, ratio in report.ratios.items():
+        print(f"{name:<16} {ratio:6.2f} {report.ratios_small_mlp[name]:10.2f}")
+    print(f"on a GPU: {report.gpu}\n\n{table(report.rows())}")
+    return 0
+
+
+def measure(*, turns: int) -> Report:
+    """Raises ConfigError for an objective that no recipe has."""
+    ratios = {name: _ratio(name, CNN, turns=turns, device=CPU) for name in OBJECTIVES}
+    return Report(
+        ratio=ratios["fedavg"],
+        ratios=ratios,
+        ratios_small_mlp={name: _ratio(name, SMALL_MLP, turns=turns, device=CPU) for name in OBJECTIVES},
+        dp_sgd=_dp_sgd(turns=turns),
+        gpu=_ratio("fedavg", CNN, turns=turns, device=torch.device("cuda"))
+        if torch.cuda.is_available()
+        else "not measured",
+    )
+
+
+def _ratio(objective: str, problem: Problem, *, turns: int, device: torch.device) -> float:
+    print(f"training: {objective}, {problem.model['name']}", file=sys.stderr, flush=True)
+    taken = [_turn(objective, problem, device) for _ in range(turns + 1)]
+    bare, passed, ours = (min(each) for each in zip(*taken[1:], strict=True))  # the first loads much
+    return float(round((bare + OBJECTIVES[objective] * passed) / ours, 3))
+
+
+def _turn(objective: str, problem: Problem, device: torch.device) -> tuple[float, float, float]:
+    """Seconds: bare training, a bare pass, ours."""
+    data, model = _data(problem), _bare_model(problem).to(device)
+    inputs, labels_N = (
+        torch.from_numpy(each).to(device) for each in (data.train.features, data.train.labels)
+    )
+    bare = _seconds(lambda: _train_bare(model, inputs, labels_N), device)
+    passed = _seconds(lambda: _pass_bare(model, inputs), device)
+    work, own = _work(objective, problem, data), TorchObjective(device=device.type)
+    return bare, passed, _seconds(lambda: own.compute(work), device)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """CPU seconds of this process; on a GPU wall seconds until it has done all."""
+    clock: Callable[[], float] = time.process_time
+    if device.type == "cuda":
+        clock = time.perf_counter
+        torch.cuda.synchronize()
+    started = clock()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return clock() - started
+
+
+def _bare_model(problem: Problem) -> nn.Module:
+    spec = _job("fedavg", problem)
+    options = {"hidden": spec.model.hidden} if spec.model.name == "mlp" else {}
+    return model_of(spec.model)(Sizes(classes=CLASSES, input_shape=problem.input_shape), **options)
+
+
+def _train_bare(model: nn.Module, inputs: Tensor, labels_N: Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for _ in range(EPOCHS):
+        for places_N in torch.split(torch.randperm(len(inputs)).to(inputs.device), BATCH):
+            optimizer.zero_grad()
+            torch.autograd.backward(cross_entropy(model(inputs[places_N]), labels_N[places_N]))
+            optimizer.step()
+
+
+@torch.no_grad()
+def _pass_bare(model: nn.Module, inputs: Tensor) -> None:
+    for part in torch.split(inputs, BATCH):
+        model(part)
+
+
+def _work(objective: str, problem: Problem, data: SiloData) -> Work:
+    """A round of a method at one silo, with a single sample to test the received model on."""
+    job = _job(objective, problem)
+    state = dict(initial_state(job))
+    classes_CC = np.random.default_rng(1).standard_normal((CLASSES, CLASSES)).astype(np.float32)
+    if objective == "fedcsd":
+        state[PROTOTYPES] = classes_CC
+    context = PhaseContext(
+        round=1,
+        members=4,
+        classes=CLASSES,
+        state=state,
+        trained=tuple(name for name in trained_names(state) if job.method.trains(name)),
+        buffers=buffer_names(state),
+        options=job.method.options,
+    )
+    model = build_model(job.model, classes=CLASSES, input_shape=job.input_shape, recipe=job.method.recipe)
+    last = LocalState(model_to_keep(model, PREVIOUS)) if objective == "moon" else LocalState()
+    return Work(
+        spec=job,
+        phase_kind=TRAIN,
+        round=1,
+        silo="a",
+        state=state,
+        context=context,
+        data=data,
+        weight=0.25,
+        seed=1,
+        is_cancelled=lambda: False,
+        class_rows=np.ones(CLASSES, dtype=np.bool_),
+        local=last,
+    )
+
+
+def _job(objective: str, problem: Problem) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "bench",
+            "federation": "bench",
+            "not_after": datetime(2100, 1, 1, tzinfo=UTC),
+            "silos": ("a", "b", "c", "d"),
+            "rounds": 10,
+            "strategy": {"preset": objective},
+            "model": problem.model,
+            "training": {"local_epochs": EPOCHS, "batch_size": BATCH, "learning_rate": RATE},
+            "classes": CLASSES,
+            "input_shape": problem.input_shape,
+        }
+    )
+
+
+def _data(problem: Problem) -> SiloData:
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((problem.samples, *problem.input_shape)).astype(np.float32)
+    samples = Samples(features=features, labels=rng.integers(0, CLASSES, problem.samples))
+    return SiloData(train=samples, holdout=samples.first(1), name="bench")
+
+
+def _dp_sgd(*, turns: int) -> float:
+    """Steps of 64 expected records on 10^6 parameters. opacus' loop: its hooks, its DPOptimizer with float
+    noise, Poisson sampling by torch; micro-batches of the same 32 samples."""
+    print("training: DP-SGD", file=sys.stderr, flush=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # opacus says that its noise is not for production
+        ours, theirs = _DpSgd(), _OpacusLoop()
+        times = [(_seconds(ours.run, CPU), _seconds(theirs.run, CPU)) for _ in range(turns + 1)][1:]
+    return round(min(own for own, _ in times) / min(their for _, their in times), 3)
+
+
+class _DpSgd:
+    def __init__(self) -> None:
+        self._model, self._samples = _wide_model(), _wide_samples()
+
+    def run(self) -> None:
+        loss = LocalLoss(loss=TaskLoss(Classification(Sizes(classes=CLASSES))))
+        optimizer = SGD(self._model.parameters(), lr=RATE, momentum=0.0, weight_decay=0.0)
+        with SampleGradients(self._model.train()) as gradients:
+            noised = NoisedGradients(
+                self._samples,
+                loss,
+                gradients,
+                records=RecordsSpec(sample_rate=DP_BATCH / DP_RECORDS, clip_norm=1.0, noise_multiplier=1.0),
+                expected_batch=DP_BATCH,
+                draws=Draws(os.urandom),
+                is_cancelled=lambda: False,
+            )
+            for step in range(DP_STEPS):
+                noised.write(step)
+                optimizer.step()
+
+
+class _OpacusLoop:
+    def __init__(self) -> None:
+        self._model = GradSampleModule(_wide_model().train(), loss_reduction="sum")
+        self._samples = _wide_samples()
+
+    def run(self) -> None:
+        optimizer = DPOptimizer(
+            torch.optim.SGD(self._model.parameters(), lr=RATE),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            expected_batch_size=DP_BATCH,
+            loss_reduction="sum",
+        )
+        for _ in range(DP_STEPS):
+            chosen_N = (torch.rand(DP_RECORDS) < DP_BATCH / DP_RECORDS).nonzero().squeeze(1)
+            parts = torch.split(chosen_N, PRIVATE_BATCH)
+            for place, part_N in enumerate(parts, start=1):
+                optimizer.zero_grad()
+                inputs, labels_N = self._samples.features[part_N], self._samples.labels[part_N]
+                inputs.requires_grad_()  # its hooks warn of a first layer without
+                torch.autograd.backward(cross_entropy(self._model(inputs), labels_N, reduction="sum"))
+                if place < len(parts):
+                    optimizer.signal_skip_step(do_skip=True)
+                optimizer.step()
+
+
+def _wide_model() -> FederatedModel:
+    spec = _job("fedavg", WIDE_MLP).model
+    return build_model(spec, classes=CLASSES, input_shape=WIDE_MLP.input_shape)
+
+
+def _wide_samples() -> Tensors:
+    return Tensors.of(_data(WIDE_MLP).train, CPU)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser("training", __doc__)
+    parser.add_argument("--turns", type=whole(1, 100), default=5, help="of each loop; the fastest counts")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""`chorale silo check`: what an agent would find wrong, found before it starts and before a job is sent.
+
+Nothing is dialed, sent, spent or written: the ledger is opened to read. What is printed is for the
+institution's own eyes, in private jobs too.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import click
+
+from chorale.job import SignedJob
+from chorale.runtime.files import read_limited
+from chorale.spec.first_state import SEED_ALONE
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.settings_file import MAX_BYTES
+from chorale.spec.state import GlobalState, state_digest, state_from_bytes
+from chorale.transport import tls
+from cli.errors import CommandFailed, require_extra
+from cli.job import initial_bytes, read_spec, solved
+from crypto.errors import ChoraleError, ConfigError
+from crypto.identity.certificates import Role
+from silo_agent.data.loading import load_data
+from silo_agent.data.problems import Problems
+from silo_agent.data.settings import DataSettings
+from silo_agent.entry_point import load_entry_point
+from silo_agent.objective import load_objective
+from silo_agent.policy.policy import Approval, Policy, load_policy
+from silo_agent.rounds.data_sets import name_for
+from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB
+from silo_agent.settings import SiloSettings, load_silo_settings
+from simulation.engine import unsigned_job
+from simulation.trial import PhaseTrial, Trial
+from strategies.phases.training import TRAIN
+
+if TYPE_CHECKING:
+    from silo_agent.data.base import SiloData
+    from silo_agent.ledger.ledger import Ledger
+
+MEGABYTE = 1 << 20
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was looked at, a line each as it is known, and how many problems there were."""
+
+    problems: int = 0
+
+    def fine(self, what: str, told: str) -> None:
+        click.echo(f"ok       {what}: {told}")
+
+    def problem(self, what: str, told: str) -> None:
+        self.problems += 1
+        click.echo(f"problem  {what}: {told}")
+
+    def step(self, what: str, *, slow: str = "") -> Step:
+        """An error in it is a problem, and the next step follows. slow: what to say before it begins."""
+        if slow:
+            click.echo(slow, err=True)
+        return Step(self, what)
+
+
+@dataclass(frozen=True, slots=True)
+class Step(AbstractContextManager[None]):
+    """One thing that is looked at."""
+
+    findings: Findings
+    what: str
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return error is None
+        # a data function, a model or an objective of this institution may raise anything
+        told = str(error) if isinstance(error, ChoraleError) else f"{type(error).__name__}: {error}"
+        self.findings.problem(
+            self.what, " ".join("; ".join([told, *getattr(error, "__notes__", ())]).split())
+        )
+        return True
+
+
+def check_silo(config: Path, job_file: Path | None, init: Path | None) -> None:
+    """Raises ConfigError for settings that cannot be read, CommandFailed where anything is wrong."""
+    findings = Findings()
+    settings = load_silo_settings(config)
+    findings.fine("settings", f"{config}, silo {settings.name} of federation {settings.federation}")
+    policies = _own_files(settings, findings)
+    if job_file is not None:
+        _job(job_file, init, settings, policies, findings)
+    if findings.problems:
+        what = "problem" if findings.problems == 1 else "problems"
+        raise CommandFailed(f"{findings.problems} {what}: this silo is not ready")
+    click.echo("all is well; nothing was sent")
+
+
+def _own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
+    """Certificate, policies, folder, data paths, and what the settings name of this machine's own code.
+
+    Gives the policies that can be read, by data set.
+    """
+    with findings.step("certificate"):
+        authority = tls.load_authority(settings.authority)
+        identity = tls.load_identity(settings.identity)
+        tls.check_own_certificate(
+            identity,
+            authority=authority,
+            role=Role.SILO,
+            federation=settings.federation,
+            now=datetime.now(UTC),
+            path=settings.identity.certificate,
+        )
+        if identity.member.name != settings.name:
+            raise ConfigError(
+                f"{settings.identity.certificate}: expected a certificate of silo {settings.name}, "
+                f"got {identity.member.name}"
+            )
+        until = identity.certificate.not_valid_after_utc
+        findings.fine("certificate", f"{settings.identity.certificate}, valid until {until:%Y-%m-%d}")
+    policies: dict[str, Policy] = {}
+    for each in settings.data_sets:
+        with findings.step("policy"):
+            path = settings.policy_of(each)
+            policy = load_policy(path)
+            if policy.federation != settings.federation:
+                expected = f"expected {settings.federation}, got {policy.federation}"
+                raise ConfigError(f"{path}: federation: {expected}")
+            policies[each.name] = policy
+            findings.fine("policy", f"{path}, of data set {each.name}")
+    with findings.step("directory"), _ledger(settings):
+        findings.fine("directory", str(settings.directory))
+    for each in settings.data_sets:
+        with findings.step("data.path"):
+            if each.path is not None and not each.path.exists():
+                raise ConfigError(f"{each.path}: no such file or directory")
+            findings.fine("data.path", "none is needed" if each.path is None else str(each.path))
+    modules = [("data.module", each.module) for each in settings.data_sets]
+    for name, entry_point in (*modules, ("objective", settings.objective)):
+        if entry_point is not None:
+            with findings.step(name):
+                load_entry_point(entry_point, field=name)
+                findings.fine(name, entry_point)
+    return policies
+
+
+def _job(
+    file: Path, init: Path | None, settings: SiloSettings, policies: dict[str, Policy], findings: Findings
+) -> None:
+    spec: JobSpec | None = None
+    data_set: DataSettings | None = None
+    with findings.step("job"):
+        spec = read_spec(file)
+        told = f"{file}: {spec.strategy.name}, rounds {spec.rounds}, silos {len(spec.silos)}"
+        if settings.name not in spec.silos:
+            raise ConfigError(f"{file}: silos: it does not list {settings.name}")
+        if spec.not_after <= datetime.now(UTC):
+            raise ConfigError(f"{file}: not_after: {spec.not_after.isoformat()} has passed")
+        data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
+        findings.fine("job", told)
+    if spec is None or data_set is None:
+        return
+    policy = policies.get(data_set.name)
+    if settings.objective is None:
+        require_extra("silo", "torch", what="training here")
+    with findings.step("acceptance"):
+        _accept(spec, policy, findings)
+    data: SiloData | None = None
+    with findings.step("data", slow=f"reading data set {data_set.name}"):
+        data = _data(data_set, spec, findings)
+    state: GlobalState | None = None
+    with findings.step("model", slow=f"making model {spec.model.name}"):
+        drawn = _first_state(spec, file, init, policy)
+        spec, promised = solved(spec, drawn)
+        state = state_from_bytes(drawn)
+        findings.fine("model", f"{spec.model.name}, {len(drawn) / MEGABYTE:.2f} MB")
+        for line in promised:
+            click.echo(line)
+    if data is None or state is None or policy is None:
+        return
+    if spec.privacy is not None:
+        with findings.step("budget"), _ledger(settings) as ledger:
+            budget = ledger.budget(policy=policy, data_set=data_set.name)
+            budget.check_plan(unsigned_job(spec, state), state)
+            findings.fine("budget", f"data set {data_set.name} has room for the whole job")
+    with findings.step("training", slow="running one batch of each phase"):
+        objective = load_objective(settings)
+        trial = Trial(spec, settings.name, data, state=state, policy=policy, objective=objective)
+        _run(trial, spec, len(data.train), findings)
+
+
+def _accept(spec: JobSpec, policy: Policy | None, findings: Findings) -> None:
+    """What the policy says of the job, whoever of its operators signs it. Raises PolicyRefusal."""
+    if policy is None:
+        raise ConfigError("the policy cannot be read, so every job is refused")
+    policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")
+    by = f", signed by {' or '.join(policy.operators)}" if policy.operators else ""
+    waits = ", once it is approved (chorale silo approve)" if policy.approval is Approval.MANUAL else ""
+    findings.fine("acceptance", f"the policy accepts this job{by}{waits}")
+
+
+def _first_state(spec: JobSpec, file: Path, init: Path | None, policy: Policy | None) -> bytes:
+    """What the job starts from, as its silos draw it or as it is given.
+
+    Raises PolicyRefusal for a given one that the policy refuses, ConfigError if it is none of this job.
+    """
+    signed = SignedJob(spec_bytes=read_limited(file, MAX_BYTES), signature=b"", operator_certificate=b"")
+    state = initial_bytes(spec, init, base=signed.base or SEED_ALONE)
+    digest = state_digest(state).hex()
+    if spec.initial_state not in (None, digest):
+        if init is not None:
+            raise ConfigError(f"--init: {init} is not the initial state of the signed job")
+        if policy is not None:
+            policy.check_given_state(spec, why=NOT_THAT_OF_THE_JOB)
+        raise ConfigError("its starting weights are given: --init FILE names them here")
+    if init is not None and policy is not None:
+        policy.check_given_state(
+            spec.filled(nonce=spec.nonce, initial_state=state_digest(state)), why=str(init)
+        )
+    return state
+
+
+def _data(settings: DataSettings, spec: JobSpec, findings: Findings) -> SiloData | None:
+    """The silo's samples for the job, and a line for each cell, file and label that does not fit."""
+    problems = Problems()
+    try:
+        data = load_data(settings, spec, problems=problems)
+    finally:
+        for line in problems.lines:
+            findings.problem("data", line)
+        if left := problems.count - len(problems.lines):
+            findings.problems += left
+            click.echo(f"problem  data: and {left} more")
+    train, held = len(data.train), len(data.holdout)
+    told = f"{train} samples to train on, {held} held out"
+    if problems.count:
+        click.echo(f"data: {told} without them")
+    else:
+        findings.fine("data", told)
+    return data
+
+
+def _run(trial: Trial, spec: JobSpec, samples: int, findings: Findings) -> None:
+    """One batch of each phase; by it how long a round takes with all samples, and what it sends."""
+    rounds: list[PhaseTrial] = []
+    for each in trial.run():
+        sent = f"{each.upload_bytes / MEGABYTE:.3f} MB to send"
+        findings.fine(f"phase {each.phase}", f"{each.seconds:.2f} s for {trial.batch} samples, {sent}")
+        if each.is_round:
+            rounds.append(each)
+    if rounds:
+        epochs = spec.training.local_epochs
+        passes = sum(each.seconds * (epochs if each.phase == TRAIN else 1) for each in rounds)
+        seconds = passes * samples / max(trial.batch, 1)
+        rate = samples * epochs / max(seconds, 1e-9)
+        size = sum(each.upload_bytes for each in rounds) / MEGABYTE
+        findings.fine("round", f"about {seconds:.1f} s, {rate:.0f} samples/s, {size:.3f} MB to send")
+
+
+@contextmanager
+def _ledger(settings: SiloSettings) -> Iterator[Ledger]:
+    """The silo's ledger, to read; where no agent has run yet, an empty one that is gone afterwards."""
+    from silo_agent.ledger.ledger import Ledger
+
+    if settings.ledger_path.exists():
+        with closing(Ledger(settings.ledger_path, is_read_only=True)) as ledger:
+            yield ledger
+        return
+    if settings.directory.exists() and not settings.directory.is_dir():
+        raise ConfigError(f"directory: {settings.directory} is a file, expected a folder")
+    with tempfile.TemporaryDirectory() as folder, closing(Ledger(Path(folder) / "ledger.sqlite")) as empty:
+        yield empty

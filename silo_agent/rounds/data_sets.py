@@ -1,0 +1,105 @@
+"""The data sets of one agent, each with its own policy and account, and which of them a job is about.
+
+A job is about one data set for good: the one that its signed text names, or the agent's only one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from chorale.spec.job_spec import JobSpec
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from crypto.session.reveal import PendingReveal
+from silo_agent.ledger.budget import Budget, Spend
+from silo_agent.ledger.ledger import Ledger
+from silo_agent.ledger.reveals import Reveals
+from silo_agent.ledger.steps import Steps
+from silo_agent.policy.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """One data set under its policy, as the ledger accounts for it."""
+
+    name: str
+    policy: Policy
+    reveals: Reveals
+    budget: Budget
+    steps: Steps
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Ledger,
+        *,
+        name: str,
+        policy: Policy,
+        tell_reveal: Callable[[PendingReveal], None] = lambda _: None,
+        tell_spend: Callable[[Spend], None] = lambda _: None,
+    ) -> Self:
+        """Of a ledger. tell_reveal, tell_spend: as of `Ledger.reveals` and `Ledger.budget`."""
+        return cls(
+            name=name,
+            policy=policy,
+            reveals=ledger.reveals(policy=policy, data_set=name, tell=tell_reveal),
+            budget=ledger.budget(policy=policy, data_set=name, tell=tell_spend),
+            steps=ledger.steps(policy=policy, data_set=name),
+        )
+
+
+class DataSets:
+    """Finds the data set of a job."""
+
+    def __init__(self, data_sets: Sequence[DataSet], *, ledger: Ledger) -> None:
+        self._by_name: Mapping[str, DataSet] = {each.name: each for each in data_sets}
+        self._ledger = ledger
+        self._by_job: dict[bytes, DataSet] = {}
+
+    @property
+    def max_roster_age_days(self) -> float:
+        """The least that a policy allows: there is one roster for all of them."""
+        return min(each.policy.max_roster_age_days for each in self._by_name.values())
+
+    @property
+    def any_reveals(self) -> Reveals:
+        """For questions that name a job: their answers are the same for every data set."""
+        return next(iter(self._by_name.values())).reveals
+
+    def named(self, spec: JobSpec) -> DataSet:
+        """Raises PolicyRefusal(code=POLICY) for a job about none of this agent's, or about an unnamed one of
+        several. Security: the coordinator learns the code alone, as of any other refusal by policy."""
+        return self._by_name[name_for(spec, tuple(self._by_name))]
+
+    def of(self, job_digest: bytes) -> DataSet:
+        """Of a job that this silo recorded, in this run or before. Raises PolicyRefusal."""
+        found = self._by_job.get(job_digest)
+        if found is None:
+            found = self._by_job[job_digest] = self._recorded(job_digest)
+        return found
+
+    def forget(self, job_digest: bytes) -> None:
+        self._by_job.pop(job_digest, None)
+
+    def _recorded(self, job_digest: bytes) -> DataSet:
+        spec_bytes, job_id = self._ledger.spec_bytes(job_digest), job_digest.hex()[:12]
+        if spec_bytes is not None:
+            try:
+                return self.named(JobSpec.from_yaml(spec_bytes, source=f"job {job_id}"))
+            except ConfigError as error:
+                raise PolicyRefusal(str(error), code=Refusal.JOB_INVALID) from None
+        if len(self._by_name) == 1:  # recorded by a version that kept no text of jobs
+            return next(iter(self._by_name.values()))
+        raise PolicyRefusal(f"job {job_id}: was never offered", code=Refusal.JOB_INVALID)
+
+
+def name_for(spec: JobSpec, names: Sequence[str]) -> str:
+    """The data set that a job is about, of an agent's. Raises PolicyRefusal(code=POLICY)."""
+    if spec.data is None and len(names) == 1:
+        return names[0]
+    if spec.data is None:
+        raise PolicyRefusal(f"job {spec.name}: names no data set, and this silo has several")
+    if spec.data not in names:
+        raise PolicyRefusal(f"job {spec.name}: this silo has no data set {spec.data}")
+    return spec.data

@@ -1,0 +1,107 @@
+"""ROC and precision-recall curves, and the areas below them, from histograms of scores.
+
+A score is the odds p / (1 - p) that the model gives a class, and a bin an equal piece of
+odds^(1/3) / (1 + odds^(1/3)): unlike equal pieces of p it keeps the scores of a confident model apart. Any
+growing function of the score has the same curves. What lies in one bin is not in order, so each area has a
+bound that follows from the histograms: the area of the pooled scores is within it, ties included. Noise
+is not in the bound.
+Fawcett, "An introduction to ROC analysis", 2006. Leaks the scores of each class's samples, by bins.
+
+K = classes with curves: one of two, else all. B = bins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from strategies.base import Array, FloatArray
+from strategies.tasks.base import Metric, Sum, mean_of, shares
+from strategies.tasks.confusion import check_classes
+
+BINS = 200
+FLATTENING = 3.0  # the root of the odds
+
+
+class Curves(Metric):
+    """scores: counts of samples by class, by whether they are of it, and by bin of the class's score."""
+
+    def __init__(self, curves: int) -> None:
+        check_classes("curves", curves)
+        self.sums = (
+            Sum(
+                name="scores",
+                shape=(curves, 2, BINS),
+                per_record=math.sqrt(curves),  # one count of each curve
+                is_count=True,
+                is_by_class=True,
+                at_most="tested",
+            ),
+        )
+
+    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+        """Means over the classes that have samples and are not all there is, and means of their bounds."""
+        found = {**_roc(_counts(sums)), **_precision_recall(_counts(sums))}
+        return {name: mean_of(value_K) for name, value_K in found.items()}
+
+    def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
+        """Shapes: areas and bounds (K,); roc_curve (K, B + 1, 2), false and true positive rate;
+        precision_recall_curve (K, B + 1, 2), recall and precision; curve_thresholds (B + 1,), from 1 to 0:
+        a sample is taken for the class where its probability is no smaller."""
+        counts_K2B = _counts(sums)
+        above_K2B = np.cumsum(counts_K2B[:, :, ::-1], axis=2)
+        above_K2B = np.concatenate([np.zeros_like(above_K2B[:, :, :1]), above_K2B], axis=2)
+        negatives_K1, positives_K1 = (above_K2B[:, side, -1:] for side in (0, 1))
+        false_KB, true_KB = above_K2B[:, 0], above_K2B[:, 1]
+        recall_KB = shares(true_KB, positives_K1 + 0 * true_KB)
+        odds_root = np.linspace(1.0, 0.0, BINS + 1)
+        with np.errstate(divide="ignore"):
+            odds = (odds_root / (1.0 - odds_root)) ** FLATTENING
+        return {
+            **_roc(counts_K2B),
+            **_precision_recall(counts_K2B),
+            "roc_curve": np.stack([shares(false_KB, negatives_K1 + 0 * false_KB), recall_KB], axis=2),
+            "precision_recall_curve": np.stack([recall_KB, shares(true_KB, true_KB + false_KB)], axis=2),
+            "curve_thresholds": 1.0 / (1.0 + 1.0 / np.maximum(odds, 1e-300)),
+        }
+
+
+def _counts(sums: Mapping[str, Array]) -> FloatArray:
+    return np.maximum(np.asarray(sums["scores"], np.float64), 0.0)  # below 0 under noise alone
+
+
+def _roc(counts_K2B: FloatArray) -> dict[str, FloatArray]:
+    """The share of pairs of a positive and a negative in which the positive's score is higher, half of those
+    in one bin; these may be all right or all wrong. Shapes: -> (K,) each."""
+    negative_KB, positive_KB = counts_K2B[:, 0], counts_K2B[:, 1]
+    below_KB = np.cumsum(negative_KB, axis=1) - negative_KB
+    pairs_K = negative_KB.sum(axis=1) * positive_KB.sum(axis=1)
+    tied_K = (positive_KB * negative_KB).sum(axis=1)
+    return {
+        "roc_auc": shares((positive_KB * below_KB).sum(axis=1) + tied_K / 2, pairs_K),
+        "roc_auc_bound": shares(tied_K / 2, pairs_K),
+    }
+
+
+def _precision_recall(counts_K2B: FloatArray) -> dict[str, FloatArray]:
+    """Average precision: the mean, over positives, of the precision at their score. Shapes: -> (K,) each.
+
+    With T positives and F negatives in higher bins, and p and n in this one, it is at most
+    (T + p) / (T + F + p) for each, and at least (T + k) / (T + F + n + k) for the k-th; the sum over k is
+    bounded by an integral. The figure is the middle of the two.
+    """
+    negative_KB, positive_KB = (counts_K2B[:, side, ::-1] for side in (0, 1))
+    false_KB = np.cumsum(negative_KB, axis=1) - negative_KB
+    true_KB = np.cumsum(positive_KB, axis=1) - positive_KB
+    low_before_KB = true_KB + false_KB + negative_KB + 0.5
+    missed_KB = (false_KB + negative_KB) * np.log1p(positive_KB / low_before_KB)
+    low_KB = np.maximum(positive_KB - missed_KB, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        best_KB = (true_KB + positive_KB) / (true_KB + false_KB + positive_KB)
+    high_KB = np.where(positive_KB > 0, positive_KB * best_KB, 0.0)
+    has_both_K = negative_KB.sum(axis=1) > 0
+    positives_K = positive_KB.sum(axis=1) * has_both_K
+    low_K, high_K = shares(low_KB.sum(axis=1), positives_K), shares(high_KB.sum(axis=1), positives_K)
+    return {"pr_auc": (low_K + high_K) / 2, "pr_auc_bound": (high_K - low_K) / 2}

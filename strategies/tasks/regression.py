@@ -1,0 +1,102 @@
+"""Regression: numbers within a range that the job names. Mean absolute and mean squared error, R2.
+
+The range scales what the model is trained for: its answer is -1 at `low` and 1 at `high`. It also bounds
+what one record moves: an answer beyond the range counts as its end in every figure, and a target beyond it
+is refused (left out in a private job). Sums are in ranges, figures in the target's own units.
+Leaks the two errors over the silos' hold-outs, their total size, and where `r2` is asked for the mean and
+the variance of the targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from crypto.errors import ConfigError
+from strategies.base import Array, PartOptions
+from strategies.tasks.base import (
+    LOSS_SUM,
+    TESTED,
+    DeclaredTask,
+    Metric,
+    Sum,
+    Target,
+    TaskSizes,
+    base_figures,
+    share,
+)
+
+ABSOLUTE = Sum(name="absolute_error")  # of a sample: in ranges, the mean over its numbers, 0 to 1
+SQUARED = Sum(name="squared_error")
+
+
+class RegressionOptions(PartOptions):
+    """The range of the targets, and what is minimized."""
+
+    low: float = Field(description="smallest target, in its own units")
+    high: float = Field(description="largest target")
+    loss: Literal["squared", "absolute", "huber"] = Field(
+        default="squared", description="of the error in half ranges; huber is absolute beyond 1"
+    )
+
+
+class R2(Metric):
+    """1 - squared error / variance of the targets, over all silos' samples and numbers together."""
+
+    sums = (Sum(name="target_sum"), Sum(name="target_square_sum"))  # of targets from 0 at low to 1 at high
+
+    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+        """r2; NaN where all targets are the same."""
+        tested = float(sums["tested"])
+        if tested <= 0:
+            return {"r2": math.nan}
+        mean = float(sums["target_sum"]) / tested
+        variance = float(sums["target_square_sum"]) / tested - mean * mean
+        error = float(sums["squared_error"]) / tested
+        return {"r2": 1.0 - error / variance if variance > 0 else math.nan}
+
+
+class Regression(DeclaredTask):
+    """Targets: one number, or as many as the job has `classes` where that is above 1. Outputs: the same."""
+
+    word = "regression"
+    main = "mae"
+    options: ClassVar[type[PartOptions]] = RegressionOptions
+
+    def __init__(
+        self, sizes: TaskSizes, options: PartOptions | None = None, metrics: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(sizes, options, metrics)
+        assert isinstance(self.chosen, RegressionOptions)
+        self.low, self.high = self.chosen.low, self.chosen.high
+        if not self.low < self.high:
+            raise ConfigError(f"task.options.high: expected more than low, {self.low:g}, got {self.high:g}")
+
+    @property
+    def target(self) -> Target:
+        shape = (self.sizes.classes,) if self.sizes.classes > 1 else ()
+        return Target(shape=shape, low=self.low, high=self.high)
+
+    @property
+    def round_sums(self) -> tuple[Sum, ...]:
+        return (ABSOLUTE, SQUARED, TESTED, LOSS_SUM)
+
+    @property
+    def further(self) -> Mapping[str, Callable[[], Metric]]:
+        return {"r2": R2}
+
+    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+        """mae and rmse, in the target's own units."""
+        width = self.high - self.low
+        absolute, squared = (
+            share(sums[name], sums["tested"]) for name in ("absolute_error", "squared_error")
+        )
+        return {"mae": width * absolute, "rmse": width * math.sqrt(squared), **base_figures(sums)}
+
+    def score(self, sums: Mapping[str, Array]) -> float:
+        """1 - mean absolute error in ranges."""
+        tested = float(sums["tested"])
+        return min(max(1.0 - float(sums["absolute_error"]) / tested, 0.0), 1.0) if tested > 0 else 0.0

@@ -1,0 +1,152 @@
+"""`chorale silo check`: every mistake in one call, nothing sent, nothing spent, nothing written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crypto.identity.certificates import Role
+from silo_agent.ledger.ledger import Ledger
+from silo_agent.policy.policy import load_policy
+from tests.unit.cli.conftest import Desk, Ended
+
+Calls = Callable[..., Ended]
+PRIVATE = {"epsilon": 4.0, "records": {"clip_norm": 1.0, "sample_rate": 0.5}}
+TABLE = "age,chol,sick\n" + "60,250,1\n40,180,0\n" * 30
+MISTAKES = "old,180,0\n60,many,5\n50\n"
+
+
+class Failing:
+    """An objective of an institution with a mistake in it."""
+
+    def compute(self, work: object) -> object:
+        raise KeyError("head.weight")
+
+
+def files_below(folder: Path) -> dict[str, str]:
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+    }
+
+
+def table_job(desk: Desk, **changes: object) -> Path:
+    return desk.job(
+        classes=2,
+        input_shape=[2],
+        columns=[{"name": "age", "mean": 50.0, "scale": 10.0}, {"name": "chol", "scale": 100.0}],
+        label_column="sick",
+        **changes,
+    )
+
+
+def table_silo(desk: Desk, text: str, **changes: object) -> Path:
+    file = desk.folder / "table.csv"
+    file.write_text(text)
+    return desk.silo(data={"format": "csv", "path": str(file), "name": "ward"}, **changes)
+
+
+def problems(ended: Ended) -> list[str]:
+    return [line.split(maxsplit=1)[1] for line in ended.out.splitlines() if line.startswith("problem")]
+
+
+def test_without_a_job_all_of_a_silos_own_files_are_checked(desk: Desk, chorale: Calls) -> None:
+    policy = desk.write("other.yaml", {"federation": "elsewhere"})
+    data = {"format": "csv", "path": str(desk.folder / "none.csv")}
+    key = {**desk.identity(Role.SILO, "silo-0"), "key": str(desk.folder / "none.key")}
+    config = desk.silo(policy=str(policy), data=data, identity=key, objective="tests.nowhere:Model")
+    before = files_below(desk.folder)
+    ended = chorale("silo", "check", "--config", config)
+    assert ended.code == 1
+    assert [line.split(":")[0] for line in problems(ended)] == [
+        "certificate",
+        "policy",
+        "data.path",
+        "objective",
+    ]
+    assert "error: 4 problems: this silo is not ready" in ended.err
+    assert files_below(desk.folder) == before, "not even the folder of the ledger is made"
+
+
+def test_all_is_well_ends_with_zero(desk: Desk, chorale: Calls) -> None:
+    ended = chorale("silo", "check", "--config", desk.silo())
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "all is well; nothing was sent")
+
+
+@pytest.mark.parametrize(
+    "strategy, privacy, phases",
+    [
+        ("fedavg", None, ["enrollment", "train", "evaluate"]),
+        ("fedavg", PRIVATE, ["enrollment", "train", "evaluate"]),
+        ("fedcsd", None, ["enrollment", "class-presence", "prototypes", "train", "evaluate"]),
+        ("spherefed", None, ["enrollment", "train", "calibrate", "evaluate"]),
+        ("fedbabu_ft", None, ["enrollment", "train", "evaluate", "fine-tune"]),
+        ("fedrep", None, ["enrollment", "train", "evaluate"]),
+        ("scaffold", None, ["enrollment", "train", "evaluate"]),
+    ],
+)
+def test_every_phase_of_a_method_runs_on_one_batch(
+    desk: Desk, chorale: Calls, strategy: str, privacy: object, phases: list[str]
+) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    allowing = {"federation": "test", "class_statistics": "allow", "local_state": "allow"}
+    policy = desk.write("allowing.yaml", allowing)
+    job = table_job(desk, strategy={"preset": strategy}, privacy=privacy, fraction=1.0, rounds=9)
+    config = table_silo(desk, TABLE, policy=str(policy))
+    before = files_below(desk.folder)
+    ended = chorale("silo", "check", "--config", config, "--job", job)
+    assert ended.code == 0, ended.out + ended.err
+    told = [
+        line.split()[2].rstrip(":") for line in ended.out.splitlines() if line.startswith("ok       phase")
+    ]
+    assert told == phases
+    assert "ok       round: about" in ended.out
+    assert files_below(desk.folder) == before
+
+
+@pytest.mark.parametrize("privacy", [None, PRIVATE])
+def test_mistakes_of_job_policy_and_records_are_all_listed(
+    desk: Desk, chorale: Calls, privacy: object
+) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    policy = desk.write("strict.yaml", {"federation": "test", "max_rounds": 3})
+    config = table_silo(desk, TABLE + MISTAKES, policy=str(policy))
+    job = table_job(desk, rounds=9, privacy=privacy)
+    ended = chorale("silo", "check", "--config", config, "--job", job)
+    table = f"data: {desk.folder / 'table.csv'}"
+    assert problems(ended)[:6] == [
+        "acceptance: policy: expected at most 3, got 9 rounds",
+        f"{table}, line 64: expected 3 values, got 1",
+        f"{table}, line 62, column age: expected a number, got 'old'",
+        f"{table}, line 63, column chol: expected a number, got 'many'",
+        f"{table}, line 64, column sick: expected a number, got ''",
+        f"{table}, line 63: labels must be 0 to 1 (by the job's task and classes), got 5",
+    ]
+    assert ended.code == 1
+    assert "phase train" in ended.out, "the records that fit run through the phases"
+
+
+def test_a_budget_that_is_too_small_is_read_and_left_alone(desk: Desk, chorale: Calls) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    policy = desk.write("tight.yaml", {"federation": "test", "privacy": {"epsilon": 4.0}})
+    config = table_silo(desk, TABLE, policy=str(policy))
+    ledger = Ledger(desk.folder / "silo-0" / "ledger.sqlite")
+    ledger.budget(policy=load_policy(policy), data_set="ward").open_account()
+    ledger.close()
+    before = files_below(desk.folder)
+    job = table_job(desk, privacy={**PRIVATE, "epsilon": 8})
+    ended = chorale("silo", "check", "--config", config, "--job", job)
+    assert problems(ended)[-1].startswith("budget: job")
+    assert "expected at most epsilon 4 on data set ward" in problems(ended)[-1]
+    assert files_below(desk.folder).items() >= before.items()
+
+
+def test_own_code_that_raises_is_a_line_that_names_the_phase(desk: Desk, chorale: Calls) -> None:
+    pytest.importorskip("torch", reason="draws a first state: needs the extra silo")
+    config = table_silo(desk, TABLE, objective="tests.unit.cli.test_silo_check:Failing")
+    ended = chorale("silo", "check", "--config", config, "--job", table_job(desk))
+    assert problems(ended) == ["training: phase train: KeyError: 'head.weight'"]
