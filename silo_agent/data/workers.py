@@ -2,13 +2,14 @@
 
 What comes back is pickled between this process and those that it started. Arrays go through their pipes, not
 through shared memory, of which a container has 64 MB. The processes are forked from one that has
-loaded torch and has no threads, as the agent has; it ends with the agent, and each looks every few seconds
-whether it still lives.
+loaded torch and has no threads, as the agent has. They end with the agent, also where it is killed.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -64,6 +65,7 @@ class Workers:
             collate_fn=_as_read,
             prefetch_factor=ahead,
             persistent_workers=True,
+            worker_init_fn=_end_with_the_agent,
             multiprocessing_context="forkserver",
             generator=torch.Generator(),  # not the one that dropout draws from
         )
@@ -102,6 +104,18 @@ class _Reader:
 
     def __getitems__(self, places: Sequence[int]) -> list[Found]:
         return read_places(self._source, places)
+
+
+def _end_with_the_agent(_: int) -> None:
+    # torch's own watch looks at the process that it was forked from, which lives on
+    threading.Thread(target=_wait_for_its_end, daemon=True).start()
+
+
+def _wait_for_its_end() -> None:
+    agent = multiprocessing.parent_process()
+    assert agent is not None
+    agent.join()
+    os._exit(1)
 
 
 def _as_read(found: list[Found]) -> list[Found]:

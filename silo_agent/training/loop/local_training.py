@@ -13,7 +13,7 @@ from torch import nn
 
 from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
 from chorale.spec.job_spec import JobSpec
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, QuantizationError
 from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss
@@ -28,6 +28,7 @@ from silo_agent.training.dp_sgd.checks import (
 )
 from silo_agent.training.loop.sgd import SGD, Optimizer
 from silo_agent.training.models.base import FederatedModel
+from strategies.phases.training import TRAIN
 
 
 def train_received(setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss) -> int:
@@ -41,6 +42,7 @@ def train_received(setting: Setting, samples: Batches, generator: torch.Generato
         loss=loss,
         generator=generator,
         is_cancelled=work.is_cancelled,
+        is_summed=work.phase_kind == TRAIN,
     )
 
 
@@ -54,10 +56,12 @@ def train_locally(
     generator: torch.Generator,
     is_cancelled: Callable[[], bool],
     random: Callable[[int], bytes] = os.urandom,
+    is_summed: bool = False,
 ) -> int:
     """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled.
 
-    generator: of the shuffles. random: of DP-SGD, which takes nothing from the job.
+    generator: of the shuffles. random: of DP-SGD, which takes nothing from the job. is_summed: what comes of
+    it would be refused if it were not finite, so without privacy a loss that is not raises QuantizationError.
     """
     if spec.privacy is not None:
         check_keeps_samples_apart(model)
@@ -83,6 +87,10 @@ def train_locally(
             loss.add_penalty_gradient(model)
             optimizer.step()
             steps += 1
+        # once an epoch: what is not finite makes the weights so, and all that follows
+        if is_summed and spec.privacy is None and len(samples) and not bool(loss_N.isfinite().all()):
+            why = "look at the task's loss and the data, or lower training.learning_rate"
+            raise QuantizationError(f"training: the loss is not finite after {steps} steps; {why}")
     return steps
 
 

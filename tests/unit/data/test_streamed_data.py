@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
-from chorale_models import Data
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.loading import load_data, load_partition
@@ -21,35 +19,12 @@ from silo_agent.data.settings import DataSettings
 from silo_agent.data.streamed import Streamed
 from silo_agent.seeding import shuffler
 from silo_agent.training.base.batches import batches_of
+from tests.support.scans import SIDE, Scans, given, settings_of
 from tests.unit.data.loading import make_job
 from tests.unit.data.test_private_loading import PRIVATE
 
-COUNT, SIDE = 700, 40  # 4.5 MB in the job's form
+COUNT = 700  # 4.5 MB in the job's form
 CPU = torch.device("cpu")
-given: dict[str, Any] = {}  # what `data` returns
-
-
-class Scans:
-    """Gray images that follow from their places. bad: a value or an exception at some of them."""
-
-    def __init__(self, count: int = COUNT, bad: dict[int, Any] | None = None) -> None:
-        self.count, self.bad = count, bad or {}
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, place: int) -> tuple[NDArray[np.uint8], Any]:
-        if place in self.bad:
-            if isinstance(self.bad[place], Exception):
-                raise self.bad[place]
-            found: tuple[NDArray[np.uint8], Any] = self.bad[place]
-            return found
-        image = np.random.default_rng(place).integers(0, 256, (SIDE, SIDE), np.uint8)
-        return image, place % 10
-
-
-def data(settings: DataSettings) -> Data:
-    return Data(**given)
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +38,8 @@ def job_of(*, is_private: bool = False) -> JobSpec:
 
 
 def loaded(source: Any = None, *, is_private: bool = False, fields: Any = None, **settings: Any) -> SiloData:
-    given.update(train=Scans() if source is None else source, **(fields or {}))
+    given.update(train=Scans(COUNT) if source is None else source, **(fields or {}))
     return load_data(settings_of(**settings), job_of(is_private=is_private))
-
-
-def settings_of(**settings: Any) -> DataSettings:
-    return DataSettings(format="module", module=f"{__name__}:data", **settings)
 
 
 def every(samples: Any) -> Samples:
@@ -77,7 +48,7 @@ def every(samples: Any) -> Samples:
 
 
 def bad_scans(place: int, bad: Any) -> Scans:
-    return Scans(bad={place: bad})
+    return Scans(COUNT, bad={place: bad})
 
 
 @pytest.mark.parametrize("is_private", [False, True], ids=["plain", "private"])
@@ -145,13 +116,13 @@ def test_a_sample_that_cannot_be_used_is_named_and_in_a_private_job_left_out(
 
 def places_of(samples: Any) -> list[int]:
     """By what an image holds, because places go unsaid."""
-    known = {np.float32(Scans()[place][0] / np.float32(255)).tobytes(): place for place in range(COUNT)}
+    known = {np.float32(Scans(COUNT)[place][0] / np.float32(255)).tobytes(): place for place in range(COUNT)}
     return sorted(known.get(image.tobytes(), 17) for image in every(samples).features)
 
 
 def test_all_bad_samples_are_collected_and_the_rest_can_be_read() -> None:
     problems = Problems()
-    given["train"] = Scans(bad={3: OSError("gone"), 90: ValueError("cut off")})
+    given["train"] = Scans(COUNT, bad={3: OSError("gone"), 90: ValueError("cut off")})
     found = load_data(settings_of(cache_megabytes=1), job_of(), problems=problems)
     assert problems.lines == ["record 3: OSError: gone", "record 90: ValueError: cut off"]
     assert len(found.train) + len(found.holdout) == COUNT - 2
@@ -160,7 +131,7 @@ def test_all_bad_samples_are_collected_and_the_rest_can_be_read() -> None:
 
 @pytest.mark.parametrize("is_private", [False, True], ids=["plain", "private"])
 def test_a_sample_that_fails_later_refuses_a_plain_job_alone(is_private: bool) -> None:
-    scans = Scans()
+    scans = Scans(COUNT)
     samples = loaded(scans, is_private=is_private, cache_megabytes=1).train
     scans.bad = dict.fromkeys(range(COUNT), OSError("the disk is gone"))
     if is_private:
@@ -171,7 +142,7 @@ def test_a_sample_that_fails_later_refuses_a_plain_job_alone(is_private: bool) -
 
 
 def test_strata_of_the_function_decide_holdout_and_partition() -> None:
-    given.update(train=Scans(), strata=[place // 350 for place in range(COUNT)])
+    given.update(train=Scans(COUNT), strata=[place // 350 for place in range(COUNT)])
     cut = {"kind": "shards", "silos": 2, "shards_per_silo": 1, "index": 0}
     parts = load_partition(settings_of(cache_megabytes=1, partition=cut), job_of())
     sides = {len({place // 350 for place in places_of(part.train)}) for part in parts}
@@ -187,7 +158,7 @@ def test_a_function_that_raises_and_a_data_set_that_cannot_travel_are_one_line(
 ) -> None:
     with pytest.raises(ConfigError, match=r"data\.module: .*:data raised TypeError"):
         load_data(settings_of(), job_of())
-    scans = Scans()
+    scans = Scans(COUNT)
     scans.bad = {0: lambda: None}
     given["train"] = scans
     with pytest.raises(ConfigError, match=r"data\.workers: the data set cannot go to another process"):
@@ -200,7 +171,7 @@ def test_images_that_do_not_fit_are_streamed_as_they_are_in_memory(tmp_path: Pat
     for place in range(300):
         path = tmp_path / f"{place % 2}" / f"{place}.png"
         path.parent.mkdir(exist_ok=True)
-        Image.fromarray(Scans()[place][0]).save(path)
+        Image.fromarray(Scans(COUNT)[place][0]).save(path)
     for is_private in (False, True):
         job = make_job(2, (1, SIDE, SIDE), privacy=PRIVATE if is_private else None)
         whole, streamed = (
