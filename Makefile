@@ -10,7 +10,7 @@ READY := .venv/.installed
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gates lint typecheck bench proto reference soak fuzz
+.PHONY: help setup demo examples test test-gates lint typecheck bench proto reference soak fuzz
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -19,6 +19,9 @@ setup: $(READY) ## make .venv/ with the exact versions of constraints.txt
 
 demo: $(READY) ## a federation of processes on this machine; ARGS="--silos 6 --drop 1"
 	$(BIN)/chorale demo $(ARGS)
+
+examples: $(READY) ## docs/examples/own in simulation, each with its pooled figure; ARGS="survival vision"
+	$(BIN)/python -m tools.examples $(ARGS)
 
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 

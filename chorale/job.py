@@ -16,11 +16,12 @@ from cryptography import x509
 
 from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.column_specs import ColumnSpec
-from chorale.spec.job_spec import JobSpec, ScheduleSpec, StrategySpec, TrainingSpec
+from chorale.spec.job_spec import JobSpec, ScheduleSpec, TrainingSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.plug_in_specs import ModelSpec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState
+from chorale.spec.strategy_spec import StrategySpec
 from chorale.transport.wire import PhaseKey, phase_kind, phase_number, signed_body_from_wire
 from chorale.v1 import federation_pb2, session_pb2
 from crypto import encoding
@@ -186,6 +187,11 @@ class Job:
         """The first phase, in round 0."""
         return f"{self.strategy.opening[0]}.{FIRST_REPEAT}"
 
+    @property
+    def closing(self) -> tuple[int, str]:
+        """Round and phase that follow the last round, also where rounds ended early."""
+        return self.spec.rounds, f"{self.strategy.closing[0]}.{FIRST_REPEAT}"
+
     def next_after(self, round: int, phase: str) -> tuple[int, str] | None:
         """Round and phase that follow, or None after the last.
 
@@ -201,7 +207,7 @@ class Job:
             return None
         if round < self.spec.rounds:
             return round + 1, strategy.round_phases[0]
-        return round, f"{strategy.closing[0]}.{FIRST_REPEAT}"
+        return self.closing
 
     def position(self, round: int, phase: str) -> tuple[int, int, int]:
         """Where a phase stands in the job: phases that come later compare greater.

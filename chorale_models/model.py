@@ -6,23 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from strategies.number_stream import Normal, Start
 from strategies.tasks.base import TaskSizes
 
 if TYPE_CHECKING:
     from torch import nn
 
+__all__ = ["Build", "Model", "Normal", "Sizes", "Start", "model"]
+
 Sizes: TypeAlias = TaskSizes
 Build: TypeAlias = "Callable[..., nn.Module]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Normal:
-    """Starting values of a normal law around 0. std: its standard deviation."""
-
-    std: float
-
-
-Start: TypeAlias = float | Normal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +26,8 @@ class Model:
     head: the name of the last linear layer, whose output is the module's own; None: the model has no such
     layer, and methods that need one refuse it.
     starts: how arrays start that no usual rule suits, by a pattern of their names as `*.lora_B.*`: a number
-    that fills them, or `Normal(std)`. All others start by docs/protocol.md 7.12: weights by He et al.,
-    biases 0.
+    that fills them, or `Normal(std=0.02)`; of several patterns the first that matches counts. All others
+    start by docs/protocol.md 7.12: weights by He et al., biases 0.
     """
 
     build: Build

@@ -21,6 +21,7 @@ class Task(ABC):
 
     target: what a sample's target is; Target() is one number. It may also be set by `__init__`, which gets
     what the job says of its samples, and the job's options for the task.
+    answer: the shape of what a model gives for one sample; None: the loss takes any.
     sums: what `measure` returns, each with its largest value and with what one record moves of it. Beside
     them every task sums `tested`, the number of samples, and `loss_sum`.
     metrics: figures of the federation, each one sum divided by another, such as
@@ -32,6 +33,7 @@ class Task(ABC):
     """
 
     target: Target = Target()
+    answer: tuple[int, ...] | None = None
     sums: ClassVar[tuple[Sum, ...]] = ()
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
     is_mean: ClassVar[bool] = True

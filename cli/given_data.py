@@ -18,6 +18,7 @@ from cli.errors import with_hint
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.data.settings import DataSettings
+from silo_agent.rounds.data_sets import name_for
 
 if TYPE_CHECKING:
     from chorale.spec.job_spec import JobSpec
@@ -137,7 +138,7 @@ class DataOptions:
             names = []
             for path in self.silo_files:
                 values = _values_of(path)
-                if not isinstance(values.get("name"), str) or not isinstance(values.get("data"), dict):
+                if not isinstance(values.get("name"), str) or not isinstance(values.get("data"), dict | list):
                     raise ConfigError(f"{path}: expected a silo's settings file, with name and data")
                 names.append(str(values["name"]))
             if len(names) < SMALLEST_FEDERATION or wanted not in (None, len(names)):
@@ -148,26 +149,32 @@ class DataOptions:
             return list(listed)
         return [f"silo-{number}" for number in range(1, wanted + 1)]
 
-    def settings_of(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def settings_of(self, spec: JobSpec) -> dict[str, dict[str, Any]]:
         """By silo the fields of its settings file that say what it computes, and on what.
 
         Raises ConfigError.
         """
         if self.silo_files:
-            values = [_values_of(path) for path in self.silo_files]
-            return {each["name"]: {k: v for k, v in each.items() if k not in OF_ITS_OWN} for each in values}
-        data = self._settings(len(names))
-        cut = data.partition
-        if cut is None:
-            raise ConfigError("data.partition: expected how a file is cut into silos")
-        return {
-            name: {
-                "data": data.model_copy(
-                    update={"partition": cut.model_copy(update={"index": index})}
-                ).model_dump(mode="json")
+            fields = [
+                {name: value for name, value in _values_of(path).items() if name not in OF_ITS_OWN}
+                for path in self.silo_files
+            ]
+            data = [
+                _data_set(values, spec, source=path)
+                for values, path in zip(fields, self.silo_files, strict=True)
+            ]
+            return {
+                name: {**values, "data": each.model_dump(mode="json", exclude={"policy"})}
+                for name, values, each in zip(spec.silos, fields, data, strict=True)
             }
-            for index, name in enumerate(names)
-        }
+        whole = self._settings(len(spec.silos), name=spec.data)
+        if whole.partition is None:
+            raise ConfigError("data.partition: expected how a file is cut into silos")
+        settings = {}
+        for index, name in enumerate(spec.silos):
+            cut = whole.partition.model_copy(update={"index": index})
+            settings[name] = {"data": whole.model_copy(update={"partition": cut}).model_dump(mode="json")}
+        return settings
 
     def objectives(self) -> dict[str, str]:
         """By silo the `package.module:function` that its settings file names for training, if it does."""
@@ -179,10 +186,7 @@ class DataOptions:
         from silo_agent.data.loading import load_data, load_partition
 
         if self.silo_files:
-            settings = [
-                check_values(DataSettings, _values_of(path)["data"], source=f"{path}: data")
-                for path in self.silo_files
-            ]
+            settings = [_data_set(_values_of(path), spec, source=path) for path in self.silo_files]
             return {name: load_data(each, spec) for name, each in zip(spec.silos, settings, strict=True)}
         try:
             parts = load_partition(self._settings(len(spec.silos)), spec)
@@ -193,11 +197,13 @@ class DataOptions:
     def describe(self) -> dict[str, Any]:
         """What the data are, for the folder: one that was made from other data is refused."""
         if self.silo_files:
-            silos = self.settings_of(())
-            return {"silo_files": list(silos.values())}
+            values = [_values_of(path) for path in self.silo_files]
+            return {
+                "silo_files": [{name: each.get(name) for name in ("data", "objective")} for each in values]
+            }
         return self._settings(SMALLEST_FEDERATION).model_dump(mode="json")
 
-    def _settings(self, silos: int) -> DataSettings:
+    def _settings(self, silos: int, *, name: str | None = None) -> DataSettings:
         """Into how many parts the set is cut is the simulation's, whatever a file of data settings says."""
         cut: Any = {
             "kind": self.partition,
@@ -215,13 +221,22 @@ class DataOptions:
                 values["path"] = self.path
         if isinstance(cut, Mapping):
             cut = {**cut, "silos": silos, "index": 0}
-        return check_values(DataSettings, {**values, "partition": cut}, source=source)
+        named = {} if name is None else {"name": name}
+        return check_values(DataSettings, {**values, **named, "partition": cut}, source=source)
 
 
 def _data_in(path: Path) -> dict[str, Any]:
     """Of a file of data settings, or of a silo's settings file."""
     values = _values_of(path)
     return values["data"] if isinstance(values.get("data"), dict) else values
+
+
+def _data_set(values: Mapping[str, Any], spec: JobSpec, *, source: Path) -> DataSettings:
+    """The data set of a silo's settings that the job is about. Raises ConfigError."""
+    listed = values["data"] if isinstance(values["data"], list) else [values["data"]]
+    found = [check_values(DataSettings, each, source=f"{source}: data") for each in listed]
+    wanted = name_for(spec, [each.name for each in found])
+    return next(each for each in found if each.name == wanted)
 
 
 def _values_of(path: Path) -> dict[str, Any]:

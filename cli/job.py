@@ -11,27 +11,29 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chorale.job import sign_job
+from chorale.pinned_code import pinned
 from chorale.privacy.plan import solve
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import read_model
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
 from cli.errors import CommandFailed, require_extra, with_hint
 from cli.operations import Operations, connect
 from cli.operator import OperatorSettings, operator_settings
-from cli.output.progress import JobHistory, personal_figures, show
+from cli.output.progress import JobHistory, kept_line, personal_figures, score_word, show
 from cli.output.promise import promise_of
-from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal
 from crypto.session.cohort import default_colluders, draw_risk
 from silo_agent.policy.policy import Policy
-from strategies.base import DRAW_SEED
+from strategies.base import DRAW_SEED, MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 DEFAULT_LIFE = timedelta(days=30)  # not_after of a job file that names none
-MAX_STATE_BYTES = 4 << 30
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 
 
 def operator_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -69,7 +71,9 @@ def job() -> None:
 @job.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
 @click.option(
-    "--init", type=click.Path(path_type=Path), help="Initial model, safetensors; default: drawn from the job."
+    "--init",
+    type=click.Path(path_type=Path),
+    help="Initial model, safetensors: a plain state_dict or a fetched model; default: drawn from the job.",
 )
 @click.option("--save", type=click.Path(path_type=Path), help="File for the job as it was signed.")
 @click.option("--watch", "is_watched", is_flag=True, help="Stay until the job ends.")
@@ -81,7 +85,7 @@ def submit(
 
     Of a private job it also prints epsilon and the noise, which it solves for where the file leaves it out.
     """
-    spec = read_spec(file)
+    spec = with_code(read_spec(file))
     tell_draw(spec)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=None)
     state = initial_bytes(spec, init, base=spec.base())
@@ -97,6 +101,7 @@ def submit(
             err=True,
         )
     spec.check_submittable(now=datetime.now(UTC))
+    tell_class_statistics(spec)
     cohort_changes = spec.expected_cohort_changes
     if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round
         click.echo(
@@ -117,6 +122,19 @@ def submit(
             end_of(follow(operations, digest))
 
 
+def with_code(spec: JobSpec) -> JobSpec:
+    """The job with the digests of its distributions and what their code declares, tried out once here.
+
+    Raises ConfigError where one is not installed here, or its code does not do what the job needs.
+    """
+    if not spec.distributions:
+        return spec
+    require_extra("silo", "torch", what=f"trying the code of {spec.distributions[0]} once")
+    from silo_agent.training.plug_ins import checked
+
+    return checked(pinned(spec))
+
+
 def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
     """The job with all its noise, and lines that say what it promises; none of one without privacy.
 
@@ -130,6 +148,21 @@ def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
     promise = promise_of(spec, shapes)
     told = f" (solved for: {', '.join(unsolved)})" if unsolved else ""
     return spec, [promise.line() + told, *promise.warnings()]
+
+
+def tell_class_statistics(spec: JobSpec) -> None:
+    """One line where the job's metrics are sums by class without noise, which policies refuse by default."""
+    by_class = [
+        word
+        for word, metric in spec.method.task.asked.items()
+        if any(each.is_by_class for each in metric.sums)
+    ]
+    if by_class and spec.privacy is None:
+        click.echo(
+            f"task.metrics: {', '.join(by_class)} are summed by class without noise: silos refuse the job "
+            "unless class_statistics in their policy says allow",
+            err=True,
+        )
 
 
 def tell_draw(spec: JobSpec) -> None:
@@ -206,11 +239,12 @@ _control_command("cancel", "End a job for good; the rounds that are done stay.")
 )
 @operator_options
 def fetch(settings: OperatorSettings, job_id: str, out: Path) -> None:
-    """Save a job's newest model."""
+    """Save a job's model: the newest, or the best where the job keeps that."""
     with connect(settings) as (operations, _):
         summary, data = operations.fetch(operations.find(job_id))
         write_atomic(out, data)
-    click.echo(f"{out}: {summary.name} after {summary.rounds_completed} of {summary.rounds} rounds")
+    kept = f" ({summary.kept})" if summary.kept else ""
+    click.echo(f"{out}: {summary.name} after round {summary.model_round} of {summary.rounds}{kept}")
 
 
 def read_spec(file: Path, *, not_after: datetime | None = None, silos: Sequence[str] = ()) -> JobSpec:
@@ -233,10 +267,14 @@ def end_of(history: JobHistory) -> None:
     """Print how the job ended. Raises what the exit code is made of if it is not done."""
     summary = history.summary
     check_done(history)
-    accuracy, personal = history.closing("accuracy"), personal_figures(history)
-    measured = "" if accuracy is None else f"  final accuracy {accuracy:.4f}"
-    measured += "" if personal is None else f"  personal accuracy {personal}"
+    figure, personal = history.closing(history.main), personal_figures(history)
+    measured = "" if figure is None else f"  final {history.main} {figure:.4f}"
+    measured += "" if personal is None else f"  personal {score_word(history.main)} {personal}"
     click.echo(f"{summary.job_digest.hex()[:12]}  done  {summary.rounds_completed} rounds{measured}")
+    if summary.reason:
+        click.echo(summary.reason)
+    if summary.kept:
+        click.echo(kept_line(summary))
 
 
 def check_done(history: JobHistory) -> None:
@@ -257,16 +295,11 @@ def check_done(history: JobHistory) -> None:
 
 def initial_bytes(spec: JobSpec, init: Path | None, *, base: bytes = SEED_ALONE) -> bytes:
     """The initial global state as file bytes: the operator's file, or drawn from the job as
-    silo_agent/training/models/state.py does."""
+    silo_agent/training/models/state.py does. Raises ConfigError."""
     if init is not None:
-        data = read_limited(init, MAX_STATE_BYTES)
-        try:
-            given = state_from_bytes(data)
-        except RemoteProtocolError as error:
-            raise ConfigError(f"{init}: expected a safetensors file: {error}") from None
-        _check_model(spec, given, source=init)
-        given.pop(DRAW_SEED, None)  # of the job that made the file: a job draws by its own
-        return state_to_bytes(given)
+        return state_to_bytes(_given(spec, init, base))
+    if spec.rounds == 0:
+        raise with_hint(ConfigError("rounds: 0 evaluates a given model"), "give it: --init FILE.safetensors")
     if not spec.model.is_built_in:
         message = f"model.name: nothing is drawn for a model that is not built in, got {spec.model.name}"
         raise with_hint(ConfigError(message), "give its starting weights: --init FILE.safetensors")
@@ -277,6 +310,27 @@ def initial_bytes(spec: JobSpec, init: Path | None, *, base: bytes = SEED_ALONE)
     from silo_agent.training.models.state import initial_state
 
     return state_to_bytes(initial_state(spec, base=base))
+
+
+def _given(spec: JobSpec, init: Path, base: bytes) -> GlobalState:
+    """A file of ours, whose arrays are named model/..., or a plain state_dict of the author's module."""
+    if init.suffix in PICKLES:
+        raise with_hint(
+            ConfigError(f"{init}: {init.suffix} files can run code when they are read; expected safetensors"),
+            f"python -c 'import torch, safetensors.torch as s; s.save_file({{k: v.contiguous() for k, v in "
+            f'torch.load("{init}", weights_only=True).items()}}, "{init.with_suffix(".safetensors")}")\'',
+        )
+    given, _ = read_model(init)
+    if any(name.startswith(MODEL) for name in given):
+        _check_model(spec, given, source=init)
+        given.pop(DRAW_SEED, None)  # of the job that made the file: a job draws by its own
+        return given
+    if not spec.model.is_built_in:
+        raise ConfigError(f"{init}: the arrays of a custom model are named {MODEL}..., got {min(given)}")
+    require_extra("silo", "torch", what="a plain state_dict, whose names are compared with the model's,")
+    from silo_agent.training.models.plain import given_state
+
+    return given_state(spec, given, base=base, source=str(init))
 
 
 def _check_model(spec: JobSpec, given: GlobalState, *, source: Path) -> None:

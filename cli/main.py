@@ -1,7 +1,7 @@
 """Entry point of `chorale`: finds the command, runs it, and turns what went wrong into one line.
 
 Command modules load only when their command runs, so `chorale --help` needs neither torch nor
-grpc nor a database. cli.packages comes first: what it refuses must not have been imported.
+grpc nor a database. cli.startup.packages comes first: what it refuses must not have been imported.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import cast
 
 import click
 
-from cli.packages import foreign_package
-from cli.parent import die_with_parent
+from cli.startup.packages import foreign_package
+from cli.startup.parent import die_with_parent
 
 USAGE = 2  # cli.errors.ExitCode.USAGE, of a module that may belong to another package
 
@@ -26,6 +26,7 @@ COMMANDS = {
     "coordinator": ("cli.coordinator:coordinator", "Run the coordinator."),
     "operator": ("cli.operator:operator", "Make an operator's key."),
     "job": ("cli.job:job", "Submit, watch, steer and fetch jobs."),
+    "model": ("cli.model:model", "Use a fetched or personal model elsewhere."),
     "audit": ("cli.audit:audit", "Check an audit log."),
     "schema": ("cli.schema:schema", "Print the JSON schema of a file, for editors."),
 }

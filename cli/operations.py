@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from chorale.job import SignedJob
+from chorale.runtime.files import Part
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import facts_of, with_facts
 from chorale.transport import tls
 from chorale.transport.channel_options import through_proxy
 from chorale.transport.chunks import chunk_of
@@ -82,13 +86,21 @@ class Operations:
         number = operations_pb2.ControlRequest.Action.Value(f"ACTION_{action.upper()}")
         return self._stub.ControlJob(operations_pb2.ControlRequest(job_digest=job_digest, action=number))
 
-    def fetch(self, job_digest: bytes) -> tuple[JobSummary, Iterator[bytes]]:
-        """The job, and the bytes of its newest model as they arrive."""
+    def fetch(self, job_digest: bytes) -> tuple[JobSummary, Iterator[Part]]:
+        """The job, and its model as a file with facts, as the bytes arrive. Raises RemoteProtocolError."""
         stream = iter(self._stub.FetchModel(operations_pb2.FetchRequest(job_digest=job_digest)))
         first = next(stream, None)
         if first is None or first.WhichOneof("kind") != "summary":
             raise RemoteProtocolError("coordinator: expected the job before its model")
-        return first.summary, _model_bytes(stream)
+        spec_bytes = first.job.spec
+        if hashlib.sha256(spec_bytes).digest() != job_digest:
+            raise RemoteProtocolError("coordinator: the model comes with another job than the one asked for")
+        try:
+            spec = JobSpec.from_yaml(spec_bytes, source=f"job {job_digest.hex()[:12]}")
+        except ConfigError:  # of an earlier release, which had other field names
+            return first.summary, _model_bytes(stream)
+        facts = facts_of(spec, job_digest=job_digest, round=first.summary.model_round)
+        return first.summary, with_facts(_model_bytes(stream), facts)
 
 
 @contextmanager

@@ -137,7 +137,8 @@ def _warnings(job: LedgerJob, settings: SiloSettings) -> list[str]:
         policy = load_policy(settings.policy_of(_data_set_of(job, settings)))
     except PolicyRefusal as error:
         return [str(error)]
-    return [warning for warning in (_given_weights(job, policy), _what_sums_tell(job)) if warning]
+    found = (_foreign_code(job), _given_weights(job, policy), _what_sums_tell(job))
+    return [warning for warning in found if warning]
 
 
 def _given_weights(job: LedgerJob, policy: Policy) -> str:
@@ -167,6 +168,19 @@ def _given_weights(job: LedgerJob, policy: Policy) -> str:
     except PolicyRefusal:
         return f"{warning}; this silo's policy refuses them (initial_state)"
     return warning
+
+
+def _foreign_code(job: LedgerJob) -> str:
+    """Whose code the job runs on this silo's data, and with which options; nothing of Chorale's own."""
+    from chorale.job import JobSpec
+
+    if job.spec_bytes is None:
+        return ""
+    plug_ins = JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}").plug_ins
+    if not plug_ins:
+        return ""
+    named = [f"{field} {each.name} of {each.source} {each.options}" for field, each in plug_ins.items()]
+    return f"it runs code that is not Chorale's on this silo's data: {', '.join(named)}"
 
 
 def _what_sums_tell(job: LedgerJob) -> str:

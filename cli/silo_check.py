@@ -7,7 +7,7 @@ institution's own eyes, in private jobs too.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes
 from chorale.transport import tls
 from cli.errors import CommandFailed, require_extra
-from cli.job import initial_bytes, read_spec, solved
+from cli.job import initial_bytes, read_spec, solved, with_code
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role
 from silo_agent.data.loading import load_data
@@ -103,10 +103,8 @@ def check_silo(config: Path, job_file: Path | None, init: Path | None) -> None:
 
 
 def _own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
-    """Certificate, policies, folder, data paths, and what the settings name of this machine's own code.
-
-    Gives the policies that can be read, by data set.
-    """
+    """Certificate, folder, and of each data set policy and path; what the settings name of this machine's own
+    code. Returns the policies that can be read, by data set."""
     with findings.step("certificate"):
         authority = tls.load_authority(settings.authority)
         identity = tls.load_identity(settings.identity)
@@ -125,34 +123,46 @@ def _own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
             )
         until = identity.certificate.not_valid_after_utc
         findings.fine("certificate", f"{settings.identity.certificate}, valid until {until:%Y-%m-%d}")
-    policies: dict[str, Policy] = {}
-    for each in settings.data_sets:
-        with findings.step("policy"):
-            path = settings.policy_of(each)
-            policy = load_policy(path)
-            if policy.federation != settings.federation:
-                expected = f"expected {settings.federation}, got {policy.federation}"
-                raise ConfigError(f"{path}: federation: {expected}")
-            policies[each.name] = policy
-            findings.fine("policy", f"{path}, of data set {each.name}")
     with findings.step("directory"), _ledger(settings):
         findings.fine("directory", str(settings.directory))
-    for each in settings.data_sets:
+    policies: dict[str, Policy] = {}
+    for data_set in settings.data_sets:
+        with findings.step("policy"):
+            policies[data_set.name] = _policy_of(settings, data_set)
+            findings.fine("policy", f"{settings.policy_of(data_set)}, of data set {data_set.name}")
         with findings.step("data.path"):
-            if each.path is not None and not each.path.exists():
-                raise ConfigError(f"{each.path}: no such file or directory")
-            findings.fine("data.path", "none is needed" if each.path is None else str(each.path))
-    modules = [("data.module", each.module) for each in settings.data_sets]
-    for name, entry_point in (*modules, ("objective", settings.objective)):
-        if entry_point is not None:
-            with findings.step(name):
-                load_entry_point(entry_point, field=name)
-                findings.fine(name, entry_point)
+            if data_set.path is not None and not data_set.path.exists():
+                raise ConfigError(f"{data_set.path}: no such file or directory")
+            findings.fine("data.path", str(data_set.path or "none is needed"))
+        if data_set.module is not None:
+            _entry_point(data_set.module, "data.module", findings)
+    if settings.objective is not None:
+        _entry_point(settings.objective, "objective", findings)
     return policies
 
 
+def _policy_of(settings: SiloSettings, data_set: DataSettings) -> Policy:
+    """Raises ConfigError for one that cannot be read or is of another federation."""
+    path = settings.policy_of(data_set)
+    policy = load_policy(path)
+    if policy.federation != settings.federation:
+        expected = f"expected {settings.federation}, got {policy.federation}"
+        raise ConfigError(f"{path}: federation: {expected}")
+    return policy
+
+
+def _entry_point(name: str, field: str, findings: Findings) -> None:
+    with findings.step(field):
+        load_entry_point(name, field=field)
+        findings.fine(field, name)
+
+
 def _job(
-    file: Path, init: Path | None, settings: SiloSettings, policies: dict[str, Policy], findings: Findings
+    file: Path,
+    init: Path | None,
+    settings: SiloSettings,
+    policies: Mapping[str, Policy],
+    findings: Findings,
 ) -> None:
     spec: JobSpec | None = None
     data_set: DataSettings | None = None
@@ -170,6 +180,13 @@ def _job(
     policy = policies.get(data_set.name)
     if settings.objective is None:
         require_extra("silo", "torch", what="training here")
+    if spec.distributions:
+        complete: JobSpec | None = None
+        with findings.step("code", slow=f"loading {', '.join(spec.distributions)}"):
+            complete = _with_code(spec, policy, findings)
+        if complete is None:  # without the code nobody knows what the job sums and trains
+            return
+        spec = complete
     with findings.step("acceptance"):
         _accept(spec, policy, findings)
     data: SiloData | None = None
@@ -194,6 +211,20 @@ def _job(
         objective = load_objective(settings)
         trial = Trial(spec, settings.name, data, state=state, policy=policy, objective=objective)
         _run(trial, spec, len(data.train), findings)
+
+
+def _with_code(spec: JobSpec, policy: Policy | None, findings: Findings) -> JobSpec:
+    """The job with what the code of its distributions declares, tried on made-up samples.
+
+    Raises PolicyRefusal before code is loaded that the policy does not list, ConfigError where this silo's
+    copy is missing or another.
+    """
+    if policy is not None:
+        policy.check_distributions(spec)
+    complete = with_code(spec)
+    told = (f"{each.distribution}, SHA-256 {each.sha256}" for each in complete.code or ())
+    findings.fine("code", "; ".join(told))
+    return complete
 
 
 def _accept(spec: JobSpec, policy: Policy | None, findings: Findings) -> None:
@@ -227,11 +258,11 @@ def _first_state(spec: JobSpec, file: Path, init: Path | None, policy: Policy | 
     return state
 
 
-def _data(settings: DataSettings, spec: JobSpec, findings: Findings) -> SiloData | None:
+def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData | None:
     """The silo's samples for the job, and a line for each cell, file and label that does not fit."""
     problems = Problems()
     try:
-        data = load_data(settings, spec, problems=problems)
+        data = load_data(data_set, spec, problems=problems)
     finally:
         for line in problems.lines:
             findings.problem("data", line)

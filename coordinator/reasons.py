@@ -38,7 +38,14 @@ class Absent(StrEnum):
 
 # Refusals that stand for the rest of the job: waiting or another attempt changes nothing.
 FATAL_TO_JOB = frozenset(
-    {Refusal.JOB_INVALID, Refusal.POLICY, Refusal.BUDGET, Refusal.DATA, Refusal.STATE_USED_UP}
+    {
+        Refusal.JOB_INVALID,
+        Refusal.POLICY,
+        Refusal.BUDGET,
+        Refusal.DATA,
+        Refusal.CODE,
+        Refusal.STATE_USED_UP,
+    }
 )
 # Refusals that stand for the rest of the phase.
 FATAL_TO_PHASE = FATAL_TO_JOB | {

@@ -17,6 +17,7 @@ class Refusal(StrEnum):
     POLICY = "policy"
     BUDGET = "budget"
     DATA = "data"
+    CODE = "code"
     ROSTER = "roster"
     NOT_NAMED = "not-named"
     NOT_ENROLLED = "not-enrolled"

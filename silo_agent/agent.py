@@ -31,7 +31,9 @@ from crypto.identity.certificates import Identity, Role
 from crypto.session.reveal import PendingReveal
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
+from silo_agent.data.own_data import own_function
 from silo_agent.data.settings import DataSettings
+from silo_agent.entry_point import load_entry_point
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
 from silo_agent.local_storage.local_state import LocalStates
@@ -90,6 +92,8 @@ async def run_agent(settings: SiloSettings) -> None:
         authority = tls.load_authority(settings.authority)
         identity = _own_identity(settings, authority)
         policies = {data.name: _policy_of(data, settings) for data in settings.data_sets}
+        if settings.objective is not None:
+            load_entry_point(settings.objective, field="objective")
         stack.enter_context(_alone(settings.directory))
         audit = stack.enter_context(closing(AuditLog(settings.audit_path)))
         ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
@@ -287,14 +291,15 @@ async def _until_stopped(stream: ControlStream, stopping: asyncio.Event) -> None
 
 
 def _policy_of(data: DataSettings, settings: SiloSettings) -> Policy:
-    """Raises ConfigError for a policy of another federation, and for data that are not there: now, not when
-    the first job asks for them."""
+    """Raises ConfigError for a policy of another federation, and for data or a function of the silo's own
+    that are not there: now, not when the first job asks for them."""
     path = settings.policy_of(data)
     policy = load_policy(path)
     if policy.federation != settings.federation:
         raise ConfigError(f"{path}: federation: expected {settings.federation}, got {policy.federation}")
     if data.path is not None and not data.path.exists():
         raise ConfigError(f"data.path: {data.path}: no such file or directory")
+    own_function(data)
     return policy
 
 

@@ -68,4 +68,6 @@ def load_objective(settings: SiloSettings) -> Objective:
         own = cast(Callable[[], Objective], load_entry_point(settings.objective, field="objective"))
         return own()
     built_in = cast(Callable[..., Objective], load_entry_point(DEFAULT_OBJECTIVE, field="objective"))
-    return built_in(device=settings.device.value, threads=settings.torch_threads)
+    return built_in(
+        device=settings.device.value, threads=settings.torch_threads, base_models=settings.base_models
+    )

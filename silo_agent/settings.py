@@ -69,6 +69,11 @@ class SiloSettings(BaseModel):
         default=None, description="package.module:function to train with instead"
     )
     device: Device = Field(default=Device.AUTO, description="where training runs: auto, cpu or cuda")
+    base_models: Path | None = Field(
+        default=None,
+        description="folder of the weights that jobs with `adapters.base` name, each as SHA-256.safetensors; "
+        "null: none",
+    )
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of one training")
 
     @field_validator("data")

@@ -23,6 +23,7 @@ from typing import Any
 
 from chorale.job import Job, SignedJob
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.selection import Measurements
 from chorale.spec.state import GlobalState, state_digest, state_to_bytes
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto import encoding
@@ -38,6 +39,7 @@ from simulation.silos import Answer, SilosHere, built_in
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, Arrays, PhaseResult
 from strategies.phases.enrollment import draw_seed_in
+from strategies.phases.evaluation import EVALUATE
 
 NO_NONCE = "0" * 32  # of a job that is not submitted
 Step = tuple[int, str]  # round and phase
@@ -49,12 +51,16 @@ class Progress:
 
     following: None after the last phase. local: by silo, what it keeps between rounds.
     closing: figures of the closing phases so far. tables: their matrices and curves, as lists.
+    measured: what the rounds said of their models. best: the
+    best of them and its round, where the job keeps it.
     """
 
     following: Step | None
     state: GlobalState = field(repr=False)
     local: Mapping[str, Arrays] = field(repr=False)
     closing: Mapping[str, Mapping[str, float]]
+    measured: Measurements = field(default=Measurements())
+    best: tuple[int, GlobalState] | None = field(default=None, repr=False)
     tables: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -116,6 +122,16 @@ class Simulation:
         return self.progress.state
 
     @property
+    def model(self) -> tuple[int, GlobalState]:
+        """The model that the job hands out, and the round after which it was the present one."""
+        return self.progress.best or (self.progress.measured.trained, self.progress.state)
+
+    @property
+    def stopped(self) -> str:
+        """Why there are fewer rounds than the job says; empty where there are not."""
+        return self.progress.measured.stalled(self.job.spec)
+
+    @property
     def closing(self) -> Mapping[str, Mapping[str, float]]:
         """Figures by closing phase: evaluate, calibrate, ..."""
         return self.progress.closing
@@ -162,6 +178,8 @@ class Simulation:
         kind, closing = phase_kind(phase), self.progress.closing
         if kind in self.job.strategy.closing:
             closing = {**closing, kind: report.figures}
+        if kind == EVALUATE:
+            self._keep(self.progress.measured.after_closing(self._watched(report.figures)), self.state)
         following = self.job.next_after(round, phase)
         tables = {**self.progress.tables, **{name: listed(table) for name, table in report.tables.items()}}
         self.progress = replace(self.progress, following=following, closing=closing, tables=tables)
@@ -172,11 +190,30 @@ class Simulation:
         reports: list[PhaseReport] = []
         kinds = self.job.strategy.round_phases
         for phase in kinds:
+            before = self.state
             reports.append(self._run_phase(round, phase))
             if reports[-1].reason:
                 break
-        self.progress = replace(self.progress, following=self.job.next_after(round, kinds[-1]))
+        else:
+            figures = self._watched(reports[-1].figures)
+            self._keep(self.progress.measured.after_round(round, figures), before)
+        following = self.job.closing if self.stopped else self.job.next_after(round, kinds[-1])
+        self.progress = replace(self.progress, following=following)
         return round_result(round, reports, wall_seconds=time.monotonic() - started)
+
+    def _watched(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Those that decide which model is handed out, or when rounds end."""
+        rules = (self.job.spec.keep, self.job.spec.stop)
+        wanted = {rule.metric for rule in rules if rule is not None}
+        return {name: value for name, value in figures.items() if name in wanted}
+
+    def _keep(self, measured: Measurements, tested: GlobalState) -> None:
+        """tested: the state whose model was measured last, the one after the last round that was applied."""
+        rule, best = self.job.spec.keep, self.progress.best
+        found = None if rule is None else measured.best(rule)
+        if found is not None and found[0] == self.progress.measured.trained:
+            best = found[0], tested
+        self.progress = replace(self.progress, measured=measured, best=best)
 
     def _run_phase(self, round: int, phase: str) -> PhaseReport:
         state = self.progress.state

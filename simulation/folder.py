@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from chorale.runtime.files import sync_directory, write_atomic
+from chorale.spec.model_file import facts_of, with_facts
+from chorale.spec.selection import Measurements
 from chorale.spec.state import state_from_file, state_parts
 from crypto.errors import ConfigError, RemoteProtocolError
-from simulation.engine import Progress
+from simulation.engine import Progress, Simulation
 from simulation.results import RoundResult
 from strategies.base import Arrays
 
@@ -33,6 +35,7 @@ class SimulationFolder:
         self._directory = directory
         self._identity = identity
         self._local: dict[str, Kept] = {}
+        self._best: Kept | None = None
         self.rounds_path = directory / ROUNDS
         self.model_path = directory / MODEL
 
@@ -82,25 +85,37 @@ class SimulationFolder:
                 self._local[silo] = arrays, f"local-{silo}-{stamp}.safetensors"
                 write_atomic(states / self._local[silo][1], state_parts(arrays))
         local = {silo: name for silo, (_, name) in self._local.items()}
+        if progress.best is not None and (self._best is None or self._best[0] is not progress.best[1]):
+            self._best = progress.best[1], f"best-{progress.best[0]}.safetensors"
+            write_atomic(states / self._best[1], state_parts(progress.best[1]))
+        measured, best = progress.measured, None
+        if progress.best is not None and self._best is not None:
+            best = progress.best[0], self._best[1]
         written = {
             "identity": self._identity,
             "following": progress.following,
             "state": state,
             "local": local,
             "closing": progress.closing,
+            "trained": measured.trained,
+            "measured": measured.by_round,
+            "measured_at_the_end": measured.closing,
+            "best": best,
             "tables": progress.tables,
             "rounds_bytes": self.rounds_path.stat().st_size if self.rounds_path.exists() else 0,
         }
         write_atomic(self._directory / PROGRESS, json.dumps(written).encode())
         for path in states.iterdir():
-            if path.name not in {state, *local.values()}:
+            if path.name not in {state, *local.values(), *([] if best is None else [best[1]])}:
                 path.unlink()
         sync_directory(states)
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self, simulation: Simulation) -> None:
         """The simulation has ended: its model, next to the other files."""
-        write_atomic(self.model_path, state_parts(progress.state))
-        self.keep(progress)
+        job, (round, state) = simulation.job, simulation.model
+        facts = facts_of(job.spec, job_digest=job.digest, round=round)
+        write_atomic(self.model_path, with_facts(state_parts(state), facts))
+        self.keep(simulation.progress)
 
     def _kept(self) -> Progress | None:
         path = self._directory / PROGRESS
@@ -132,12 +147,21 @@ class SimulationFolder:
             if not 0 <= kept <= self.rounds_path.stat().st_size:
                 raise ValueError(f"{ROUNDS} does not have the {kept} bytes that were kept")
             os.truncate(self.rounds_path, kept)  # lines of a round that was not kept
-        following = written["following"]
+        following, best = written["following"], written["best"]
+        if best is not None:
+            best = int(best[0]), _state(states, best[1])
+            self._best = best[1], written["best"][1]
+        by_round, at_the_end = (
+            {int(round): dict(figures) for round, figures in written[name].items()}
+            for name in ("measured", "measured_at_the_end")
+        )
         return Progress(
             following=None if following is None else (int(following[0]), str(following[1])),
             state=_state(states, written["state"]),
             local=local,
             closing=written["closing"],
+            measured=Measurements(trained=int(written["trained"]), by_round=by_round, closing=at_the_end),
+            best=best,
             tables=written["tables"],
         )
 

@@ -62,6 +62,8 @@ class Trial:
     ) -> None:
         shorter = {
             "rounds": min(spec.rounds, 1),
+            "keep": None,
+            "stop": None,
             "training": spec.training.model_copy(update={"local_epochs": 1}),
         }
         self._job = unsigned_job(spec.model_copy(update=shorter), state)

@@ -37,16 +37,6 @@ def check_task(recipe: Recipe, options: Options, task: DeclaredTask) -> None:
             )
 
 
-def check_private_task(task: DeclaredTask) -> None:
-    """Raises ConfigError for a task whose loss is of no single record: nothing bounds what one changes."""
-    if not task.is_mean:
-        raise ConfigError(
-            f"task.name: {task.word} judges records together (is_mean is False), so one record changes the "
-            "gradients and losses of others and no clip bounds it: a private job needs a loss that is a mean "
-            "over records"
-        )
-
-
 def check_training(recipe: Recipe, *, classes: int, optimizer: str) -> None:
     """Raises ConfigError for a recipe that has nothing to do with so few classes, or whose server update
     needs another local optimizer than the job's."""
@@ -62,11 +52,19 @@ def check_training(recipe: Recipe, *, classes: int, optimizer: str) -> None:
         )
 
 
-def check_private(recipe: Recipe, options: Options, *, has_records: bool, has_sums: bool) -> None:
-    """Raises ConfigError for a method that a private job cannot protect, with the reason.
+def check_private(
+    recipe: Recipe, options: Options, task: DeclaredTask, *, has_records: bool, has_sums: bool
+) -> None:
+    """Raises ConfigError for a method or task that a private job cannot protect, with the reason.
 
     options: all of the method's, defaults included.
     """
+    if not task.is_mean:
+        raise ConfigError(
+            f"task.name: {task.word} judges records together (is_mean is False), so one record changes the "
+            "gradients and losses of others and no clip bounds it: a private job needs a loss that is a mean "
+            "over records"
+        )
     for field, part in recipe.parts.items():
         standing = part.standing
         if standing is None:

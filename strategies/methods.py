@@ -5,24 +5,27 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
 
 from crypto import encoding
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import RING_BITS, Quantity
 from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T, options_of
 from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD
 from strategies.parts.regularizers import NO_REGULARIZER
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
-from strategies.phases.evaluation import EvaluatePhase, Evaluation
+from strategies.phases.evaluation import ACCURACY, EvaluatePhase, Evaluation
 from strategies.phases.training import TrainPhase
-from strategies.presets import recipe_of
+from strategies.presets import PRESETS, recipe_of
 from strategies.recipe import Options, Part, Recipe
-from strategies.tasks.base import DeclaredTask
+from strategies.tasks.base import DeclaredTask, TaskSizes
 from strategies.tasks.classification import CLASSIFICATION
+from strategies.tasks.declared_tasks import TASKS, task_of
+from strategies.tasks.stated import StatedTask
 from strategies.update_scale import UpdateScale
 
 
@@ -123,7 +126,46 @@ def strategy_of(name: str, recipe: Recipe, options: Options, task: DeclaredTask 
         options_of(part.options, resolved)
     check_recipe(recipe, resolved)
     check_task(recipe, resolved, task)
-    return _compose(name, recipe, resolved, task)
+    method = _compose(name, recipe, resolved, task)
+    if isinstance(task, StatedTask):
+        _check_stated(method, task)
+    return method
+
+
+def _check_stated(method: Strategy, task: StatedTask) -> None:
+    """Raises ConfigError for sums under names of Chorale's own, which a policy that allows those does not
+    mean, and for methods that need a score."""
+    taken = sorted({each.name for each in task.sums} & known_quantities())
+    if taken:
+        raise ConfigError(f"task.sums: {taken[0]} is the name of a quantity of Chorale's own")
+    summed = method.quantities(has_buffers=False, update_bits=RING_BITS[0])
+    if ACCURACY in {quantity.name for quantity in summed}:
+        raise ConfigError(
+            f"strategy: {method.name} sums how good each silo's own model is, from 0 to 1, which task "
+            f"{task.word} does not say: it needs a task of Chorale's own"
+        )
+
+
+@lru_cache(maxsize=1)
+def known_quantities() -> frozenset[str]:
+    """Names of all that Chorale's own methods and tasks sum: of all presets, which have every part that sums
+    something, and of the option that adds names."""
+    methods = [strategy_for(name, {}) for name in PRESETS]
+    methods.append(strategy_for("fedcsd", {"count_weighted": True}))
+    tasks = []
+    for word, kind in TASKS.items():
+        required = [name for name, field in kind.options.model_fields.items() if field.is_required()]
+        options = {name: float(place) for place, name in enumerate(required)}  # a low and a high, if any
+        # names of sums follow from no size
+        sizes = TaskSizes(classes=3, input_shape=(4,) if kind.has_tokens else (1, 2, 2))
+        plain = task_of(word, sizes, options=options, metrics=())
+        tasks.append(task_of(word, sizes, options=options, metrics=tuple(plain.further)))
+    return frozenset(
+        quantity.name
+        for method in methods
+        for ring_bits in RING_BITS
+        for quantity in method.quantities(has_buffers=True, update_bits=ring_bits)
+    ) | {each.name for task in tasks for each in (*task.round_sums, *task.closing_sums)}
 
 
 def parts_with_options(recipe: Recipe) -> list[Part]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,16 @@ _FIXED_BITS: Final = 112  # of the fractions below; errors stay below 2^-70, qua
 _CLOSE: Final = 1 << 40  # a mass that is right to 2^-72
 # 1 / sqrt(2 pi)
 _DENSITY: Final = 398942280401432677939946059934381868475858631 * (1 << _FIXED_BITS) // 10**45
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normal:
+    """Starting values of a normal law around 0. std: its standard deviation."""
+
+    std: float
+
+
+Start: TypeAlias = float | Normal  # of an array: a number that fills it, or a law
 
 
 class NumberStream:

@@ -53,7 +53,7 @@ def planned_releases(
         for quantity, release in releases_by_quantity(spec, kind, shapes, members):
             if of(quantity, release):
                 planned[release] += times
-    return planned
+    return +planned  # of 0 rounds nothing
 
 
 def planned_epsilon(spec: JobSpec, state: GlobalState, of: Chosen = lambda quantity, release: True) -> float:

@@ -6,7 +6,7 @@ range is [low, high].
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,8 @@ Chance = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0, le=10)]
 Ratio = Annotated[float, Field(ge=0.01, le=100)]
 Area = Annotated[float, Field(gt=0, le=1)]
+Number = TypeVar("Number", bound=float)
+Range: TypeAlias = Annotated[tuple[Number, ...], Field(min_length=2, max_length=2)]
 
 
 class NormalizeSpec(SpecPart):
@@ -58,7 +60,7 @@ class _Transform(SpecPart):
 class RandomCrop(_Transform):
     """The image with a border, cut back to its size at a random place."""
 
-    kind: Literal["random-crop"]
+    kind: Literal["random-crop"] = Field(description="which transform")
     padding: int = Field(ge=1, le=1_024, description="width of the border")
     border: Literal["zeros", "reflect", "edge"] = Field(default="zeros", description="what the border holds")
 
@@ -71,30 +73,30 @@ class RandomCrop(_Transform):
 class HorizontalFlip(_Transform):
     """Left becomes right."""
 
-    kind: Literal["horizontal-flip"]
+    kind: Literal["horizontal-flip"] = Field(description="which transform")
     chance: Chance = Field(default=0.5, description="of it being done to a sample")
 
 
 class VerticalFlip(_Transform):
     """Top becomes bottom."""
 
-    kind: Literal["vertical-flip"]
+    kind: Literal["vertical-flip"] = Field(description="which transform")
     chance: Chance = Field(default=0.5, description="of it being done to a sample")
 
 
 class RandomRotation(_Transform):
     """A turn about the center; corners that come in are zeros."""
 
-    kind: Literal["random-rotation"]
+    kind: Literal["random-rotation"] = Field(description="which transform")
     degrees: float = Field(gt=0, le=180, description="the turn is drawn from -degrees to degrees")
 
 
 class RandomResizedCrop(_Transform):
     """A random part of the image, stretched to the image's size."""
 
-    kind: Literal["random-resized-crop"]
-    scale: tuple[Area, Area] = Field(default=(0.08, 1.0), description="share of the image's area")
-    ratio: tuple[Ratio, Ratio] = Field(default=(0.75, 4 / 3), description="width by height")
+    kind: Literal["random-resized-crop"] = Field(description="which transform")
+    scale: Range[Area] = Field(default=(0.08, 1.0), description="share of the image's area")
+    ratio: Range[Ratio] = Field(default=(0.75, 4 / 3), description="width by height")
 
     @model_validator(mode="after")
     def _ordered(self) -> RandomResizedCrop:
@@ -105,7 +107,7 @@ class RandomResizedCrop(_Transform):
 class ColorJitter(_Transform):
     """Brightness, contrast, saturation and hue by random factors; values are taken into 0 to 1."""
 
-    kind: Literal["color-jitter"]
+    kind: Literal["color-jitter"] = Field(description="which transform")
     brightness: Strength = Field(default=0.0, description="the factor is drawn from 1 - this to 1 + this")
     contrast: Strength = Field(default=0.0, description="likewise")
     saturation: Strength = Field(default=0.0, description="likewise")
@@ -116,7 +118,7 @@ class ColorJitter(_Transform):
 class RandAugment(_Transform):
     """Random operations of equal strength: Cubuk et al. 2020 (arXiv 1909.13719). Values are 0 to 1."""
 
-    kind: Literal["rand-augment"]
+    kind: Literal["rand-augment"] = Field(description="which transform")
     operations: int = Field(default=2, ge=1, le=16, description="how many are done to a sample")
     magnitude: int = Field(default=9, ge=0, le=30, description="how strong they are, of 31 steps")
     needs_color: ClassVar[bool] = True
@@ -126,9 +128,9 @@ class RandAugment(_Transform):
 class GaussianBlur(_Transform):
     """A blur of random width."""
 
-    kind: Literal["gaussian-blur"]
+    kind: Literal["gaussian-blur"] = Field(description="which transform")
     kernel: int = Field(default=3, ge=3, le=63, description="side of the kernel; an odd number")
-    sigma: tuple[Positive, Positive] = Field(default=(0.1, 2.0), description="standard deviation, in pixels")
+    sigma: Range[Positive] = Field(default=(0.1, 2.0), description="standard deviation, in pixels")
 
     @model_validator(mode="after")
     def _odd(self) -> GaussianBlur:
@@ -146,10 +148,10 @@ class GaussianBlur(_Transform):
 class RandomErasing(_Transform):
     """A random rectangle becomes zeros: Zhong et al. 2020 (arXiv 1708.04896)."""
 
-    kind: Literal["random-erasing"]
+    kind: Literal["random-erasing"] = Field(description="which transform")
     chance: Chance = Field(default=0.5, description="of it being done to a sample")
-    scale: tuple[Area, Area] = Field(default=(0.02, 0.33), description="share of the image's area")
-    ratio: tuple[Ratio, Ratio] = Field(default=(0.3, 3.3), description="width by height")
+    scale: Range[Area] = Field(default=(0.02, 0.33), description="share of the image's area")
+    ratio: Range[Ratio] = Field(default=(0.3, 3.3), description="width by height")
     moves_labels: ClassVar[bool] = False
 
     @model_validator(mode="after")
@@ -200,7 +202,7 @@ def has_dense_labels(*, input_shape: tuple[int, ...], target_shape: tuple[int, .
     return len(target_shape) >= 2 and target_shape[-2:] == input_shape[-2:]
 
 
-def _check_ordered(**ranges: tuple[float, float]) -> None:
+def _check_ordered(**ranges: tuple[float, ...]) -> None:
     for field, (low, high) in ranges.items():
         if low > high:
             raise ValueError(f"{field}: expected [low, high], got [{low:g}, {high:g}]")

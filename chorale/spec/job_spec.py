@@ -12,105 +12,33 @@ from functools import lru_cache
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import (
-    Field,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
 from chorale.spec.column_specs import ColumnSpec, LabelColumns, check_table, expanded, names_of
-from chorale.spec.fields import DataSetName, Finite, Moment, Name, Sha256, SpecPart
+from chorale.spec.fields import DataSetName, Moment, Name, Sha256, SpecPart
 from chorale.spec.image_specs import NormalizeSpec, Transforms, check_transforms
-from chorale.spec.plug_in_specs import CodeSpec, ModelSpec, TaskSpec
+from chorale.spec.plug_in_specs import (
+    CUSTOM,
+    AdaptersSpec,
+    CodeSpec,
+    GivenPartSpec,
+    ModelSpec,
+    PlugInSpec,
+    TaskSpec,
+)
 from chorale.spec.privacy_spec import PrivacySpec
+from chorale.spec.selection import KeepSpec, StopSpec, check_ends
 from chorale.spec.settings_file import check_values, parse_mapping
+from chorale.spec.strategy_spec import StrategySpec
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
-from strategies.checks import check_private, check_private_task, check_training
-from strategies.declared_parts import PARTS, part_named, recipe_from
+from strategies.checks import check_private, check_training
 from strategies.methods import Strategy, strategy_of
-from strategies.presets import recipe_of
-from strategies.recipe import Recipe
 from strategies.tasks.base import TaskSizes
-from strategies.tasks.declared_tasks import task_of
 
 MAX_INPUT_VALUES = 1 << 24  # of one sample
-
-
-def _words(field: str) -> WithJsonSchema:
-    """For the reference of settings: the words that the registry has for a field."""
-    return WithJsonSchema({"type": "string", "enum": [part.word for part in PARTS[field]]})
-
-
-class PartsSpec(SpecPart):
-    """A method by its parts, in place of a preset."""
-
-    head: Annotated[str, _words("head")] = Field(default="trained", description="the last linear layer")
-    features: Annotated[str, _words("features")] = Field(default="raw", description="what the head is given")
-    loss: Annotated[str, _words("loss")] = Field(default="task", description="what a silo minimizes")
-    regularizer: Annotated[str, _words("regularizer")] = Field(
-        default="none", description="what is added to the loss"
-    )
-    mix: Annotated[str, _words("mix")] = Field(
-        default="additive", description="loss + mu R, or beta loss + (1 - beta) R"
-    )
-    server_update: Annotated[str, _words("server_update")] = Field(
-        default="weighted-mean", description="what the mean delta does to the model"
-    )
-    statistic: Annotated[str, _words("statistic")] | None = Field(
-        default=None, description="summed with the deltas; null: none"
-    )
-    personalization: Annotated[str, _words("personalization")] = Field(
-        default="none", description="what of the model is each silo's own in every round"
-    )
-    closing: Annotated[str, _words("closing")] = Field(
-        default="none", description="what follows the last round"
-    )
-
-    @field_validator("*")
-    @classmethod
-    def _is_declared(cls, word: str | None, info: ValidationInfo) -> str | None:
-        if word is not None:
-            try:
-                part_named(str(info.field_name), word)
-            except ConfigError as error:
-                raise ValueError(str(error)) from None
-        return word
-
-
-class StrategySpec(SpecPart):
-    """Which method trains: a preset, or its parts."""
-
-    preset: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=64,
-        description="the method's name, such as fedavg; null with parts, else fedavg",
-    )
-    parts: PartsSpec | None = Field(default=None, description="the method by its parts, without a preset")
-    options: dict[str, bool | Finite | str] = Field(
-        default_factory=dict, max_length=64, description="the method's own numbers; fedavg has none"
-    )
-
-    @property
-    def name(self) -> str:
-        """What the method is called in reports."""
-        return self.preset or ("custom" if self.parts else "fedavg")
-
-    @property
-    def recipe(self) -> Recipe:
-        """Raises ConfigError for an unknown preset."""
-        return recipe_of(self.name) if self.parts is None else recipe_from(self.parts.model_dump())
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> StrategySpec:
-        if self.preset is not None and self.parts is not None:
-            raise ValueError("parts: expected a preset or parts, not both")
-        return self
 
 
 class ScheduleSpec(SpecPart):
@@ -169,7 +97,13 @@ class JobSpec(SpecPart):
     silos: tuple[Name, ...] = Field(
         min_length=SMALLEST_FEDERATION, max_length=MAX_SILOS, description="names of all silos of the job"
     )
-    rounds: int = Field(ge=1, le=100_000, description="training rounds, used-up ones included")
+    rounds: int = Field(
+        ge=0, le=100_000, description="of training, used-up ones included; 0: evaluation alone"
+    )
+    keep: KeepSpec | None = Field(
+        default=None, description="whose round's model is handed out; null: the last's"
+    )
+    stop: StopSpec | None = Field(default=None, description="when rounds end early; null: never")
     fraction: float = Field(
         default=1.0,
         gt=0,
@@ -217,6 +151,11 @@ class JobSpec(SpecPart):
     )
     normalize: NormalizeSpec | None = Field(
         default=None, description="of images by channel, wherever the model is run; null: as the data are"
+    )
+    adapters: AdaptersSpec | None = Field(
+        default=None,
+        description="trains LoRA adapters and the named head alone, beside weights that stay as they are; "
+        "null: all weights are trained",
     )
     augment: Transforms | None = Field(
         default=None,
@@ -304,8 +243,41 @@ class JobSpec(SpecPart):
             raise ConfigError(
                 f"job {self.name}: privacy.{self.privacy.unsolved[0]} is required in a signed job"
             )
+        self._check_code()
         if self.not_after <= now:
             raise ConfigError(f"job {self.name}: not_after: {self.not_after.isoformat()} has passed")
+
+    def _check_code(self) -> None:
+        """Raises ConfigError where what `job submit` fills in of distributions is not there."""
+        unpinned = [each.distribution for each in self.code or () if each.sha256 is None]
+        if unpinned or (self.distributions and self.code is None):
+            missing = (*unpinned, *self.distributions)[0]
+            raise ConfigError(f"job {self.name}: code: the SHA-256 of {missing} is required in a signed job")
+        stated: dict[str, object] = {}
+        if self.task is not None and self.task.source is not None:
+            stated = {f"task.{name}": value for name, value in self.task.stated.items()}
+        for field, given in (("loss", self.strategy.loss), ("regularizer", self.strategy.regularizer)):
+            if given is not None:
+                stated[f"strategy.{field}.is_mean"] = given.is_mean
+        left_out = [name for name, value in stated.items() if value is None]
+        if left_out:
+            raise ConfigError(f"job {self.name}: {left_out[0]} is required in a signed job")
+
+    @property
+    def plug_ins(self) -> dict[str, PlugInSpec | GivenPartSpec]:
+        """What the job names of installed distributions, by field."""
+        named = {
+            "model": self.model,
+            "task": self.task,
+            "strategy.loss": self.strategy.loss,
+            "strategy.regularizer": self.strategy.regularizer,
+        }
+        return {field: each for field, each in named.items() if each is not None and each.source is not None}
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """Whose code the job runs beside Chorale's own, sorted."""
+        return tuple(sorted({str(each.source) for each in self.plug_ins.values()}))
 
     def learning_rate_at(self, round: int) -> float:
         """Learning rate of SGD in a round, counted from 1."""
@@ -420,22 +392,37 @@ class JobSpec(SpecPart):
                 f"expected at least {SMALLEST_FEDERATION}"
             )
         self._check_data()
+        pinned = [each.distribution for each in self.code or ()]
+        if self.code is not None and sorted(pinned) != list(self.distributions):
+            expected = ", ".join(self.distributions) or "none"
+            raise ValueError(
+                f"code: expected the distributions that `from` names ({expected}), got {', '.join(pinned)}"
+            )
+        foreign = [field for field in self.plug_ins if field != "model"]
+        if self.model.name == CUSTOM and self.model.source is None and foreign:
+            raise ValueError(f"{foreign[0]}: the silos' own objective of model custom computes no other code")
         if self.train_hard_cap_seconds < self.train_deadline_seconds:
             raise ValueError("train_hard_cap_seconds: it should be at least train_deadline_seconds")
         try:
             # the smallest named set decides: there the defaults are lowest and the room is least
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
             method = _method_of(self.strategy, self.task, self.sizes)
-            self._check_images(method.task.target.shape)
-            self._check_label_columns(method.task.target.shape)
+            if self.adapters is not None and self.model.norm == "batch":
+                raise ConfigError(
+                    "adapters: model.norm batch has running means, which belong to no adapter: expected "
+                    "group or none"
+                )
+            if self.task is None or self.task.source is None or self.task.target is not None:
+                self._check_images(method.task.target.shape)
+                self._check_label_columns(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
+            check_ends(self.keep, self.stop, rounds=self.rounds, method=method)
             if method.task.has_tokens and self.input_type != "int64":
                 raise ConfigError(
                     f"input_type: task {method.task.word} reads tokens and needs int64, got {self.input_type}"
                 )
             if self.privacy is None:
                 return self
-            check_private_task(method.task)
             if self.model.norm == "batch":
                 raise ConfigError(
                     "model.norm: batch mixes the records of a batch and sends means that no noise covers: "
@@ -444,6 +431,7 @@ class JobSpec(SpecPart):
             check_private(
                 method.recipe,
                 method.options,
+                method.task,
                 has_records=self.privacy.records is not None,
                 has_sums=self.privacy.sums is not None,
             )
@@ -489,6 +477,5 @@ def _composed(strategy: str, task: str | None, sizes: TaskSizes) -> Strategy:
 
 def _method_of(strategy: StrategySpec, task: TaskSpec | None, sizes: TaskSizes) -> Strategy:
     """Raises ConfigError."""
-    spec = task or TaskSpec()
-    declared = task_of(spec.name, sizes, options=spec.options, metrics=spec.metrics)
+    declared = (task or TaskSpec()).declared(sizes)
     return strategy_of(strategy.name, strategy.recipe, strategy.options, declared)

@@ -1,4 +1,5 @@
-"""What a job names beside numbers: its model and its task, Chorale's own or of an installed distribution.
+"""What a job names beside numbers: its model, adapters in it, and its task, Chorale's own or of an installed
+distribution.
 
 Code never travels. A job names a distribution, its version and the digest of its files; each silo compares
 its own copy before it accepts the job.
@@ -6,11 +7,15 @@ its own copy before it accepts the job.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from chorale.spec.fields import Finite, Positive, Sha256, SpecPart
+from strategies.tasks.base import DeclaredTask, Sum, Target, TaskSizes
+from strategies.tasks.declared_tasks import task_of
+from strategies.tasks.stated import StatedTask
 
 PlugInName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 QuantityName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
@@ -23,6 +28,15 @@ OptionValues = OptionValue | Annotated[tuple[OptionValue, ...], Field(max_length
 OWN_MODELS = ("mlp", "cnn", "resnet18", "vgg11", "mobilenet_v2")
 DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without normalization
 CUSTOM = "custom"
+LORA_B = ".lora_B."  # in the names of arrays that start at zero
+MARK = ".lora_"  # in the names of an adapter's arrays
+LayerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,200}$")]
+
+
+class FromSpec(SpecPart):
+    """A mapping with the key `from`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True)
 
 
 class CodeSpec(SpecPart):
@@ -36,10 +50,8 @@ class CodeSpec(SpecPart):
     )
 
 
-class PlugInSpec(SpecPart):
+class PlugInSpec(FromSpec):
     """What a job names of an installed distribution: an entry point, and the numbers that it takes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True)
 
     name: PlugInName = Field(description="name of the entry point")
     source: Distribution | None = Field(
@@ -50,6 +62,45 @@ class PlugInSpec(SpecPart):
     options: dict[str, OptionValues] = Field(
         default_factory=dict, max_length=64, description="keyword arguments of the function or class"
     )
+
+
+class GivenPartSpec(FromSpec):
+    """A loss or regularizer of an installed distribution. What the server does with the sums stays
+    Chorale's."""
+
+    name: PlugInName = Field(description="name of the entry point")
+    source: Distribution = Field(
+        alias="from", description="installed distribution and version, such as hospital-losses==1.0.0"
+    )
+    options: dict[str, OptionValues] = Field(
+        default_factory=dict, max_length=64, description="keyword arguments of the class"
+    )
+    is_mean: bool | None = Field(
+        default=None,
+        description="whether it is a mean over records; `job submit` fills it in, silos compare it",
+    )
+
+
+class TargetSpec(SpecPart):
+    """What a sample's target is, as `chorale_models.Target`."""
+
+    shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
+        default=(), max_length=4, description="of one target; () is one number"
+    )
+    is_whole: bool = Field(default=False, description="int64, else float32")
+    low: Finite | None = Field(default=None, description="least value; null: any")
+    high: Finite | None = Field(default=None, description="largest value; null: any")
+
+    @classmethod
+    def of(cls, target: Target) -> TargetSpec:
+        low, high = (each if math.isfinite(each) else None for each in (target.low, target.high))
+        return cls(shape=target.shape, is_whole=target.is_whole, low=low, high=high)
+
+    @property
+    def target(self) -> Target:
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        return Target(shape=self.shape, is_whole=self.is_whole, low=low, high=high)
 
 
 class SumSpec(SpecPart):
@@ -63,6 +114,9 @@ class SumSpec(SpecPart):
     per_record: Positive = Field(description="L2 norm by which one record moves it")
     is_count: bool = Field(default=False, description="a whole number, summed exactly")
     is_by_class: bool = Field(default=False, description="says something of single classes")
+    at_most: QuantityName | Literal[""] = Field(
+        default="", description="a count of the task that this count never exceeds"
+    )
 
 
 class TaskSpec(PlugInSpec):
@@ -84,6 +138,61 @@ class TaskSpec(PlugInSpec):
         max_length=64,
         description="metrics of a task of another distribution, each one sum by another; `job submit` fills "
         "them in",
+    )
+    target: TargetSpec | None = Field(
+        default=None, description="targets of a task of another distribution; `job submit` fills it in"
+    )
+    is_mean: bool | None = Field(
+        default=None,
+        description="whether the loss of such a task is a mean over records; `job submit` fills it in",
+    )
+
+    @property
+    def stated(self) -> dict[str, object]:
+        """What of a task of another distribution its code says, and silos compare."""
+        return {"sums": self.sums, "ratios": self.ratios, "target": self.target, "is_mean": self.is_mean}
+
+    @model_validator(mode="after")
+    def _states_what_is_not_ours(self) -> TaskSpec:
+        given = [name for name, value in self.stated.items() if value is not None]
+        if self.source is None and given:
+            raise ValueError(f"{given[0]}: expected with a task of another distribution (`from`) alone")
+        if self.source is not None and self.metrics:
+            raise ValueError("metrics: a task of another distribution says itself what it sums")
+        return self
+
+    def declared(self, sizes: TaskSizes) -> DeclaredTask:
+        """The task as both sides know it. Raises ConfigError."""
+        if self.source is None:
+            return task_of(self.name, sizes, options=self.options, metrics=self.metrics)
+        return StatedTask(
+            sizes,
+            word=self.name,
+            target=None if self.target is None else self.target.target,
+            sums=tuple(Sum(**each.model_dump()) for each in self.sums or ()),
+            ratios={} if self.sums is None else self.ratios or {},
+            is_mean=self.is_mean is not False,
+        )
+
+
+class AdaptersSpec(SpecPart):
+    """LoRA, Hu et al. 2022 (arXiv 2106.09685): a layer W becomes W + (alpha / rank) B A; B starts at zero.
+
+    The global state holds A and B and the head; the weights beside them never travel.
+    """
+
+    rank: int = Field(default=8, ge=1, le=1_024, description="r of LoRA: rows of A, columns of B")
+    alpha: float = Field(default=16.0, gt=0, le=10_000, description="B A is scaled by alpha / rank")
+    targets: tuple[LayerName, ...] = Field(
+        default=(),
+        max_length=64,
+        description="names of the layers, or their ends such as q_proj; none: the model's own function has "
+        "put LoRA layers in",
+    )
+    base: Sha256 | None = Field(
+        default=None,
+        description="SHA-256 of the safetensors file of the other weights, which each silo has in its "
+        "`base_models` folder; null: drawn by model.seed, for trials",
     )
 
 
@@ -121,11 +230,20 @@ class ModelSpec(PlugInSpec):
                 f"name: Chorale's own models are {', '.join(OWN_MODELS)}, got {self.name}; one of an "
                 "installed distribution needs `from: distribution==version`"
             )
+        given = self.model_fields_set & {"norm", "hidden"}
+        if self.source is not None and given and (self.norm, self.hidden) != ("none", (64,)):
+            raise ValueError(
+                f"{min(given)}: of Chorale's own models alone; what {self.name} takes stands in `options`"
+            )
         return self
 
     @model_validator(mode="before")
     @classmethod
     def _norm_of_deep_models(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("name") in DEEP_MODELS:
+        if isinstance(values, dict) and values.get("name") in DEEP_MODELS and not _source_in(values):
             return {"norm": "batch", **values}
         return values
+
+
+def _source_in(values: dict[str, Any]) -> bool:
+    return (values.get("from") or values.get("source")) is not None

@@ -210,23 +210,29 @@ Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
 
 @_typing.final
 class FetchMessage(_message.Message):
+    """job comes with the summary: what the model's metadata are made of."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SUMMARY_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def summary(self) -> _records_pb2.JobSummary: ...
     @_builtins.property
     def chunk(self) -> _federation_pb2.Chunk: ...
+    @_builtins.property
+    def job(self) -> _federation_pb2.SignedJob: ...
     def __init__(
         self,
         *,
         summary: _records_pb2.JobSummary | None = ...,
         chunk: _federation_pb2.Chunk | None = ...,
+        job: _federation_pb2.SignedJob | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "kind", b"kind", "summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "job", b"job", "kind", b"kind", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "kind", b"kind", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "job", b"job", "kind", b"kind", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["summary", "chunk"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

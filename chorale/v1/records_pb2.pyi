@@ -217,6 +217,8 @@ class JobSummary(_message.Message):
     SILOS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     MAIN_FIGURE_FIELD_NUMBER: _builtins.int
+    MODEL_ROUND_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
     name: _builtins.str
     status: _builtins.str
@@ -232,6 +234,10 @@ class JobSummary(_message.Message):
     """one line: round, phase, stage, who is awaited"""
     main_figure: _builtins.str
     """of the job's task: accuracy, dice ...; names one of a record's figures"""
+    model_round: _builtins.int
+    """FetchModel gives the model after this round"""
+    kept: _builtins.str
+    """why that one, where the job keeps the best: its metric"""
     @_builtins.property
     def silos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -249,10 +255,12 @@ class JobSummary(_message.Message):
         silos: _abc.Iterable[_builtins.str] | None = ...,
         progress: _builtins.str = ...,
         main_figure: _builtins.str = ...,
+        model_round: _builtins.int = ...,
+        kept: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["float32_bytes", b"float32_bytes", "job_digest", b"job_digest", "main_figure", b"main_figure", "name", b"name", "progress", b"progress", "reason", b"reason", "rounds", b"rounds", "rounds_completed", b"rounds_completed", "silos", b"silos", "status", b"status", "strategy", b"strategy", "submitted_unix_seconds", b"submitted_unix_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["float32_bytes", b"float32_bytes", "job_digest", b"job_digest", "kept", b"kept", "main_figure", b"main_figure", "model_round", b"model_round", "name", b"name", "progress", b"progress", "reason", b"reason", "rounds", b"rounds", "rounds_completed", b"rounds_completed", "silos", b"silos", "status", b"status", "strategy", b"strategy", "submitted_unix_seconds", b"submitted_unix_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,12 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot, softmax
 
+from chorale_models.model import Sizes
 from chorale_models.task import Task
 from chorale_models.tasks.histograms import class_log_odds, reliability, score_counts
 
 
 class Classification(Task):
     """Outputs: logits (N, C); targets (N,) int64."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.answer = (sizes.classes,)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets, reduction="none")

@@ -23,7 +23,7 @@ def class_log_odds(logits_NC: Tensor) -> Tensor:
 
 def score_counts(log_odds_NK: Tensor, is_of_class_NK: Tensor) -> Mapping[str, Tensor]:
     """For `curves`. Shapes: (N, K) float64, (N, K) bool -> scores (K, 2, B)."""
-    share_NK = torch.sigmoid(log_odds_NK / curves.FLATTENING)
+    share_NK = (torch.sigmoid(log_odds_NK) + torch.sigmoid(log_odds_NK / curves.FLATTENING)) / 2
     bins_NK = (share_NK * curves.BINS).long().clamp(0, curves.BINS - 1)
     place_K = torch.arange(bins_NK.shape[1], device=bins_NK.device)
     flat_NK = (2 * place_K + is_of_class_NK.long()) * curves.BINS + bins_NK

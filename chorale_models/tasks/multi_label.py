@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from chorale_models.model import Sizes
 from chorale_models.task import Task
 from chorale_models.tasks.histograms import reliability, score_counts
 
 
 class MultiLabel(Task):
     """Outputs: logits (N, K); targets (N, K) int64, 0 or 1. The loss is the mean over a sample's labels."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.answer = (sizes.classes,)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         loss_NK = binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")

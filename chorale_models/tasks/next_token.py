@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from chorale_models.model import Sizes
 from chorale_models.task import Task
 from strategies.tasks.next_token import MAX_TOKEN_LOSS, NOTHING
 
@@ -17,6 +18,10 @@ from strategies.tasks.next_token import MAX_TOKEN_LOSS, NOTHING
 class NextToken(Task):
     """Outputs: logits (N, L, V); targets (N, L) int64: the next token at each place, -1 where there is
     none."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.answer = (*sizes.input_shape, sizes.classes)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean over a sequence's predicted places; 0 where it has none."""

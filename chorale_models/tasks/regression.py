@@ -17,20 +17,21 @@ LOSSES: Mapping[str, Callable[..., Tensor]] = {"squared": mse_loss, "absolute": 
 
 
 class Regression(Task):
-    """Outputs: (N, T), or (N,); targets (N, T), or (N,) where T is 1; both float32."""
+    """Outputs: (N, T); targets (N, T), or (N,) where T is 1; both float32."""
 
     def __init__(self, sizes: Sizes, *, low: float, high: float, loss: str = "squared") -> None:
         super().__init__(sizes)
+        self.answer = (sizes.outputs,)
         self._middle, self._half_range, self._loss = (low + high) / 2, (high - low) / 2, LOSSES[loss]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean over a sample's numbers."""
         scaled = (targets - self._middle) / self._half_range
-        loss_NT = self._loss(outputs.flatten(1), scaled.reshape(len(targets), -1), reduction="none")
+        loss_NT = self._loss(outputs, scaled.reshape(len(targets), -1), reduction="none")
         return loss_NT.mean(dim=1)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        error_NT = (outputs.double().flatten(1).clamp(-1.0, 1.0) - self._scaled(targets)).abs() / 2
+        error_NT = (outputs.double().clamp(-1.0, 1.0) - self._scaled(targets)).abs() / 2
         return {
             "absolute_error": error_NT.mean(dim=1).sum(),
             "squared_error": error_NT.square().mean(dim=1).sum(),

@@ -22,6 +22,7 @@ class Segmentation(Task):
 
     def __init__(self, sizes: Sizes, *, loss: str = "cross-entropy") -> None:
         super().__init__(sizes)
+        self.answer = (sizes.classes, *sizes.input_shape[1:])
         self._loss = loss
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from chorale_models.model import Sizes
 from chorale_models.task import Task
 from strategies.tasks.survival import BINS
 
 
 class Survival(Task):
     """Outputs: logits of hazards (N, J); targets (N, 2) int64: interval, and whether the event is in it."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.answer = (sizes.classes,)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """-log of the chance to live through the intervals before, and of the event in its own."""

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.state import state_from_bytes
+from chorale.spec.model_file import open_model
 from chorale.transport.wire import MAX_SILOS
 from cli.demo.plan import COORDINATOR, EPSILONS, FEDERATION, LOGS, Plan, digits_plan, job_plan
 from cli.demo.processes import Child, Processes, run_commands
@@ -35,7 +35,7 @@ from cli.job import check_done
 from cli.operations import Operations, connect
 from cli.operator import operator_settings
 from cli.output import report
-from cli.output.progress import JobHistory, show
+from cli.output.progress import JobHistory, score_word, show
 from cli.output.promise import Promise, promise_of
 from cli.output.report import units_told
 from crypto.errors import ConfigError
@@ -203,7 +203,7 @@ def _promise(plan: Plan, operations: Operations, digest: bytes) -> Promise:
     """What the job promises, told before its first round, with what few silos make of it."""
     spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
     _, data = operations.fetch(digest)
-    promise = promise_of(spec, state_from_bytes(b"".join(data)))
+    promise = promise_of(spec, open_model(b"".join(data))[0])
     for line in (promise.line(), *promise.warnings()):
         _say(line)
     return promise
@@ -272,12 +272,12 @@ def _records(log: Path, is_over: threading.Event) -> Iterator[dict[str, object]]
 def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
     """Results on stdout, and where to go from here."""
     command, silo = _own_command(), out / "federation" / plan.names[0]
-    accuracy, noise = report["final_accuracy"], report["accuracy_noise"]
-    told = f"final accuracy {accuracy:.4f}" if isinstance(accuracy, float) else "final accuracy unknown"
+    figure, noise, main = report["final_figure"], report["accuracy_noise"], report["main_figure"]
+    told = f"final {main} {figure:.4f}" if isinstance(figure, float) else f"final {main} unknown"
     click.echo(told if noise is None else f"{told} (measured under noise of standard deviation {noise:.3f})")
     if report["personal_accuracy"] is not None:
         click.echo(
-            f"personal accuracy {report['personal_accuracy']:.4f} +- "
+            f"personal {score_word(main)} {report['personal_accuracy']:.4f} +- "
             f"{report['personal_accuracy_deviation']:.4f} over {report['personal_silos']} silos, "
             "each its own model on its own hold-out"
         )

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from chorale.runtime.files import read_limited
-from chorale.spec.job_spec import JobSpec, StrategySpec
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
+from chorale.spec.strategy_spec import StrategySpec
 from cli.given_data import DataOptions
+from cli.job import with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import CohortRule
 from silo_agent.policy.policy import Policy
@@ -179,11 +181,17 @@ def job_plan(
     names = options.names(listed if isinstance(listed, list) else (), silos)
     job = {name: value for name, value in values.items() if name not in OF_A_SIGNED_JOB}
     job["silos"] = names
-    spec = check_values(JobSpec, {"not_after": _tomorrow(), **job}, source=str(file))
+    spec = with_code(check_values(JobSpec, {"not_after": _tomorrow(), **job}, source=str(file)))
     for name in (COORDINATOR, OPERATOR, AUTHORITY, LOGS):
         if name in names:
             raise ConfigError(f"{file}: silos: {name} is the name of another party of the demo")
-    rules: Settings = {**OPEN_POLICY, "count_granularity": 1, "privacy": {"epsilon": CEILING}}
+    code = list(spec.distributions)
+    rules: Settings = {
+        **OPEN_POLICY,
+        "count_granularity": 1,
+        "distributions": code,
+        "privacy": {"epsilon": CEILING},
+    }
     if policy is not None:
         policy.check_job(spec, operator=policy.operators[0] if policy.operators else OPERATOR)
         rules = {**policy.model_dump(mode="json"), "operators": None}  # the demo's own signs
@@ -194,7 +202,7 @@ def job_plan(
         drop=drop,
         federation=spec.federation,
         job=job,
-        silos=options.settings_of(names),
+        silos=options.settings_of(spec),
         policy={**rules, "federation": spec.federation, "approval": "automatic"},
         init=None if init is None else init.resolve(),
     )

@@ -17,7 +17,7 @@ from typing import IO, TypeAlias
 import click
 
 from cli.errors import CommandFailed, ExitCode
-from cli.parent import PARENT
+from cli.startup.parent import PARENT
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 
 STOP_SECONDS = 10.0

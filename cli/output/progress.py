@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited for
 AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
+ACCURACY = "accuracy"
 ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fine-tune"
 
 
@@ -44,6 +45,11 @@ class JobHistory:
     def of_kind(self, kind: str) -> list[PhaseRecord]:
         return [record for record in self.records if kind_of(record) == kind]
 
+    @property
+    def main(self) -> str:
+        """The figure that the job's task tells first."""
+        return self.summary.main_figure or ACCURACY
+
     def closing(self, figure: str) -> float | None:
         """A figure of the last model, from the closing evaluation: accuracy, or how many samples it tested
         (noise included). None if there was none."""
@@ -55,16 +61,16 @@ def kind_of(record: PhaseRecord) -> str:
     return record.phase.partition(".")[0]
 
 
-def accuracy_by_round(history: JobHistory) -> list[float | None]:
-    """Entry i is the accuracy of the model after round i + 1; None where no sum measured it.
+def figure_by_round(history: JobHistory, figure: str) -> list[float | None]:
+    """Entry i is that figure of the model after round i + 1; None where no sum measured it.
 
     A round's sum tests the model it started from, so round r measures the model after r - 1.
     """
     trained = history.of_kind(TRAIN)
-    measured = {record.round - 1: record.figures.get("accuracy") for record in trained}
-    for record in history.of_kind(EVALUATE):
-        measured[record.round] = record.figures.get("accuracy")
+    measured = {record.round - 1: record.figures.get(figure) for record in trained}
     last = max((record.round for record in trained), default=0)
+    for record in history.of_kind(EVALUATE):  # of the last one, also where rounds ended early
+        measured[last] = record.figures.get(figure)
     return [measured.get(round) for round in range(1, last + 1)]
 
 
@@ -79,6 +85,11 @@ class PersonalFigures:
 
     def __str__(self) -> str:
         return f"{self.accuracy:.4f} +- {self.deviation:.4f} over {self.silos} silos"
+
+
+def score_word(main: str) -> str:
+    """What the silos' own models are told by: accuracy, or the score from 0 to 1 of another task."""
+    return ACCURACY if main == ACCURACY else "score"
 
 
 def personal_figures(history: JobHistory) -> PersonalFigures | None:
@@ -97,15 +108,15 @@ def personal_of(figures: Mapping[str, float | None]) -> PersonalFigures | None:
     return PersonalFigures(accuracy=accuracy, deviation=deviation, silos=round(silos))
 
 
-def plain_line(record: PhaseRecord, *, rounds: int) -> str:
-    """One line for one phase, for logs and pipes."""
+def plain_line(record: PhaseRecord, *, rounds: int, main: str = ACCURACY) -> str:
+    """One line for one phase, for logs and pipes. main: the figure that the job's task tells first."""
     outcome = f"used up ({record.reason})"
     if record.result == "applied":
         share = f", {record.data_share:.0%} of the data" if kind_of(record) == TRAIN else ""
         attempts = f", attempt {record.attempts}" if record.attempts > 1 else ""
         outcome = f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
     missing = "; ".join(f"without {left.silo} ({left.stage}: {left.reason})" for left in record.left_out)
-    return "  ".join(filter(None, [_title(record, rounds), outcome, _measured(record), missing]))
+    return "  ".join(filter(None, [_title(record, rounds), outcome, _measured(record, main), missing]))
 
 
 def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None = None) -> RenderableType:
@@ -115,34 +126,41 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
     from rich.text import Text
 
     rows = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("round", "accuracy before", "silos", "share of data", "seconds", "left out"):
+    for title in ("round", f"{history.main} before", "silos", "share of data", "seconds", "left out"):
         rows.add_column(title, justify="left" if title == "left out" else "right")
     for record in history.records[-(newest or len(history.records)) :]:
-        accuracy, is_train = record.figures.get("accuracy"), kind_of(record) == TRAIN
+        figure, is_train = record.figures.get(history.main), kind_of(record) == TRAIN
         rows.add_row(
             _title(record, history.summary.rounds),
-            "" if accuracy is None else f"{accuracy:.3f}",
+            "" if figure is None else f"{figure:.3f}",
             str(len(record.cohort)) if record.result == "applied" else record.result,
             f"{record.data_share:.0%}" if is_train and record.cohort else "",
             f"{record.wall_seconds:.1f}",
             ", ".join(left.silo for left in record.left_out),
         )
-    status = history.summary.progress or history.summary.status or "waiting for the coordinator"
-    return Group(rows, Text(status, style="dim"), *(Text(note, style="yellow") for note in notes))
+    summary = history.summary
+    status = summary.progress or summary.reason or summary.status or "waiting for the coordinator"
+    kept = [Text(kept_line(summary), style="dim")] if summary.kept else []
+    return Group(rows, *kept, Text(status, style="dim"), *(Text(note, style="yellow") for note in notes))
+
+
+def kept_line(summary: JobSummary) -> str:
+    return f"kept: the model after round {summary.model_round}, {summary.kept}"
 
 
 def _title(record: PhaseRecord, rounds: int) -> str:
     return f"round {record.round}/{rounds}" if kind_of(record) == TRAIN else kind_of(record)
 
 
-def _measured(record: PhaseRecord) -> str:
-    accuracy, loss = record.figures.get("accuracy"), record.figures.get("loss")
+def _measured(record: PhaseRecord, main: str) -> str:
+    figure, loss = record.figures.get(main), record.figures.get("loss")
     personal = personal_of(record.figures)
-    of_own = "" if personal is None else f"personal models: accuracy {personal}"
-    if accuracy is None:
+    of_own = "" if personal is None else f"personal models: {score_word(main)} {personal}"
+    if figure is None:
         return of_own
     of_model = "final model" if kind_of(record) == EVALUATE else f"model after round {record.round - 1}"
-    told = f"{of_model}: accuracy {accuracy:.3f}" + ("" if loss is None else f", loss {loss:.3f}")
+    with_loss = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
+    told = f"{of_model}: {main} {figure:.3f}{with_loss}"
     return ", ".join(filter(None, [told, of_own]))
 
 
@@ -158,7 +176,7 @@ def show(events: Iterable[JobEvent], history: JobHistory, *, notes: Sequence[str
         for event in events:
             record = history.add(event)
             if record is not None:
-                click.echo(plain_line(record, rounds=history.summary.rounds), err=True)
+                click.echo(plain_line(record, rounds=history.summary.rounds, main=history.main), err=True)
             patience.on_news(history.summary.progress)
 
 

@@ -97,7 +97,7 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
         epsilon_updates_per_silo=planned_updates_epsilon(spec, state),
         epsilon_statistics_per_record=planned_statistics_epsilon(spec, state),
         multipliers={field: value for field, value in multipliers.items() if value is not None},
-        count_deviation=deviations["correct"],
+        count_deviation=deviations["tested"],
         update_noise=update_noise,
     )
 

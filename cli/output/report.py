@@ -6,11 +6,20 @@ The document's keys are fixed by docs/protocol.md 10 and read by other programs.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chorale.v1.records_pb2 import PhaseRecord
-from cli.output.progress import TRAIN, JobHistory, accuracy_by_round, personal_figures
+from cli.output.progress import (
+    ACCURACY,
+    EVALUATE,
+    TRAIN,
+    JobHistory,
+    figure_by_round,
+    personal_figures,
+    score_word,
+)
 from cli.output.promise import units
 
 if TYPE_CHECKING:
@@ -19,7 +28,6 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 WIDTH, HEIGHT, MARGIN = 640, 240, 36
 EXACT, NOISED = "exact in fixed point", "after noise on all that depends on data"
-ROUNDS = ("round", "phase", "result", "silos in the sum", "data", "accuracy of the model received", "seconds")
 
 SEEN = (
     ("coordinator", "public keys, sealed envelopes and masked vectors it cannot read; one sum a phase"),
@@ -54,8 +62,17 @@ def document(
         "silo_names": list(summary.silos),
         "rounds": summary.rounds,
         "rounds_completed": summary.rounds_completed,
-        "final_accuracy": history.closing("accuracy"),
-        "accuracy_by_round": accuracy_by_round(history),
+        "reason": summary.reason,  # why it has fewer rounds than it says, or no end
+        # the model that the operator fetches; kept: its metric, where the job keeps the best
+        "model_round": summary.model_round,
+        "kept": summary.kept or None,
+        "final_accuracy": history.closing(ACCURACY),
+        "accuracy_by_round": figure_by_round(history, ACCURACY),
+        # what the job's task tells first: accuracy, dice, mae ...
+        "main_figure": history.main,
+        "final_figure": history.closing(history.main),
+        "figure_by_round": figure_by_round(history, history.main),
+        "tables": _tables(history),
         # of the silos' own models, which stay with them; null in a job that makes none
         "personal_accuracy": personal and personal.accuracy,
         "personal_accuracy_deviation": personal and personal.deviation,
@@ -78,12 +95,13 @@ def page(report: Document) -> str:
     title = f"Chorale: {html.escape(report['name'])}"
     dropped = [tuple(entry.values()) for entry in report["dropped"]]
     exactness = EXACT if report["epsilon"] is None else NOISED
-    personal = ""
+    personal, main = "", report["main_figure"]
     if report["personal_accuracy"] is not None:
         personal = (
-            f"<p>Each silo's own model, on its own hold-out: accuracy {report['personal_accuracy']:.4f}, "
-            f"standard deviation {report['personal_accuracy_deviation']:.4f} over {report['personal_silos']} "
-            "silos. Only the silo has its model and its accuracy.</p>"
+            f"<p>Each silo's own model, on its own hold-out: {score_word(report['main_figure'])} "
+            f"{report['personal_accuracy']:.4f}, standard deviation "
+            f"{report['personal_accuracy_deviation']:.4f} over {report['personal_silos']} "
+            f"silos. Only the silo has its model and its {score_word(report['main_figure'])}.</p>"
         )
     return "\n".join(
         [
@@ -92,11 +110,12 @@ def page(report: Document) -> str:
             f"<style>{STYLE}</style></head><body>",
             f"<h1>{title}</h1>",
             f"<p>{_headline(report)}</p>",
-            "<h2>Accuracy</h2>",
-            _curve(report["accuracy_by_round"]),
+            f"<h2>{html.escape(main.capitalize())}</h2>",
+            _curve(report["figure_by_round"], figure=main),
             personal,
+            *_figures_section(report),
             "<h2>Rounds</h2>",
-            _rounds_table(report["phases"]),
+            _rounds_table(report["phases"], figure=main),
             "<h2>Who was left out</h2>",
             _table(("round", "silo", "stage", "reason"), dropped) if dropped else "<p>None.</p>",
             "<h2>What was summed</h2>",
@@ -211,15 +230,19 @@ def _left_out(record: PhaseRecord) -> list[Document]:
 
 
 def _headline(report: Document) -> str:
-    final = report["final_accuracy"]
-    accuracy = "no final accuracy" if final is None else f"final accuracy {final:.4f}"
+    final, main = report["final_figure"], report["main_figure"]
+    figure = f"no final {main}" if final is None else f"final {main} {final:.4f}"
     sizes = (
         f"{report['upload_bytes_per_silo_round']:,} bytes; the model has {report['float32_bytes']:,} bytes."
     )
+    why = f" ({report['reason']})" if report["reason"] else ""
+    kept = (
+        f" The model is that after round {report['model_round']}: {report['kept']}." if report["kept"] else ""
+    )
     return html.escape(
-        f"{report['strategy']} over {report['silos']} silos: {report['status']}, "
-        f"{report['rounds_completed']} of {report['rounds']} rounds, {accuracy}, "
-        f"{report['wall_seconds']:.1f} s. In a round a silo sent {sizes}"
+        f"{report['strategy']} over {report['silos']} silos: {report['status']}{why}, "
+        f"{report['rounds_completed']} of {report['rounds']} rounds, {figure}, "
+        f"{report['wall_seconds']:.1f} s. In a round a silo sent {sizes}{kept}"
     )
 
 
@@ -233,34 +256,64 @@ def _policy(policy: Document) -> str:
     )
 
 
-def _curve(accuracies: Sequence[float | None]) -> str:
-    """Accuracy over rounds as inline SVG; rounds that measured nothing leave no point."""
-    step = (WIDTH - MARGIN - 12) / max(len(accuracies) - 1, 1)
+def _tables(history: JobHistory) -> Document:
+    """Matrices and curves of the closing evaluation as lists, null for NaN."""
+    closing = history.of_kind(EVALUATE)[-1:]
+    found = {name: table for record in closing for name, table in sorted(record.tables.items())}
+    return {name: _nested(list(table.shape), iter(table.values)) for name, table in found.items()}
+
+
+def _nested(shape: Sequence[int], values: Iterator[float]) -> Any:
+    if not shape:
+        value = next(values)
+        return value if math.isfinite(value) else None
+    return [_nested(shape[1:], values) for _ in range(shape[0])]
+
+
+def _figures_section(report: Document) -> list[str]:
+    """What else the closing evaluation measured."""
+    closing = [phase["figures"] for phase in report["phases"] if phase["phase"].startswith(EVALUATE)]
+    if not closing:
+        return []
+    rows = [(name, f"{value:.4f}") for name, value in closing[-1].items()]
+    told = ", ".join(report["tables"])
+    kept = f"<p>report.json has in its tables: {html.escape(told)}.</p>" if told else ""
+    return ["<h2>Final figures</h2>", _table(("figure", "value"), rows), kept]
+
+
+def _curve(found: Sequence[float | None], *, figure: str) -> str:
+    """A figure over rounds as inline SVG; rounds that measured nothing leave no point."""
+    step = (WIDTH - MARGIN - 12) / max(len(found) - 1, 1)
+    highest = max((value for value in found if value is not None and math.isfinite(value)), default=1.0)
+    top = 1.0 if highest <= 1.0 else highest
     points = [
-        (MARGIN + step * index, _y(value)) for index, value in enumerate(accuracies) if value is not None
+        (MARGIN + step * index, _y(value / top))
+        for index, value in enumerate(found)
+        if value is not None and math.isfinite(value)
     ]
     if not points:
-        return "<p>No round measured an accuracy.</p>"
+        return f"<p>No round measured {html.escape(figure)}.</p>"
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     grid = "".join(
         f'<line x1="{MARGIN}" x2="{WIDTH - 8}" y1="{_y(level):.1f}" y2="{_y(level):.1f}" stroke="#d8dee4"/>'
-        f'<text x="4" y="{_y(level) + 4:.1f}">{level:g}</text>'
+        f'<text x="4" y="{_y(level) + 4:.1f}">{level * top:.3g}</text>'
         for level in (0.0, 0.25, 0.5, 0.75, 1.0)
     )
     dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#0969da"/>' for x, y in points)
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="accuracy of the model after each round">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{html.escape(figure)} of the model after each round">'
         f'{grid}<polyline points="{path}" fill="none" stroke="#0969da" stroke-width="2"/>{dots}'
         f'<text x="{MARGIN}" y="{HEIGHT - 6}">round 1</text>'
-        f'<text x="{WIDTH - 64}" y="{HEIGHT - 6}">round {len(accuracies)}</text></svg>'
+        f'<text x="{WIDTH - 64}" y="{HEIGHT - 6}">round {len(found)}</text></svg>'
     )
 
 
-def _y(accuracy: float) -> float:
-    return 12 + (HEIGHT - 12 - 28) * (1 - accuracy)
+def _y(share: float) -> float:
+    return 12 + (HEIGHT - 12 - 28) * (1 - share)
 
 
-def _rounds_table(phases: Iterable[Document]) -> str:
+def _rounds_table(phases: Iterable[Document], *, figure: str) -> str:
     rows = [
         (
             phase["round"],
@@ -268,12 +321,13 @@ def _rounds_table(phases: Iterable[Document]) -> str:
             phase["result"] if not phase["reason"] else f"{phase['result']}: {phase['reason']}",
             ", ".join(phase["cohort"]),
             f"{phase['data_share']:.0%}" if phase["phase"].startswith(TRAIN) else "",
-            f"{phase['figures']['accuracy']:.4f}" if "accuracy" in phase["figures"] else "",
+            f"{phase['figures'][figure]:.4f}" if figure in phase["figures"] else "",
             f"{phase['wall_seconds']:.1f}",
         )
         for phase in phases
     ]
-    return _table(ROUNDS, rows)
+    received = f"{figure} of the model received"
+    return _table(("round", "phase", "result", "silos in the sum", "data", received, "seconds"), rows)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -20,8 +20,8 @@ from chorale.transport.wire import MAX_SILOS
 from cli.demo.plan import OPEN_POLICY
 from cli.errors import require_extra
 from cli.given_data import DataOptions, data_options
-from cli.job import initial_bytes, read_spec, solved, tell_draw
-from cli.output.progress import personal_of
+from cli.job import initial_bytes, read_spec, solved, tell_draw, with_code
+from cli.output.progress import personal_of, score_word
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
@@ -57,7 +57,11 @@ MAX_WORKERS = 256
     type=click.Path(path_type=Path),
     help="Policy of every silo, which may refuse the job.  [default: one that refuses nothing]",
 )
-@click.option("--init", type=click.Path(path_type=Path), help="Initial model, safetensors; default: by seed.")
+@click.option(
+    "--init",
+    type=click.Path(path_type=Path),
+    help="Initial model, safetensors: a plain state_dict or a fetched model; default: by seed.",
+)
 @click.option(
     "--device",
     default="auto",
@@ -128,7 +132,7 @@ def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
             click.echo(json.dumps(result.to_json()))
         else:
             folder.add(result, simulation.progress)
-        click.echo(_line(result, rounds=spec.rounds), err=True)
+        click.echo(_line(result, rounds=spec.rounds, main=spec.method.task.main), err=True)
 
 
 def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
@@ -137,25 +141,35 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         for kind, figures in simulation.closing.items()
     }
     own = personal_of({name: value for figures in closing.values() for name, value in figures.items()})
+    main = simulation.job.strategy.task.main
     document: dict[str, Any] = {
         "closing": closing,
         "final_accuracy": finite(simulation.final_accuracy),
         "final_loss": finite(simulation.final_loss),
+        "main_figure": main,
+        "final_figure": finite(simulation.final_figure),
         "final_personal_accuracy": None if own is None else own.accuracy,
-        "model_after_round": simulation.job.spec.rounds,
+        "model_after_round": simulation.model[0],
+        "stopped": simulation.stopped,
     }
+    if simulation.progress.tables:
+        document["tables"] = simulation.progress.tables
+    if simulation.stopped:
+        click.echo(simulation.stopped, err=True)
+    if simulation.job.spec.keep is not None:
+        click.echo(f"kept: the model after round {simulation.model[0]}", err=True)
     if folder is not None:
-        folder.finish(simulation.progress)
+        folder.finish(simulation)
         document["model"] = str(folder.model_path)
     if own is not None:
-        click.echo(f"final personal models: accuracy {own}", err=True)
+        click.echo(f"final personal models: {score_word(main)} {own}", err=True)
     click.echo(json.dumps(document))
 
 
 def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
     listed = parse_mapping(read_limited(file, MAX_BYTES), source=str(file)).get("silos", ())
     names = options.names(listed if isinstance(listed, list) else (), silos)
-    spec = read_spec(file, not_after=NEVER, silos=names if options.silo_files or silos else ())
+    spec = with_code(read_spec(file, not_after=NEVER, silos=names if options.silo_files or silos else ()))
     own = options.objectives()
     if not spec.model.is_built_in and any(name not in own for name in spec.silos):
         raise ConfigError(
@@ -168,7 +182,8 @@ def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
 def _policy(spec: JobSpec, path: Path | None) -> Policy:
     """Raises PolicyRefusal where a given policy would refuse the job."""
     if path is None:
-        return Policy(federation=spec.federation, count_granularity=1, **OPEN_POLICY)
+        code = spec.distributions
+        return Policy(federation=spec.federation, count_granularity=1, distributions=code, **OPEN_POLICY)
     policy = load_policy(path)
     policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")
     return policy
@@ -188,17 +203,17 @@ def _folder(
     return SimulationFolder(out, identity=identity)
 
 
-def _line(result: RoundResult, *, rounds: int) -> str:
+def _line(result: RoundResult, *, rounds: int, main: str) -> str:
     parts = [f"round {result.round}/{rounds}", f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
     if result.reason:
         parts.append(f"used up ({result.reason})")
-    accuracy, loss = finite(result.accuracy), finite(result.loss)
-    if accuracy is not None:
-        told = "" if loss is None else f", loss {loss:.3f}"
-        parts.append(f"model after round {result.round - 1}: accuracy {accuracy:.3f}{told}")
+    figure, loss = finite(result.figures.get(main)), finite(result.loss)
+    if figure is not None:
+        told = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
+        parts.append(f"model after round {result.round - 1}: {main} {figure:.3f}{told}")
     own = personal_of(result.figures)
     if own is not None:
-        parts.append(f"personal models: accuracy {own}")
+        parts.append(f"personal models: {score_word(main)} {own}")
     if result.left_out:
         parts.append(f"without {', '.join(result.left_out)}")
     return "  ".join(parts)

@@ -15,12 +15,14 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1 import records_pb2
 from coordinator.jobs.job_runner import JobRunner
+from coordinator.jobs.selection import Kept, Selection
 from coordinator.jobs.sequence import completed_rounds
 from coordinator.resources import Resources
 from coordinator.storage.store import JobRow, JobStatus
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from strategies.phases.enrollment import draw_seed_in
+from strategies.phases.training import TRAIN
 
 log = get_logger("coordinator.jobs.job_manager")
 
@@ -50,6 +52,7 @@ class JobManager:
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         self._changes: dict[bytes, asyncio.Event] = {}  # of watched jobs: set at the next change, then gone
         self._known: dict[bytes, Job] = {}
+        self._selections: dict[bytes, Selection] = {}
         self._float32_bytes: dict[bytes, int] = {}
         self._is_draining = False
 
@@ -198,11 +201,19 @@ class JobManager:
             raise UnknownJob("job: not known here", code=Refusal.JOB_INVALID)
         return row
 
-    def model(self, digest: bytes, *, caller: str) -> JobRow:
-        """The job whose newest state its operator fetches. Raises UnknownJob and NotTheOperator."""
+    def model(self, digest: bytes, *, caller: str) -> tuple[JobRow, Path]:
+        """The job and the state that its operator fetches: the newest, or the one that the job keeps.
+
+        Raises UnknownJob and NotTheOperator.
+        """
         row = self.row(digest)
         self._check_owner(row, caller, "only this operator may fetch its model")
-        return row
+        try:
+            kept = self._kept(row)
+        except LocalProtocolError:  # of an earlier release
+            kept = None
+        state_digest = row.state_digest if kept is None else kept.state_digest
+        return row, self._resources.checkpoints.path(digest, state_digest)
 
     def summary(self, row: JobRow) -> records_pb2.JobSummary:
         """What an operator is told of the job, as things stand."""
@@ -260,7 +271,8 @@ class JobManager:
             # it ended under an earlier release, which had other field names; its model can still be fetched
             values = parse_mapping(row.signed.spec_bytes, source=f"job {row.signed.id}")
             said = {name: values[name] for name in ("name", "rounds", "silos")}
-            return {**said, "rounds_completed": store.count_applied(row.digest, "train")}
+            return {**said, "rounds_completed": store.count_applied(row.digest, TRAIN)}
+        kept = self._kept(row)
         return {
             "name": job.spec.name,
             "strategy": job.spec.strategy.name,
@@ -268,7 +280,16 @@ class JobManager:
             "rounds": job.spec.rounds,
             "silos": job.spec.silos,
             "rounds_completed": completed_rounds(store, job),
+            "model_round": store.last_applied(row.digest, TRAIN) if kept is None else kept.round,
+            "kept": "" if kept is None else kept.told,
         }
+
+    def _kept(self, row: JobRow) -> Kept | None:
+        """Raises LocalProtocolError for a job of an earlier release."""
+        job = self._stored_job(row)
+        if job.spec.keep is None:
+            return None
+        return self._selections.setdefault(row.digest, Selection(self._resources.store, job)).kept
 
     def _stored_job(self, row: JobRow) -> Job:
         """A job that was checked when it was submitted; phases check it again before they begin."""

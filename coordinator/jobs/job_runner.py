@@ -21,6 +21,7 @@ from coordinator.jobs.aggregate import RevealedFile
 from coordinator.jobs.attempt_runner import SESSION_MESSAGES, AttemptRunner
 from coordinator.jobs.phase_record import told_to_silos
 from coordinator.jobs.phase_runner import PhaseRunner
+from coordinator.jobs.selection import Selection
 from coordinator.jobs.sequence import (
     BudgetSpent,
     JobFailed,
@@ -56,6 +57,7 @@ class JobRunner:
         self._present_states: list[bytes] = []  # of this phase and the one before
         self._revealed: RevealedFile | None = None  # kept for silos that are slower than t others
         self._history = PhaseHistory(resources.store, job.digest)
+        self.selection = Selection(resources.store, job)
         self._resume_seconds = RESUME_SECONDS
         self._going = asyncio.Event()
         self._going.set()
@@ -93,7 +95,7 @@ class JobRunner:
         except JobFailed as failure:
             self.end(failure.status, reason=str(failure))
         else:
-            self.end(JobStatus.DONE)
+            self.end(JobStatus.DONE, reason=self.selection.stalled)
 
     def pause(self) -> None:
         """Takes effect before the next phase."""
@@ -233,6 +235,8 @@ class JobRunner:
         self._resources.metrics.rounds_completed.labels(federation_job=self.job.id).set(completed)
         newest = [record.state_digest, *(row.state_digest for row in reversed(self._history.rows()))]
         kept = list(dict.fromkeys(newest))[: self._resources.settings.keep_checkpoints]
+        best = self.selection.kept
+        kept += [] if best is None else [best.state_digest]
         self._resources.checkpoints.keep_only(self.job.digest, kept)
         self._note_checkpoint()
         self._resume_seconds = RESUME_SECONDS
@@ -282,7 +286,8 @@ class JobRunner:
         )
 
     def _next_step(self) -> Step | None:
-        return next_step(self.job, self._history.rows(), is_outdated=self._is_outdated)
+        rows, stalled = self._history.rows(), self.selection.stalled
+        return next_step(self.job, rows, is_outdated=self._is_outdated, has_stalled=bool(stalled))
 
     def _is_outdated(self, enrollment: PhaseRow) -> bool:
         """The job's silos on the roster have changed, or a silo that missed the enrollment asks to join."""

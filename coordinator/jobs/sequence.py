@@ -27,11 +27,13 @@ class BudgetSpent(JobFailed):
     status = JobStatus.STOPPED
 
 
-def next_step(job: Job, rows: Sequence[PhaseRow], *, is_outdated: Callable[[PhaseRow], bool]) -> Step | None:
+def next_step(
+    job: Job, rows: Sequence[PhaseRow], *, is_outdated: Callable[[PhaseRow], bool], has_stalled: bool = False
+) -> Step | None:
     """None after the last phase. Raises JobFailed where there is nothing to continue with.
 
     rows: all phases so far. is_outdated: whether the silos of the job have changed since an enrollment,
-    or one asks to join.
+    or one asks to join. has_stalled: no further round follows (selection.py).
     """
     if not rows:
         return 0, job.opening
@@ -45,6 +47,8 @@ def next_step(job: Job, rows: Sequence[PhaseRow], *, is_outdated: Callable[[Phas
     following = job.next_after(last.round, job.strategy.round_phases[-1] if is_lost else last.phase)
     if following is None or job.names_everyone(following[1]) or following[0] == last.round:
         return following
+    if has_stalled:
+        return job.closing
     enrollments = [row for row in rows if phase_kind(row.phase) == phase_kind(job.opening)]
     applied = [row for row in enrollments if row.state is PhaseState.APPLIED]
     if not applied or following[0] - 1 - applied[-1].round < job.spec.enrollment_every:

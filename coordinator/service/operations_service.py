@@ -102,13 +102,12 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
     async def FetchModel(  # type: ignore[override]  # a coroutine that writes, so that each write has a deadline
         self, request: pb.FetchRequest, context: Context
     ) -> None:
-        """The summary, then the newest global state: for the job's operator alone."""
+        """The job, then the global state that it hands out: for the job's operator alone."""
         async with errors_as_codes(context):
-            row = self._job_manager.model(request.job_digest, caller=caller_of(context).member.name)
-            path = self._resources.checkpoints.path(row.digest, row.state_digest)
+            row, path = self._job_manager.model(request.job_digest, caller=caller_of(context).member.name)
             seconds = self._resources.settings.chunk_seconds
             with path.open("rb") as file:
-                message = pb.FetchMessage(summary=self._job_manager.summary(row))
+                message = pb.FetchMessage(summary=self._job_manager.summary(row), job=row.signed.to_wire())
                 await send(context, message, seconds=seconds, what="fetch")
                 offset = 0
                 while data := await asyncio.to_thread(file.read, wire.CHUNK_BYTES):

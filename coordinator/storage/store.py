@@ -214,6 +214,15 @@ class Store:
             ).fetchone()
         return int(count)
 
+    def last_applied(self, job: bytes, phase: str) -> int:
+        """The last round in which the phase of this name was applied; 0 if in none."""
+        with self._database.reading() as connection:
+            (round,) = connection.execute(
+                "SELECT max(round) FROM phases WHERE job = ? AND phase = ? AND state = ?",
+                (job, phase, PhaseState.APPLIED),
+            ).fetchone()
+        return round or 0
+
     def newest_starts(self, job: bytes, count: int) -> list[bytes]:
         """Digests of the states that the newest phases start from, newest first."""
         with self._database.reading() as connection:

@@ -13,12 +13,13 @@ import numpy as np
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
 from chorale_models.data import Data
-from crypto.errors import ChoraleError, ConfigError
+from crypto.errors import ConfigError
 from silo_agent.data import private
 from silo_agent.data.base import Indices, Loader, RawData, Samples, SampleSet, SiloData
 from silo_agent.data.fitting import prepared, put_right
-from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, sql
+from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, scans, sql
 from silo_agent.data.misfits import add_misfits
+from silo_agent.data.own_data import own_data
 from silo_agent.data.partition import (
     Partition,
     cut_dirichlet,
@@ -29,7 +30,6 @@ from silo_agent.data.partition import (
 from silo_agent.data.problems import Problems
 from silo_agent.data.scan import scanned
 from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
-from silo_agent.entry_point import load_entry_point
 from silo_agent.seeding import derive_seed
 
 log = get_logger("silo_agent.data.loading")
@@ -42,6 +42,8 @@ LOADERS: dict[DataFormat, Loader] = {
     DataFormat.CSV: csv.load,
     DataFormat.PARQUET: parquet.load,
     DataFormat.SQL: sql.load,
+    DataFormat.DICOM: scans.load,
+    DataFormat.NIFTI: scans.load,
     DataFormat.CIFAR10: cifar.load,
     DataFormat.CIFAR100: cifar.load,
 }
@@ -108,21 +110,16 @@ def _parts(
 
 
 def _raw(settings: DataSettings, job: JobSpec) -> RawData:
-    """What the format's loader gives, or a function of the silo's own. Raises ConfigError."""
-    if settings.format is not DataFormat.MODULE:
-        return LOADERS[settings.format](settings, job)
-    assert settings.module is not None  # DataSettings refuses this format without it
-    load = load_entry_point(settings.module, field="data.module")
-    try:
-        own = load(settings)
-    except ChoraleError:
-        raise
-    except Exception as error:  # it is not our code
-        kind = type(error).__name__
-        raise ConfigError(f"data.module: {settings.module} raised {kind}: {error}") from error
+    """What the format's loader gives, or a function of the institution's own. Raises ConfigError."""
+    if settings.source is None and settings.module is None:
+        return LOADERS[DataFormat(settings.format)](settings, job)
+    own = own_data(settings, job)
     if not isinstance(own, Data):
+        field, named = "data.module", settings.module
+        if settings.source is not None:
+            field, named = "data.from", f"{settings.format} of {settings.source}"
         returned = type(own).__name__
-        raise ConfigError(f"data.module: {settings.module} returned {returned}, expected chorale_models.Data")
+        raise ConfigError(f"{field}: {named} returned {returned}, expected chorale_models.Data")
     if isinstance(own, RawData):
         return own
     return RawData(train=own.train, holdout=own.holdout, strata=own.strata, identities=own.identities)

@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.spec.fields import DataSetName, EntryPoint
+from chorale.spec.plug_in_specs import Distribution, OptionValues, PlugInName
 
 
 class DataFormat(StrEnum):
@@ -19,6 +20,8 @@ class DataFormat(StrEnum):
     CSV = "csv"
     PARQUET = "parquet"
     SQL = "sql"
+    DICOM = "dicom"
+    NIFTI = "nifti"
     CIFAR10 = "cifar10"
     CIFAR100 = "cifar100"
     MODULE = "module"
@@ -98,9 +101,22 @@ class DatabaseSettings(BaseModel):
 class DataSettings(BaseModel):
     """The silo's data set, its hold-out and, on one machine, its part of it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    format: DataFormat = Field(description="how the data is stored")
+    format: DataFormat | PlugInName = Field(
+        union_mode="left_to_right",
+        description="how the data is stored: digits, mnist, npz, image-folder, csv, parquet, sql, cifar10, "
+        "cifar100 or module; or with `from` an entry point of its group chorale.data",
+    )
+    source: Distribution | None = Field(
+        default=None,
+        alias="from",
+        description="installed distribution and version whose function gives the data, such as "
+        "hospital-data==1.0.0; null: Chorale's own format",
+    )
+    options: dict[str, OptionValues] = Field(
+        default_factory=dict, max_length=64, description="keyword arguments of that function"
+    )
     path: Path | None = Field(default=None, description="file or folder; not for digits, module and sql")
     module: EntryPoint | None = Field(
         default=None, description="module: package.module:function of this machine"
@@ -145,14 +161,20 @@ class DataSettings(BaseModel):
 
     @model_validator(mode="after")
     def _source_is_given(self) -> Self:
+        is_own = isinstance(self.format, DataFormat)
+        if self.source is None and not is_own:
+            raise ValueError(f"format: expected one of {', '.join(DataFormat)}, got {self.format}")
+        if self.source is None and self.options:
+            raise ValueError("options: expected with `from` alone")
+        if self.source is not None and is_own:
+            raise ValueError(f"format: {self.format} is Chorale's own, expected a name of {self.source}")
         needs_module = self.format is DataFormat.MODULE
-        needs_path = self.format not in (DataFormat.MODULE, DataFormat.DIGITS, DataFormat.SQL)
+        without_path = (DataFormat.MODULE, DataFormat.DIGITS, DataFormat.SQL)
+        needs_path = self.source is None and self.format not in without_path
         if needs_module != (self.module is not None):
             raise ValueError("module: expected with format: module, and only with it")
         if (self.format is DataFormat.SQL) != (self.database is not None):
             raise ValueError("database: expected with format: sql, and only with it")
         if needs_path != (self.path is not None):
-            raise ValueError(
-                f"path: format {self.format.value} {'needs one' if needs_path else 'takes none'}"
-            )
+            raise ValueError(f"path: format {self.format} {'needs one' if needs_path else 'takes none'}")
         return self

@@ -112,7 +112,8 @@ def _in_form(found: Sequence[Found], job: JobSpec, *, source: str) -> Samples:
     pairs = []
     for one in found:
         if isinstance(one, Unread):
-            raise ConfigError(f"{source}: {one.why}")
+            # of a file, it names that itself
+            raise ConfigError(one.why if one.why.startswith(source) else f"{source}: {one.why}")
         pairs.append(one)
     if len({(inputs.dtype, target.dtype) for inputs, target in pairs}) > 1:
         raise ValueError("together they would become another type, and so other values")

@@ -19,6 +19,7 @@ import safetensors.numpy
 
 from chorale.job import Job
 from chorale.runtime.files import write_atomic
+from chorale.spec.model_file import facts_of
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
 from strategies.base import Arrays
@@ -76,10 +77,7 @@ class PersonalModels:
         for torn in self._directory.glob(f".{path.name}.*.tmp"):  # of a process that was killed
             torn.unlink()
         facts = {
-            "job": job.digest.hex(),
-            "name": job.spec.name,
-            "method": job.strategy.name,
-            "round": str(key.round),
+            **facts_of(job.spec, job_digest=job.digest, round=key.round),
             "phase": key.phase,
             "global_model": global_model.hex(),
             "tuned": model.tuned,

@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from chorale.job import JobSpec
 from chorale.spec.fields import Name, Sha256
@@ -36,6 +36,12 @@ from strategies.presets import PRESETS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ENV_PREFIX = "CHORALE_POLICY_"
+
+
+Listed = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63})?$"),
+]
 
 
 class Approval(StrEnum):
@@ -90,6 +96,11 @@ class Policy(BaseModel):
         default=FirstState.COMPUTED,
         description="starting weights of a job. computed: those alone that this silo draws itself from the "
         "job; given: an operator's own too; or the SHA-256 digests of given ones that are accepted",
+    )
+    distributions: tuple[Listed, ...] = Field(
+        default=(),
+        description="installed distributions whose code jobs may run, as name or name==version; [] for none "
+        "but Chorale itself",
     )
     min_class_holders: int | None = Field(
         default=None,
@@ -198,11 +209,14 @@ class Policy(BaseModel):
             raise ValueError(f"no preset is called {unknown[0]}; known are {', '.join(sorted(PRESETS))}")
         return names
 
-    @field_validator("allowed_quantities")
-    @classmethod
-    def _are_quantities(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        check_names(names or ())
-        return names
+    @model_validator(mode="after")
+    def _has_quantities(self) -> Policy:
+        if not self.distributions:  # tasks of others sum under names of their own
+            try:
+                check_names(self.allowed_quantities or ())
+            except ValueError as error:
+                raise ValueError(f"allowed_quantities: {error}") from None
+        return self
 
     def check_job(self, spec: JobSpec, *, operator: str) -> None:
         """Raises PolicyRefusal where the job as such is not allowed."""
@@ -212,6 +226,7 @@ class Policy(BaseModel):
             raise _refusal(f"operator {operator}", ", ".join(self.operators))
         if self.strategies is not None and spec.strategy.name not in self.strategies:
             raise _refusal(f"strategy {spec.strategy.name}", ", ".join(self.strategies))
+        self.check_distributions(spec)
         if spec.rounds > self.max_rounds:
             raise _refusal(f"{spec.rounds} rounds", f"at most {self.max_rounds}")
         if len(spec.silos) < self.min_silos:
@@ -237,6 +252,13 @@ class Policy(BaseModel):
         self.privacy.check_job(spec)
         if not spec.model.is_built_in:
             self.check_given_state(spec, why=f"model {spec.model.name} is not built in")
+
+    def check_distributions(self, spec: JobSpec) -> None:
+        """Raises PolicyRefusal where the job runs code that is not allowed here."""
+        for distribution in spec.distributions:
+            if not {distribution, distribution.partition("==")[0]} & {*self.distributions}:
+                listed = ", ".join(self.distributions) or "no other"
+                raise _refusal(f"code of {distribution}", f"code of Chorale or of {listed} (distributions)")
 
     def check_given_state(self, spec: JobSpec, *, why: str) -> None:
         """Raises PolicyRefusal where a first state that this silo did not draw itself is not allowed."""
@@ -284,7 +306,9 @@ class Policy(BaseModel):
         Security: a state that does not move is asked again as another one (docs/protocol.md 6.10).
         """
         first, server = spec.training.learning_rate, spec.method.server_rate
-        lowest = first if spec.training.schedule.kind == "cosine" else spec.learning_rate_at(spec.rounds)
+        lowest = (
+            first if spec.training.schedule.kind == "cosine" else spec.learning_rate_at(max(1, spec.rounds))
+        )
         for what, given, low, high in (
             ("learning_rate", lowest, self.min_learning_rate, math.inf),
             ("learning_rate", first, 0.0, self.max_learning_rate),
@@ -363,6 +387,7 @@ class Policy(BaseModel):
             f"server learning rates below {self.min_server_learning_rate:g} or above "
             f"{self.max_server_learning_rate:g}",
             f"rosters signed more than {self.max_roster_age_days:g} days ago",
+            f"code of distributions other than Chorale{''.join(', ' + each for each in self.distributions)}",
             f"global models above {self.max_state_megabytes} MB",
         ]
         if self.approval is Approval.MANUAL:

@@ -19,9 +19,8 @@ from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import PrivacySpec
 from crypto.errors import PolicyRefusal, Refusal
-from crypto.fixed_point.layout import RING_BITS, Disclosure, Quantity
-from strategies.methods import strategy_for
-from strategies.presets import PRESETS
+from crypto.fixed_point.layout import Disclosure, Quantity
+from strategies.methods import known_quantities
 
 CEILING = 10.0  # beyond it a record moves the odds of any guess more than twenty-thousandfold
 
@@ -200,22 +199,9 @@ class PrivacyPolicy(BaseModel):
 
 def check_names(quantities: Iterable[str]) -> None:
     """Raises ValueError that lists all quantities for a name that no method sums."""
-    unknown = [name for name in quantities if name not in _known_quantities()]
+    unknown = [name for name in quantities if name not in known_quantities()]
     if unknown:
-        raise ValueError(f"no method sums {unknown[0]}; known are {', '.join(sorted(_known_quantities()))}")
-
-
-@lru_cache(maxsize=1)
-def _known_quantities() -> frozenset[str]:
-    """Of all presets, which have every part that sums something, and of the option that adds names."""
-    methods = [strategy_for(name, {}) for name in PRESETS]
-    methods.append(strategy_for("fedcsd", {"count_weighted": True}))
-    return frozenset(
-        quantity.name
-        for method in methods
-        for ring_bits in RING_BITS
-        for quantity in method.quantities(has_buffers=True, update_bits=ring_bits)
-    )
+        raise ValueError(f"no method sums {unknown[0]}; known are {', '.join(sorted(known_quantities()))}")
 
 
 @lru_cache(maxsize=64)

@@ -18,13 +18,14 @@ from chorale.observability.logs import get_logger
 from chorale.runtime.files import write_hashed
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_parts
-from crypto.errors import ConfigError, PolicyRefusal
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from silo_agent.entry_point import load_entry_point
 from silo_agent.rounds.data_sets import DataSets
 from strategies.base import Array
 
 SUFFIX = ".safetensors"
 DRAW = "silo_agent.training.models.state:initial_state"
+TRY = "silo_agent.training.plug_ins:checked"
 NOT_THAT_OF_THE_JOB = "it is not the one that follows from the job"
 
 log = get_logger("silo_agent.rounds.first_state")
@@ -71,6 +72,7 @@ class FirstStates:
 
     def _drawn(self, job: Job) -> Path | None:
         started = time.monotonic()
+        _try_code(job)
         try:
             log.info("drawing the first state", job=job.id, model=job.spec.model.name)
             max_bytes = self._data_sets.named(job.spec).policy.max_state_megabytes << 20
@@ -90,6 +92,17 @@ class FirstStates:
     def _check_given(self, job: Job, *, why: str) -> None:
         log.info("first state is given", job=job.id, why=why)
         self._data_sets.named(job.spec).policy.check_given_state(job.spec, why=why)
+
+
+def _try_code(job: Job) -> None:
+    """Raises PolicyRefusal where the code of the job's distributions declares something else here, or fails
+    on made-up samples."""
+    if not job.spec.distributions:
+        return
+    try:
+        load_entry_point(TRY, field="code of distributions cannot run here")(job.spec)
+    except ConfigError as error:
+        raise PolicyRefusal(f"job {job.id}: code: {error}", code=Refusal.CODE) from error
 
 
 def drawn_arrays(spec: JobSpec, base: bytes | None, *, max_bytes: int) -> Mapping[str, Array]:

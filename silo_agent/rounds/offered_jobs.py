@@ -9,8 +9,9 @@ from cryptography import x509
 
 from chorale.job import Job, SignedJob, open_job
 from chorale.observability.logs import get_logger
+from chorale.pinned_code import check_code
 from chorale.runtime.audit import AuditLog
-from crypto.errors import PolicyRefusal, Refusal
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.identity.roster import Roster
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.ledger.reveals import Decision
@@ -67,6 +68,7 @@ class OfferedJobs:
             raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
         if self._served.get(job.digest) != job.operator:  # else the same policy said it of the same bytes
             self._data_sets.named(job.spec).policy.check_job(job.spec, operator=job.operator)
+            _check_code(job)
             self._served[job.digest] = job.operator
         self._check_decision(job)
         return job
@@ -117,3 +119,11 @@ class OfferedJobs:
                 f"chorale silo approve --config <this silo's file> {job.id}",
                 code=Refusal.JOB_NOT_APPROVED,
             )
+
+
+def _check_code(job: Job) -> None:
+    """Raises PolicyRefusal where this silo's copy of a distribution is not the job's. Nothing of it runs."""
+    try:
+        check_code(job.spec)
+    except ConfigError as error:
+        raise PolicyRefusal(f"job {job.id}: code: {error}", code=Refusal.CODE) from None

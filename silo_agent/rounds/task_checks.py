@@ -118,7 +118,7 @@ class TaskChecks:
         data_set.reveals.check_attempt(terms)
         if key.kind in ENROLLED_ONLY:
             self._check_enrolled(key)
-        if key.round == 0:  # later the plan is partly behind, and each input is checked by itself
+        if key.round == 0 and key.kind == ENROLLING:  # later the plan is partly behind
             data_set.budget.check_plan(job, state)
         colluders = data_set.policy.colluders(job.spec)
         use = StateUse.of(job, key, state, rule=terms.rule, assumed_colluders=colluders)

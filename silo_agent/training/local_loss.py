@@ -11,18 +11,18 @@ from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss, WeightPenalty
 from silo_agent.training.base.passes import Run, frozen_copy, run_model
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.parts.computed_parts import LOSSES, REGULARIZERS, computed
+from silo_agent.training.parts.computed_parts import computed_loss, computed_regularizer
 from silo_agent.training.parts.regularizers.distillation import FeatureDistillation, log_feature_scale
 
 
 def loss_for(setting: Setting) -> SampleLoss:
     """The loss that the job's recipe names. Raises ConfigError if this silo has none of that name."""
-    return computed(setting.work.spec.method.recipe.loss, LOSSES).train(setting)
+    return computed_loss(setting.work.spec).train(setting)
 
 
 def evaluation_loss_for(setting: Setting) -> SampleLoss:
     """The loss that a model is tested by: the recipe's, or another in its place. Raises ConfigError."""
-    loss = computed(setting.work.spec.method.recipe.loss, LOSSES)
+    loss = computed_loss(setting.work.spec)
     return (loss.test or loss.train)(setting)
 
 
@@ -31,7 +31,7 @@ def local_loss(
 ) -> LocalLoss:
     """The recipe's loss over these samples, augmented as the job says. Raises ConfigError, Cancelled."""
     method, loss = setting.work.spec.method, loss_for(setting)
-    kind = computed(method.recipe.regularizer, REGULARIZERS) if has_regularizer else None
+    kind = computed_regularizer(setting.work.spec) if has_regularizer else None
     augmentation = augmentation_of(setting.work) if is_augmented else None
     if kind is None:
         return LocalLoss(loss=loss, augmentation=augmentation)

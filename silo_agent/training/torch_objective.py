@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from chorale.observability.logs import get_logger
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
@@ -23,17 +25,18 @@ from silo_agent.training.base.evaluation import NO_METRICS, evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
+from silo_agent.training.models.adapters import load_base
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.registry import build_model
+from silo_agent.training.models.registry import build_model, model_of, starts_of
 from silo_agent.training.models.state import flat_arrays, flat_values, load_arrays, model_arrays
 from silo_agent.training.parts.closing.fine_tuning import fine_tune
 from silo_agent.training.parts.computed_parts import (
     PERSONALIZATIONS,
     PHASES,
-    REGULARIZERS,
     SERVER_UPDATES,
     STATISTICS,
     computed,
+    computed_regularizer,
 )
 from strategies.base import MODEL, Array
 from strategies.parts.closing.fine_tuning import FINE_TUNE
@@ -49,10 +52,10 @@ class TorchObjective:
     """Trains, tests and computes statistics in this process, on the GPU where there is one.
 
     device: auto, cpu or cuda. threads: of one training; more than one per silo on a shared
-    machine is slower, not faster.
+    machine is slower, not faster. base_models: the silo's folder of weights that adapters are put beside.
     """
 
-    def __init__(self, *, device: str = "auto", threads: int = 1) -> None:
+    def __init__(self, *, device: str = "auto", threads: int = 1, base_models: Path | None = None) -> None:
         has_gpu = torch.cuda.is_available()
         if device == "cuda" and not has_gpu:
             raise ConfigError("device: cuda is set but torch finds no GPU; allowed here: auto, cpu")
@@ -60,6 +63,8 @@ class TorchObjective:
         self._threads = threads
         self._cache = TeacherCache()
         self._earlier = EarlierPhases()
+        self._base_models = base_models
+        self._with_base: tuple[JobSpec, FederatedModel] | None = None
 
     def compute(self, work: Work) -> Mapping[str, Array]:
         """The quantities of the phase. Raises ConfigError, RemoteProtocolError, Cancelled.
@@ -98,14 +103,7 @@ class TorchObjective:
             return values
 
     def _received_model(self, work: Work) -> FederatedModel:
-        spec = work.spec
-        model = build_model(
-            spec.model,
-            classes=spec.classes,
-            input_shape=spec.input_shape,
-            recipe=spec.method.recipe,
-            normalize=spec.normalize,
-        )
+        model = self._built_model(work.spec)
         load_arrays(model, work.state)
         trained, parameters = work.context.trained, dict(model.named_parameters())
         unknown = [name for name in trained if name not in parameters]
@@ -116,6 +114,26 @@ class TorchObjective:
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in trained)
         return model.to(self._device)
+
+    def _built_model(self, spec: JobSpec) -> FederatedModel:
+        """Before the state is loaded. One with adapters is kept: its base is large and never changes."""
+        if self._with_base is not None and self._with_base[0] == spec:
+            return self._with_base[1]
+        self._with_base = None  # the old one's memory first
+        model = build_model(
+            spec.model,
+            classes=spec.classes,
+            input_shape=spec.input_shape,
+            recipe=spec.method.recipe,
+            code=spec.code,
+            normalize=spec.normalize,
+            adapters=spec.adapters,
+        )
+        if spec.adapters is not None:
+            named = model_of(spec.model, code=spec.code)
+            load_base(model, spec, self._base_models, starts=partial(starts_of, spec.model, named))
+            self._with_base = (spec, model)
+        return model
 
     def _train(self, setting: Setting) -> Mapping[str, Array]:
         """Test the received model, train it, then compute the method's further sums."""
@@ -129,7 +147,7 @@ class TorchObjective:
             local_loss(setting, samples), correction=None if correction is None else correction(work)
         )
         steps = computed(recipe.personalization, PERSONALIZATIONS).train(setting, samples, generator, loss)
-        regularizer = computed(recipe.regularizer, REGULARIZERS)
+        regularizer = computed_regularizer(work.spec)
         if regularizer is not None and regularizer.keep is not None:
             regularizer.keep(setting)
         trained, statistics = time.monotonic(), dict[str, Array]()

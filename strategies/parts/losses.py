@@ -14,6 +14,10 @@ BY_CLASS_COUNTS = Standing(
     records="weighs every sample by the silo's class counts, so one record changes the gradients of all the "
     "others and no clip of single gradients bounds it",
 )
+NO_CLIP_BOUNDS = (
+    "is no mean of values of single records (is_mean is False), so no clip bounds what one record changes"
+)
+OF_A_BATCH = Standing(records=NO_CLIP_BOUNDS, sums=NO_CLIP_BOUNDS)
 NO_COSINES = Need(
     holds=lambda recipe: not (recipe.features is UNIT and recipe.head.has_unit_rows),
     reason="a softmax of cosines stays nearly even, because nothing here can lengthen features or head: "
@@ -85,5 +89,11 @@ CLIENT_ADAPTED = Loss(
     standing=BY_CLASS_COUNTS,
     needs_classes=True,
 )
+
+
+def given_loss(word: str, *, is_mean: bool) -> Loss:
+    """One of an installed distribution, in place of the task's own. is_mean: of losses of single records."""
+    return Loss(word=word, standing=PER_SAMPLE if is_mean else OF_A_BATCH)
+
 
 LOSSES = (TASK_LOSS, SPHERE_MSE, DOT_REGRESSION, BALANCED_SOFTMAX, CLIENT_ADAPTED)

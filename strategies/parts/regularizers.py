@@ -10,6 +10,7 @@ from pydantic import Field
 
 from strategies.base import PartOptions, options_of
 from strategies.parts.heads import NO_DATA
+from strategies.parts.losses import OF_A_BATCH
 from strategies.recipe import ADDS_NOTHING, Mix, Need, Options, Regularizer, Standing, always
 
 GLOBAL_TEACHER = Standing(
@@ -61,6 +62,11 @@ NTD = Regularizer(
 )
 LD = Regularizer(word="ld", standing=GLOBAL_TEACHER, needs_classes=True)
 FD = Regularizer(word="fd", standing=GLOBAL_TEACHER, needs_cut=always)
+
+
+def given_regularizer(word: str, *, is_mean: bool) -> Regularizer:
+    """One of an installed distribution, where the method has none. is_mean: of values of single records."""
+    return Regularizer(word=word, standing=GLOBAL_TEACHER if is_mean else OF_A_BATCH)
 
 
 def _convex_weights(options: Options) -> tuple[float, float]:

@@ -149,13 +149,13 @@ class DeclaredTask(ABC):
     of losses of single records, which private jobs need.
     """
 
-    word: ClassVar[str]
+    word: str
     options: ClassVar[type[PartOptions]] = PartOptions
-    main: ClassVar[str] = "loss"
-    has_classes: ClassVar[bool] = False
+    main: str = "loss"
+    has_classes: bool = False
     least_classes: ClassVar[int | None] = None
     has_tokens: ClassVar[bool] = False
-    is_mean: ClassVar[bool] = True
+    is_mean: bool = True
 
     def __init__(
         self, sizes: TaskSizes, options: PartOptions | None = None, metrics: tuple[str, ...] = ()
@@ -195,6 +195,12 @@ class DeclaredTask(ABC):
     def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
         """Numbers for a phase's record, of its round sums; NaN where nothing was tested."""
         return base_figures(sums)
+
+    @property
+    def round_metrics(self) -> tuple[str, ...]:
+        """Names of the figures of every round, the number of samples left out."""
+        nothing = {each.name: np.zeros(each.shape) for each in self.round_sums}
+        return tuple(name for name in self.figures(nothing) if name != TESTED.name)
 
     def score(self, sums: Mapping[str, Array]) -> float:
         """How good a model is at one silo, from 0 to 1, of its round sums; 0 where nothing was tested: what

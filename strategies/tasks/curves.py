@@ -1,10 +1,10 @@
 """ROC and precision-recall curves, and the areas below them, from histograms of scores.
 
-A score is the odds p / (1 - p) that the model gives a class, and a bin an equal piece of
-odds^(1/3) / (1 + odds^(1/3)): unlike equal pieces of p it keeps the scores of a confident model apart. Any
-growing function of the score has the same curves. What lies in one bin is not in order, so each area has a
-bound that follows from the histograms: the area of the pooled scores is within it, ties included. Noise
-is not in the bound.
+A score is the chance p that the model gives a class, and a bin an equal piece of the mean of p and of the
+chance whose odds are the cube root of p's: equal pieces of p alone do not keep the scores of a confident
+model apart. Any growing function of p has the same curves. What lies in one bin is not in order, so each area
+has a bound that follows from the histograms: the area of the pooled scores is within it, ties included.
+Noise is not in the bound.
 Fawcett, "An introduction to ROC analysis", 2006. Leaks the scores of each class's samples, by bins.
 
 K = classes with curves: one of two, else all. B = bins.
@@ -23,6 +23,7 @@ from strategies.tasks.confusion import check_classes
 
 BINS = 200
 FLATTENING = 3.0  # the root of the odds
+HALVINGS = 60  # of a range of 200, in which all log odds of float64 chances are
 
 
 class Curves(Metric):
@@ -56,16 +57,28 @@ class Curves(Metric):
         negatives_K1, positives_K1 = (above_K2B[:, side, -1:] for side in (0, 1))
         false_KB, true_KB = above_K2B[:, 0], above_K2B[:, 1]
         recall_KB = shares(true_KB, positives_K1 + 0 * true_KB)
-        odds_root = np.linspace(1.0, 0.0, BINS + 1)
-        with np.errstate(divide="ignore"):
-            odds = (odds_root / (1.0 - odds_root)) ** FLATTENING
         return {
             **_roc(counts_K2B),
             **_precision_recall(counts_K2B),
             "roc_curve": np.stack([shares(false_KB, negatives_K1 + 0 * false_KB), recall_KB], axis=2),
             "precision_recall_curve": np.stack([recall_KB, shares(true_KB, true_KB + false_KB)], axis=2),
-            "curve_thresholds": 1.0 / (1.0 + 1.0 / np.maximum(odds, 1e-300)),
+            "curve_thresholds": _edges()[::-1],
         }
+
+
+def _edges() -> FloatArray:
+    """The chances between bins, from 0 to 1, by bisection. Shapes: -> (B + 1,)."""
+    place_B = np.linspace(0.0, 1.0, BINS + 1)[1:-1]
+    low_B, high_B = np.full(BINS - 1, -100.0), np.full(BINS - 1, 100.0)
+    for _ in range(HALVINGS):
+        middle_B = (low_B + high_B) / 2
+        is_above = (_chance(middle_B) + _chance(middle_B / FLATTENING)) / 2 >= place_B
+        low_B, high_B = np.where(is_above, low_B, middle_B), np.where(is_above, middle_B, high_B)
+    return np.concatenate([[0.0], _chance(high_B), [1.0]])
+
+
+def _chance(log_odds_B: FloatArray) -> FloatArray:
+    return np.asarray(1.0 / (1.0 + np.exp(-log_odds_B)))
 
 
 def _counts(sums: Mapping[str, Array]) -> FloatArray:

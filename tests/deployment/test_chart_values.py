@@ -28,7 +28,7 @@ TRACES_INSIDE = "http://collector.monitoring:4318/v1/traces"
 
 # values that only some shapes have: the schema knows them, values.yaml does not show them
 UNSET = re.compile(
-    r"data\.partition\..*|resources\.(requests|limits)\..*|tolerations\[\].*"
+    r"data\.partition\..*|moreData\[\].*|resources\.(requests|limits)\..*|tolerations\[\].*"
     r"|networkPolicy\.(clientPods|metricsPods)\[\].*|tracing\.pods\[\].*"
 )
 
@@ -160,7 +160,18 @@ REFUSED = [
     (PROXY, [RENEWED], "identity.certManager.renewBefore: must be less than duration"),
     (GPU, ["networkPolicy.metricsPods=null"], "networkPolicy.metricsPods: name Prometheus' pods"),
     (S, ["podLabels.app\\.kubernetes\\.io/component=x"], "belongs to the chart, Services and the network"),
-    (GPU, ["data.labels.ill=1"], "data: columns_in_file, missing and labels are for format csv alone"),
+    (DIGITS, ["data.labels.ill=1"], "data: missing and labels are for tables alone"),
+    (DIGITS, ["data.columns_in_file[0]=age"], "data.columns_in_file: is for format csv alone"),
+    (
+        S,
+        ["moreData[0].name=data", "moreData[0].format=digits"],
+        "moreData: give each data set a name of its own",
+    ),
+    (
+        DIGITS,
+        ["moreData[0].name=b", "moreData[0].format=csv", "moreData[0].path=b.csv"],
+        "moreData: its paths are those of data.volume",
+    ),
     (S, ["data.partition.kind=iid"], "data.partition: give kind, silos and index"),
     (DIGITS, ["data.partition.index=3"], "data.partition.index: parts are counted from 0"),
     (S, ["gpu.runtimeClassName=nvidia"], "gpu.runtimeClassName: it brings a GPU's libraries"),
@@ -268,7 +279,7 @@ def test_rendered_settings_load_and_name_files_that_are_mounted(
     (container,) = pod["containers"]
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert container["command"][-1] == f"/etc/chorale/settings/{next(iter(files))}" or len(files) == 2
+    assert container["command"][-1] == f"/etc/chorale/settings/{next(iter(files))}" or len(files) >= 2
     if chart == COORDINATOR:
         settings = load_coordinator_settings(files["coordinator.yaml"])
         assert settings.listen.endswith(f":{ports['grpc']}")
@@ -278,7 +289,7 @@ def test_rendered_settings_load_and_name_files_that_are_mounted(
         assert load_policy(files["policy.yaml"]).federation == settings.federation
         assert container["command"][-1] == "/etc/chorale/settings/silo.yaml"
         assert str(settings.policy) == "/etc/chorale/settings/policy.yaml"
-        read = [settings.policy, *([settings.data.path] if settings.data.path else [])]
+        read = [settings.policy, *(each.path for each in settings.data_sets if each.path)]
     assert settings.metrics_listen is not None
     assert settings.metrics_listen.endswith(f":{ports['metrics']}")
     read += [settings.identity.certificate, settings.identity.key, settings.authority]
@@ -306,10 +317,13 @@ def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
     files = settings_files(SILO, "hostpath-values.yaml", tmp_path)
     settings = load_silo_settings(files["silo.yaml"])
     assert settings.name == "clinic-d"
-    assert settings.data.path == Path("/data/patients.csv")
-    assert settings.data.columns_in_file == ("age", "chol", "num")
-    assert settings.data.missing == {"chol": ("0",)}
-    assert settings.data.labels == {"healthy": 0, "ill": 1}
+    data, scans = settings.data_sets
+    assert (data.path, data.columns_in_file) == (Path("/data/patients.csv"), ("age", "chol", "num"))
+    assert (data.missing, data.labels) == ({"chol": ("0",)}, {"healthy": 0, "ill": 1})
+    assert (scans.name, scans.path) == ("ct", Path("/data/ct"))
+    assert [settings.policy_of(each).name for each in settings.data_sets] == ["policy.yaml", "policy-ct.yaml"]
+    own, shared = load_policy(files["policy-ct.yaml"]), load_policy(files["policy.yaml"])
+    assert own == shared.model_copy(update={"max_rounds": 20})
     files = settings_files(SILO, "proxy-values.yaml", tmp_path)
     behind_proxy = load_silo_settings(files["silo.yaml"])
     assert behind_proxy.coordinator_name == "coordinator.example.org"
@@ -346,7 +360,7 @@ SILO_OWN |= {"policy", "metrics_listen", "data", "proxy", "tracing_endpoint"}
         (SILO, ["settings"], SiloSettings, SILO_OWN),
         (SILO, ["policy"], Policy, {"federation"}),
         (SILO, ["policy", "privacy"], PrivacyPolicy, set()),
-        (SILO, ["data"], DataSettings, set()),
+        (SILO, ["data"], DataSettings, {"database"}),
         (SILO, ["data", "partition"], PartitionSettings, set()),
     ],
 )

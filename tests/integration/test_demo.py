@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from chorale.spec.state import state_from_file
+from chorale.spec.model_file import read_model
 from tests.support.processes import INSTALLED, REPOSITORY, environment, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -79,7 +79,7 @@ def _run_to_its_end(out: Path, *options: str, rounds: int) -> dict[str, Any]:
     page = (out / "report.html").read_text()
     assert "<svg" in page
     assert f"was checked by {told['verified_by']} silos or more" in page
-    model = state_from_file(out / "model.safetensors")
+    model, _ = read_model(out / "model.safetensors")
     assert (
         sum(array.nbytes for name, array in model.items() if name.startswith("model/"))
         == told["float32_bytes"]

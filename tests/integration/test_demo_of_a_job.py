@@ -6,6 +6,7 @@ import io
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 from safetensors.numpy import save_file
 
 from cli.main import run
+from tests.support import own_code
 from tests.support.processes import INSTALLED, REPOSITORY, environment
 
 pytest.importorskip("torch", reason="trains for real: needs the extra silo")
@@ -80,10 +82,10 @@ def own_silos(folder: Path) -> list[str]:
     return options
 
 
-def simulated(job: Path, start: Path, *options: str) -> list[dict[str, Any]]:
-    told = io.StringIO()
+def simulated(job: Path, start: Path | None, *options: str) -> list[dict[str, Any]]:
+    told, given = io.StringIO(), [] if start is None else ["--init", str(start)]
     with redirect_stdout(told):
-        assert run(["simulate", str(job), "--init", str(start), "--device", "cpu", *options]) == 0
+        assert run(["simulate", str(job), *given, "--device", "cpu", *options]) == 0
     return [json.loads(line) for line in told.getvalue().splitlines()]
 
 
@@ -119,3 +121,47 @@ def test_a_demo_of_a_job_file_has_the_figures_of_its_simulation(
     losses = [line["loss"] for line in rounds]
     assert [phase["figures"]["loss"] for phase in trained] == pytest.approx(losses, abs=CLOSE)
     assert losses[1] < losses[0] - 0.1, "it did train"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    """An institution's distribution, installed."""
+    with own_code.importable(tmp_path / "own") as path:
+        yield path
+
+
+def own_job(folder: Path, **fields: Any) -> tuple[Path, list[str]]:
+    """A job whose model and task are the distribution's, and options with data for it."""
+    rng = np.random.default_rng(4)
+    inputs = rng.normal(size=(120, 4)).astype(np.float32)
+    np.savez(folder / "numbers.npz", x=inputs, y=inputs.sum(1).clip(-9, 9))
+    data = {"format": "npz", "path": str(folder / "numbers.npz"), "name": "numbers"}
+    (folder / "numbers.yaml").write_text(yaml.safe_dump(data))
+    named = {"name": "net", "from": own_code.PINNED, "options": {"width": 8}}
+    own = {
+        "model": named,
+        "task": {"name": "absolute", "from": own_code.PINNED},
+        "classes": 4,
+        "input_shape": [4],
+        "training": {"learning_rate": 0.05, "local_epochs": 2},
+    }
+    job = job_file(folder, **own, **fields)
+    return job, ["--data", str(folder / "numbers.yaml"), "--partition", "iid"]
+
+
+def test_a_simulation_runs_a_model_and_a_task_of_a_distribution_also_in_workers(
+    tmp_path: Path, site: Path
+) -> None:
+    job, data = own_job(tmp_path)
+    told = [simulated(job, None, *data, *workers)[-1] for workers in ((), ("--parallel", "2"))]
+    assert told[0]["closing"] == told[1]["closing"]
+    assert {"mae", "share_near"} <= told[0]["closing"]["evaluate"].keys()
+
+
+@pytest.mark.gate
+def test_a_demo_runs_a_model_and_a_task_of_a_distribution(tmp_path: Path, site: Path) -> None:
+    job, data = own_job(tmp_path)
+    chorale("demo", "--job", job, *data, "--out", tmp_path / "demo", code=site)
+    told = json.loads((tmp_path / "demo" / "report.json").read_text())
+    (closing,) = [phase["figures"] for phase in told["phases"] if phase["phase"].startswith("evaluate")]
+    assert {"mae", "share_near"} <= closing.keys()

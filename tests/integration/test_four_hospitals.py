@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.spec.state import state_from_file
+from chorale.spec.model_file import read_model
 from tests.support import readme
 from tests.support.processes import REPOSITORY
 from tests.support.readme import instead, run, service
@@ -48,7 +48,7 @@ def test_four_hospitals_train_together_from_their_own_files(tmp_path: Path) -> N
     assert next(commands, None) is None, "a command of the README was not run"
     assert f"{job_id}  done  {ROUNDS} rounds" in told
     assert f"after {ROUNDS} of {ROUNDS} rounds" in fetched
-    model = state_from_file(tmp_path / "model.safetensors")
+    model, _ = read_model(tmp_path / "model.safetensors")
     assert sum(array.size for name, array in model.items() if name.startswith("model/")) == 258
     assert _accuracy(told) > MAJORITY + 0.1
 

@@ -19,6 +19,11 @@ RUNS: dict[str, tuple[str, int, str]] = {
     "coordinator": ("csr --name hub --federation f --host localhost --out hub", 0, "hub/hub.csr"),
     "operator": ("csr --name you --federation f --out you", 0, "you/you.csr"),
     "job": ("list --config operator.yaml", 2, "chorale: error: operator.yaml: no such file or directory"),
+    "model": (
+        "export m.safetensors --out out",
+        2,
+        "chorale: error: m.safetensors: no such file or directory",
+    ),
     "schema": ("nothing", 2, "is not one of"),
     "audit": ("verify audit.jsonl", 2, "chorale: error: audit.jsonl: no such file or directory"),
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.spec.state import state_from_file
+from chorale.spec.model_file import read_model
 from tests.support import readme
 from tests.support.processes import REPOSITORY, wait_until
 from tests.support.readme import Environment, instead, run, service
@@ -55,7 +55,7 @@ def test_readme_federation_runs_from_its_first_key_to_its_model(tmp_path: Path) 
         for silo in SILOS:
             running.enter_context(service(silo_run, tmp_path, _silo_environment(silo, port=port)))
         _train(commands, tmp_path, port)
-    model = state_from_file(tmp_path / "model.safetensors")
+    model, _ = read_model(tmp_path / "model.safetensors")
     assert [name for name in model if name.startswith("model/")]
     assert next(commands, None) is None, "a command of the README was not run"
 

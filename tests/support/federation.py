@@ -15,7 +15,8 @@ import numpy as np
 import yaml
 
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.state import state_from_file, state_to_bytes
+from chorale.spec.model_file import read_model
+from chorale.spec.state import state_to_bytes
 from cli import operations
 from cli.job import follow
 from cli.operator import operator_settings
@@ -178,11 +179,11 @@ class LocalFederation:
             )
 
     def fetch(self, job_id: str) -> dict[str, Any]:
-        """The job's current global state."""
+        """The global state that the job hands out."""
         path = self.folder / "fetched.safetensors"
         done = self.cli("job", "fetch", job_id, "--out", path)
         assert done.returncode == 0, done.stderr
-        return dict(state_from_file(path))
+        return read_model(path)[0]
 
     # files
 

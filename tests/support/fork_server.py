@@ -260,7 +260,7 @@ def serve(control: socket.socket, set_by_imports: Mapping[str, str] | None = Non
 
 def _become(request: Request, stdio: list[int], parent: int) -> Request:
     """Everything of a new process but its imports."""
-    from cli.parent import PARENT, die_with_parent
+    from cli.startup.parent import PARENT, die_with_parent
 
     os.environ[PARENT] = str(parent)
     die_with_parent()

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 from cli.demo import processes
-from cli.parent import PARENT
+from cli.startup.parent import PARENT
 from tests.support.fork_server import Forked, Request, fork_of, run, serve
 
 

@@ -5,23 +5,29 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from chorale.spec.job_spec import PartsSpec
+from chorale.spec.strategy_spec import PartsSpec
 from strategies.base import TOTAL, PhaseContext
 from strategies.declared_parts import PARTS
 from strategies.methods import Strategy, parts_with_options, strategy_for
 from strategies.parts.heads import HEAD
 from strategies.presets import FEDAVG, PRESETS
 from strategies.recipe import Recipe
+from strategies.tasks.base import LOSS_SUM, TESTED, Sum, TaskSizes
+from strategies.tasks.declared_tasks import TASKS, task_of
 
 # what every method sums: the update and its weight, evaluation, enrollment
 COMMON = {"silos", "samples", "delta", "buffers", "weight", "correct", "tested", "loss_sum", "clipped"}
 CLASSES, WIDTH = 3, 4
 SIDES = {CLASSES: "C", WIDTH: "D", CLASSES * WIDTH: "P", WIDTH * (WIDTH + 1) // 2: "D(D+1)/2"}
+
+TASK_CLASSES = 5
+LENGTHS = {math.sqrt(TASK_CLASSES): "sqrt(C)", math.sqrt(3): "sqrt(3)"}
 
 Row = tuple[str, ...]
 
@@ -62,6 +68,27 @@ def option_rows() -> Iterator[Row]:
                 presets.setdefault(name, []).append(f"`{preset}`")
     for name in sorted(meanings):
         yield f"`{name}`", meanings[name], ", ".join(presets[name])
+
+
+def task_rows() -> Iterator[Row]:
+    """Task, main figure, round sums and the closing ones of each metric, with what one record moves."""
+    range_of_targets = {"regression": {"low": 0.0, "high": 1.0}}
+    for word in TASKS:
+        shape = (4,) if word == "next-token" else (1, 4, 4)
+        sizes, options = TaskSizes(classes=TASK_CLASSES, input_shape=shape), range_of_targets.get(word, {})
+        task = task_of(word, sizes, options=options, metrics=())
+        of_rounds = [each for each in task.round_sums if each not in (TESTED, LOSS_SUM)]
+        further = [
+            f"`{metric}`: {_joined(map(_sum, make().sums))}"
+            + (", by class" if any(each.is_by_class for each in make().sums) else "")
+            for metric, make in task.further.items()
+        ]
+        yield f"`{word}`", f"`{task.main}`", _joined(map(_sum, of_rounds)), "; ".join(further) or "-"
+
+
+def _sum(each: Sum) -> str:
+    moved = LENGTHS.get(each.per_record, f"{each.per_record:g}")
+    return f"`{each.name}` [{moved}]"
 
 
 def rules() -> Iterator[str]:
@@ -109,7 +136,8 @@ def _joined(words: Iterable[str]) -> str:
 def tables() -> str:
     """All of them, as Markdown."""
     blocks = [
-        [f"| {' | '.join(row)} |" for row in rows] for rows in (method_rows(), part_rows(), option_rows())
+        [f"| {' | '.join(row)} |" for row in rows]
+        for rows in (method_rows(), part_rows(), option_rows(), task_rows())
     ]
     return "\n\n".join("\n".join(block) for block in [*blocks, [f"- {reason}" for reason in rules()]])
 

@@ -123,8 +123,10 @@ def cut_model(
 
 
 def task_loss(classes: int = 10) -> TaskLoss:
-    """Cross-entropy, as the loss of single samples."""
-    return TaskLoss(Classification(Sizes(classes=classes)))
+    """Cross-entropy, as the loss of single samples, of answers of any number of classes."""
+    task = Classification(Sizes(classes=classes))
+    task.answer = None
+    return TaskLoss(task)
 
 
 def figures_of(model: FederatedModel, samples: Tensors, **fields: Any) -> Figures:

@@ -60,7 +60,7 @@ TASK_JOBS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def job_of(name: str, **fields: Any) -> JobSpec:
     task, said = TASK_JOBS[name]
-    return make_job(task=task, **(said | fields))
+    return make_job(**({"task": task} | said | fields))
 
 
 def both_of(job: JobSpec) -> tuple[DeclaredTask, Task]:

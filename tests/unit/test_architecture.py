@@ -47,7 +47,7 @@ ARROWS = {
         "bench",
         "research",
     },
-    "tools": {"chorale", "coordinator", "silo_agent", "cli", "tools"},
+    "tools": {"strategies", "chorale", "coordinator", "silo_agent", "cli", "tools"},
 }
 # the rooms of a package, and the modules next to them, in the order of their arrows: each may import those to
 # its left
@@ -56,19 +56,19 @@ ROOMS = {
     "strategies": "base < number_stream < exact < update_scale < recipe < tasks < phases < parts < checks "
     "< presets < declared_parts < methods",
     "chorale_models": "data < model < task < parts < networks < tasks",
-    "chorale": "v1 < runtime < transport < spec < observability < privacy < job",
+    "chorale": "v1 < runtime < transport < spec < pinned_code < observability < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
     "< data < settings < objective < rounds < connection < training < agent",
-    "silo_agent.data": "settings < problems < base < private < misfits < fitting < workers < store "
-    "< streamed < scan < partition < formats < loading",
-    "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < torch_objective",
-    "silo_agent.training.parts": "losses < regularizers < statistics < server_updates < closing "
+    "silo_agent.data": "settings < own_data < problems < base < private < misfits < fitting < workers "
+    "< store < streamed < scan < partition < formats < loading",
+    "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective",
+    "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
-    "cli": "errors < parent < packages < schema < keys < audit < output < authority < coordinator < operator "
-    "< operations < job < given_data < silo_check < silo < demo < simulate < main",
+    "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
+    "< operations < model < job < given_data < silo_check < silo < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (
@@ -92,6 +92,7 @@ TORCH_PLACES = (
     "silo_agent/torchvision_compat.py",
     "silo_agent/data/workers.py",
     "silo_agent/training/",
+    "bench/adapters.py",
     "bench/training.py",
     "chorale_models/",
     "research/heart_disease/",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.demo.plan import RATE, RATES
-from tests.support.method_tables import Row, method_rows, option_rows, part_rows, rules
+from tests.support.method_tables import Row, method_rows, option_rows, part_rows, rules, task_rows
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 
@@ -33,6 +33,10 @@ def test_every_preset_has_its_row_and_names_its_paper() -> None:
 @pytest.mark.parametrize(("title", "rows"), [("Parts", part_rows()), ("Options", option_rows())])
 def test_every_part_and_option_has_its_row(title: str, rows: Iterable[Row]) -> None:
     assert table(title) == list(rows)
+
+
+def test_every_task_has_its_row() -> None:
+    assert table("Tasks") == list(task_rows())
 
 
 def test_every_refused_combination_is_listed() -> None:

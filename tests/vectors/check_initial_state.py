@@ -68,10 +68,17 @@ def array(state: Any, name: str) -> list[float]:
         width = shapes[name.rpartition(".")[0] + ".weight"][1]
         factor = 1.0 / math.sqrt(width) / 2**32
         return [(2 * next(words) + 1 - 2**32) * factor for _ in range(count)]
+    start = state.get("starts", {}).get(name.removeprefix("model/body."))
+    if isinstance(start, dict):
+        return normal(count, words, variance=start["std"] * start["std"])
+    if start is not None:
+        return [start] * count
     if len(shape) > 1:
         fan = shape[0] * math.prod(shape[2:]) if len(shape) > 2 else shape[1]
         return normal(count, words, variance=2.0 / fan)
-    return [0.0 if name.endswith((".bias", ".running_mean")) else 1.0] * count
+    last = name.rpartition(".")[2]
+    is_zero = last in ("bias", "running_mean") or last.startswith("bias_") or last.endswith("_bias")
+    return [0.0 if is_zero else 1.0] * count
 
 
 def key_words(key: bytes) -> Iterator[int]:

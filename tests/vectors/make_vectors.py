@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from chorale.spec.first_state import first_state
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_digest, state_to_bytes
 from crypto import encoding, envelope_tree, prg
@@ -22,7 +23,7 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import Projection
 from crypto.session import cohort, shamir
-from strategies.number_stream import quantiles
+from strategies.number_stream import Normal, Start, quantiles
 
 FOLDER = Path(__file__).parent
 WIDE = 64
@@ -311,11 +312,38 @@ def initial_state_vectors() -> dict[str, Any]:
         for preset in ("spherefed", "feddr_plus", "fedetf"):
             wide = {"name": name, "hidden": [128]}  # as wide as 100 classes at right angles need
             states.append(initial_state_vector(wide, preset=preset, classes=100, shape=[3, 32, 32]))
+    states.append(started_state_vector())
     places = [0, 1, 255, 4096, 32767, 32768, 50000, 65535]
     return {
         "quantiles": {str(place): int(table_Q[place]) for place in places},
         "quantiles_sha256": hashlib.sha256(table_Q.astype("<i4").tobytes()).hexdigest(),
         "states": states,
+    }
+
+
+def started_state_vector() -> dict[str, Any]:
+    """Of a model of a distribution that says how some of its arrays start."""
+    base, seed = hashlib.sha256(b"started").digest(), 5
+    values = {"name": "a", "federation": "b", "silos": ["c", "d", "e"], "rounds": 1, "classes": 2}
+    values |= {"not_after": "2100-01-01T00:00:00Z", "training": {"learning_rate": 0.1}, "input_shape": [4]}
+    values |= {"model": {"name": "net", "from": "hospital-models==1.2.0", "seed": seed}}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model/body.attention.in_proj_bias": (6,),
+        "model/body.gate": (2, 3),
+        "model/body.recurrent.bias_hh_l0": (4,),
+        "model/body.table.weight": (3, 2),
+        "model/head.weight": (2, 2),
+    }
+    starts: dict[str, Start] = {"gate": 0.25, "table.weight": Normal(std=0.02)}
+    state = first_state(JobSpec.model_validate(values), shapes, base=base, starts=starts)
+    return {
+        "starts": {"gate": 0.25, "table.weight": {"std": 0.02}},
+        "head": "trained",
+        "base": base.hex(),
+        "seed": seed,
+        "digest": state_digest(state_to_bytes(state)).hex(),
+        "shapes": {name: list(shape) for name, shape in shapes.items()},
+        "arrays": {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in state.items()},
     }
 
 

@@ -31,8 +31,9 @@ def alternatives(schema: Schema, definitions: Schema) -> list[Schema]:
         named = definitions[schema["$ref"].removeprefix("#/$defs/")]
         own = {key: value for key, value in schema.items() if key != "$ref"}
         return alternatives({**named, **own}, definitions)
-    if "anyOf" in schema:
-        return [each for one in schema["anyOf"] for each in alternatives(one, definitions)]
+    if "anyOf" in schema or "oneOf" in schema:
+        options = schema.get("anyOf") or schema["oneOf"]
+        return [each for one in options for each in alternatives(one, definitions)]
     if isinstance(schema.get("type"), list):
         return [{**schema, "type": kind} for kind in schema["type"]]
     return [schema]
@@ -75,11 +76,13 @@ def _kind(schema: Schema, definitions: Schema) -> str:
 
 
 def _plural(schema: Schema, definitions: Schema) -> str:
-    kinds = (_kind(each, definitions) for each in alternatives(schema, definitions))
+    kinds = dict.fromkeys(_kind(each, definitions) for each in alternatives(schema, definitions))
     return " or ".join(PLURALS.get(kind, kind) for kind in kinds)
 
 
 def _allowed(schema: Schema, definitions: Schema) -> str:
+    if "const" in schema:
+        return code(schema["const"])
     if "enum" in schema:
         return codes(map(str, schema["enum"]))
     said = [_range(schema), _length(schema, "minLength", "maxLength", "characters")]

@@ -77,7 +77,9 @@ def fields(schema: Schema, definitions: Schema, prefix: str = "") -> Iterator[tu
             if "properties" in each:
                 yield from fields(each, definitions, f"{prefix}{name}.")
             for item in alternatives(each.get("items", {}), definitions):
-                yield from fields(item, definitions, f"{prefix}{name}[].")
+                # entries of several kinds have rows of their own, such as augment[random-crop].padding
+                kind = item.get("properties", {}).get("kind", {}).get("const", "")
+                yield from fields(item, definitions, f"{prefix}{name}[{kind}].")
 
 
 def _facts(field: Schema, definitions: Schema, *, is_required: bool) -> list[str]:

@@ -81,8 +81,21 @@
 {{- if ne (eq $data.format "module") (not (empty $data.module)) -}}
 {{- fail "data.module: give it with format module, and only with it" -}}
 {{- end -}}
-{{- if and (ne $data.format "csv") (or $data.columns_in_file $data.missing $data.labels) -}}
-{{- fail "data: columns_in_file, missing and labels are for format csv alone" -}}
+{{- if and (ne $data.format "csv") $data.columns_in_file -}}
+{{- fail "data.columns_in_file: is for format csv alone" -}}
+{{- end -}}
+{{- if and (not (has $data.format (list "csv" "parquet" "dicom" "nifti" "image-folder"))) (or $data.missing $data.labels) -}}
+{{- fail "data: missing and labels are for tables alone" -}}
+{{- end -}}
+{{- $names := list $data.name -}}
+{{- range .Values.moreData -}}
+{{- if has .name $names -}}
+{{- fail "moreData: give each data set a name of its own, the ledger counts by name" -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- if and .path (not $volumes) -}}
+{{- fail "moreData: its paths are those of data.volume, so give one" -}}
+{{- end -}}
 {{- end -}}
 {{- if and $data.partition (not (and $data.partition.kind $data.partition.silos (hasKey $data.partition "index"))) -}}
 {{- fail "data.partition: give kind, silos and index" -}}

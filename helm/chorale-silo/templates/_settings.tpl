@@ -11,13 +11,15 @@
 {{- if not (has .Values.data.format (list "" "digits" "module")) }}yes{{ end -}}
 {{- end -}}
 
-{{/* The data section of silo.yaml: what is empty is left to the product's default. */}}
-{{- define "chorale.data" -}}
-{{- $data := omit .Values.data "volume" "path" -}}
+{{/* A data set of silo.yaml: what is empty is left to the product's default. */}}
+{{- define "chorale.dataSet" -}}
+{{- $given := . -}}
+{{- $data := omit $given "volume" "path" "policy" -}}
 {{- range $name := list "module" "columns_in_file" "missing" "labels" "partition" -}}
 {{- if empty (get $data $name) }}{{ $data = omit $data $name }}{{ end -}}
 {{- end -}}
-{{- if .Values.data.path }}{{ $data = set $data "path" (printf "/data/%s" .Values.data.path) }}{{ end -}}
+{{- if $given.path }}{{ $data = set $data "path" (printf "/data/%s" $given.path) }}{{ end -}}
+{{- if $given.policy }}{{ $data = set $data "policy" (printf "/etc/chorale/settings/policy-%s.yaml" $given.name) }}{{ end -}}
 {{- toYaml $data -}}
 {{- end -}}
 
@@ -40,17 +42,24 @@ directory: /var/lib/chorale/state
 policy: /etc/chorale/settings/policy.yaml
 metrics_listen: {{ printf "%s:%d" .Values.metrics.host (int .Values.metrics.port) | quote }}
 data:
-  {{- include "chorale.data" . | nindent 2 }}
+{{- if .Values.moreData }}
+{{- range prepend .Values.moreData .Values.data }}
+  -
+    {{- include "chorale.dataSet" . | nindent 4 }}
+{{- end }}
+{{- else }}
+  {{- include "chorale.dataSet" .Values.data | nindent 2 }}
+{{- end }}
 {{- with .Values.tracing.endpoint }}
 tracing_endpoint: {{ . | quote }}
 {{- end }}
 {{ toYaml .Values.settings }}
 {{- end -}}
 
-{{/* policy.yaml; a null leaves the product's default. */}}
+{{/* policy.yaml of a (federation, policy); a null leaves the product's default. */}}
 {{- define "chorale.policy" -}}
-federation: {{ .Values.federation | quote }}
-{{- range $name, $value := .Values.policy }}
+federation: {{ .federation | quote }}
+{{- range $name, $value := .policy }}
 {{- if not (kindIs "invalid" $value) }}
 {{ $name }}: {{ toJson $value }}
 {{- end }}

@@ -23,14 +23,13 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     Raises ConfigError if the folder does not hold the official python batches.
     """
     folder = required_path(settings)
-    classes = CLASSES[settings.format]
+    form = DataFormat(settings.format)
+    classes = CLASSES[form]
     if job.classes != classes:
-        raise ConfigError(
-            f"classes: {settings.format.value} has {classes} classes, the job says {job.classes}"
-        )
+        raise ConfigError(f"classes: {form} has {classes} classes, the job says {job.classes}")
     return RawData(
-        train=_split(folder, settings.format, is_train=True),
-        holdout=_split(folder, settings.format, is_train=False),
+        train=_split(folder, form, is_train=True),
+        holdout=_split(folder, form, is_train=False),
     )
 
 

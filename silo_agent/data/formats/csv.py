@@ -13,7 +13,7 @@ from pathlib import Path
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, required_path
-from silo_agent.data.formats.tables import Table, check_headings, raw_data
+from silo_agent.data.formats.tables import Table, check_headings, raw_data, wanted_columns
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
 
@@ -22,24 +22,34 @@ Row = tuple[int, tuple[str, ...]]  # the number of the line that it comes from, 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; what a row lacks is missing. Raises ConfigError for a file without columns."""
-    path = required_path(settings)
-    names, rows = _read(path, settings.columns_in_file, is_private=job.privacy is not None)
-    wanted = check_headings(str(path), names, settings=settings, job=job)
+    path, wanted = required_path(settings), wanted_columns(settings, job)
+    table, texts = read_table(path, settings, wanted, is_private=job.privacy is not None)
+    identities = tuple("\n".join(row).encode() for row in texts)
+    places = [table.place(row) for row in range(table.rows)]
+    return replace(raw_data(table, settings, job, identities=identities), places=places)
+
+
+def read_table(
+    path: Path, settings: DataSettings, wanted: Sequence[str], *, is_private: bool
+) -> tuple[Table, list[tuple[str, ...]]]:
+    """The columns that are wanted, and all texts row by row. Raises ConfigError for a file without them."""
+    names, rows = _read(path, settings.columns_in_file, is_private=is_private)
+    check_headings(str(path), names, (*settings.missing, *wanted))
     problems, padding = Problems(), ("",) * len(names)
     for line, row in rows:
         if len(row) != len(names):
             problems.add(f"{path}, line {line}: expected {len(names)} values, got {len(row)}")
     texts = [(row + padding)[: len(names)] for _, row in rows]
-    places = [f"{path}, line {line}" for line, _ in rows]
     table = Table(
-        source=str(path),
-        cells=dict(zip(wanted, ([row[at] for row in texts] for at in map(names.index, wanted)), strict=True)),
+        cells={
+            name: [row[at] for row in texts]
+            for name, at in zip(wanted, map(names.index, wanted), strict=True)
+        },
         rows=len(rows),
-        place=places.__getitem__,
+        place=[f"{path}, line {line}" for line, _ in rows].__getitem__,
         problems=problems,
     )
-    identities = tuple("\n".join(row).encode() for row in texts)
-    return replace(raw_data(table, settings, job, identities=identities), places=places)
+    return table, texts
 
 
 def _read(path: Path, names: Sequence[str] | None, *, is_private: bool) -> tuple[list[str], list[Row]]:

@@ -1,4 +1,5 @@
-"""Images in one folder a class; the classes are numbered by the folders' sorted names.
+"""Images in one folder a class; the classes are numbered by the folders' sorted names. Where the job's labels
+are no classes of folders they lie beside the images, as masks or in a table (scans.py).
 
 A folder may be empty, but every class of the job needs one: numbers are never inferred from
 what this silo happens to hold.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, required_path
+from silo_agent.data.formats import scans
 from silo_agent.data.settings import DataSettings
 
 # Pillow's names by suffix; no other decoder reads a file, whatever its name (EPS starts a program)
@@ -76,6 +79,9 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
             f"input_shape: format image-folder needs (1 or 3, height, width), the job says {job.input_shape}"
         )
     channels, height, width = job.input_shape
+    if job.label_column is not None or job.method.task.target.shape:
+        read = partial(_read, mode=MODES[channels])
+        return scans.load_with(read, settings, job, suffixes=tuple(FORMATS))
     files, labels = _files(root, job.classes)
     return RawData(
         train=Images(files, labels, mode=MODES[channels], size=(width, height)),
@@ -99,6 +105,19 @@ def _files(root: Path, classes: int) -> tuple[list[Path], list[int]]:
         files += found
         labels += [label] * len(found)
     return files, labels
+
+
+def _read(path: Path, size: tuple[int, ...], is_mask: bool, *, mode: str) -> NDArray[Any]:
+    """As scans.Read. A mask is gray, or a palette whose numbers are the classes."""
+    if is_mask:
+        from PIL import Image
+
+        with Image.open(path, formats=tuple(FORMATS.values())) as mask:
+            if mask.mode not in ("1", "L", "P", "I", "I;16"):
+                raise ConfigError(f"{path}: a mask has one channel, this one is {mask.mode}")
+            return np.asarray(mask.resize((size[1], size[0]), Image.Resampling.NEAREST), np.int64)[np.newaxis]
+    pixels = _decoded(path.read_bytes(), mode=mode, size=(size[1], size[0]))
+    return pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _decoded(content: bytes, *, mode: str, size: tuple[int, int]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, required_path
-from silo_agent.data.formats.tables import Cells, Table, check_headings, identity, raw_data
+from silo_agent.data.formats.tables import Cells, Table, check_headings, identity, raw_data, wanted_columns
 from silo_agent.data.settings import DataSettings
 
 
@@ -25,7 +25,8 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         raise ConfigError("data.format: parquet needs pyarrow: pip install '.[tables]'") from None
     files, names = _opened(required_path(settings))
     source = str(settings.path)
-    wanted = check_headings(source, names, settings=settings, job=job)
+    wanted = wanted_columns(settings, job)
+    check_headings(source, names, (*settings.missing, *wanted))
     is_private = job.privacy is not None
     try:
         # a private job's record is the whole row, so that no choice of columns moves it to the hold-out
@@ -33,7 +34,6 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     except (OSError, pyarrow.ArrowException) as error:
         raise ConfigError(f"{source}: not readable parquet files of the same columns") from error
     table = Table(
-        source=source,
         cells={name: _cells(read[name], f"{source}: column {name}") for name in wanted},
         rows=read.num_rows,
         place=lambda row: f"{source}, record {row}",

@@ -19,7 +19,15 @@ from chorale.runtime.files import read_limited
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData
-from silo_agent.data.formats.tables import Cells, Table, check_headings, identity, raw_data, text_of
+from silo_agent.data.formats.tables import (
+    Cells,
+    Table,
+    check_headings,
+    identity,
+    raw_data,
+    text_of,
+    wanted_columns,
+)
 from silo_agent.data.settings import DatabaseSettings, DataSettings
 
 MAX_URL_BYTES = 64 * 1024
@@ -30,11 +38,11 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     assert settings.database is not None  # DataSettings refuses the format without it
     names, rows = _read(settings.database)
     source = f"data.database: {settings.database.what}"
-    wanted = check_headings(source, names, settings=settings, job=job)
+    wanted = wanted_columns(settings, job)
+    check_headings(source, names, (*settings.missing, *wanted))
     # a database gives rows in any order, and no record may change sides between two jobs
     rows_by_text = sorted(((identity(row), row) for row in rows), key=lambda each: each[0])
     table = Table(
-        source=source,
         cells={
             name: _cells([row[at] for _, row in rows_by_text])
             for name, at in zip(wanted, map(names.index, wanted), strict=True)

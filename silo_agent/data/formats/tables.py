@@ -33,33 +33,41 @@ Cells: TypeAlias = NDArray[np.float64] | Sequence[str]  # numbers, NaN where one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """source: the file or table, for errors. place: where row i stands in it. cells: by heading, N each."""
+    """place: where row i stands. cells: by heading, N each."""
 
-    source: str
     cells: Mapping[str, Cells]
     rows: int
     place: Callable[[int], str]
     problems: Problems = field(default_factory=Problems)
 
+    def texts(self, name: str) -> Sequence[str]:
+        cells = self.cells[name]
+        if isinstance(cells, np.ndarray):
+            return ["" if math.isnan(value) else text_of(value) for value in cells.tolist()]
+        return cells
+
     def say(self, row: int, column: str, told: str) -> None:
         self.problems.add(f"{self.place(row)}, column {column}: {told}")
 
 
-def check_headings(source: str, names: Sequence[str], *, settings: DataSettings, job: JobSpec) -> list[str]:
-    """The columns that the job reads. Raises ConfigError where it declares none, and one that names all that
-    the table lacks."""
+def wanted_columns(settings: DataSettings, job: JobSpec) -> list[str]:
+    """The columns that the job reads. Raises ConfigError where it declares none."""
     if job.columns is None or job.label_column is None:
         raise ConfigError(
-            f"columns: format {settings.format.value} needs columns and label_column, the job declares none"
+            f"columns: format {settings.format} needs columns and label_column, the job declares none"
         )
-    wanted = [*(column.name for column in job.inputs), *job.label_columns]
+    return [*(column.name for column in job.inputs), *job.label_columns]
+
+
+def check_headings(source: str, names: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raises ConfigError that names all that the table lacks."""
     if len(set(names)) != len(names):
         raise ConfigError(f"{source}: a column is named twice: {', '.join(names)}")
-    missing = [repr(name) for name in dict.fromkeys([*settings.missing, *wanted]) if name not in set(names)]
+    known = set(names)
+    missing = [repr(name) for name in dict.fromkeys(wanted) if name not in known]
     if missing:
         what = "column" if len(missing) == 1 else "columns"
         raise ConfigError(f"{source}: no {what} {_some(missing)}; it has {', '.join(names)}")
-    return wanted
 
 
 def raw_data(
@@ -80,7 +88,7 @@ def raw_data(
     return RawData(
         train=Samples(
             features=inputs_ND if job.input_type == "float32" else _whole_inputs(table, inputs_ND),
-            labels=_labels(table, settings.labels, job),
+            labels=labels_of(table, settings.labels, job),
         ),
         identities=identities,
         problems=table.problems,
@@ -149,20 +157,13 @@ def _categories(table: Table, column: ColumnSpec, missing: Collection[str]) -> N
     places = {text: place for place, text in enumerate(categories) if text not in missing}
     is_missing = MISSING.union(missing)
     found_N = np.full(table.rows, -1)
-    for row, text in enumerate(_texts(table, column.name)):
+    for row, text in enumerate(table.texts(column.name)):
         found_N[row] = places.get(text, -1)
         if text not in places and text not in is_missing:
             table.say(row, column.name, f"expected one of {_some(categories)}, got {text[:40]!r}")
     if not column.is_one_hot:
         return _standardized(np.where(found_N < 0, column.fill, found_N), column)
     return np.asarray(found_N[:, np.newaxis] == np.arange(len(categories)), np.float64)
-
-
-def _texts(table: Table, name: str) -> Sequence[str]:
-    cells = table.cells[name]
-    if isinstance(cells, np.ndarray):
-        return ["" if math.isnan(value) else text_of(value) for value in cells.tolist()]
-    return cells
 
 
 def _whole_inputs(table: Table, inputs_ND: NDArray[np.float64]) -> Features:
@@ -172,14 +173,14 @@ def _whole_inputs(table: Table, inputs_ND: NDArray[np.float64]) -> Features:
     return np.where(is_whole, inputs_ND, 0.0).astype(np.int64)
 
 
-def _labels(table: Table, classes: Mapping[str, int], job: JobSpec) -> Labels:
-    """Shapes: -> (N, *target)."""
+def labels_of(table: Table, classes: Mapping[str, int], job: JobSpec) -> Labels:
+    """What the label columns hold. classes: what each text stands for. Shapes: -> (N, *target)."""
     target = job.method.task.target
     columns = []
     for name in job.label_columns:
         if classes:
             values_N = np.full(table.rows, np.nan)
-            for row, text in enumerate(_texts(table, name)):
+            for row, text in enumerate(table.texts(name)):
                 values_N[row] = classes.get(text, math.nan)
                 if text not in classes:
                     table.say(row, name, f"expected one of {_some([*classes])}, got {text[:40]!r}")

@@ -1,7 +1,8 @@
 """What a silo minimizes: one loss a sample, and what depends on the weights alone.
 
-Samples of a job with random transforms are transformed first, and a teacher is then asked about the batch as
-it is trained on, because every batch is another one. Means are taken by the training loop, because per-sample gradients need the single losses; what
+Samples of a job with random transforms are transformed first, and a teacher is then asked about the batch
+as it is trained on, because every batch is another one.
+Means are taken by the training loop, because per-sample gradients need the single losses; what
 depends on the weights alone stands apart, because it has no per-sample gradient.
 N = samples, D = feature width, C = classes.
 """
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from chorale_models.task import Task
+from crypto.errors import ConfigError
 from silo_agent.training.base.augmentation import Augmentation
 from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.passes import Outputs
@@ -36,7 +38,19 @@ class TaskLoss:
     task: Task
 
     def per_sample(self, outputs: Outputs, labels_N: Tensor) -> Tensor:
-        return self.task.loss(outputs.logits_NC, labels_N)
+        """Raises ConfigError for answers that are not the task's."""
+        found, expected = tuple(outputs.logits_NC.shape[1:]), self.task.answer
+        if expected is not None and found != expected:
+            raise ConfigError(
+                f"model: its answer to a sample has shape {found}, the job's task expects {expected}"
+            )
+        loss_N = self.task.loss(outputs.logits_NC, labels_N)
+        if loss_N.shape != (len(labels_N),):
+            raise ConfigError(
+                f"task: loss gave shape {tuple(loss_N.shape)} for {len(labels_N)} samples, expected one "
+                "number for each"
+            )
+        return loss_N
 
 
 @runtime_checkable

@@ -43,8 +43,9 @@ def run_model(model: FederatedModel, inputs: Tensor) -> Outputs:
 
 
 def frozen_copy(model: FederatedModel) -> FederatedModel:
-    """The same model in eval mode, out of reach of any gradient."""
-    teacher = copy.deepcopy(model).eval()
+    """The same model in eval mode, out of reach of any gradient. What no job trains is not copied."""
+    untrained = {id(each): each for name, each in model.named_parameters() if not model.shares(name)}
+    teacher = copy.deepcopy(model, untrained).eval()
     return teacher.requires_grad_(False)
 
 

@@ -33,6 +33,11 @@ from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.models.base import FederatedModel
 from strategies.tasks.base import Target
 
+SAME_GRADIENT = 1e-2  # of a gradient's length: float32 sums in another order stay far below
+NO_SINGLE_GRADIENT = (
+    "model: DP-SGD cannot take the gradient of each sample by itself through it: it needs layers that opacus "
+    "knows, each used with samples in its first dimension, and no weights of a module that has layers"
+)
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 DROPOUT = nn.modules.dropout._DropoutNd
 
@@ -138,11 +143,19 @@ def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -
 
     def gradients(tried: FederatedModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
         labels_N, places_N = (padded(rows, PRIVATE_BATCH) for rows in (probes.labels_N[order_K], order_K))
-        with SampleGradients(tried) as sampled:
-            return sampled.of(tried_loss, inputs, labels_N, places_N)
+        try:
+            with SampleGradients(tried) as sampled:
+                rows = sampled.of(tried_loss, inputs, labels_N, places_N)
+        except Exception as error:  # what opacus raises for layers that it does not know is on no list
+            raise ConfigError(NO_SINGLE_GRADIENT) from error
+        if any(len(each) != PRIVATE_BATCH for each in rows):
+            raise ConfigError(NO_SINGLE_GRADIENT)
+        return rows
 
-    for tried in probes.models(model.train()):
+    same, other = probes.models(model.train())
+    for tried in (same, other):
         _check(tried, probes, gradients, what="gradient of")
+    _check_single_gradient(other, probes, gradients, loss=tried_loss)
 
 
 Tried = Callable[[FederatedModel, Tensor, Tensor], list[Tensor]]
@@ -161,3 +174,19 @@ def _check(model: FederatedModel, probes: Probes, run: Tried, *, what: str) -> N
                     f"model: on this machine the {what} a sample depends on its place in the batch, which a "
                     "private job must not have"
                 )
+
+
+def _check_single_gradient(model: FederatedModel, probes: Probes, run: Tried, *, loss: LocalLoss) -> None:
+    """Raises ConfigError where the hooks on the layers give another gradient of a sample than autograd does:
+    they do for layers whose rows are no samples, and for weights of a module that has layers; what is
+    clipped then is no sample's."""
+    order_N = torch.arange(PRIVATE_BATCH, device=probes.inputs.device)
+    first = probes.inputs[:1].clone()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    loss_N = loss.per_sample(run_model(model, first), first, probes.labels_N[:1], order_N[:1])
+    alone = torch.autograd.grad(loss_N.sum(), parameters, allow_unused=True, materialize_grads=True)
+    together = [rows[0] for rows in run(model, probes.inputs.clone(), order_N)]
+    missed = [float((one - other).square().sum()) for one, other in zip(alone, together, strict=True)]
+    length = math.sqrt(sum(float(one.square().sum()) for one in alone))
+    if not math.sqrt(sum(missed)) <= SAME_GRADIENT * length:
+        raise ConfigError(NO_SINGLE_GRADIENT)

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from chorale.spec.image_specs import NormalizeSpec
+from chorale.spec.plug_in_specs import MARK
+from chorale.spec.state import BUFFER_SUFFIXES
 from crypto.errors import ConfigError
 from strategies.parts.heads import RAW, TRAINED
 from strategies.recipe import Features, Head
@@ -22,6 +24,7 @@ from strategies.recipe import Features, Head
 SMALLEST_NORM = 1e-12  # a ReLU network may give an all-zero feature
 
 
+BODY = "body."  # before the names of the author's module
 Normalization: TypeAlias = Callable[[Tensor], Tensor]
 
 
@@ -35,6 +38,7 @@ class FederatedModel(nn.Module):
     """
 
     head: nn.Linear  # where it `has_head`
+    has_adapters: bool  # beside the body's own weights, which then are no part of the global state
 
     def __init__(
         self,
@@ -54,10 +58,12 @@ class FederatedModel(nn.Module):
         if normalize is not None:
             module.register_forward_pre_hook(lambda _, inputs: normalize(*inputs))
         self.body = module
+        self.has_adapters = False
         self.cut_name = cut
         self.projection: nn.Linear | None = None
         self.scale: nn.Parameter | None = None
-        self._is_unit = features.is_unit
+        self.is_unit = features.is_unit
+        self.cut_has_bias = last is not None and last.bias is not None
         if last is None:
             return
         width, outputs = last.in_features, last.out_features
@@ -67,6 +73,10 @@ class FederatedModel(nn.Module):
             width = outputs
         # the author's own layer may have no bias either
         self.head = nn.Linear(width, outputs, bias=head.has_bias and last.bias is not None)
+
+    def shares(self, name: str) -> bool:
+        """Whether a parameter or buffer is in the global state: of a body with adapters, these alone."""
+        return not self.has_adapters or not name.startswith(BODY) or MARK in name
 
     @property
     def has_head(self) -> bool:
@@ -84,7 +94,7 @@ class FederatedModel(nn.Module):
     def embed(self, features_ND: Tensor) -> Tensor:
         """What the head is given: projected and at unit length where the method says so."""
         projected = features_ND if self.projection is None else self.projection(features_ND)
-        return normalize(projected, dim=1, eps=SMALLEST_NORM) if self._is_unit else projected
+        return normalize(projected, dim=1, eps=SMALLEST_NORM) if self.is_unit else projected
 
     def logits(self, features_ND: Tensor) -> Tensor:
         if not self.has_head:
@@ -94,6 +104,18 @@ class FederatedModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.logits(self.features(inputs))
+
+
+def float_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and running means, without gradients; one that two layers share by its first name. Other
+    buffers are constants of the model's code."""
+    parameters = {id(each) for each in model.parameters()}
+    tensors = {
+        id(each): (name, each)
+        for name, each in reversed(model.state_dict(keep_vars=True).items())
+        if id(each) in parameters or name.endswith(BUFFER_SUFFIXES)
+    }
+    return {name: each.detach() for name, each in reversed(tensors.values())}
 
 
 def by_channel(spec: NormalizeSpec) -> Normalization:
@@ -111,7 +133,7 @@ def by_channel(spec: NormalizeSpec) -> Normalization:
 def taken_out(module: nn.Module, name: str) -> nn.Linear:
     """The module's layer of that name; what went into it is from now on what the module gives.
 
-    Raises ConfigError if it has none, or one that is not linear.
+    Raises ConfigError if it has none, one that is not linear, or one that shares a weight with another.
     """
     parent, _, own = name.rpartition(".")
     try:
@@ -122,4 +144,8 @@ def taken_out(module: nn.Module, name: str) -> nn.Linear:
     if not isinstance(last, nn.Linear):
         raise ConfigError(f"model: {name} is named as its last linear layer, but is a {type(last).__name__}")
     setattr(holder, own, nn.Identity())
+    kept = {id(each): name for name, each in module.named_parameters()}
+    shared = next((kept[id(each)] for each in last.parameters() if id(each) in kept), None)
+    if shared is not None:
+        raise ConfigError(f"model: {name} shares its weight with {shared} and cannot be taken out")
     return last

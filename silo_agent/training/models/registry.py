@@ -1,15 +1,24 @@
-"""Models and tasks by the names that a job gives them."""
+"""Models, tasks, losses and regularizers by the names that a job gives them: Chorale's own, or of an
+installed distribution whose digest the job pins.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import cast
 
+from torch import nn
+
+from chorale.runtime import distributions
 from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.plug_in_specs import ModelSpec
-from chorale_models.model import Model, Sizes
+from chorale.spec.plug_in_specs import AdaptersSpec, CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec
+from chorale_models.model import Model, Normal, Sizes, Start
 from chorale_models.networks.plain import cnn, mlp, vgg11
 from chorale_models.networks.residual import mobilenet_v2, resnet18
+from chorale_models.parts import Loss, Regularizer
 from chorale_models.task import Task
 from chorale_models.tasks.classification import Classification
 from chorale_models.tasks.multi_label import MultiLabel
@@ -17,7 +26,8 @@ from chorale_models.tasks.next_token import NextToken
 from chorale_models.tasks.regression import Regression
 from chorale_models.tasks.segmentation import Segmentation
 from chorale_models.tasks.survival import Survival
-from crypto.errors import ConfigError
+from crypto.errors import ChoraleError, ConfigError
+from silo_agent.training.models.adapters import put_in
 from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
@@ -33,11 +43,27 @@ OWN_TASKS: dict[str, Callable[..., Task]] = {
     "next-token": NextToken,
 }
 
+Code = Sequence[CodeSpec] | None
+
 
 def build_task(spec: JobSpec) -> Task:
-    """Raises ConfigError if the name is not one of ours."""
-    declared = spec.method.task
-    return OWN_TASKS[declared.word](spec.sizes, **declared.chosen.model_dump())
+    """Raises ConfigError."""
+    named = spec.task
+    if named is None or named.source is None:
+        declared = spec.method.task
+        return OWN_TASKS[declared.word](spec.sizes, **declared.chosen.model_dump())
+    return cast(Task, _made(spec, "task", named, group=distributions.TASKS, kind=Task))
+
+
+def build_loss(spec: JobSpec, named: GivenPartSpec) -> Loss:
+    """The job's loss of another distribution. Raises ConfigError."""
+    return cast(Loss, _made(spec, "strategy.loss", named, group=distributions.PARTS, kind=Loss))
+
+
+def build_regularizer(spec: JobSpec, named: GivenPartSpec) -> Regularizer:
+    """The job's regularizer of another distribution. Raises ConfigError."""
+    made = _made(spec, "strategy.regularizer", named, group=distributions.PARTS, kind=Regularizer)
+    return cast(Regularizer, made)
 
 
 def build_model(
@@ -46,31 +72,115 @@ def build_model(
     classes: int,
     input_shape: tuple[int, ...],
     recipe: Recipe = FEDAVG,
+    code: Code = None,
     normalize: NormalizeSpec | None = None,
+    adapters: AdaptersSpec | None = None,
 ) -> FederatedModel:
     """On the CPU, with torch's own weights, which a job's state replaces (models/state.py).
 
-    Raises ConfigError if the name is not one of ours or the input does not suit it.
+    code: of the job, with the digests of distributions. Raises ConfigError.
     """
-    model, sizes = model_of(spec), Sizes(classes=classes, input_shape=input_shape)
-    module = model(sizes, **_options(spec)).float()
-    return FederatedModel(
-        module,
+    model = model_of(spec, code=code)
+    federated = FederatedModel(
+        build_module(spec, model, Sizes(classes=classes, input_shape=input_shape)),
         cut=model.head,
         head=recipe.head,
         features=recipe.features,
         normalize=None if normalize is None else by_channel(normalize),
     )
+    if adapters is not None:
+        put_in(federated, adapters)
+    return federated
 
 
-def model_of(spec: ModelSpec) -> Model:
+def build_module(spec: ModelSpec, model: Model, sizes: Sizes) -> nn.Module:
+    """The author's own module, in float32. Raises ConfigError for options that it does not take."""
+    if spec.source is None:
+        return model(sizes, **options_of(spec)).float()
+    try:
+        module = model(sizes, **spec.options)
+    except ChoraleError:
+        raise
+    except Exception as error:  # whatever an author's function raises
+        raise ConfigError(f"{_title('model', spec)} cannot be built: {distributions.told(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"{_title('model', spec)} returned {type(module).__name__}, expected a torch nn.Module"
+        )
+    odd = next((name for name, each in module.named_parameters() if not each.is_floating_point()), None)
+    if odd is not None:
+        raise ConfigError(f"{_title('model', spec)}: parameter {odd} is no floating-point number")
+    return module.float()
+
+
+def model_of(spec: ModelSpec, *, code: Code = None) -> Model:
     """Raises ConfigError."""
+    if spec.source is not None:
+        found = loaded("model", spec, group=distributions.MODELS, code=code)
+        if not isinstance(found, Model):
+            raise ConfigError(
+                f"{_title('model', spec)} is no function with the decorator chorale_models.model"
+            )
+        return found
     if spec.name not in OWN:
         raise ConfigError(f"model.name: the built-in training has {', '.join(OWN)}, got {spec.name}")
     return OWN[spec.name]
 
 
-def _options(spec: ModelSpec) -> dict[str, object]:
+def starts_of(spec: ModelSpec, model: Model, arrays: Sequence[str]) -> Mapping[str, Start]:
+    """How arrays of the body start that no usual rule suits. arrays: the body's, by the author's names.
+
+    Raises ConfigError for a pattern without arrays, and for numbers that float32 does not hold.
+    """
+    found: dict[str, Start] = {}
+    for pattern, start in model.starts.items():
+        matched = [name for name in arrays if fnmatchcase(name, pattern)]
+        number = start.std if isinstance(start, Normal) else start
+        if not matched or not math.isfinite(number) or abs(number) > 1e30:
+            why = f"expected a number, got {number}" if matched else "no array has such a name"
+            raise ConfigError(f"{_title('model', spec)}: starts: {pattern}: {why}")
+        found |= {name: start for name in matched if name not in found}
+    return found
+
+
+def loaded(field: str, spec: PlugInSpec | GivenPartSpec, *, group: str, code: Code) -> object:
+    """What an entry point of the job's distribution names, from the files that the job pins.
+
+    Raises ConfigError.
+    """
+    # an author's module may import torchvision, as transformers does: a CPU build of torch needs this before
+    import silo_agent.torchvision_compat  # noqa: F401
+
+    digests = {each.distribution: each.sha256 for each in code or ()}
+    assert spec.source is not None
+    try:
+        return distributions.load(spec.source, group=group, name=spec.name, sha256=digests.get(spec.source))
+    except ConfigError as error:
+        raise ConfigError(f"{field}.from: {error}") from error.__cause__
+
+
+def _made(
+    spec: JobSpec, field: str, named: PlugInSpec | GivenPartSpec, *, group: str, kind: type[object]
+) -> object:
+    """A task or part of a distribution, made with its options. Raises ConfigError."""
+    found = loaded(field, named, group=group, code=spec.code)
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise ConfigError(f"{_title(field, named)} is no subclass of chorale_models.{kind.__name__}")
+    try:
+        make: Callable[..., object] = found
+        return make(spec.sizes, **named.options)
+    except ChoraleError:
+        raise
+    except Exception as error:  # whatever an author's class raises
+        raise ConfigError(f"{_title(field, named)} cannot be made: {distributions.told(error)}") from error
+
+
+def _title(field: str, spec: PlugInSpec | GivenPartSpec) -> str:
+    return f"{field} {spec.name} of {spec.source}"
+
+
+def options_of(spec: ModelSpec) -> dict[str, object]:
+    """Keyword arguments of the function that builds the model."""
     if spec.source is not None:
         return dict(spec.options)
     own: dict[str, object] = {"norm": spec.norm}

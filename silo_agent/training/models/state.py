@@ -10,13 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from chorale.spec.first_state import SEED_ALONE, Shape, first_state
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import MAX_STATE_BYTES
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from silo_agent.training.models.registry import build_model
+from silo_agent.training.models.base import FederatedModel, float_tensors
+from silo_agent.training.models.registry import build_model, model_of, starts_of
 from strategies.base import MODEL, Array, Arrays
 
 FloatArray = NDArray[np.float32]
@@ -25,39 +26,59 @@ FloatArray = NDArray[np.float32]
 def initial_state(
     spec: JobSpec, *, base: bytes = SEED_ALONE, max_bytes: int = MAX_STATE_BYTES
 ) -> dict[str, Array]:
-    """The global state that a job of a built-in model starts from, the same bytes on every machine.
+    """The global state that a job starts from, the same bytes on every machine.
 
     Arrays named model/<parameter>, float32. base: SHA-256 of the job without its digest (JobSpec.base); left
     out, as in a simulation, the state follows from the model's seed alone.
-    Raises ConfigError if the model is not built in or needs more than max_bytes.
+    Raises ConfigError as `build_model`, and if the model needs more than max_bytes.
     """
     shapes = model_shapes(spec)
     needed = sum(map(math.prod, shapes.values())) * np.dtype(np.float32).itemsize
     if needed > max_bytes:
         raise ConfigError(f"model {spec.model.name}: expected at most {max_bytes} bytes, needs {needed}")
-    return first_state(spec, shapes, base=base)
+    if spec.adapters is not None:
+        return first_state(spec, shapes, base=base)
+    named, body = model_of(spec.model, code=spec.code), MODEL + "body."
+    arrays = [name.removeprefix(body) for name in shapes if name.startswith(body)]
+    return first_state(spec, shapes, base=base, starts=starts_of(spec.model, named, arrays))
 
 
 def model_shapes(spec: JobSpec) -> dict[str, Shape]:
-    """Shapes of a built-in model's arrays, named model/<parameter>. Raises ConfigError if it is not one."""
-    with torch.device("meta"):  # no memory, no values
-        model = build_model(
-            spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
+    """Shapes of a model's arrays, named model/<parameter>. Raises ConfigError as `build_model`."""
+    model_of(spec.model, code=spec.code)  # an author's module is not imported on the meta device
+
+    def built() -> FederatedModel:
+        return build_model(
+            spec.model,
+            classes=spec.classes,
+            input_shape=spec.input_shape,
+            recipe=spec.method.recipe,
+            code=spec.code,
+            adapters=spec.adapters,
         )
+
+    try:
+        with torch.device("meta"):  # no memory, no values
+            model = built()
+    except ConfigError:
+        if spec.model.source is None:
+            raise
+        model = built()  # an author's function may read numbers while it builds
     return {MODEL + name: tuple(tensor.shape) for name, tensor in shared_tensors(model).items()}
 
 
-def shared_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What travels, without prefix: float parameters and buffers. BatchNorm's step counters stay."""
-    return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+def shared_tensors(model: FederatedModel) -> dict[str, Tensor]:
+    """What travels, without prefix: parameters and running means. Other buffers are constants of the code,
+    and what adapters are put beside stays as well."""
+    return {name: tensor for name, tensor in float_tensors(model).items() if model.shares(name)}
 
 
-def model_arrays(model: nn.Module) -> dict[str, Array]:
+def model_arrays(model: FederatedModel) -> dict[str, Array]:
     """The model as arrays of the global state, named model/<parameter>, float32."""
     return {MODEL + name: _array(tensor) for name, tensor in shared_tensors(model).items()}
 
 
-def load_arrays(model: nn.Module, state: Arrays) -> None:
+def load_arrays(model: FederatedModel, state: Arrays) -> None:
     """Copy the global state into the model; integer arrays, if a state has any, are left alone.
 
     Raises RemoteProtocolError if names, shapes or types are not this model's.
@@ -84,7 +105,7 @@ def load_arrays(model: nn.Module, state: Arrays) -> None:
         tensor.copy_(torch.tensor(array))
 
 
-def flat_values(model: nn.Module, names: Sequence[str]) -> FloatArray:
+def flat_values(model: FederatedModel, names: Sequence[str]) -> FloatArray:
     """Named tensors, flattened and joined in the order of the names."""
     tensors = shared_tensors(model)
     return flat_arrays([_array(tensors[name]) for name in names])

@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.objective import Work
 from silo_agent.training.base.batches import Batches
@@ -17,8 +18,10 @@ from silo_agent.training.base.passes import Outputs, Run
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.loop.local_training import train_received
 from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.registry import build_loss, build_regularizer
 from silo_agent.training.models.state import FloatArray
 from silo_agent.training.parts.closing.ffc import calibrate
+from silo_agent.training.parts.given import GivenLoss, GivenRegularizer
 from silo_agent.training.parts.losses.cosine import SphereMse, dot_regression
 from silo_agent.training.parts.losses.softmax import ClientAdapted, balanced_softmax
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, train_for_adaptation
@@ -76,9 +79,9 @@ class ComputedLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedRegularizer:
-    """teacher: another one than the received model, and what it gives for a batch. answers: of that one, for
-    all samples, where another phase may have asked already. keep: what stays of the trained model for the next
-    round."""
+    """teacher: another one than the received model, and what it gives for a batch. answers: of that one,
+    for all samples, where another phase may have asked already. keep: what stays of the trained model for
+    the next round."""
 
     make: Callable[[Setting], SampleRegularizer | WeightPenalty]
     teacher: Callable[[Setting], Run] | None = None
@@ -181,3 +184,22 @@ def computed(part: P, table: Mapping[P, T]) -> T:
         kind = type(part).__name__
         raise ConfigError(f"strategy: of {kind} this silo has {', '.join(map(str, table))}, got {part}")
     return table[part]
+
+
+def computed_loss(spec: JobSpec) -> ComputedLoss:
+    """The job's loss, of a distribution where it names one. Raises ConfigError."""
+    given = spec.strategy.loss
+    if given is None:
+        return computed(spec.method.recipe.loss, LOSSES)
+    loss = GivenLoss(build_loss(spec, given))
+    return ComputedLoss(train=lambda _: loss)
+
+
+def computed_regularizer(spec: JobSpec) -> ComputedRegularizer | None:
+    """The job's regularizer, of a distribution where it names one; None where there is none. Raises
+    ConfigError."""
+    given = spec.strategy.regularizer
+    if given is None:
+        return computed(spec.method.recipe.regularizer, REGULARIZERS)
+    regularizer = GivenRegularizer(build_regularizer(spec, given))
+    return ComputedRegularizer(make=lambda _: regularizer)

@@ -98,7 +98,7 @@ class TestOpening:
         ("old", "new", "message"),
         [
             (b"federation: test", b"federation: other", "expected federation test, got other"),
-            (b"rounds: 10", b"rounds: 0", r"job [0-9a-f]{12}: rounds: "),
+            (b"rounds: 10", b"rounds: -1", r"job [0-9a-f]{12}: rounds: "),
             (b"nonce: ", b"nonsense: ", "nonsense: unknown field"),
             (b"2026-11-22", b"2026-11-20", "has passed"),
             (b"nonce: " + NONCE.encode() + b"\n", b"", "nonce and initial_state are required"),

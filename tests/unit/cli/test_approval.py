@@ -48,3 +48,12 @@ def test_silo_is_told_what_sums_without_noise_can_hold(
     for ended in (waiting, approved):
         assert ended.code == 0, ended.err
         assert ended.out.count(WARNING) == is_warned
+
+
+def test_silo_is_told_whose_code_a_job_runs(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    own = {"name": "net", "from": "hospital-models==1.2.0", "options": {"width": 32}}
+    job, config = offered(desk, model=own), desk.silo()
+    waiting = chorale("silo", "approve", "--config", config)
+    assert job.id in waiting.out
+    told = "it runs code that is not Chorale's on this silo's data: model net of hospital-models==1.2.0"
+    assert f"{told} {{'width': 32}}" in waiting.out

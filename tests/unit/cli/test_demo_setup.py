@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,18 @@ import pytest
 import yaml
 
 from chorale.spec.settings_file import check_values
-from cli.demo.plan import Plan, digits_plan
+from cli.demo.plan import Plan, digits_plan, job_plan
 from cli.demo.processes import run_commands
 from cli.demo.setup import clean_folder, write_coordinator, write_job, write_silo
+from cli.given_data import DataOptions
 from cli.job import read_spec
 from coordinator.settings import CoordinatorSettings
 from crypto.errors import ConfigError
 from silo_agent.policy.policy import load_policy
 from silo_agent.settings import SiloSettings
+from tests.unit.cli.conftest import Desk, Ended
+
+Calls = Callable[..., Ended]
 
 
 def _plan(out: Path, **changes: Any) -> Plan:
@@ -140,3 +146,58 @@ def test_party_of_the_demo_takes_no_code_from_the_working_directory(
     (tmp_path / "crypto" / "__init__.py").write_text("raise SystemExit('foreign code ran')\n")
     monkeypatch.chdir(tmp_path)
     assert run_commands([["--version"]])[0].startswith("chorale ")
+
+
+def test_a_job_file_is_run_by_silos_that_its_options_name(desk: Desk, chorale: Calls) -> None:
+    for options, message in {
+        ("--rounds", "3"): "--rounds: .*job.yaml says it",
+        ("--dp", "sums"): "--dp: .*job.yaml says it",
+        ("--drop", "1"): "--drop: expected 0 to 0, as 3 silos must keep the 3",
+        ("--alpha", "1", "--partition", "iid"): "--alpha: belongs to --partition dirichlet, got iid",
+    }.items():
+        ended = chorale("demo", "--job", desk.job(), "--out", desk.folder / "out", *options)
+        assert (ended.code, bool(re.search(message, ended.err))) == (2, True), ended.err
+    taken = chorale("demo", "--job", desk.job(silos=["hub", "a", "b"]), "--out", desk.folder / "out")
+    assert "silos: hub is the name of another party of the demo" in taken.err
+    alone = chorale("demo", "--partition", "iid", "--out", desk.folder / "out")
+    assert "--partition: expected --job FILE with it" in alone.err
+    strict = desk.write("strict.yaml", {"federation": "test", "max_rounds": 3})
+    refused = chorale("demo", "--job", desk.job(rounds=4), "--policy", strict, "--out", desk.folder / "out")
+    assert (refused.code, "expected at most 3, got 4 rounds" in refused.err) == (3, True)
+    assert not (desk.folder / "out").exists(), "nothing was started"
+
+
+def test_a_job_file_and_its_silos_are_what_the_parties_accept(desk: Desk) -> None:
+    digits = {"format": "digits", "name": "ward", "policy": "of-the-hospital.yaml"}
+    files = []
+    for place, name in enumerate(("north", "south", "west")):
+        cut = {"kind": "iid", "silos": 3, "index": place}
+        values = {
+            "name": name,
+            "data": [{**digits, "partition": cut}],
+            "torch_threads": 2,
+            "policy": "p.yaml",
+        }
+        files.append(desk.write(f"{name}.yaml", values))
+    options = DataOptions(
+        data="digits",
+        path=None,
+        partition="iid",
+        alpha=0.5,
+        shards_per_silo=2,
+        min_samples=2,
+        split_seed=0,
+        silo_files=tuple(files),
+    )
+    file = desk.job(data="ward", nonce="0" * 32, privacy={"epsilon": 2.0, "sums": {"clip_norm": 1.0}})
+    plan = job_plan(file, options, silos=None, policy=None, init=None, drop=0, out=desk.folder / "out")
+    assert (plan.names, plan.federation, plan.is_private) == (["north", "south", "west"], "test", True)
+    with clean_folder(plan):
+        silo = yaml.safe_load(write_silo(plan, "south", coordinator="127.0.0.1:1").read_text())
+        spec = read_spec(write_job(plan))
+        policy = load_policy(plan.folder("south") / "policy.yaml")
+    checked = check_values(SiloSettings, silo, source="silo")
+    assert (checked.data_sets[0].name, checked.torch_threads, checked.name) == ("ward", 2, "south")
+    assert checked.policy_of(checked.data_sets[0]) == plan.folder("south") / "policy.yaml"
+    assert (spec.silos, spec.nonce) == (("north", "south", "west"), None)
+    policy.check_job(spec, operator="you")

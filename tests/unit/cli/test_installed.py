@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from chorale.spec.state import state_to_bytes
-from cli.packages import PACKAGES, foreign_package
+from cli.startup.packages import PACKAGES, foreign_package
 from tests.support.processes import REPOSITORY, environment
 from tests.unit.cli.conftest import Desk, Settings
 
@@ -132,12 +132,14 @@ def test_bare_folder_is_refused_where_it_hides_an_editable_install(
 ) -> None:
     bare = ModuleSpec("chorale", None, is_package=True)
     bare.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr("cli.packages.find_spec", lambda name: bare if name == "chorale" else find_spec(name))
+    monkeypatch.setattr(
+        "cli.startup.packages.find_spec", lambda name: bare if name == "chorale" else find_spec(name)
+    )
     assert foreign_package().startswith(f"package chorale: {tmp_path} hides ")
 
 
 def test_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("cli.startup.packages.find_spec", lambda name: None)
     assert foreign_package() == (
         f"package crypto: expected {REPOSITORY / 'crypto'}, found none; install chorale again"
     )

@@ -63,13 +63,13 @@ def history() -> JobHistory:
 
 
 def test_accuracy_of_a_round_is_measured_by_the_round_after(history: JobHistory) -> None:
-    assert progress.accuracy_by_round(history) == [None, 0.5, 0.8]
+    assert progress.figure_by_round(history, "accuracy") == [None, 0.5, 0.8]
     assert history.closing("accuracy") == 0.8
 
 
 def test_accuracy_is_unknown_before_the_closing_evaluation() -> None:
     history = _history(_record(1, "train", figures={"accuracy": 0.1}))
-    assert progress.accuracy_by_round(history) == [None]
+    assert progress.figure_by_round(history, "accuracy") == [None]
     assert history.closing("accuracy") is None
 
 
@@ -233,7 +233,7 @@ def test_page_needs_nothing_else_and_escapes_what_it_is_told(history: JobHistory
 
 def test_page_of_a_job_that_measured_nothing() -> None:
     text = report.page(report.document(_history(status="failed")))
-    assert "No round measured an accuracy." in text
+    assert "No round measured accuracy." in text
     assert "<p>None.</p>" in text
 
 

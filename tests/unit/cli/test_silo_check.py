@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from crypto.identity.certificates import Role
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.policy.policy import load_policy
+from tests.support import own_code
 from tests.unit.cli.conftest import Desk, Ended
 
 Calls = Callable[..., Ended]
@@ -150,3 +152,68 @@ def test_own_code_that_raises_is_a_line_that_names_the_phase(desk: Desk, chorale
     config = table_silo(desk, TABLE, objective="tests.unit.cli.test_silo_check:Failing")
     ended = chorale("silo", "check", "--config", config, "--job", table_job(desk))
     assert problems(ended) == ["training: phase train: KeyError: 'head.weight'"]
+
+
+def test_the_data_set_that_a_job_names_is_checked_under_its_own_policy(desk: Desk, chorale: Calls) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    strict = str(desk.write("strict.yaml", {"federation": "test", "max_rounds": 3}))
+    table = desk.folder / "table.csv"
+    table.write_text(TABLE)
+    ward = {"format": "csv", "path": str(table), "name": "ward", "policy": strict}
+    config = desk.silo(data=[{"format": "digits", "name": "digits"}, ward])
+    of_ward = chorale("silo", "check", "--config", config, "--job", table_job(desk, data="ward", rounds=9))
+    assert problems(of_ward) == ["acceptance: policy: expected at most 3, got 9 rounds"]
+    of_none = chorale("silo", "check", "--config", config, "--job", desk.job())
+    assert problems(of_none) == ["job: job digits: names no data set, and this silo has several"]
+
+
+def test_code_that_a_job_names_is_loaded_where_the_policy_lists_it_and_it_is_the_jobs(
+    desk: Desk, chorale: Calls
+) -> None:
+    pytest.importorskip("torch", reason="loads a model: needs the extra silo")
+    listing = str(desk.write("listing.yaml", {"federation": "test", "distributions": [own_code.NAME]}))
+    model = {"name": "net", "from": own_code.PINNED}
+    named = {"code": [{"distribution": own_code.PINNED, "sha256": "0" * 64}]}
+    config = table_silo(desk, TABLE, policy=listing)
+    with own_code.importable(desk.folder / "own"):
+        loaded = own_code.PACKAGE in sys.modules
+        unlisted = chorale(
+            "silo", "check", "--config", table_silo(desk, TABLE), "--job", table_job(desk, model=model)
+        )
+        assert problems(unlisted) == [
+            "code: policy: expected code of Chorale or of no other (distributions), "
+            f"got code of {own_code.PINNED}"
+        ]
+        assert (loaded, own_code.PACKAGE in sys.modules) == (False, False), "it was not run"
+        config = table_silo(desk, TABLE, policy=listing)
+        other = chorale("silo", "check", "--config", config, "--job", table_job(desk, model=model, **named))
+        assert len(problems(other)) == 1
+        assert problems(other)[0].startswith(f"code: {own_code.PINNED}: ")
+        fine = chorale(
+            "silo", "check", "--config", config, "--job", table_job(desk, model={**model, "options": {}})
+        )
+        assert "code: hospital-models==1.2.0, SHA-256 " in fine.out
+    absent = chorale("silo", "check", "--config", config, "--job", table_job(desk, model=model))
+    assert len(problems(absent)) == 1
+    assert problems(absent)[0].startswith("code: ")
+
+
+def test_a_job_with_transforms_metrics_and_an_end_of_its_own_runs_on_one_batch(
+    desk: Desk, chorale: Calls
+) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    policy = desk.write("allowing.yaml", {"federation": "test", "class_statistics": "allow"})
+    by_accuracy = {"metric": "accuracy", "best": "highest"}
+    job = desk.job(
+        rounds=40,
+        keep=by_accuracy,
+        stop={**by_accuracy, "rounds": 3},
+        augment=[{"kind": "random-crop", "padding": 1}],
+        normalize={"mean": [0.3], "std": [0.3]},
+        task={"name": "classification", "metrics": ["confusion", "calibration"]},
+    )
+    ended = chorale("silo", "check", "--config", desk.silo(policy=str(policy)), "--job", job)
+    assert ended.code == 0, ended.out + ended.err
+    evaluation = desk.job(rounds=0)
+    unknown = chorale("silo", "check", "--config", desk.silo(), "--job", evaluation)
+    assert problems(unknown) == ["model: rounds: 0 evaluates a given model; give it: --init FILE.safetensors"]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from chorale.privacy.plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.state import state_to_bytes
+from chorale.spec.model_file import facts_of, with_facts
+from chorale.spec.state import state_parts, state_to_bytes
 from cli.job import initial_bytes, read_spec, solved, tell_absent, tell_draw
 from cli.output.promise import promise_of
 from crypto.errors import ConfigError
@@ -93,6 +98,37 @@ def test_a_custom_model_without_starting_weights_is_told_to_give_them(desk: Desk
     assert ended.code == 2
     assert "nothing is drawn for a model that is not built in, got custom" in ended.err
     assert "chorale: hint: give its starting weights: --init FILE.safetensors" in ended.err
+
+
+def test_a_fetched_model_begins_a_job_without_its_facts(desk: Desk, tmp_path: Path) -> None:
+    init, spec = tmp_path / "fetched.safetensors", read_spec(desk.job(model={"name": "custom"}))
+    facts = facts_of(spec, job_digest=bytes(32), round=3)
+    init.write_bytes(b"".join(with_facts(state_parts(VOTES), facts)))
+    assert initial_bytes(spec, init) == state_to_bytes(VOTES)
+
+
+def test_a_pickle_is_never_read_and_its_conversion_is_told(
+    desk: Desk, tmp_path: Path, chorale: Calls
+) -> None:
+    torch = pytest.importorskip("torch", reason="saves a model as torch does")
+    file = tmp_path / "model.pt"
+    torch.save({"w": torch.arange(3.0)}, file)
+    ended = chorale("job", "submit", desk.job(), "--config", desk.operator(), "--init", file)
+    assert ended.code == 2
+    assert f"{file}: .pt files can run code when they are read; expected safetensors" in ended.err
+    (recipe,) = [line for line in ended.err.splitlines() if line.startswith("chorale: hint: ")]
+    command, *arguments = shlex.split(recipe.removeprefix("chorale: hint: "))
+    assert command == "python"
+    subprocess.run([sys.executable, *arguments], check=True)
+    converted = safetensors.numpy.load_file(file.with_suffix(".safetensors"))
+    np.testing.assert_array_equal(converted["w"], np.arange(3.0))
+
+
+def test_arrays_of_a_custom_model_have_the_names_of_a_state(desk: Desk, tmp_path: Path) -> None:
+    init = tmp_path / "plain.safetensors"
+    init.write_bytes(safetensors.numpy.save({"votes": np.zeros(3, np.float32)}))
+    with pytest.raises(ConfigError, match=r"the arrays of a custom model are named model/\.\.\., got votes"):
+        initial_bytes(read_spec(desk.job(model={"name": "custom"})), init)
 
 
 VOTES = {"model/votes": np.zeros(100, np.float32)}

@@ -27,14 +27,14 @@ HEADINGS = ("name", "p0", "p1", "sex", "ward", "sick")
 COLUMNS = (
     ColumnSpec(name="p0..p1", mean=1.0, scale=2.0, fill=7.0),
     ColumnSpec(name="sex", categories=("f", "m")),
-    ColumnSpec(name="ward", categories=("10", "11", "12"), encoding="index", fill=-1.0),
+    ColumnSpec(name="ward", categories=("10", "11", "12"), encoding="index", fill=1.5),
 )
 ROWS = (
     ("x", 1.0, 3.0, "f", 10, 1),
     ("y", 5.0, None, "m", 12, 0),
     ("z", None, 1.5, None, None, 1),
 )
-INPUTS = [[0.0, 1.0, 1.0, 0.0, 0.0], [2.0, 3.0, 0.0, 1.0, 2.0], [3.0, 0.25, 0.0, 0.0, -1.0]]
+INPUTS = [[0.0, 1.0, 1.0, 0.0, 0.0], [2.0, 3.0, 0.0, 1.0, 2.0], [3.0, 0.25, 0.0, 0.0, 1.5]]
 URL_ENV = "CHORALE_TEST_DATABASE"
 
 
@@ -90,7 +90,7 @@ def test_a_cell_that_does_not_fit_is_named_with_its_column(written: Any) -> None
 def test_in_a_private_job_it_is_missing_by_itself(written: Any) -> None:
     settings = written([*ROWS, ("zz", 2.0, 2.0, "w", 13, 1)])
     data = load(table_job(privacy=PRIVACY), **settings)
-    assert sorted(data.train.features.tolist()) == sorted([*INPUTS, [0.5, 0.5, 0.0, 0.0, -1.0]])
+    assert sorted(data.train.features.tolist()) == sorted([*INPUTS, [0.5, 0.5, 0.0, 0.0, 1.5]])
 
 
 def test_columns_that_are_not_there_are_named_all_at_once(written: Any) -> None:
@@ -100,13 +100,13 @@ def test_columns_that_are_not_there_are_named_all_at_once(written: Any) -> None:
 
 
 def test_the_silo_says_what_is_missing_and_what_labels_stand_for(written: Any) -> None:
-    rows = [("x", 1.0, 3.0, "f", 99, "ill"), ("y", 5.0, 1.0, "u", 12, "well")]
+    rows = [("x", 1.0, 3.0, "f", 11, "ill"), ("y", 5.0, 1.0, "u", 12, "well")]
     settings = written(rows) | {
-        "missing": {"sex": ["u"], "ward": ["99"], "p0": ["5"]},
+        "missing": {"sex": ["u"], "ward": ["11"], "p0": ["5"]},
         "labels": {"well": 0, "ill": 1},
     }
     data = load(table_job(), **settings)
-    assert data.train.features.tolist() == [[0.0, 1.0, 1.0, 0.0, -1.0], [3.0, 0.0, 0.0, 0.0, 2.0]]
+    assert data.train.features.tolist() == [[0.0, 1.0, 1.0, 0.0, 1.5], [3.0, 0.0, 0.0, 0.0, 2.0]]
     assert data.train.labels.tolist() == [1, 0]
 
 

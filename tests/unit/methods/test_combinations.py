@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chorale.spec.job_spec import PartsSpec
+from chorale.spec.strategy_spec import PartsSpec
 from crypto.errors import ConfigError
 from strategies.checks import check_recipe
 from strategies.declared_parts import PARTS, recipe_from

@@ -17,6 +17,7 @@ from strategies.methods import strategy_for
 from strategies.presets import PRESETS
 from tests.support.objectives import make_job
 from tests.support.simulation import phases
+from tests.support.task_samples import TASK_JOBS, job_of
 
 
 def in_real_layouts(spec: JobSpec) -> set[str]:
@@ -75,6 +76,21 @@ def test_every_quantity_says_what_it_discloses() -> None:
             for quantity in method.quantities(has_buffers=True, update_bits=bits):
                 found.setdefault(quantity.discloses, set()).add(quantity.name)
     assert found == DISCLOSED
+
+
+def test_every_sum_of_a_task_says_whether_it_is_by_class() -> None:
+    found: dict[bool, set[str]] = {False: set(), True: set()}
+    for name in TASK_JOBS:
+        task = job_of(name).method.task
+        for each in (*task.round_sums, *task.closing_sums):
+            found[each.quantity.discloses.is_by_class].add(each.name)
+    assert found[True] == {"confusion", "scores", "overlap", "times"}
+    assert found[False] == {
+        *("tested", "loss_sum", "correct", "labels_right", "absolute_error", "squared_error"),
+        *("target_sum", "target_square_sum", "dice_sum", "pixels_right", "brier_sum"),
+        *("calibration_tested", "calibration_right", "calibration_confidence"),
+        *("tokens", "tokens_right", "token_loss"),
+    }
 
 
 def test_a_job_knows_what_its_layouts_disclose() -> None:

@@ -18,7 +18,8 @@ from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
 from tests.vectors import make_vectors
 
-STATES = json.loads((Path(make_vectors.__file__).parent / "initial_state.json").read_text())["states"]
+ALL = json.loads((Path(make_vectors.__file__).parent / "initial_state.json").read_text())["states"]
+STATES = [vector for vector in ALL if "model" in vector]
 
 
 def make_spec(*, strategy: str = "fedavg", **model: Any) -> JobSpec:
@@ -53,6 +54,11 @@ def test_the_package_still_draws_the_committed_states(vector: dict[str, Any]) ->
         has_arrays="arrays" in vector,
     )
     assert json.loads(json.dumps(made)) == vector
+
+
+def test_arrays_that_an_authors_model_starts_otherwise_have_a_vector() -> None:
+    (vector,) = (vector for vector in ALL if "model" not in vector)
+    assert json.loads(json.dumps(make_vectors.started_state_vector())) == vector
 
 
 def test_every_network_norm_and_frozen_head_has_a_vector() -> None:

@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 from chorale.job import Job
+from chorale.spec.model_file import facts_of
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
 from silo_agent.local_storage.personal_models import PersonalModel, PersonalModels
@@ -68,7 +69,9 @@ def test_a_kept_model_is_one_private_file_with_its_facts(shelf: Shelf) -> None:
     assert stat.S_IMODE(kept.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(shelf.folder.stat().st_mode) == 0o700
     assert shelf.values == [1.5, 1.5, 1.5]
+    described = facts_of(shelf.job.spec, job_digest=shelf.job.digest, round=3)
     assert kept.facts == {
+        **described,
         "job": shelf.job.digest.hex(),
         "name": "one-hot",
         "method": "fedavg",

@@ -62,8 +62,8 @@ def test_the_environment_overrides_a_field(tmp_path: Path, monkeypatch: pytest.M
         ),
         ({"data": [{"format": "digits"}, {"format": "npz"}]}, "data.1: path: format npz needs one"),
         (
-            {"data": [{"format": "digits"}] * 2},
-            "data: expected a name of its own for each data set, got data t",
+            {"data": [{"format": "digits"}, {"format": "digits"}]},
+            "data: expected a name of its own for each data set, got data twice",
         ),
         ({"data": []}, "data: expected at least 1 entries, got 0"),
         ({"data": "digits"}, "data: expected fields and values, got 'digits'"),

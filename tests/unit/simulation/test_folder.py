@@ -39,7 +39,7 @@ def run_in(folder: Path, simulation: Simulation, *, rounds: int | None = None) -
             kept.add(result, simulation.progress)
             if count == rounds:
                 return
-        kept.finish(simulation.progress)
+        kept.finish(simulation)
 
 
 def lines(folder: Path) -> list[int]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from chorale.spec.job_spec import JobSpec
 from chorale_models.model import Sizes, model
+from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.training.base.loss import LocalLoss, TaskLoss
 from silo_agent.training.base.passes import run_model
@@ -19,6 +20,7 @@ from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.models import registry
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.torch_objective import TorchObjective
+from strategies.tasks.survival import Survival
 from tests.support.objectives import make_work
 from tests.support.simulation import simulate
 from tests.support.task_samples import TASK_JOBS, job_of
@@ -182,3 +184,60 @@ def test_gradients_of_single_records_are_those_of_autograd(name: str, no_cut: No
         )
         for expected, found in zip(alone, together, strict=True):
             torch.testing.assert_close(found[place], expected, rtol=1e-4, atol=1e-6)
+
+
+class Added(Words):
+    """Has weights beside its layers."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.places = nn.Parameter(torch.zeros(sizes.input_shape[0], 8))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.words(self.embedding(inputs) + self.places)  # type: ignore[no-any-return]
+
+
+class Placed(Words):
+    """Looks up places once for all samples of a batch."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.places = nn.Embedding(sizes.input_shape[0], 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        placed = self.places(torch.arange(inputs.shape[1]))
+        return self.words(self.embedding(inputs) + placed)  # type: ignore[no-any-return]
+
+
+class Attends(Words):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.attention = nn.MultiheadAttention(8, 1, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found = self.embedding(inputs)
+        return self.words(self.attention(found, found, found)[0])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("body", [Added, Placed, Attends])
+def test_a_private_job_refuses_a_model_whose_records_gradients_are_not_to_be_had(
+    body: type[nn.Module], no_cut: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opacus gives rows that are no record's gradient, without a word: a clip of them bounds nothing."""
+    monkeypatch.setitem(BODIES, "next-token", body)
+    job, data = federation("next-token", rounds=1, privacy=PRIVATE)
+    with pytest.raises(ConfigError, match="DP-SGD cannot take the gradient of each sample by itself"):
+        TorchObjective(device="cpu").compute(make_work(job, data[0]))
+
+
+def test_a_private_job_refuses_a_task_that_judges_records_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Survival, "is_mean", False)
+    with pytest.raises(ValueError, match=r"task\.name: survival judges records together"):
+        job_of("survival", privacy=PRIVATE)
+
+
+def test_answers_of_another_shape_are_one_sentence(no_cut: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BODIES, "segmentation", Plain)
+    job, data = federation("segmentation", rounds=1)
+    with pytest.raises(ConfigError, match=r"answer to a sample has shape \(3,\), .* expects \(3, 4, 4\)"):
+        TorchObjective(device="cpu").compute(make_work(job, data[0]))

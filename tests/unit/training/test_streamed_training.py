@@ -102,7 +102,7 @@ def test_cancellation_is_looked_at_between_streamed_batches_and_while_data_is_fi
 def test_a_loss_that_is_no_number_is_named_where_it_would_be_sent() -> None:
     job = make_job(**SHAPE)
     too_much = np.full((SIDE, SIDE), 3e38, np.float32)
-    given["train"] = Scans(400, bad={place: (too_much, 1) for place in range(40)})
+    given["train"] = Scans(400, bad=dict.fromkeys(range(40), (too_much, 1)))
     memory, _ = both(job)
     with pytest.raises(QuantizationError, match="training: the loss is not finite after [0-9]+ steps"):
         TorchObjective(device="cpu").compute(make_work(job, memory))

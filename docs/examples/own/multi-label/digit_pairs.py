@@ -2,8 +2,9 @@
 
 import numpy as np
 import torch
-from chorale_models import Data, model
 from sklearn.datasets import load_digits
+
+from chorale_models import Data, model
 
 
 @model(head="6")
@@ -13,7 +14,7 @@ def pair_net(sizes, *, width=32):
         torch.nn.ReLU(),
         torch.nn.MaxPool2d(2),
         torch.nn.Flatten(),
-        torch.nn.LazyLinear(128),
+        torch.nn.Linear(32 * width, 128),
         torch.nn.ReLU(),
         torch.nn.Linear(128, sizes.classes),
     )

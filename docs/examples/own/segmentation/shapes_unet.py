@@ -1,9 +1,10 @@
 """A U-Net of MONAI that marks shapes in noisy images."""
 
 import numpy as np
-from chorale_models import Data, model
 from monai.data import create_test_image_2d
 from monai.networks.nets import UNet
+
+from chorale_models import Data, model
 
 
 @model()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+
 from chorale_models import Data, model
 
 

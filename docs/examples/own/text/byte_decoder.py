@@ -4,8 +4,9 @@ from importlib.resources import files
 
 import numpy as np
 import torch
-from chorale_models import Data, model
 from transformers import LlamaConfig, LlamaModel
+
+from chorale_models import Data, model
 
 
 class Decoder(torch.nn.Module):

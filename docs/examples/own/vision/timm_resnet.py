@@ -4,8 +4,9 @@ from functools import partial
 
 import timm
 import torch
-from chorale_models import model
 from timm.layers import GroupNorm
+
+from chorale_models import model
 
 
 @model(head="1.fc")

@@ -86,7 +86,8 @@ def tune(setting: Setting, make_loss: MakesLoss) -> None:
         return
     for name, parameter in model.named_parameters():
         is_head = name.startswith(HEAD_PREFIX)
-        parameter.requires_grad_(scope is Scope.FULL or is_head == (scope is Scope.HEAD))
+        is_tuned = scope is Scope.FULL or is_head == (scope is Scope.HEAD)
+        parameter.requires_grad_(is_tuned and model.shares(name))
     loss = make_loss(
         setting,
         samples,

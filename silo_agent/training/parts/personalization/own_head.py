@@ -66,4 +66,4 @@ def _keep_head(setting: Setting) -> None:
 
 def _take_gradients(model: FederatedModel, *, has_body: bool, has_head: bool) -> None:
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(has_head if name.startswith(HEAD) else has_body)
+        parameter.requires_grad_(has_head if name.startswith(HEAD) else has_body and model.shares(name))

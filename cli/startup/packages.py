@@ -23,7 +23,7 @@ def foreign_package() -> str:
     Security: the names are common words, and a folder of one of them in the working directory, or on
     PYTHONPATH, would run in place of ours. Nothing is imported to find out.
     """
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     for name in PACKAGES:
         spec = find_spec(name)
         found = [] if spec is None else [*(spec.submodule_search_locations or [spec.origin or name])]

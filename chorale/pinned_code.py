@@ -1,0 +1,31 @@
+"""The distributions of a job and their digests: filled in from an operator's copy, compared with a silo's."""
+
+from __future__ import annotations
+
+from chorale.runtime.distributions import installed
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.plug_in_specs import CodeSpec
+
+
+def pinned(spec: JobSpec) -> JobSpec:
+    """The job with the digest of every distribution that it names, from what is installed here.
+
+    Raises ConfigError where one is not, or is another than the job says already.
+    """
+    if not spec.distributions:
+        return spec
+    given = {each.distribution: each.sha256 for each in spec.code or ()}
+    code = []
+    for distribution in spec.distributions:
+        found, expected = installed(distribution), given.get(distribution)
+        if expected is not None:
+            found.check_digest(expected)
+        code.append(CodeSpec(distribution=distribution, sha256=found.sha256))
+    return spec.model_copy(update={"code": tuple(code)})
+
+
+def check_code(spec: JobSpec) -> None:
+    """Raises ConfigError where what is installed here is not what the job pins."""
+    for each in spec.code or ():
+        if each.sha256 is not None:
+            installed(each.distribution).check_digest(each.sha256)

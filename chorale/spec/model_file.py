@@ -1,0 +1,142 @@
+"""A model in a file of its own: the arrays of a global state, and facts as safetensors metadata.
+
+The facts say of which job and round it is and how it is built. They are added where a model is written for
+people; the states that coordinator and silos exchange have none, so their digests are those of the arrays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from chorale.runtime.files import Part, read_limited
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import MAX_HEADER_BYTES, state_from_bytes
+from crypto.errors import ConfigError, RemoteProtocolError
+from strategies.base import Array
+
+METADATA = "__metadata__"  # of a safetensors header
+MAX_MODEL_BYTES = 4 << 30
+# fields of the job that say how the model is built and what its inputs are, each as JSON; who trained it is
+# not among them, so that a model can be given away
+DESCRIBED = (
+    "strategy",
+    "model",
+    "task",
+    "code",
+    "classes",
+    "input_shape",
+    "input_type",
+    "normalize",
+    "augment",
+    "adapters",
+    "columns",
+    "label_column",
+)
+
+
+def facts_of(spec: JobSpec, *, job_digest: bytes, round: int) -> dict[str, str]:
+    """What a file says of a job's model after that round."""
+    values = spec.model_dump(mode="json", include=set(DESCRIBED), by_alias=True)
+    try:
+        version = metadata.version("chorale")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return {
+        "job": job_digest.hex(),
+        "name": spec.name,
+        "method": spec.strategy.name,
+        "round": str(round),
+        "chorale": version,
+        **{name: json.dumps(values[name]) for name in DESCRIBED},
+    }
+
+
+def described_job(facts: Mapping[str, str], *, source: str) -> JobSpec:
+    """A job with the model, the method and the inputs that the facts describe; the rest of it says nothing.
+
+    Raises ConfigError for a file that has no such facts.
+    """
+    if not set(DESCRIBED) <= set(facts):
+        raise ConfigError(
+            f"{source}: its metadata do not describe a model; expected a file of `job fetch`, `simulate` or "
+            "`silo personal`"
+        )
+    try:
+        values: dict[str, Any] = {name: json.loads(facts[name]) for name in DESCRIBED}
+        unsaid = {
+            "name": "described",
+            "federation": "described",
+            "not_after": "2100-01-01T00:00:00Z",
+            "silos": ("a", "b", "c"),
+            "rounds": 1,
+            "training": {"learning_rate": 1.0},
+        }
+        return JobSpec.model_validate({**unsaid, **values})
+    except (ValueError, RecursionError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"{source}: its metadata describe no model of this release: {first}") from None
+
+
+def with_facts(parts: Iterable[Part], facts: Mapping[str, str]) -> Iterator[Part]:
+    """The bytes of a state with the facts in their header; the arrays pass as they are, one part at a time.
+
+    Raises RemoteProtocolError for bytes that do not begin with a header.
+    """
+    stream, start = iter(parts), bytearray()
+    while (header := _header_of(start)) is None:
+        part = next(stream, None)
+        if part is None:
+            raise RemoteProtocolError("model: expected a safetensors file, it ends in its header")
+        start += part
+    entries, end = header
+    yield _header_bytes({METADATA: dict(facts), **entries})
+    yield bytes(start[end:])
+    yield from stream
+
+
+def read_model(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    """Arrays and facts of a file that a person named; no facts where it has none. Raises ConfigError."""
+    try:
+        return open_model(read_limited(path, MAX_MODEL_BYTES))
+    except RemoteProtocolError as error:
+        raise ConfigError(f"{path}: expected a safetensors file: {error}") from None
+
+
+def open_model(data: bytes) -> tuple[dict[str, Array], dict[str, str]]:
+    """As `read_model`, of a file's bytes. Raises RemoteProtocolError, also for types that no state has."""
+    found = _header_of(data)
+    if found is None or METADATA not in found[0]:
+        return state_from_bytes(data), {}
+    entries, end = found
+    facts = entries.pop(METADATA)
+    if not isinstance(facts, dict) or not all(isinstance(value, str) for value in facts.values()):
+        raise RemoteProtocolError("state: metadata are texts by name")
+    return state_from_bytes(_header_bytes(entries) + data[end:]), facts
+
+
+def _header_of(start: bytes | bytearray) -> tuple[dict[str, Any], int] | None:
+    """Entries by name, and where the arrays begin; None while more bytes are needed."""
+    if len(start) < 8:
+        return None
+    size = int.from_bytes(start[:8], "little")
+    if size > MAX_HEADER_BYTES:
+        raise RemoteProtocolError(f"state: expected a header of at most {MAX_HEADER_BYTES} bytes, got {size}")
+    if len(start) < 8 + size:
+        return None
+    try:
+        entries = json.loads(bytes(start[8 : 8 + size]))
+    except (ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, dict):
+        raise RemoteProtocolError("state: the header is not that of a safetensors file")
+    return entries, 8 + size
+
+
+def _header_bytes(entries: Mapping[str, Any]) -> bytes:
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # arrays begin at a multiple of 8
+    return len(header).to_bytes(8, "little") + header

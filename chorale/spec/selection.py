@@ -1,0 +1,134 @@
+"""Which round's model is handed out, and when rounds end early: by a metric that every round sums.
+
+Round r + 1 tests the model after round r, so a job learns of a model one round later. Pure: the coordinator
+and a simulation decide alike. Silos know the rules and check none of it: docs/decisions/0018-best-round.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Protocol, TypeAlias
+
+from pydantic import Field
+
+from chorale.spec.fields import SpecPart
+from crypto.errors import ConfigError
+from strategies.methods import Strategy
+from strategies.phases.enrollment import ENROLLMENT
+from strategies.phases.evaluation import EVALUATE
+
+Measured: TypeAlias = tuple[int, float]  # a round, and the metric of the model after it
+Figures: TypeAlias = Mapping[str, float]
+
+
+class _HasEnds(Protocol):
+    """A JobSpec, whose module imports this one."""
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def stop(self) -> StopSpec | None: ...
+
+
+class MetricSpec(SpecPart):
+    """A figure of the secure evaluation, and which of its values is the best."""
+
+    metric: str = Field(
+        min_length=1, max_length=63, description="such as loss or accuracy, as the task has it"
+    )
+    best: Literal["lowest", "highest"] = Field(description="lowest for a loss or an error, else highest")
+
+    def is_better(self, value: float, than: float, *, by: float = 0.0) -> bool:
+        """No number is better than NaN, which a round without a hold-out measures."""
+        if math.isnan(than):
+            return not math.isnan(value)
+        return value < than - by if self.best == "lowest" else value > than + by
+
+
+class KeepSpec(MetricSpec):
+    """Hand out the model of the best round in place of the last."""
+
+
+class StopSpec(MetricSpec):
+    """End the rounds once they bring nothing any more; the closing phases follow."""
+
+    rounds: int = Field(ge=1, le=100_000, description="measured rounds in a row without improvement")
+    improvement: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.0, description="what the metric has to change by, and more, to count as improved"
+    )
+
+
+def check_ends(keep: KeepSpec | None, stop: StopSpec | None, *, rounds: int, method: Strategy) -> None:
+    """Raises ConfigError for a metric that no round measures, and for ends that the method cannot have."""
+    known = method.task.round_metrics
+    for name, rule in (("keep", keep), ("stop", stop)):
+        if rule is not None and rule.metric not in known:
+            raise ConfigError(f"{name}.metric: each round measures {', '.join(known)}, got {rule.metric}")
+        if rule is not None and rounds == 0:
+            raise ConfigError(f"{name}: a job of 0 rounds has one model, which is given")
+    close, own = method.recipe.closing, method.recipe.personalization
+    if keep is not None and close.before_evaluation is not None:
+        raise ConfigError(
+            f"keep: closing {close} works on the last model, and no silo goes back to an earlier one"
+        )
+    further = [kind for kind in (*method.opening, *method.closing) if kind not in (ENROLLMENT, EVALUATE)]
+    further += [f"personalization {own}"] if own.beside_evaluation else []
+    if rounds == 0 and further:
+        raise ConfigError(
+            f"rounds: 0 rounds evaluate a given model, and {method.name} has {further[0]} besides; "
+            "take preset fedavg, or the parts of head and features alone"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """What the rounds of a job measured so far, of a coordinator's records or of a simulation.
+
+    trained: the last round that moved the model. by_round: figures of the model after each such round, 0 for
+    the first one, by the round that followed; closing: of the last one, by the closing evaluation.
+    """
+
+    trained: int = 0
+    by_round: Mapping[int, Figures] = field(default_factory=dict)
+    closing: Mapping[int, Figures] = field(default_factory=dict)
+
+    def after_round(self, round: int, figures: Figures) -> Measurements:
+        """A round whose sum was applied. After one that is used up the same model is tested again."""
+        return replace(self, trained=round, by_round={self.trained: dict(figures), **self.by_round})
+
+    def after_closing(self, figures: Figures) -> Measurements:
+        return replace(self, closing={self.trained: dict(figures)})
+
+    def best(self, rule: KeepSpec) -> Measured | None:
+        """The first of those that none is better than; None where nothing was measured."""
+        best: Measured | None = None
+        for round, value in _values(rule.metric, {**self.closing, **self.by_round}):
+            if not math.isnan(value) and (best is None or rule.is_better(value, best[1])):
+                best = round, value
+        return best
+
+    def stalled(self, spec: _HasEnds) -> str:
+        """Why the job has fewer rounds than it says; empty while further ones may follow."""
+        rule = spec.stop
+        if rule is None or self.trained >= spec.rounds:
+            return ""
+        best, since = math.nan, 0
+        for _, value in _values(rule.metric, self.by_round):
+            if rule.is_better(value, best, by=rule.improvement):
+                best, since = value, 0
+            else:
+                since += 1
+        if since < rule.rounds:
+            return ""
+        word = "lower" if rule.best == "lowest" else "higher"
+        return (
+            f"stopped after round {self.trained} of {spec.rounds}: {rule.metric} no {word} for "
+            f"{rule.rounds} rounds"
+        )
+
+
+def _values(metric: str, figures: Mapping[int, Figures]) -> list[Measured]:
+    return [(round, figures[round].get(metric, math.nan)) for round in sorted(figures)]

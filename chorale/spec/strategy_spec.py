@@ -1,0 +1,114 @@
+"""The training method as a job names it: a preset or parts, its numbers, and what a distribution adds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+
+from chorale.spec.fields import Finite, SpecPart
+from chorale.spec.plug_in_specs import GivenPartSpec
+from crypto.errors import ConfigError
+from strategies.declared_parts import PARTS, part_named, recipe_from
+from strategies.parts.losses import TASK_LOSS, given_loss
+from strategies.parts.regularizers import NO_REGULARIZER, given_regularizer
+from strategies.presets import recipe_of
+from strategies.recipe import Part, Recipe
+
+
+def _words(field: str) -> WithJsonSchema:
+    """For the reference of settings: the words that the registry has for a field."""
+    return WithJsonSchema({"type": "string", "enum": [part.word for part in PARTS[field]]})
+
+
+class PartsSpec(SpecPart):
+    """A method by its parts, in place of a preset."""
+
+    head: Annotated[str, _words("head")] = Field(default="trained", description="the last linear layer")
+    features: Annotated[str, _words("features")] = Field(default="raw", description="what the head is given")
+    loss: Annotated[str, _words("loss")] = Field(default="task", description="what a silo minimizes")
+    regularizer: Annotated[str, _words("regularizer")] = Field(
+        default="none", description="what is added to the loss"
+    )
+    mix: Annotated[str, _words("mix")] = Field(
+        default="additive", description="loss + mu R, or beta loss + (1 - beta) R"
+    )
+    server_update: Annotated[str, _words("server_update")] = Field(
+        default="weighted-mean", description="what the mean delta does to the model"
+    )
+    statistic: Annotated[str, _words("statistic")] | None = Field(
+        default=None, description="summed with the deltas; null: none"
+    )
+    personalization: Annotated[str, _words("personalization")] = Field(
+        default="none", description="what of the model is each silo's own in every round"
+    )
+    closing: Annotated[str, _words("closing")] = Field(
+        default="none", description="what follows the last round"
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _is_declared(cls, word: str | None, info: ValidationInfo) -> str | None:
+        if word is not None:
+            try:
+                part_named(str(info.field_name), word)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return word
+
+
+class StrategySpec(SpecPart):
+    """Which method trains: a preset, or its parts."""
+
+    preset: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="the method's name, such as fedavg; null with parts, else fedavg",
+    )
+    parts: PartsSpec | None = Field(default=None, description="the method by its parts, without a preset")
+    options: dict[str, bool | Finite | str] = Field(
+        default_factory=dict, max_length=64, description="the method's own numbers; fedavg has none"
+    )
+    loss: GivenPartSpec | None = Field(
+        default=None,
+        description="a loss of an installed distribution, in place of the task's own; null: none",
+    )
+    regularizer: GivenPartSpec | None = Field(
+        default=None,
+        description="a regularizer of an installed distribution, for a method that has none; null: none",
+    )
+
+    @property
+    def name(self) -> str:
+        """What the method is called in reports."""
+        return self.preset or ("custom" if self.parts else "fedavg")
+
+    @property
+    def recipe(self) -> Recipe:
+        """Raises ConfigError for an unknown preset, and for a part of a distribution where the method has its
+        own."""
+        recipe = recipe_of(self.name) if self.parts is None else recipe_from(self.parts.model_dump())
+        loss, regularizer = self.loss, self.regularizer
+        if loss is not None:
+            self._check_place("loss", loss, taken=recipe.loss, free=TASK_LOSS)
+            recipe = replace(recipe, loss=given_loss(loss.name, is_mean=loss.is_mean is not False))
+        if regularizer is not None:
+            self._check_place("regularizer", regularizer, taken=recipe.regularizer, free=NO_REGULARIZER)
+            is_mean = regularizer.is_mean is not False
+            recipe = replace(recipe, regularizer=given_regularizer(regularizer.name, is_mean=is_mean))
+        return recipe
+
+    def _check_place(self, field: str, given: GivenPartSpec, *, taken: Part, free: Part) -> None:
+        if taken is not free:
+            raise ConfigError(
+                f"strategy.{field}: {self.name} has {taken} itself; {given.name} of {given.source} takes the "
+                f"place of {field} {free} alone"
+            )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> StrategySpec:
+        if self.preset is not None and self.parts is not None:
+            raise ValueError("parts: expected a preset or parts, not both")
+        return self

@@ -1,0 +1,45 @@
+"""Data that a function of the institution's own gives: of a module of this machine, or of an installed
+distribution. The silo's own settings name it; no peer can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from chorale.runtime import distributions
+from chorale.spec.job_spec import JobSpec
+from crypto.errors import ChoraleError, ConfigError
+from silo_agent.data.settings import DataSettings
+from silo_agent.entry_point import load_entry_point
+
+
+def own_function(settings: DataSettings) -> Callable[..., object] | None:
+    """What the settings name, imported now; None of a format of Chorale's. Raises ConfigError."""
+    if settings.module is not None:
+        return load_entry_point(settings.module, field="data.module")
+    if settings.source is None:
+        return None
+    try:
+        found = distributions.load(settings.source, group=distributions.DATA, name=str(settings.format))
+    except ConfigError as error:
+        raise ConfigError(f"data.from: {error}") from error.__cause__
+    if not callable(found):
+        raise ConfigError(f"data.format: {settings.format} of {settings.source} is no function")
+    return partial(found, **settings.options)
+
+
+def own_data(settings: DataSettings, job: JobSpec) -> object:
+    """What that function returns: of a module for the settings, of a distribution for the job's sizes.
+
+    Raises ConfigError for whatever it raises.
+    """
+    function = own_function(settings)
+    assert function is not None
+    named = settings.module or f"{settings.format} of {settings.source}"
+    try:
+        return function(settings) if settings.module is not None else function(job.sizes)
+    except ChoraleError:
+        raise
+    except Exception as error:  # it is not our code
+        raise ConfigError(f"data {settings.name}: {named}: {distributions.told(error)}") from error

@@ -1,0 +1,246 @@
+"""A trained model for use outside of a federation: plain weights, a script that loads them, ONNX.
+
+The script is run, in a process of its own, before the folder counts as written: it has to give what the
+federation's model gives.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from chorale.runtime.files import write_atomic
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import DESCRIBED
+from crypto.errors import ConfigError, RemoteProtocolError
+from silo_agent.training.models.adapters import load_base
+from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.plain import EmbeddingLinear, last_layer, put_in, whole_module
+from silo_agent.training.models.registry import build_model, model_of, options_of
+from silo_agent.training.models.state import load_arrays
+from strategies.base import Arrays
+
+WEIGHTS, SCRIPT, PREPROCESSING, ONNX = "model.safetensors", "load.py", "preprocessing.json", "model.onnx"
+EXAMPLES = 3  # samples of the check; not 1, which ONNX would take for a fixed size
+TOLERANCE = 1e-5  # of outputs, relative; one process may use other threads than another
+RUN_SECONDS = 600
+OPSET = 18
+
+CHECK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from load import load
+with torch.inference_mode():
+    save_file({"outputs": load()(load_file(sys.argv[2])["inputs"]).contiguous()}, sys.argv[3])
+"""
+
+
+class ExportFailed(ConfigError):
+    """The folder was not written: what was exported does not load, or gives something else."""
+
+
+def export(
+    spec: JobSpec, arrays: Arrays, facts: Mapping[str, str], folder: Path, *, base_models: Path | None = None
+) -> str:
+    """Write the model to a folder. Gives why there is no ONNX file, or "".
+
+    spec: what the facts describe (`described_job`). base_models: folder of the weights that adapters are put
+    beside, as at a silo; they are exported together. Raises ConfigError.
+    """
+    model = build_model(
+        spec.model,
+        classes=spec.classes,
+        input_shape=spec.input_shape,
+        recipe=spec.method.recipe,
+        normalize=spec.normalize,
+        adapters=spec.adapters,
+    )
+    if spec.adapters is not None:
+        load_base(model, spec, base_models)
+    try:
+        with torch.no_grad():
+            load_arrays(model, arrays)
+    except RemoteProtocolError as error:
+        raise ConfigError(f"model {spec.model.name}: {error}") from None
+    model.eval()
+    inputs = _example(spec)
+    with torch.inference_mode():
+        outputs = model(inputs)
+    if spec.adapters is not None and spec.adapters.targets:
+        _merge_adapters(model.body)
+    script = loading_script(spec, model, facts)
+    module = whole_module(model).eval()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    told = {**facts, "format": "pt"}
+    write_atomic(folder / WEIGHTS, save(_unshared(module), metadata=told))
+    write_atomic(folder / PREPROCESSING, json.dumps(preprocessing(facts), indent=1).encode())
+    write_atomic(folder / SCRIPT, script.encode())
+    _check_script(folder, inputs, outputs)
+    return _write_onnx(module, inputs, folder / ONNX)
+
+
+def _merge_adapters(module: nn.Module) -> None:
+    """Each adapter into the layer beside it, which takes its place: the author's own code has no adapters."""
+    for name, layer in list(module.named_modules()):
+        if hasattr(layer, "base_layer") and hasattr(layer, "merge"):
+            layer.merge()
+            put_in(module, name, layer.base_layer)
+
+
+def _unshared(module: nn.Module) -> dict[str, Tensor]:
+    """Safetensors holds no array under two names."""
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def preprocessing(facts: Mapping[str, str]) -> dict[str, Any]:
+    """What has to be done to a sample before the model gets it, and what its outputs stand for.
+
+    `normalize` is done by the script's module and by the ONNX file; who loads the weights alone does it.
+    """
+    built = ("strategy", "model", "code", "augment", "adapters")
+    said = {name: json.loads(text) for name, text in facts.items() if name in DESCRIBED and name not in built}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str]) -> str:
+    """Python that builds the author's module and loads the weights. model: before it was taken apart."""
+    found = model_of(spec.model)
+    module = importlib.import_module(found.build.__module__)
+    name = next((name for name, value in vars(module).items() if value is found), None)
+    if name is None:
+        raise ConfigError(
+            f"model {spec.model.name}: it is no variable of {module.__name__}, so no script finds it"
+        )
+    needs = ["chorale", *([spec.model.source] if spec.model.source else [])]
+    options = ", ".join(f"{option}={value!r}" for option, value in options_of(spec.model).items())
+    last = last_layer(model) if model.has_head else None
+    own_layer = [inspect.getsource(EmbeddingLinear), ""] if isinstance(last, EmbeddingLinear) else []
+    torch_names = ["from torch import Tensor, nn", "from torch.nn.functional import normalize"]
+    lines = [
+        f'"""The model of job {facts["job"][:12]} after round {facts["round"]}: load() gives it.',
+        "",
+        f"Needs torch, safetensors and {', '.join(needs)}. Written by `chorale model export`, and run.",
+        '"""',
+        "",
+        "from pathlib import Path",
+        "",
+        *(["import torch"] if own_layer or spec.normalize is not None else []),
+        "from safetensors.torch import load_file",
+        *(torch_names if own_layer else ["from torch import nn"]),
+        "",
+        "from chorale_models import Sizes",
+        f"from {module.__name__} import {name}",
+        "",
+        "",
+        *own_layer,
+    ]
+    sizes = f"Sizes(classes={spec.classes}, input_shape={spec.input_shape})"
+    lines += [
+        "def load(folder: Path = Path(__file__).parent) -> nn.Module:",
+        f"    model = {name}({sizes}{', ' if options else ''}{options})",
+    ]
+    if isinstance(last, EmbeddingLinear) and model.cut_name is not None:
+        lines.append(_in_place_of(model.cut_name, last))
+    if spec.normalize is not None:
+        shape = (-1, *(1,) * (len(spec.input_shape) - 1))
+        lines += [
+            f"    {name} = torch.tensor({list(values)}).reshape({shape})"
+            for name, values in (("mean", spec.normalize.mean), ("std", spec.normalize.std))
+        ]
+        lines.append("    model.register_forward_pre_hook(lambda _, inputs: (inputs[0] - mean) / std)")
+    lines += [
+        f'    model.load_state_dict(load_file(folder / "{WEIGHTS}"))',
+        "    return model.float().eval()",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _in_place_of(cut: str, last: EmbeddingLinear) -> str:
+    parent, _, own = cut.rpartition(".")
+    width = None if last.projection is None else last.projection.in_features
+    sizes = f"{last.in_features}, {last.out_features}, bias={'bias' in last.state_dict()}, width={width}"
+    return f'    setattr(model.get_submodule("{parent}"), "{own}", EmbeddingLinear({sizes}))'
+
+
+def _example(spec: JobSpec) -> Tensor:
+    """Shapes: (N, *input_shape). Whole inputs are 0 and 1, which every vocabulary has."""
+    shape, generator = (EXAMPLES, *spec.input_shape), np.random.default_rng(0)
+    if spec.input_type == "int64":
+        return torch.from_numpy(generator.integers(0, 2, shape))
+    return torch.from_numpy(generator.standard_normal(shape, np.float32))
+
+
+def _check_script(folder: Path, inputs: Tensor, outputs: Tensor) -> None:
+    """Raises ExportFailed where a process that runs the script does not give these outputs."""
+    root = str(Path(__file__).resolve().parents[3])
+    given, got = folder / ".inputs.safetensors", folder / ".outputs.safetensors"
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    try:
+        write_atomic(given, save({"inputs": inputs}))
+        ran = subprocess.run(
+            [sys.executable, "-P", "-c", CHECK, str(folder.resolve()), str(given), str(got)],
+            env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+        if ran.returncode != 0:
+            why = (ran.stderr.strip().splitlines() or ["no word"])[-1]
+            raise ExportFailed(f"{folder / SCRIPT}: it does not run: {why}")
+        if not torch.allclose(load_file(got)["outputs"], outputs, rtol=TOLERANCE, atol=TOLERANCE):
+            raise ExportFailed(f"{folder / SCRIPT}: its model gives other outputs than the federation's")
+    finally:
+        given.unlink(missing_ok=True)
+        got.unlink(missing_ok=True)
+
+
+def _write_onnx(module: nn.Module, inputs: Tensor, path: Path) -> str:
+    """Why there is no file, or ""."""
+    path.unlink(missing_ok=True)  # of an earlier export
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        return f"no {ONNX}: it needs the extra 'export' (no {error.name} here): pip install 'chorale[export]'"
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()):  # the exporter tells of its steps
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                (inputs,),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=["inputs"],
+                output_names=["outputs"],
+                dynamic_shapes=({0: torch.export.Dim("samples")},),
+                verbose=False,
+            )
+        assert program is not None
+        program.save(str(path), external_data=False)
+    except Exception as error:  # whatever a model of anyone's does that the exporter cannot express
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__  # the exporter wraps what is wrong in its own advice
+        told = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        return f"no {ONNX}: torch cannot export this model: {told[:200]}"
+    return ""
