@@ -11,12 +11,28 @@ from typing import Any, Protocol
 
 
 class Samples(Protocol):
-    """A map-style data set: torch.utils.data.Dataset, or anything with a length and places."""
+    """A map-style data set: torch.utils.data.Dataset, or anything with a length and places.
+
+    A place gives the same sample every time: random transforms belong in the job. With `data.workers` it
+    is pickled to processes of the silo's own, so it is of a class that can be imported there and opens
+    files when it is asked for a sample.
+    """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, place: int, /) -> tuple[Any, Any]:
-        """Input and target of one sample: arrays, tensors or numbers."""
+        """Input and target of one sample: arrays, tensors on the CPU or numbers.
+
+        What it raises is said with the place, and refuses the job; in a private job that sample is left out.
+        """
+
+
+class Identities(Protocol):
+    """What each sample is as it is stored, in bytes, by place."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +41,12 @@ class Data:
 
     train: the samples. holdout: samples that are kept for evaluation; None: the silo's settings say what
     share of `train` is. strata: one whole number a sample of `train`, such as its class: the hold-out gets
-    its share of each.
+    its share of each, and so does each part of a partition; None: the classes, where a target is one.
+    identities: each sample of `train` as it is stored, for the hold-out of private jobs; None: its input and
+    target are that.
     """
 
     train: Samples
     holdout: Samples | None = None
     strata: Sequence[int] | None = None
+    identities: Identities | None = None

@@ -9,7 +9,7 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -267,9 +267,9 @@ class _Agent:
             send=outbox.send,
         )
 
-    def _load_data(self, job: Job) -> SiloData:
+    def _load_data(self, job: Job, is_cancelled: Callable[[], bool]) -> SiloData:
         name = self._data_sets.of(job.digest).name
-        return load_data(self._settings.data_set(name), job.spec)
+        return load_data(self._settings.data_set(name), job.spec, is_cancelled=is_cancelled)
 
     def _is_revealed(self, key: PhaseKey) -> bool:
         reveals = self._data_sets.any_reveals

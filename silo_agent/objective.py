@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.job import JobSpec
-from crypto.errors import ChoraleError
+from silo_agent.data.base import Cancelled as Cancelled
 from silo_agent.data.base import SiloData
 from silo_agent.entry_point import load_entry_point
 from silo_agent.local_storage.local_state import LocalState
@@ -23,10 +23,6 @@ from silo_agent.settings import SiloSettings
 from strategies.base import Array, Arrays, PhaseContext
 
 DEFAULT_OBJECTIVE = "silo_agent.training.objective_of_settings:objective_of"
-
-
-class Cancelled(ChoraleError):
-    """The work is no longer wanted; raised between batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from silo_agent.data.base import Samples, SiloData
+from chorale_models.data import Data
+from silo_agent.data.base import Samples
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Objective, Work
 from strategies.base import MODEL, Array
@@ -18,8 +19,8 @@ SAMPLES = 100
 FIRST_VALUES = 1 << 20
 
 
-def data(settings: DataSettings) -> SiloData:
-    return SiloData(train=_zeros(SAMPLES), holdout=_zeros(SAMPLES), name=settings.name)
+def data(settings: DataSettings) -> Data:
+    return Data(train=_zeros(SAMPLES), holdout=_zeros(SAMPLES))
 
 
 def objective() -> Objective:

@@ -14,7 +14,7 @@ import yaml
 
 from chorale.spec.job_spec import JobSpec
 from research.heart_disease.arms import Arm
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.base import SampleSet, SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.data.partition import split_holdout
 from silo_agent.data.settings import DataSettings
@@ -38,7 +38,7 @@ class Split:
     tuning: SiloData
 
     @property
-    def test(self) -> Samples:
+    def test(self) -> SampleSet:
         return self.final.holdout
 
 

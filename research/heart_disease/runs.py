@@ -17,12 +17,12 @@ from crypto.errors import ChoraleError
 from research.heart_disease.arms import ALONE, Arm
 from research.heart_disease.hospitals import Split, job, splits
 from research.heart_disease.training import Models, answers, trained
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.base import Samples, SampleSet, SiloData
 
 RATES = (0.01, 0.03, 0.1, 0.3)
 Labels = NDArray[np.int64]
 Right = Mapping[str, float]  # by hospital: share of its records that its own model gets right
-Answers = Callable[[str, Samples], Labels]  # the hospital's own model on any records
+Answers = Callable[[str, SampleSet], Labels]  # the hospital's own model on any records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.errors import ChoraleError
 from research.heart_disease.arms import ALONE, POOLED
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.base import Samples, SampleSet, SiloData
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
 from silo_agent.policy.policy import Permission, Policy
@@ -48,7 +48,7 @@ def trained(arm: str, spec: JobSpec, data: Mapping[str, SiloData]) -> Models:
     return _federated(spec, data)
 
 
-def answers(spec: JobSpec, model: Arrays, samples: Samples) -> NDArray[np.int64]:
+def answers(spec: JobSpec, model: Arrays, samples: SampleSet) -> NDArray[np.int64]:
     """The class that the model gives each record. Shapes: -> (N,)."""
     network = build_model(
         spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe

@@ -1,20 +1,22 @@
-"""What a silo's data is, whatever file it came from. A loader gives RawData; training gets SiloData.
+"""What a silo's data is, whatever file it came from. A loader gives Data; training gets SiloData.
 
 N = samples. Numpy only: the agent's core reads these types and imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
-from crypto.errors import ConfigError
+from chorale_models.data import Data
+from crypto.errors import ChoraleError, ConfigError
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
 
@@ -26,12 +28,56 @@ NO_LABEL = int(np.iinfo(np.int64).min)  # of a record whose label is no whole nu
 MAX_LABEL = float(1 << 53)  # whole numbers up to here are exact as floats
 
 
+class Cancelled(ChoraleError):
+    """The work is no longer wanted; raised between batches."""
+
+
+class SampleSet(ABC):
+    """A silo's samples: in memory (`Samples`), or read when they are wanted (streamed.Streamed)."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def features(self) -> Features:
+        """Shapes: (N, ...). Raises ConfigError where they are not in memory."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Labels:
+        """Shapes: (N, *target). Raises ConfigError where they are not in memory; classes always are."""
+
+    @property
+    @abstractmethod
+    def strata_N(self) -> Indices:
+        """What a cut keeps even."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def take(self, indices: Indices | slice) -> Self: ...
+
+    def first(self, count: int) -> Self:
+        """The first `count` samples, for a hold-out cut to a multiple of the count granularity."""
+        return self.take(slice(count))
+
+    @abstractmethod
+    def read(self, plan: Iterable[Indices]) -> Iterator[Samples]:
+        """The samples at each of the plan's places; a pass ends where another begins. Raises ConfigError."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
-    """Shapes: features (N, ...), labels (N, *target): what each sample's target is, one class as a rule."""
+class Samples(SampleSet):
+    """Samples in memory, a map-style data set too.
+
+    Shapes: features (N, ...), labels (N, *target): what each sample's target is, one class as a rule.
+    strata (N,): what a cut keeps even; None: the classes, where a sample has one whole number, else nothing.
+    """
 
     features: Features
     labels: Labels
+    strata: Indices | None = None
 
     def __post_init__(self) -> None:
         if self.features.ndim == 0 or self.labels.shape[:1] != self.features.shape[:1]:
@@ -43,43 +89,46 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, place: int) -> tuple[Features, Labels]:
+        return self.features[place], self.labels[place]
+
     @property
-    def strata_N(self) -> NDArray[np.int64]:
-        """What a cut keeps even: the classes, where a sample has one whole number, else one stratum."""
-        if self.labels.ndim == 1 and self.labels.dtype.kind in "iu":
-            return self.labels.astype(np.int64, copy=False)
-        return np.zeros(len(self), np.int64)
+    def strata_N(self) -> Indices:
+        return strata_of(self.labels) if self.strata is None else self.strata
 
-    def take(self, indices: Indices) -> Samples:
-        return Samples(features=self.features[indices], labels=self.labels[indices])
+    def take(self, indices: Indices | slice) -> Samples:
+        strata = None if self.strata is None else self.strata[indices]
+        return Samples(features=self.features[indices], labels=self.labels[indices], strata=strata)
 
-    def first(self, count: int) -> Samples:
-        """The first `count` samples, for a hold-out cut to a multiple of the count granularity."""
-        return Samples(features=self.features[:count], labels=self.labels[:count])
+    def read(self, plan: Iterable[Indices]) -> Iterator[Samples]:
+        return (self.take(places) for places in plan)
+
+
+def strata_of(labels: Labels) -> Indices:
+    """The classes, where a sample has one whole number, else one stratum."""
+    if labels.ndim == 1 and labels.dtype.kind in "iu":
+        return labels.astype(np.int64, copy=False)
+    return np.zeros(len(labels), np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RawData:
-    """What a file holds, before partition and conversion. test is None where it has no split of its own.
+class RawData(Data):
+    """What a format's loader gives, before partition and conversion: `Samples`, or what is read by place.
 
     No single record raises: one without a usable label has NO_LABEL, and `problems` has a line of it.
-    identities: each record of train as its file holds it; None: its features and label are that.
     places: where each record of train stands, such as `table.csv, line 17`; None: its number says it.
     """
 
-    train: Samples
-    test: Samples | None = None
-    identities: tuple[bytes, ...] | None = None
     places: Sequence[str] | None = None
     problems: Problems = field(default_factory=Problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloData:
-    """Float32 features in the job's input shape. name: data set id in the ledger."""
+    """Float32 features in the job's input shape, or int64. name: data set id in the ledger."""
 
-    train: Samples
-    holdout: Samples
+    train: SampleSet
+    holdout: SampleSet
     name: str
 
 

@@ -1,22 +1,22 @@
-"""A silo's data for a job: read, cut and checked against the job, in memory.
+"""A silo's data for a job: read, cut and checked against the job.
 
-What a format's loader returns is checked here and nowhere else.
+What a format's loader or a function of the silo's own returns is checked here and nowhere else.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
 from chorale_models.data import Data
-from chorale_models.data import Samples as SampleSet
 from crypto.errors import ConfigError
 from silo_agent.data import private
-from silo_agent.data.base import Features, Loader, RawData, Samples, SiloData, whole_labels
+from silo_agent.data.base import Indices, Loader, RawData, Samples, SampleSet, SiloData
+from silo_agent.data.fitting import prepared, put_right
 from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, scans, sql
 from silo_agent.data.misfits import add_misfits
 from silo_agent.data.own_data import own_data
@@ -28,6 +28,7 @@ from silo_agent.data.partition import (
     split_holdout,
 )
 from silo_agent.data.problems import Problems
+from silo_agent.data.scan import scanned
 from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
 from silo_agent.seeding import derive_seed
 
@@ -46,37 +47,27 @@ LOADERS: dict[DataFormat, Loader] = {
     DataFormat.CIFAR10: cifar.load,
     DataFormat.CIFAR100: cifar.load,
 }
-BRIGHTEST = 255  # of 8-bit pixels
 
 
-def load_data(settings: DataSettings, job: JobSpec, *, problems: Problems | None = None) -> SiloData:
+def load_data(
+    settings: DataSettings,
+    job: JobSpec,
+    *,
+    problems: Problems | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> SiloData:
     """This silo's samples for a job: train and hold-out, float32 in the job's input shape.
 
     The hold-out is the data set's own test split where it has one, else a fixed share of each
     class that depends on the settings alone, so no sample ever changes sides. In a private job each
     record is held out by itself, and none can have the job refused (`private`).
+    Samples that are read by place are in memory where all of them fit `data.cache_megabytes`.
     problems: takes all that is wrong with single records; if anything is, the rest is prepared as in a
     private job.
-    Raises ConfigError that names the setting or file and what is allowed.
+    Raises ConfigError that names the setting or file and what is allowed, and Cancelled.
     """
-    if settings.source is not None:
-        own = own_data(settings, job)
-        if not isinstance(own, Data):
-            named, returned = f"{settings.format} of {settings.source}", type(own).__name__
-            raise ConfigError(f"data.from: {named} returned {returned}, expected chorale_models.Data")
-        test = None if own.holdout is None else _in_memory(own.holdout)
-        raw = RawData(train=_in_memory(own.train), test=test)
-        return next(_parts(settings, job, settings.partition, [0], problems, raw=raw))
-    if settings.format is DataFormat.MODULE:
-        own = own_data(settings, job)
-        if not isinstance(own, SiloData):
-            returned = type(own).__name__
-            raise ConfigError(f"data.module: {settings.module} returned {returned}, expected SiloData")
-        raw = RawData(train=own.train, test=own.holdout)
-        is_strict = _is_strict(raw, job, problems)
-        return _checked(own, job=job) if is_strict else _put_right_all(own, job=job, told=raw.problems)
-    partition = settings.partition
-    return next(_parts(settings, job, partition, [0 if partition is None else partition.index], problems))
+    index = 0 if settings.partition is None else settings.partition.index
+    return next(_parts(settings, job, [index], problems=problems, is_cancelled=is_cancelled))
 
 
 def load_partition(settings: DataSettings, job: JobSpec) -> tuple[SiloData, ...]:
@@ -84,34 +75,79 @@ def load_partition(settings: DataSettings, job: JobSpec) -> tuple[SiloData, ...]
 
     Raises ConfigError as `load_data`, and without `partition`.
     """
-    if settings.partition is None or settings.format is DataFormat.MODULE:
+    if settings.partition is None:
         raise ConfigError("data.partition: expected how a file is cut into silos")
-    return tuple(_parts(settings, job, settings.partition, range(settings.partition.silos)))
+    return tuple(_parts(settings, job, range(settings.partition.silos)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A data set before it is cut. is_held_N: which of train are held out, where each decides by itself.
+    classes: that strata are, 0 where they are what the data's function says."""
+
+    train: SampleSet
+    classes: int
+    test: SampleSet | None = None
+    is_held_N: private.Mask | None = None
 
 
 def _parts(
     settings: DataSettings,
     job: JobSpec,
-    partition: PartitionSettings | None,
     indices: Sequence[int],
-    problems: Problems | None = None,
     *,
-    raw: RawData | None = None,
+    problems: Problems | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[SiloData]:
-    """The parts of those silos; all of it where there is no partition. raw: in place of a file's."""
-    raw = raw or LOADERS[DataFormat(settings.format)](settings, job)
+    """The parts of those silos; all of it where there is no partition."""
+    raw = _raw(settings, job)
+    opened = _opened(raw, settings, job, is_cancelled)
     is_strict = _is_strict(raw, job, problems)
     cut = _plain_parts if is_strict else _private_parts
-    for train, holdout in cut(raw, settings, partition, indices, job=job):
+    for train, holdout in cut(opened, settings, indices, job=job):
         part = SiloData(train=train, holdout=holdout, name=settings.name)
         yield _checked(part, job=job) if is_strict else _put_right_all(part, job=job, told=raw.problems)
 
 
-def _in_memory(samples: SampleSet) -> Samples:
-    """Every sample, asked for once."""
-    inputs, targets = zip(*(samples[place] for place in range(len(samples))), strict=True)
-    features, labels = (np.stack([np.asarray(each) for each in column]) for column in (inputs, targets))
-    return Samples(features=features, labels=labels)
+def _raw(settings: DataSettings, job: JobSpec) -> RawData:
+    """What the format's loader gives, or a function of the institution's own. Raises ConfigError."""
+    if settings.source is None and settings.module is None:
+        return LOADERS[DataFormat(settings.format)](settings, job)
+    own = own_data(settings, job)
+    if not isinstance(own, Data):
+        field, named = "data.module", settings.module
+        if settings.source is not None:
+            field, named = "data.from", f"{settings.format} of {settings.source}"
+        returned = type(own).__name__
+        raise ConfigError(f"{field}: {named} returned {returned}, expected chorale_models.Data")
+    if isinstance(own, RawData):
+        return own
+    return RawData(train=own.train, holdout=own.holdout, strata=own.strata, identities=own.identities)
+
+
+def _opened(raw: RawData, settings: DataSettings, job: JobSpec, is_cancelled: Callable[[], bool]) -> _Opened:
+    """Arrays as they are; samples that are read by place in the job's form, without those that do not fit."""
+    classes = job.classes if raw.strata is None else 0
+    for name, of_each in (("strata", raw.strata), ("identities", raw.identities)):
+        if of_each is not None and len(of_each) != len(raw.train):
+            expected = f"expected one for each of {len(raw.train)} samples, got {len(of_each)}"
+            raise ConfigError(f"data {settings.name}: {name}: {expected}")
+    if isinstance(raw.train, Samples):
+        strata_N = raw.train.strata if raw.strata is None else np.asarray(raw.strata, np.int64)
+        train, is_held_N = replace(raw.train, strata=strata_N), None
+        if raw.holdout is None and job.privacy is not None:
+            is_held_N = private.held_out(train, raw.identities, name=settings.name, fraction=settings.holdout)
+        opened = _Opened(train=train, classes=classes, is_held_N=is_held_N)
+    else:
+        found = scanned(raw, settings, job, of_holdout=False, is_cancelled=is_cancelled)
+        opened = _Opened(train=found.samples, classes=classes, is_held_N=found.is_held_N)
+    if raw.holdout is None:
+        return opened
+    if isinstance(raw.holdout, Samples):
+        return replace(opened, test=raw.holdout)
+    return replace(
+        opened, test=scanned(raw, settings, job, of_holdout=True, is_cancelled=is_cancelled).samples
+    )
 
 
 def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:
@@ -128,11 +164,11 @@ def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:
 def _put_right_all(data: SiloData, *, job: JobSpec, told: Problems) -> SiloData:
     """Every record by itself; the log of this silo alone says how many did not fit."""
     name = data.name
-    train, misfits, outside = _put_right(data.train, name=name, job=job)
-    holdout, held_misfits, held_outside = _put_right(data.holdout, name=name, job=job)
+    train, outside = _put_right(data.train, name=name, job=job)
+    holdout, held_outside = _put_right(data.holdout, name=name, job=job)
     counts = {
         "problems": told.count,
-        "left_out": misfits + held_misfits,
+        "left_out": len(data.train) + len(data.holdout) - len(train) - len(holdout),
         "values_out_of_range": outside + held_outside,
     }
     if any(counts.values()):
@@ -140,72 +176,69 @@ def _put_right_all(data: SiloData, *, job: JobSpec, told: Problems) -> SiloData:
     return SiloData(train=train, holdout=holdout, name=name)
 
 
+def _put_right(samples: SampleSet, *, name: str, job: JobSpec) -> tuple[SampleSet, int]:
+    if isinstance(samples, Samples):
+        return put_right(samples, job, source=f"data {name}")
+    return samples, 0  # each is when it is read
+
+
 def _private_parts(
-    raw: RawData,
-    settings: DataSettings,
-    partition: PartitionSettings | None,
-    indices: Sequence[int],
-    *,
-    job: JobSpec,
-) -> Iterator[tuple[Samples, Samples]]:
+    opened: _Opened, settings: DataSettings, indices: Sequence[int], *, job: JobSpec
+) -> Iterator[tuple[SampleSet, SampleSet]]:
     """Train and hold-out of those silos, of a pool that is cut before the hold-out where there is a
     partition."""
-    pool, test = raw.train, raw.test
+    pool, test = opened.train, opened.test
     parts = [(np.arange(len(pool)), np.arange(len(test) if test is not None else 0))]
-    if partition is not None:
-        target = job.method.task.target
-        fits = np.flatnonzero(target.fitting(pool.labels))
+    if settings.partition is not None:
+        fits = _fits(pool, job)
         rest = pool.take(fits[:0]) if test is None else test
-        fits_test = np.flatnonzero(target.fitting(rest.labels))
-        cut = _cut(pool.take(fits), rest.take(fits_test), partition, classes=job.classes)
+        fits_test = _fits(rest, job)
+        cut = _cut(pool.take(fits), rest.take(fits_test), settings.partition, classes=opened.classes)
         parts = [(fits[cut.train[index]], fits_test[cut.test[index]]) for index in indices]
     if test is not None:
         yield from ((pool.take(mine), test.take(tested)) for mine, tested in parts)
         return
-    is_held = private.held_out(pool, raw.identities, name=settings.name, fraction=settings.holdout)
+    is_held = opened.is_held_N
+    if is_held is None:  # problems are collected of a job without privacy
+        is_held = np.isin(np.arange(len(pool)), _split(pool, settings)[1])
     for mine, _ in parts:
         yield pool.take(mine[~is_held[mine]]), pool.take(mine[is_held[mine]])
 
 
-def _put_right(samples: Samples, *, name: str, job: JobSpec) -> tuple[Samples, int, int]:
-    """As `_prepared`, and how many records had no label of the job and how many values were out of range."""
-    target, source, labels = job.method.task.target, f"data {name}", samples.labels
-    if job.method.task.has_classes:
-        labels = whole_labels(labels, source=source, is_private=True)
-    fits = np.flatnonzero(target.fitting(labels))
-    kept_labels = target.checked(labels[fits], source=source)
-    kept = Samples(features=samples.features[fits], labels=kept_labels)
-    _check_numbers(kept.features)
-    features, outside = private.boxed(kept.features)
-    features = _as_input(features, job, name=name)
-    return Samples(features=features, labels=kept.labels), len(samples) - len(kept), outside
+def _fits(samples: SampleSet, job: JobSpec) -> Indices:
+    """Those with a target of the job; of what is read by place only such are left."""
+    if isinstance(samples, Samples):
+        return np.flatnonzero(job.method.task.target.fitting(samples.labels))
+    return np.arange(len(samples))
+
+
+def _split(samples: SampleSet, settings: DataSettings) -> tuple[Indices, Indices]:
+    rng = np.random.default_rng(derive_seed("holdout", settings.name))
+    return split_holdout(samples.strata_N, fraction=settings.holdout, rng=rng)
 
 
 def _plain_parts(
-    raw: RawData,
-    settings: DataSettings,
-    partition: PartitionSettings | None,
-    indices: Sequence[int],
-    *,
-    job: JobSpec,
-) -> Iterator[tuple[Samples, Samples]]:
+    opened: _Opened, settings: DataSettings, indices: Sequence[int], *, job: JobSpec
+) -> Iterator[tuple[SampleSet, SampleSet]]:
     """Train and hold-out of those silos, each of which is cut from the whole set's."""
-    train, holdout = _with_targets(raw.train, job), None if raw.test is None else _with_targets(raw.test, job)
-    if holdout is None:
-        rng = np.random.default_rng(derive_seed("holdout", settings.name))
-        kept, held = split_holdout(train.strata_N, fraction=settings.holdout, rng=rng)
+    train = _with_targets(opened.train, job)
+    if opened.test is None:
+        kept, held = _split(train, settings)
         train, holdout = train.take(kept), train.take(held)
-    if partition is None:
+    else:
+        holdout = _with_targets(opened.test, job)
+    if settings.partition is None:
         yield train, holdout
         return
-    cut = _cut(train, holdout, partition, classes=job.classes)
+    cut = _cut(train, holdout, settings.partition, classes=opened.classes)
     for index in indices:
         yield train.take(cut.train[index]), holdout.take(cut.test[index])
 
 
-def _cut(train: Samples, holdout: Samples, settings: PartitionSettings, *, classes: int) -> Partition:
+def _cut(train: SampleSet, holdout: SampleSet, settings: PartitionSettings, *, classes: int) -> Partition:
     rng = np.random.default_rng(derive_seed("partition", settings.seed))
-    classes = max(classes, 1)  # without classes there is one stratum
+    strata = (samples.strata_N.max(initial=0) + 1 for samples in (train, holdout))
+    classes = max(classes, *strata)  # without classes there is one stratum, or what the data's function says
     match settings.kind:
         case PartitionKind.IID:
             return cut_iid(train.strata_N, holdout.strata_N, silos=settings.silos, rng=rng)
@@ -245,44 +278,12 @@ def _checked(data: SiloData, *, job: JobSpec) -> SiloData:
     )
 
 
-def _prepared(samples: Samples, *, name: str, job: JobSpec) -> Samples:
-    labels = _with_targets(samples, job).labels
-    features = _as_input(samples.features, job, name=name)
-    if features.dtype.kind == "f" and not np.isfinite(features).all():
-        raise ConfigError(f"data {name}: features hold NaN or infinity, expected finite numbers")
-    return Samples(features=features, labels=labels)
+def _prepared(samples: SampleSet, *, name: str, job: JobSpec) -> SampleSet:
+    return prepared(samples, job, source=f"data {name}") if isinstance(samples, Samples) else samples
 
 
-def _with_targets(samples: Samples, job: JobSpec) -> Samples:
+def _with_targets(samples: SampleSet, job: JobSpec) -> SampleSet:
     """The same samples. Raises ConfigError for targets that are not of the job's task."""
-    labels = job.method.task.target.checked(samples.labels, source="data")
-    return Samples(features=samples.features, labels=labels)
-
-
-def _as_input(features: Features, job: JobSpec, *, name: str) -> Features:
-    """In the job's type, channels first, a gray channel added, or flat where the job asks for that."""
-    found, shape = features.shape[1:], job.input_shape
-    if found == shape:
-        shaped = features
-    elif (1, *found) == shape:
-        shaped = features[:, np.newaxis]
-    elif len(found) == 3 and (found[2], *found[:2]) == shape:
-        shaped = np.ascontiguousarray(features.transpose(0, 3, 1, 2))
-    elif shape == (math.prod(found),):
-        shaped = features.reshape(len(features), *shape)
-    else:
-        raise ConfigError(f"data {name}: a sample has shape {found}, the job's input_shape is {shape}")
-    if job.input_type == "int64":
-        if shaped.dtype.kind not in "iu":
-            raise ConfigError(f"data {name}: the job's input_type is int64, got {shaped.dtype}")
-        return np.ascontiguousarray(shaped, dtype=np.int64)
-    if shaped.dtype == np.uint8:
-        return shaped.astype(np.float32) / np.float32(BRIGHTEST)
-    _check_numbers(shaped)
-    with np.errstate(over="ignore"):  # becomes infinity, which the caller refuses
-        return np.ascontiguousarray(shaped, dtype=np.float32)
-
-
-def _check_numbers(features: Features) -> None:
-    if features.dtype.kind not in "iufb":
-        raise ConfigError(f"data: features are numbers, got {features.dtype}")
+    if not isinstance(samples, Samples):
+        return samples
+    return replace(samples, labels=job.method.task.target.checked(samples.labels, source="data"))

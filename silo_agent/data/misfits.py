@@ -10,21 +10,23 @@ import math
 import numpy as np
 
 from chorale.spec.job_spec import JobSpec
-from silo_agent.data.base import NO_LABEL, Features, Labels, RawData
+from silo_agent.data.base import NO_LABEL, Features, Labels, RawData, Samples
 from silo_agent.data.private import FARTHEST
 from strategies.tasks.base import Target
 
 
 def add_misfits(raw: RawData, job: JobSpec) -> None:
-    """A problem for each record that would be refused, or corrected in a private job.
+    """A problem for each record in memory that would be refused, or corrected in a private job.
 
     What is wrong with all of them, such as a type or a shape, is left to the checks of the whole.
     """
     splits = [("record", raw.places, raw.train)]
-    if raw.test is not None:
-        splits.append(("test record", None, raw.test))
+    if raw.holdout is not None:
+        splits.append(("test record", None, raw.holdout))
     is_private, target = job.privacy is not None, job.method.task.target
     for what, places, samples in splits:
+        if not isinstance(samples, Samples):
+            continue  # each is looked at when it is read (scan)
         problems = _targets(samples.labels, target), _features(samples.features, is_private=is_private)
         for index, told in sorted([each for found in problems for each in found]):
             where = f"{what} {index}" if places is None else places[index]

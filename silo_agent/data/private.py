@@ -10,11 +10,10 @@ N = records.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
+from chorale_models.data import Identities
 from crypto import encoding
 from silo_agent.data.base import Features, Labels, Samples
 
@@ -39,26 +38,28 @@ def boxed(features: Features) -> tuple[Features, int]:
     return np.clip(np.where(np.isfinite(wide), wide, 0), -FARTHEST, FARTHEST), outside
 
 
-def held_out(samples: Samples, identities: Sequence[bytes] | None, *, name: str, fraction: float) -> Mask:
-    """(N,): which records are kept for evaluation, each by a hash of its own bytes, label included.
+def held_out(samples: Samples, identities: Identities | None, *, name: str, fraction: float) -> Mask:
+    """(N,): which records are kept for evaluation. identities: each record as its file holds it, where the
+    features are already made for the job; None: features and labels are what the file holds."""
+    made = (record_bytes(*pair) for pair in zip(samples.features, samples.labels, strict=True))
+    records = made if identities is None else (identities[place] for place in range(len(samples)))
+    return np.array([is_held_out(record, name=name, fraction=fraction) for record in records], np.bool_)
+
+
+def is_held_out(record: bytes, *, name: str, fraction: float) -> bool:
+    """Whether a record is kept for evaluation, by a hash of its own bytes, label included.
 
     Position, number and labels of other records do not enter, so one record more, less or changed
-    moves no other. Equal records are on one side. identities: each record as its file holds it, where
-    the features are already made for the job; None: features and labels are what the file holds.
+    moves no other. Equal records are on one side.
     """
-    # one number format, whatever other records made of the array's: an integer is the same as a float
-    made = (
-        np.asarray(features, dtype="<f8").tobytes() + _label_bytes(label)
-        for features, label in zip(samples.features, samples.labels, strict=True)
-    )
-    below = int(fraction * 2**HASHED_BITS)
-    records = made if identities is None else identities
-    hashes = (encoding.digest("record-holdout", name, record) for record in records)
-    return np.array([int.from_bytes(each[: HASHED_BITS // 8], "big") < below for each in hashes], np.bool_)
+    hashed = encoding.digest("record-holdout", name, record)
+    return int.from_bytes(hashed[: HASHED_BITS // 8], "big") < int(fraction * 2**HASHED_BITS)
 
 
-def _label_bytes(label: Labels) -> bytes:
-    """A class as the 8 bytes of its number, any other target as float64."""
+def record_bytes(features: Features, label: Labels) -> bytes:
+    """In one number format, whatever other records made of the array's: an integer is the same as a float.
+    A class is the 8 bytes of its number, any other target float64."""
+    made = np.asarray(features, dtype="<f8").tobytes()
     if label.ndim == 0 and label.dtype.kind in "iu":
-        return int(label).to_bytes(8, "big", signed=True)
-    return np.asarray(label, dtype="<f8").tobytes()
+        return made + int(label).to_bytes(8, "big", signed=True)
+    return made + np.asarray(label, dtype="<f8").tobytes()

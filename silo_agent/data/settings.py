@@ -138,6 +138,19 @@ class DataSettings(BaseModel):
     holdout: float = Field(
         default=0.2, ge=0.0, lt=1.0, description="share of the samples kept for evaluation"
     )
+    cache_megabytes: int = Field(
+        default=2_048,
+        ge=1,
+        le=1 << 20,
+        description="of samples that are read one by one (images, a function's own), in MiB: all stay in "
+        "memory where they fit here, else as many as fit, and the others are read at every pass",
+    )
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="processes that read and decode such samples ahead of training; 0: the agent's own",
+    )
     name: DataSetName = Field(
         default="data",
         description="data set id in the ledger, which jobs may name: change it only when the data is another",

@@ -35,6 +35,7 @@ from strategies.base import Array
 
 log = get_logger("silo_agent.rounds.input_cache")
 
+LoadData = Callable[[Job, Callable[[], bool]], SiloData]  # the second: is_cancelled
 PhaseName = tuple[bytes, int, str]  # job digest, round, phase: what one input belongs to
 
 
@@ -71,7 +72,7 @@ class InputCache:
         metrics: SiloMetrics,
         local: LocalStates,
         personal: PersonalModels,
-        load_data: Callable[[Job], SiloData],
+        load_data: LoadData,
         load_objective: Callable[[], Objective],
     ) -> None:
         self._silo = silo
@@ -180,7 +181,7 @@ class InputCache:
                 request,
                 silo=self._silo,
                 policy=data_set.policy,
-                load_data=partial(self._own_data, job),
+                load_data=partial(self._own_data, job, is_cancelled),
                 objective=self._objective,
                 is_cancelled=is_cancelled,
                 seed=fresh_seed(),
@@ -213,10 +214,10 @@ class InputCache:
             clipped=encoder.clipped_total,
         )
 
-    def _own_data(self, job: Job) -> SiloData:
+    def _own_data(self, job: Job, is_cancelled: Callable[[], bool]) -> SiloData:
         """Loaded once per job, the hold-out cut as its size is summed."""
         if job.digest not in self._data:
-            data, policy = self._load_data(job), self._data_sets.of(job.digest).policy
+            data, policy = self._load_data(job, is_cancelled), self._data_sets.of(job.digest).policy
             self._data[job.digest] = cut_holdout(data, job=job, policy=policy)
         return self._data[job.digest]
 

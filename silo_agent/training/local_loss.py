@@ -46,7 +46,7 @@ def local_loss(
             regularizer_weight=weight,
         )
     find = kind.teacher or received_teacher
-    if augmentation is not None:
+    if augmentation is not None or not samples.keeps_outputs:
         return LocalLoss(
             loss=loss,
             loss_weight=loss_weight,

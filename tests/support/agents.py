@@ -254,7 +254,7 @@ class Agent:
                 metrics=self.metrics,
                 local=self.local,
                 personal=self.personal,
-                load_data=self._data,
+                load_data=lambda job, _: self._data(job),
                 load_objective=lambda: self.objective,
             ),
             local=self.local,

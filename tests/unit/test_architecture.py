@@ -61,8 +61,8 @@ ROOMS = {
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
     "< data < settings < objective < rounds < connection < training < agent",
-    "silo_agent.data": "settings < own_data < problems < base < private < misfits < partition < formats "
-    "< loading",
+    "silo_agent.data": "settings < own_data < problems < base < private < misfits < fitting < workers "
+    "< store < streamed < scan < partition < formats < loading",
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "
     "< processes < objective_of_settings",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
@@ -91,6 +91,7 @@ TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
     "silo_agent/seeding.py",
     "silo_agent/torchvision_compat.py",
+    "silo_agent/data/workers.py",
     "silo_agent/training/",
     "bench/adapters.py",
     "bench/training.py",

@@ -29,7 +29,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         raise ConfigError(f"classes: {form} has {classes} classes, the job says {job.classes}")
     return RawData(
         train=_split(folder, form, is_train=True),
-        test=_split(folder, form, is_train=False),
+        holdout=_split(folder, form, is_train=False),
     )
 
 

@@ -26,7 +26,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     Raises ConfigError if a file is missing, of another kind or not of its declared length.
     """
     folder = required_path(settings)
-    return RawData(train=_split(folder, "train"), test=_split(folder, "t10k"))
+    return RawData(train=_split(folder, "train"), holdout=_split(folder, "t10k"))
 
 
 def _split(folder: Path, prefix: str) -> Samples:

@@ -8,6 +8,7 @@ what this silo happens to hold.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,8 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import RawData, Samples, required_path
+from silo_agent.data.base import RawData, required_path
 from silo_agent.data.formats import scans
-from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
 
 # Pillow's names by suffix; no other decoder reads a file, whatever its name (EPS starts a program)
@@ -35,47 +35,59 @@ FORMATS = {
 MODES = {1: "L", 3: "RGB"}  # Pillow's names by number of channels
 
 
-def load(settings: DataSettings, job: JobSpec) -> RawData:
-    """Shapes: features (N, channels, H, W) uint8, resized to the job's input shape.
+class Images:
+    """Images by place, each decoded when it is asked for. Shapes of one: (channels, H, W) uint8, class."""
 
-    An image that cannot be read is left out, and a problem. Raises ConfigError if the folders are not one a
-    class.
-    """
+    def __init__(
+        self, files: Sequence[Path], labels: Sequence[int], *, mode: str, size: tuple[int, int]
+    ) -> None:
+        self._files, self._labels, self._mode, self._size = files, labels, mode, size
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, place: int) -> tuple[NDArray[Any], int]:
+        """Raises ConfigError for an image that cannot be read."""
+        width, height = self._size
+        try:
+            image = _decoded(self._files[place].read_bytes(), mode=self._mode, size=self._size)
+        except Exception as error:  # what decoders raise is on no list
+            raise ConfigError(f"not a readable image ({type(error).__name__})") from error
+        return image.reshape(height, width, -1).transpose(2, 0, 1), self._labels[place]
+
+
+class Contents:
+    """The record of each image: the bytes of its file and its folder's name."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, place: int) -> bytes:
+        path = self._files[place]
+        return path.read_bytes() + path.parent.name.encode("utf-8", "surrogateescape")
+
+
+def load(settings: DataSettings, job: JobSpec) -> RawData:
+    """Images by place, resized to the job's input shape. Raises ConfigError if the folders are not one a
+    class."""
     root = required_path(settings)
     if len(job.input_shape) != 3 or job.input_shape[0] not in MODES:
         raise ConfigError(
             f"input_shape: format image-folder needs (1 or 3, height, width), the job says {job.input_shape}"
         )
     channels, height, width = job.input_shape
-    mode, size = MODES[channels], (width, height)
     if job.label_column is not None or job.method.task.target.shape:
-        return scans.load_with(partial(_read, mode=mode), settings, job, suffixes=tuple(FORMATS))
+        read = partial(_read, mode=MODES[channels])
+        return scans.load_with(read, settings, job, suffixes=tuple(FORMATS))
     files, labels = _files(root, job.classes)
-    images, kept, identities, problems = [], [], [], Problems()
-    for path, label in zip(files, labels, strict=True):
-        try:
-            content = path.read_bytes()
-            images.append(_decoded(content, mode=mode, size=size))
-        except Exception as error:  # what decoders raise is on no list
-            problems.add(f"{path}: not a readable image ({type(error).__name__})")
-            continue
-        kept.append((path, label))
-        if job.privacy is not None:  # a record is the bytes of its file and its folder's name
-            identities.append(content + path.parent.name.encode("utf-8", "surrogateescape"))
     return RawData(
-        train=_samples(images, [label for _, label in kept], mode=mode, size=size),
-        identities=None if job.privacy is None else tuple(identities),
-        places=[str(path) for path, _ in kept],
-        problems=problems,
+        train=Images(files, labels, mode=MODES[channels], size=(width, height)),
+        identities=Contents(files),
+        places=[str(path) for path in files],
     )
-
-
-def _samples(images: list[NDArray[Any]], labels: list[int], *, mode: str, size: tuple[int, int]) -> Samples:
-    width, height = size
-    channels = next(count for count, name in MODES.items() if name == mode)
-    features = np.asarray(images, dtype=np.uint8).reshape(len(images), height, width, channels)
-    labels_N = np.asarray(labels, dtype=np.int64)
-    return Samples(features=features.transpose(0, 3, 1, 2), labels=labels_N)
 
 
 def _files(root: Path, classes: int) -> tuple[list[Path], list[int]]:

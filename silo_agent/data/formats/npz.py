@@ -40,7 +40,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     if train is None:
         names = ", ".join(sorted(arrays)) or "nothing"
         raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
-    return RawData(train=train, test=_first(arrays, TEST_KEYS, path, job))
+    return RawData(train=train, holdout=_first(arrays, TEST_KEYS, path, job))
 
 
 def _first(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import Labels, RawData, Samples, required_path
+from silo_agent.data.base import Labels, RawData, required_path
 from silo_agent.data.formats.csv import read_table
 from silo_agent.data.formats.tables import labels_of
 from silo_agent.data.problems import Problems
@@ -74,6 +74,23 @@ class Scans:
         return image
 
 
+class Files:
+    """What is stored of each image: its files, and its name, which its label goes by."""
+
+    def __init__(self, images: Sequence[Path], root: Path) -> None:
+        self._images, self._root = images, root
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, place: int) -> bytes:
+        path = self._images[place]
+        digest = hashlib.sha256(path.relative_to(self._root).as_posix().encode("utf-8", "surrogateescape"))
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+        return digest.digest()
+
+
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `load_with`, DICOM or NIfTI. Raises ConfigError, too, for a job of other images."""
     _import_monai()
@@ -87,30 +104,13 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
 
 
 def load_with(read: Read, settings: DataSettings, job: JobSpec, *, suffixes: tuple[str, ...]) -> RawData:
-    """Shapes: features (N, *input_shape), labels (N, *target). An image that cannot be read is left out, and
-    a problem. Raises ConfigError for folders or a table that are not there."""
+    """Images by place. Raises ConfigError for folders or a table that are not there."""
     root, shape, problems = required_path(settings), job.input_shape, Problems()
     images, targets = (_labelled if job.label_column else _masked)(root, settings, job, problems, suffixes)
-    scans = Scans(images=images, targets=targets, read=read, shape=shape)
-    kept, features, labels = [], [], []
-    for place, path in enumerate(images):
-        try:
-            image, target = scans[place]
-        except ConfigError as error:
-            problems.add(str(error))
-            continue
-        kept.append(path)
-        features.append(image)
-        labels.append(target)
-    target = job.method.task.target
-    kind = np.int64 if target.is_whole else np.float32
     return RawData(
-        train=Samples(
-            features=np.stack(features) if features else np.empty((0, *shape), np.float32),
-            labels=np.asarray(labels, kind).reshape(len(kept), *target.shape),
-        ),
-        identities=None if job.privacy is None else tuple(_identity(path, root) for path in kept),
-        places=[str(path) for path in kept],
+        train=Scans(images=images, targets=targets, read=read, shape=shape),
+        identities=Files(images, root),
+        places=[str(path) for path in images],
         problems=problems,
     )
 
@@ -166,14 +166,6 @@ def _listed(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
 
 def _stem(name: str) -> str:
     return name.removesuffix(".gz").rpartition(".")[0] or name
-
-
-def _identity(path: Path, root: Path) -> bytes:
-    """An image as its files hold it, and its name, which its label goes by."""
-    digest = hashlib.sha256(path.relative_to(root).as_posix().encode("utf-8", "surrogateescape"))
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.digest()
 
 
 def _import_monai() -> None:

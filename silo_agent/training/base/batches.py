@@ -1,4 +1,4 @@
-"""Samples as tensors in batches, of data in memory.
+"""Samples as tensors in batches: of data in memory, and of data that is read when it is wanted.
 
 N = samples of a batch.
 """
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silo_agent.data.base import Samples
+from silo_agent.data.base import Features, SampleSet
+from silo_agent.data.streamed import Streamed
 
 PASS_BATCH = 512  # most samples of a pass without gradients
 PASS_BYTES = 1 << 17  # of its inputs on a CPU: 32 images of 28 x 28 pass twice as fast as 512 at a time
@@ -77,6 +78,11 @@ class Batches(ABC):
         fitting = PASS_BYTES // (4 * math.prod(self.input_shape))
         return min(max(fitting, LEAST_PASS_BATCH), PASS_BATCH)
 
+    @property
+    def keeps_outputs(self) -> bool:
+        """Whether a model's outputs for all samples may be kept, in memory beside them."""
+        return True
+
     def passes(self, *, is_private: bool) -> Iterator[Batch]:
         """All samples once, in their order. is_private: every batch has one shape, whatever their number."""
         for batch in self.in_order(PRIVATE_BATCH if is_private else self.pass_batch):
@@ -103,7 +109,7 @@ class Tensors(Batches):
     labels: Tensor
 
     @classmethod
-    def of(cls, samples: Samples, device: torch.device) -> Tensors:
+    def of(cls, samples: SampleSet, device: torch.device) -> Tensors:
         """Without a copy on the CPU, unless the arrays are read-only."""
         features, labels = (
             torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
@@ -141,8 +147,56 @@ class Tensors(Batches):
         return Batch(inputs=inputs, labels_N=labels_N, places_N=places_N, count=len(places_N))
 
 
-def batches_of(samples: Samples, device: torch.device) -> Batches:
-    """The form in which these samples are read on that device."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream(Batches):
+    """Samples that come to the device batch by batch."""
+
+    samples: SampleSet
+    device: torch.device
+    input_shape: tuple[int, ...]
+    pass_batch: int = PASS_BATCH
+    keeps_outputs: bool = True
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def labels(self) -> Tensor:
+        return self._there(self.samples.labels)
+
+    def at(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
+        places = list(plan)
+        read = self.samples.read([places_N.numpy(force=True) for places_N in places])
+        for places_N, samples in zip(places, read, strict=True):
+            yield Batch(
+                inputs=self._there(samples.features),
+                labels_N=self._there(samples.labels),
+                places_N=places_N.to(self.device),
+                count=len(places_N),
+            )
+
+    def _there(self, array: Features) -> Tensor:
+        tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        if self.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+
+def batches_of(samples: SampleSet, device: torch.device) -> Batches:
+    """The form in which these samples are read on that device: in its memory, where they take no more than
+    half of what is free."""
+    if isinstance(samples, Streamed):
+        return Stream(
+            samples=samples,
+            device=device,
+            input_shape=samples.job.input_shape,
+            pass_batch=samples.rows,
+            keeps_outputs=False,
+        )
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        if samples.features.nbytes + samples.labels.nbytes > free_bytes // 2:
+            return Stream(samples=samples, device=device, input_shape=samples.features.shape[1:])
     return Tensors.of(samples, device)
 
 

@@ -79,7 +79,7 @@ class LocalLoss:
 
     per_sample needs the samples' outputs and places in the training set; penalty the weights alone.
     augmentation: what samples go through first. teacher: its outputs for the whole training set.
-    live_teacher: in its place where samples are augmented, gives those for a batch.
+    live_teacher: in its place where samples are augmented or too many, gives those for a batch.
     correction: of every step, by the server update; no mix weighs it.
     """
 

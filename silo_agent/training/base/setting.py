@@ -85,6 +85,16 @@ class Setting:
         run = partial(run_model, model.eval()) if isinstance(model, FederatedModel) else model
         return outputs_of(run, samples, is_cancelled=self.work.is_cancelled, is_private=self.is_private)
 
+    def logits_of(self, model: FederatedModel | Run, samples: Batches) -> Tensor:
+        """As `outputs_of`, without the features, which may be wide. Shapes: -> (N, C)."""
+        run = partial(run_model, model.eval()) if isinstance(model, FederatedModel) else model
+
+        def without_features(inputs: Tensor) -> Outputs:
+            logits_NC = run(inputs).logits_NC
+            return Outputs(features_ND=logits_NC.new_empty((len(logits_NC), 0)), logits_NC=logits_NC)
+
+        return self.outputs_of(without_features, samples).logits_NC
+
     def tensor(self, name: str) -> Tensor | None:
         """A float array of the global state on the training's device; None where it is not there yet."""
         array = self.work.state.get(name)

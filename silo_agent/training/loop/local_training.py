@@ -13,7 +13,7 @@ from torch import nn
 
 from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
 from chorale.spec.job_spec import JobSpec
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, QuantizationError
 from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss
@@ -29,6 +29,7 @@ from silo_agent.training.dp_sgd.checks import (
 )
 from silo_agent.training.loop.sgd import SGD, Optimizer
 from silo_agent.training.models.base import FederatedModel
+from strategies.phases.training import TRAIN
 
 
 def train_received(setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss) -> int:
@@ -43,6 +44,7 @@ def train_received(setting: Setting, samples: Batches, generator: torch.Generato
         generator=generator,
         is_cancelled=work.is_cancelled,
         shares=setting.shares,
+        is_summed=work.phase_kind == TRAIN,
     )
 
 
@@ -57,11 +59,13 @@ def train_locally(
     is_cancelled: Callable[[], bool],
     shares: Shares = ALONE,
     random: Callable[[int], bytes] = os.urandom,
+    is_summed: bool = False,
 ) -> int:
     """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled.
 
     generator: of the shuffles. shares: of the batches, but for DP-SGD's. random: of DP-SGD, which takes
-    nothing from the job.
+    nothing from the job. is_summed: what comes of it would be refused if it were not finite, so without
+    privacy a loss that is not raises QuantizationError.
     """
     if spec.privacy is not None:
         check_keeps_samples_apart(model)
@@ -73,7 +77,7 @@ def train_locally(
     optimizer, plan = optimizer_of(model, spec, round), spec.training
     least = min_batch(model, len(samples))
     model.train()
-    steps = 0
+    steps, loss_N = 0, torch.zeros(0)
     for epoch in range(plan.local_epochs):
         for drawn in samples.at(samples.shuffled(plan.batch_size, generator=generator, least=least)):
             if is_cancelled():
@@ -90,6 +94,10 @@ def train_locally(
             loss.add_penalty_gradient(model)
             optimizer.step()
             steps += 1
+        # once an epoch: what is not finite makes the weights so, and all that follows
+        if is_summed and spec.privacy is None and not bool(loss_N.isfinite().all()):
+            why = "look at the task's loss and the data, or lower training.learning_rate"
+            raise QuantizationError(f"training: the loss is not finite after {steps} steps; {why}")
     shares.average(model.buffers())
     return steps
 

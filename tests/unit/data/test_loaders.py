@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
+from chorale_models import Data
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.base import Samples
 from silo_agent.data.formats import digits
 from silo_agent.data.settings import DataSettings
 from tests.unit.data.loading import load, make_job
@@ -228,9 +229,7 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_module_function_of_the_silo_gives_its_data(own_module: ModuleType) -> None:
     samples = Samples(features=np.ones((4, 2), dtype=np.float64), labels=np.array([0, 1, 0, 1]))
-    own_module.__dict__["read"] = lambda settings: SiloData(
-        train=samples, holdout=samples, name=settings.name
-    )
+    own_module.__dict__["read"] = lambda settings: Data(train=samples, holdout=samples)
     data = load(make_job(2, (2,)), format="module", module="own_hospital_data:read", name="ward")
     assert data.name == "ward"
     assert data.train.features.dtype == np.float32
@@ -238,7 +237,7 @@ def test_module_function_of_the_silo_gives_its_data(own_module: ModuleType) -> N
 
 def test_module_data_is_checked_like_any_other(own_module: ModuleType) -> None:
     samples = Samples(features=np.ones((4, 2)), labels=np.array([0, 1, 0, 5]))
-    own_module.__dict__["read"] = lambda settings: SiloData(train=samples, holdout=samples, name="ward")
+    own_module.__dict__["read"] = lambda settings: Data(train=samples, holdout=samples)
     with pytest.raises(ConfigError, match=r"record 3: labels must be 0 to 1 .* got 5"):
         load(make_job(2, (2,)), format="module", module="own_hospital_data:read")
 
@@ -246,7 +245,7 @@ def test_module_data_is_checked_like_any_other(own_module: ModuleType) -> None:
 def test_module_labels_are_whole_numbers(own_module: ModuleType) -> None:
     labels: Any = np.array([0.0, 1.0])
     samples = Samples(features=np.ones((2, 2)), labels=labels)
-    own_module.__dict__["read"] = lambda settings: SiloData(train=samples, holdout=samples, name="ward")
+    own_module.__dict__["read"] = lambda settings: Data(train=samples, holdout=samples)
     with pytest.raises(ConfigError, match="labels are whole numbers, got float64"):
         load(make_job(2, (2,)), format="module", module="own_hospital_data:read")
 
@@ -275,7 +274,9 @@ def test_settings_that_contradict_themselves_are_refused(fields: dict[str, Any],
 
 def test_module_that_returns_something_else_is_named(own_module: ModuleType) -> None:
     own_module.__dict__["read"] = lambda settings: [1, 2]
-    with pytest.raises(ConfigError, match="own_hospital_data:read returned list, expected SiloData"):
+    with pytest.raises(
+        ConfigError, match="own_hospital_data:read returned list, expected chorale_models.Data"
+    ):
         load(make_job(2, (2,)), format="module", module="own_hospital_data:read")
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
+from chorale_models import Data
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.loading import load_data
@@ -269,7 +270,7 @@ def test_an_idx_label_beyond_the_classes_leaves_that_image_out(tmp_path: Path) -
 def test_a_loader_of_the_institutions_own_keeps_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("own_loader")
     samples = Samples(features=np.full((3, 4), np.inf), labels=np.array([0, 5, 1]))
-    module.load = lambda _: SiloData(train=samples, holdout=samples, name="own")  # type: ignore[attr-defined]
+    module.load = lambda _: Data(train=samples, holdout=samples)  # type: ignore[attr-defined]
     monkeypatch.setitem(__import__("sys").modules, "own_loader", module)
     data = load_data(DataSettings(format="module", module="own_loader:load"), make_job())
     assert data.train.labels.tolist() == data.holdout.labels.tolist() == [0, 1]

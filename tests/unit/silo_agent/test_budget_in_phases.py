@@ -132,7 +132,7 @@ async def test_a_refused_job_loads_no_data(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add(ME, privacy={"epsilon": 0.01, "partial_jobs": "allow"})
     touched: list[object] = []
-    agent.handler._inputs._load_data = touched.append  # type: ignore[assignment]
+    agent.handler._inputs._load_data = lambda job, _: touched.append(job)  # type: ignore
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "budget"
     assert touched == []

@@ -96,7 +96,7 @@ def teacher_logits(setting: Setting, samples: Batches) -> Tensor:
     arrays = teacher_state(setting.work.state)
 
     def run() -> Tensor:
-        return setting.outputs_of(ema_teacher(setting), samples).logits_NC
+        return setting.logits_of(ema_teacher(setting), samples)
 
     # job, silo and every byte of the teacher: the digest of the whole state changes within a round
     key = hashlib.sha256((setting.work.spec.model_dump_json() + setting.work.silo).encode())

@@ -37,9 +37,9 @@ def soft_labels(setting: Setting, samples: Batches) -> Mapping[str, Array]:
     A class that this silo lacks has a zero row of its own accord. In a private job an answer that is no
     number counts as zero: a refusal would reveal of one sample what no noise covers. Raises Cancelled.
     """
-    classes, outputs = setting.work.spec.classes, setting.outputs_of(setting.received, samples)
+    classes, logits_NC = setting.work.spec.classes, setting.logits_of(setting.received, samples)
     sums_CC = probability_sums(
-        outputs.logits_NC, samples.labels, classes=classes, is_private=setting.is_private
+        logits_NC, samples.labels, classes=classes, is_private=setting.is_private
     ).numpy(force=True)
     counts_C = torch.bincount(samples.labels, minlength=classes).cpu().numpy()
     is_sent_C = setting.sent_rows_C

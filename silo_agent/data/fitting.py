@@ -1,0 +1,83 @@
+"""A job's form of samples: its types and shapes, and what becomes of those that do not fit.
+
+N = samples.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from chorale.spec.job_spec import JobSpec
+from crypto.errors import ConfigError
+from silo_agent.data import private
+from silo_agent.data.base import Features, Samples, whole_labels
+
+BRIGHTEST = 255  # of 8-bit pixels
+
+
+def prepared(samples: Samples, job: JobSpec, *, source: str) -> Samples:
+    """The samples as the job declares them. Raises ConfigError for what training cannot use."""
+    labels = job.method.task.target.checked(samples.labels, source=source)
+    features = _as_input(samples.features, job, source=source)
+    if features.dtype.kind == "f" and not np.isfinite(features).all():
+        raise ConfigError(f"{source}: features hold NaN or infinity, expected finite numbers")
+    return Samples(features=features, labels=labels, strata=samples.strata)
+
+
+def put_right(samples: Samples, job: JobSpec, *, source: str) -> tuple[Samples, int]:
+    """As `prepared` in a private job: those without a target of the job are left out, values that are not
+    finite or too far are moved, and how many were. Raises ConfigError for types and shapes."""
+    target, labels = job.method.task.target, samples.labels
+    if job.method.task.has_classes:
+        labels = whole_labels(labels, source=source, is_private=True)
+    fits = np.flatnonzero(target.fitting(labels))
+    kept_labels = target.checked(labels[fits], source=source)
+    _check_numbers(samples.features, source=source)
+    features, outside = private.boxed(samples.features[fits])
+    strata = None if samples.strata is None else samples.strata[fits]
+    return Samples(
+        features=_as_input(features, job, source=source), labels=kept_labels, strata=strata
+    ), outside
+
+
+def _as_input(features: Features, job: JobSpec, *, source: str) -> Features:
+    """In the job's type, channels first, a gray channel added, or flat where the job asks for that."""
+    found, shape = features.shape[1:], job.input_shape
+    if found == shape:
+        shaped = features
+    elif (1, *found) == shape:
+        shaped = features[:, np.newaxis]
+    elif len(found) == 3 and (found[2], *found[:2]) == shape:
+        shaped = np.ascontiguousarray(features.transpose(0, 3, 1, 2))
+    elif shape == (math.prod(found),):
+        shaped = features.reshape(len(features), *shape)
+    else:
+        raise ConfigError(f"{source}: a sample has shape {found}, the job's input_shape is {shape}")
+    if job.input_type == "int64":
+        if shaped.dtype.kind not in "iu":
+            raise ConfigError(f"{source}: the job's input_type is int64, got {shaped.dtype}")
+        return np.ascontiguousarray(shaped, dtype=np.int64)
+    if shaped.dtype == np.uint8:
+        return shaped.astype(np.float32) / np.float32(BRIGHTEST)
+    _check_numbers(shaped, source=source)
+    with np.errstate(over="ignore"):  # becomes infinity, which the caller refuses
+        return np.ascontiguousarray(shaped, dtype=np.float32)
+
+
+def _check_numbers(features: Features, *, source: str) -> None:
+    if features.dtype.kind not in "iufb":
+        raise ConfigError(f"{source}: features are numbers, got {features.dtype}")
+
+
+def input_type(job: JobSpec) -> DTypeLike:
+    return np.int64 if job.input_type == "int64" else np.float32
+
+
+def sample_bytes(job: JobSpec) -> int:
+    """What one sample takes in memory in the job's form, input and target."""
+    target = job.method.task.target
+    target_bytes = math.prod(target.shape) * (8 if target.is_whole else 4)
+    return math.prod(job.input_shape) * np.dtype(input_type(job)).itemsize + target_bytes

@@ -1,0 +1,130 @@
+"""The first pass over a data set that gives samples by place: each is read once.
+
+What cannot be used is told and left out, classes are learned, a record of a private job is held out by
+itself, and a set that fits stays in memory.
+N = samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chorale.spec.job_spec import JobSpec
+from chorale_models.data import Identities
+from crypto.errors import ConfigError
+from silo_agent.data.base import Cancelled, RawData, Samples, SampleSet, strata_of
+from silo_agent.data.fitting import input_type, sample_bytes
+from silo_agent.data.private import Mask, is_held_out, record_bytes
+from silo_agent.data.settings import DataSettings
+from silo_agent.data.store import Store
+from silo_agent.data.streamed import Streamed, fitting
+from silo_agent.data.workers import Found, Unread
+
+MOST_ROWS = 512  # samples of a batch of a pass, of small samples
+PART_OF_CACHE = 16  # a batch is at most this part of the bound: some are on their way at any time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scanned:
+    """is_held_N: of a private job whose data have no hold-out of their own."""
+
+    samples: SampleSet
+    is_held_N: Mask | None = None
+
+
+def scanned(
+    raw: RawData,
+    settings: DataSettings,
+    job: JobSpec,
+    *,
+    of_holdout: bool,
+    is_cancelled: Callable[[], bool],
+) -> Scanned:
+    """The training samples, or the hold-out. Raises ConfigError, Cancelled; bad samples are problems."""
+    source = raw.holdout if of_holdout else raw.train
+    assert source is not None
+    total = len(raw.train) + (0 if raw.holdout is None else len(raw.holdout))
+    bound, each_bytes, count = settings.cache_megabytes << 20, sample_bytes(job), len(source)
+    is_in_memory = each_bytes * total <= bound
+    rows = max(1, min(MOST_ROWS, bound // PART_OF_CACHE // each_bytes))
+    batch_bytes = each_bytes * max(rows, job.training.batch_size)
+    store = Store(
+        source,
+        what="test record" if of_holdout else "record",
+        names=None if of_holdout else raw.places,
+        cache_bytes=0 if is_in_memory else bound * count // max(total, 1),
+        workers=settings.workers,
+        ahead=2 if 2 * settings.workers * batch_bytes <= bound // 4 else 1,
+    )
+    found = _Found(count, job, keeps_inputs=is_in_memory)
+    hashes = job.privacy is not None and raw.holdout is None
+    is_held: list[bool] = []
+
+    def told(error: ConfigError) -> None:
+        raw.problems.add(str(error))
+
+    plan = [np.arange(start, min(start + rows, count)) for start in range(0, count, rows)]
+    for places, read in zip(plan, store.read(plan), strict=True):
+        if is_cancelled():
+            raise Cancelled("data: no longer wanted")
+        kept, samples = fitting(read, places, store, job, misfit=told)
+        found.add(kept, samples)
+        if hashes:
+            for place in kept:
+                record = _record(raw.identities, place, read[place - int(places[0])])
+                is_held.append(is_held_out(record, name=settings.name, fraction=settings.holdout))
+    strata = None if of_holdout else raw.strata
+    held_N = np.array(is_held, np.bool_) if hashes else None
+    return Scanned(samples=found.result(store, rows, strata), is_held_N=held_N)
+
+
+def _record(identities: Identities | None, place: int, found: Found) -> bytes:
+    assert not isinstance(found, Unread)
+    if identities is not None:
+        try:
+            return identities[place]
+        except Exception:  # nothing of one record refuses a private job: it is what was read of it
+            pass
+    return record_bytes(*found)
+
+
+class _Found:
+    """What the pass has kept so far."""
+
+    def __init__(self, count: int, job: JobSpec, *, keeps_inputs: bool) -> None:
+        target = job.method.task.target
+        self._job, self._places, self._count = job, list[int](), 0
+        # memory that nothing is written to is not taken
+        self._inputs = np.empty((count, *job.input_shape), input_type(job)) if keeps_inputs else None
+        is_kept = keeps_inputs or target.shape == ()
+        type_ = np.int64 if target.is_whole else np.float32
+        self._targets = np.empty((count, *target.shape), type_) if is_kept else None
+
+    def add(self, places: Sequence[int], samples: Samples) -> None:
+        start, self._count = self._count, self._count + len(samples)
+        self._places += places
+        if self._inputs is not None:
+            self._inputs[start : self._count] = samples.features
+        if self._targets is not None:
+            self._targets[start : self._count] = samples.labels
+
+    def result(self, store: Store, rows: int, strata: Sequence[int] | None) -> SampleSet:
+        places_N = np.array(self._places, np.int64)
+        targets = None if self._targets is None else self._targets[: self._count]
+        given_N = None if strata is None else np.asarray(strata, np.int64)[places_N]
+        if self._inputs is not None:
+            assert targets is not None
+            return Samples(features=self._inputs[: self._count], labels=targets, strata=given_N)
+        return Streamed(
+            store=store,
+            job=self._job,
+            places_N=places_N,
+            strata_N=strata_of(np.zeros(self._count) if targets is None else targets)
+            if given_N is None
+            else given_N,
+            targets_N=targets,
+            rows=rows,
+        )
