@@ -68,5 +68,5 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "chorale: error: Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "chorale: error: $(PYTHON) cannot make a virtual environment; install its venv package" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch torchvision
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[silo,otel,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[silo,tables,export,examples,otel,dev]'
 	@touch $@

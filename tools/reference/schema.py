@@ -68,7 +68,7 @@ def _kind(schema: Schema, definitions: Schema) -> str:
     is_numeric = all(isinstance(value, int) for value in schema.get("enum", [""]))
     kind = schema.get("type", "integer" if is_numeric else "string")  # an enum needs no type
     if kind == "array":
-        return f"list of {_plural(schema['items'], definitions)}"
+        return f"list of {_plural(schema['items'], definitions)}" if "items" in schema else "list"
     values = schema.get("additionalProperties")
     if kind == "object" and isinstance(values, dict):
         return f"map to {_plural(values, definitions)}"
@@ -92,7 +92,7 @@ def _allowed(schema: Schema, definitions: Schema) -> str:
         said.append(schema["format"])
     if schema.get("type") == "array":
         said.append(_length(schema, "minItems", "maxItems", "entries"))
-        said.append(_each(schema["items"], definitions))
+        said.append(_each(schema.get("items", {"type": "string"}), definitions))
     return ", ".join(filter(None, said))
 
 

@@ -40,10 +40,26 @@ def _chart(chart: str) -> Iterator[str]:
 def _rows(chart: str, text: str) -> Iterator[list[str]]:
     defaults: Mapping[str, Any] = yaml.safe_load(text)
     comments = comments_of(text)
-    for path, schema, default in _values(json.loads(chart_file(chart, "values.schema.json")), defaults):
+    whole = json.loads(chart_file(chart, "values.schema.json"))
+    for path, schema, default in _values(_without_references(whole, whole), defaults):
         has_rows = bool(default) and bool(fields_of([schema]))
         shown = "" if has_rows else written(default)
         yield [code(".".join(path)), kind_of(schema, {}), shown, _allowed(schema, default), comments[path]]
+
+
+def _without_references(part: Any, whole: Schema) -> Any:
+    """The part with what it names by `#/properties/...` in place of the name."""
+    if isinstance(part, list):
+        return [_without_references(each, whole) for each in part]
+    if not isinstance(part, dict):
+        return part
+    named: Any = {}
+    if "$ref" in part:
+        named = whole
+        for step in part["$ref"].removeprefix("#/").split("/"):
+            named = named[step]
+    own = {key: value for key, value in part.items() if key != "$ref"}
+    return {key: _without_references(value, whole) for key, value in {**named, **own}.items()}
 
 
 def _values(
