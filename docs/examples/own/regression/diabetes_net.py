@@ -16,7 +16,7 @@ class Residual(torch.nn.Module):
         )
 
     def forward(self, columns):
-        return self.linear(columns) + self.outer(torch.nn.functional.gelu(self.inner(columns)))
+        return self.linear(columns) + self.hidden(columns)
 
 
 @model()
