@@ -149,7 +149,7 @@ def _out_folder_is_somebody_elses(desk: Desk) -> Arguments:
 
 
 def _unknown_option(desk: Desk) -> Arguments:
-    return ["demo", "--silo", "4"]
+    return ["demo", "--clinics", "4"]
 
 
 def _unknown_command(desk: Desk) -> Arguments:
@@ -215,7 +215,7 @@ HERE = [
     (_drops_in_a_round_that_is_not, 2, r"--drop: silos are killed in round 2, so --rounds is at least 2"),
     (_too_few_silos, 2, r"'--silos': 2 is not in the range 3<=x<=200"),
     (_out_folder_is_somebody_elses, 2, r"holds files that no demo wrote; choose an empty folder"),
-    (_unknown_option, 2, r"no such option '--silo'"),
+    (_unknown_option, 2, r"no such option '--clinics'"),
     (_unknown_command, 2, r"no such command 'trian'"),
     (_missing_option, 2, r"missing option '--config'"),
     (_audit_log_is_not_one, 2, r"audit\.jsonl: entry 1: not an entry of an audit log"),

@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "custom-model.md"
 
 
 def test_the_page_s_model_learns_from_its_start(tmp_path, monkeypatch):
-    code, start = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    code, start, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     for name, text in (("own_model", code), ("own_start", start)):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)

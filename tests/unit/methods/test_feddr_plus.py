@@ -178,8 +178,8 @@ def test_teacher_is_in_eval_mode_so_batch_statistics_alone_part_it_from_the_stud
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "silo_agent.training.local_loss.REGULARIZERS",
-            {job.method.recipe.regularizer: ComputedRegularizer(make=lambda _: Spy())},
+            "silo_agent.training.local_loss.computed_regularizer",
+            lambda _: ComputedRegularizer(make=lambda _: Spy()),
         )
         TorchObjective(device="cpu").compute(work)
     assert (seen[0] < 1e-10) is starts_at_zero
