@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from chorale.spec.state import state_from_file
+from chorale.spec.model_file import read_model
 from tests.deployment import helm
 from tests.deployment.cluster import Cluster, Pod, chorale
 from tests.support import programs
@@ -32,7 +32,7 @@ EXAMPLES = helm.ROOT / "docs" / "examples"
 HUB, SILOS = "hub", ("clinic-a", "clinic-b", "clinic-c")
 # where the guide says that every hospital does what is shown for one
 EVERYWHERE = ("A silo", "The first job")
-TABLE = "age,trestbps,chol,num\n"
+TABLE = "age,lead0,lead1,lead2,sex,pain,trestbps,chol,num\n"
 RECORDS = 40
 ROUNDS = 2
 
@@ -111,7 +111,7 @@ class Walk:
         elif command[2] == "watch":
             assert f"{self.job_id}  done  {ROUNDS} rounds" in out
         else:
-            assert any(name.startswith("model/") for name in state_from_file(self.folder / command[-1]))
+            assert any(name.startswith("model/") for name in read_model(self.folder / command[-1])[0])
 
     # helm
 
@@ -277,7 +277,9 @@ def records(*, seed: str) -> str:
     """Made-up rows under the headings of docs/examples/job-csv.yaml."""
     draw = random.Random(seed)
     rows = [
-        f"{draw.randint(30, 80)},{draw.randint(90, 180)},{draw.randint(150, 350)},{draw.randint(0, 1)}\n"
+        f"{draw.randint(30, 80)},{draw.gauss(0, 1)},{draw.gauss(0, 1)},{draw.gauss(0, 1)},{draw.choice('fm')},"
+        f"{draw.choice(['none', 'atypical', 'typical'])},{draw.randint(90, 180)},{draw.randint(150, 350)},"
+        f"{draw.randint(0, 1)}\n"
         for _ in range(RECORDS)
     ]
     return TABLE + "".join(rows)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from chorale_models.data import Data
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.data.base import Samples
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Objective, Work
 from strategies.base import Array
@@ -25,8 +26,8 @@ KEPT = "method/kept"
 RECORD = "CHORALE_TEST_RECORD"  # folder where inputs are written as they go into the ring
 
 
-def data(settings: DataSettings) -> SiloData:
-    return SiloData(train=_zeros(SAMPLES), holdout=_zeros(HOLDOUT), name=settings.name)
+def data(settings: DataSettings) -> Data:
+    return Data(train=_zeros(SAMPLES), holdout=_zeros(HOLDOUT))
 
 
 def objective() -> Objective:
