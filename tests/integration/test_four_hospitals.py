@@ -47,7 +47,7 @@ def test_four_hospitals_train_together_from_their_own_files(tmp_path: Path) -> N
         fetched = run(instead(next(commands), "ID", job_id), tmp_path, operator)
     assert next(commands, None) is None, "a command of the README was not run"
     assert f"{job_id}  done  {ROUNDS} rounds" in told
-    assert f"after {ROUNDS} of {ROUNDS} rounds" in fetched
+    assert f"after round {ROUNDS} of {ROUNDS}" in fetched
     model, _ = read_model(tmp_path / "model.safetensors")
     assert sum(array.size for name, array in model.items() if name.startswith("model/")) == 258
     assert _accuracy(told) > MAJORITY + 0.1

@@ -80,7 +80,7 @@ def _train(commands: Iterator[list[str]], folder: Path, port: str) -> None:
         _approve(approve, folder, _silo_environment(silo, port=port), job_id)
     watched, fetched = (instead(next(commands), "ID", job_id) for _ in range(2))
     assert f"{job_id}  done  5 rounds" in run(watched, folder, operator)
-    assert "after 5 of 5 rounds" in run(fetched, folder, operator)
+    assert "after round 5 of 5" in run(fetched, folder, operator)
 
 
 def _approve(command: list[str], folder: Path, silo: Environment, job_id: str) -> None:

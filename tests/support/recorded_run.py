@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 from urllib.request import urlopen
 
 import numpy as np
@@ -131,8 +132,11 @@ class RecordedRun:
 
     @property
     def opened(self) -> set[Path]:
-        """Paths that the coordinator's process opened for writing."""
-        return {Path(line) for line in (self.folder / "kept" / OPENED).read_text().splitlines()}
+        """Paths that the coordinator's process opened for writing; SQLite's are told as URIs."""
+        lines = (self.folder / "kept" / OPENED).read_text().splitlines()
+        return {
+            Path(unquote(urlsplit(line).path)) if line.startswith("file:") else Path(line) for line in lines
+        }
 
     def _phase(self, sequence: int, attempt: int, round: int, phase: str) -> RecordedPhase:
         key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=attempt)
