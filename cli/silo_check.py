@@ -273,7 +273,7 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
     train, held = len(data.train), len(data.holdout)
     told = f"{train} samples to train on, {held} held out"
     if problems.count:
-        click.echo(f"data: {told} without them")
+        click.echo(f"data: {told} where a wrong cell counts as missing and a wrong record is left out")
     else:
         findings.fine("data", told)
     return data
