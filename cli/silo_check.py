@@ -182,8 +182,11 @@ def _job(
         require_extra("silo", "torch", what="training here")
     if spec.distributions:
         complete: JobSpec | None = None
-        with findings.step("code", slow=f"loading {', '.join(spec.distributions)}"):
-            complete = _with_code(spec, policy, findings)
+        with findings.step("code"):
+            if policy is None:
+                raise ConfigError("the policy cannot be read, so none of it is loaded")
+            policy.check_distributions(spec)  # before anything of them runs
+            complete = _with_code(spec, findings)
         if complete is None:  # without the code nobody knows what the job sums and trains
             return
         spec = complete
@@ -213,14 +216,12 @@ def _job(
         _run(trial, spec, len(data.train), findings)
 
 
-def _with_code(spec: JobSpec, policy: Policy | None, findings: Findings) -> JobSpec:
+def _with_code(spec: JobSpec, findings: Findings) -> JobSpec:
     """The job with what the code of its distributions declares, tried on made-up samples.
 
-    Raises PolicyRefusal before code is loaded that the policy does not list, ConfigError where this silo's
-    copy is missing or another.
+    Raises ConfigError where this silo's copy is missing or another.
     """
-    if policy is not None:
-        policy.check_distributions(spec)
+    click.echo(f"loading {', '.join(spec.distributions)}", err=True)
     complete = with_code(spec)
     told = (f"{each.distribution}, SHA-256 {each.sha256}" for each in complete.code or ())
     findings.fine("code", "; ".join(told))
@@ -272,7 +273,7 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
     train, held = len(data.train), len(data.holdout)
     told = f"{train} samples to train on, {held} held out"
     if problems.count:
-        click.echo(f"data: {told} without them")
+        click.echo(f"data: {told} where a wrong cell counts as missing and a wrong record is left out")
     else:
         findings.fine("data", told)
     return data

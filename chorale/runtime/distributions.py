@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -144,6 +145,18 @@ def told(error: BaseException) -> str:
     """An author's error in one line."""
     first = (str(error).strip().splitlines() or [""])[0][:300]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def check_options(where: str, make: Callable[..., object], options: Iterable[str]) -> None:
+    """Raises ConfigError for an option that an author's function or class has no keyword of."""
+    taken = inspect.signature(make).parameters.values()
+    # the first is the job's sizes
+    known = [
+        each.name for each in list(taken)[1:] if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    ]
+    odd = next((name for name in options if name not in known), None)
+    if odd is not None and not any(each.kind is each.VAR_KEYWORD for each in taken):
+        raise ConfigError(f"{where}: options: expected one of {', '.join(known) or 'none'}, got {odd}")
 
 
 _lock = threading.Lock()

@@ -38,7 +38,8 @@ def _checked_address(value: object) -> str:
     return found.string
 
 
-def _checked(pattern: re.Pattern[str], form: str, value: object) -> str:
+def checked(pattern: re.Pattern[str], form: str, value: object) -> str:
+    """Text of a pattern. form: the pattern in words. Raises ValueError."""
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"expected {form}, got {got(value)}")
     return value
@@ -70,13 +71,13 @@ Address = Annotated[
 ]
 Name = Annotated[  # of a federation, a member or a job
     str,
-    BeforeValidator(partial(_checked, NAME_PATTERN, NAME_FORM)),
+    BeforeValidator(partial(checked, NAME_PATTERN, NAME_FORM)),
     WithJsonSchema({"type": "string", "format": NAME_FORM}),
 ]
 DataSetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 EntryPoint = Annotated[
     str,
-    BeforeValidator(partial(_checked, _ENTRY_POINT, ENTRY_POINT_FORM)),
+    BeforeValidator(partial(checked, _ENTRY_POINT, ENTRY_POINT_FORM)),
     WithJsonSchema({"type": "string", "format": ENTRY_POINT_FORM}),
 ]
 

@@ -8,19 +8,24 @@ its own copy before it accepts the job.
 from __future__ import annotations
 
 import math
+import re
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from chorale.spec.fields import Finite, Positive, Sha256, SpecPart
+from chorale.spec.fields import Finite, Positive, Sha256, SpecPart, checked
 from strategies.tasks.base import DeclaredTask, Sum, Target, TaskSizes
 from strategies.tasks.declared_tasks import task_of
 from strategies.tasks.stated import StatedTask
 
 PlugInName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 QuantityName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+_DISTRIBUTION = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")
 Distribution = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")
+    str,
+    BeforeValidator(partial(checked, _DISTRIBUTION, "name==version, such as hospital-models==1.2.0")),
+    WithJsonSchema({"type": "string", "pattern": _DISTRIBUTION.pattern}),
 ]
 OptionValue = bool | int | Finite | Annotated[str, Field(max_length=1_000)]
 OptionValues = OptionValue | Annotated[tuple[OptionValue, ...], Field(max_length=1_000)] | None

@@ -29,7 +29,7 @@ from cli.demo.setup import (
     write_operator,
     write_silo,
 )
-from cli.errors import require_extra
+from cli.errors import CommandFailed, require_extra, with_hint
 from cli.given_data import GIVEN, DataOptions, data_options
 from cli.job import check_done
 from cli.operations import Operations, connect
@@ -180,7 +180,10 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
     document = report.document(history, policy=plan.allowed, promise=promise, spent=spent)
     write_atomic(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
     write_atomic(plan.out / "report.html", report.page(document).encode(), mode=0o644)
-    check_done(history)  # a job that was stopped leaves its model and report too
+    try:
+        check_done(history)  # a job that was stopped leaves its model and report too
+    except CommandFailed as error:
+        raise with_hint(error, f"each party's log says why: {plan.parties / LOGS}") from None
     return document
 
 

@@ -26,6 +26,9 @@ def own_function(settings: DataSettings) -> Callable[..., object] | None:
         raise ConfigError(f"data.from: {error}") from error.__cause__
     if not callable(found):
         raise ConfigError(f"data.format: {settings.format} of {settings.source} is no function")
+    distributions.check_options(
+        f"data {settings.name}: {settings.format} of {settings.source}", found, settings.options
+    )
     return partial(found, **settings.options)
 
 

@@ -132,7 +132,7 @@ def _cut(spec: JobSpec, model: Model, module: nn.Module, inputs: Tensor, outputs
         federated = FederatedModel(module, cut=model.head, head=recipe.head, features=recipe.features)
     if last is None:
         return federated
-    with torch.no_grad(), _errors(f"{_model(spec)}: without its last linear layer {model.head}"):
+    with torch.no_grad(), _errors(f"{_model(spec)}: {model.head} is not its last layer, without it"):
         features_ND = module(inputs)
         again = last(features_ND)
     is_last = again.shape == outputs.shape and torch.allclose(again, outputs, rtol=NEAR, atol=NEAR)
@@ -154,6 +154,11 @@ def _layer(module: nn.Module, name: str) -> nn.Module | None:
 def _try_losses(spec: JobSpec, outputs: Tensor) -> None:
     task, strategy = build_task(spec), spec.strategy
     targets = torch.from_numpy(spec.method.task.target.examples(PROBES))
+    found = tuple(outputs.shape[1:])
+    if task.answer not in (None, found):
+        raise ConfigError(
+            f"{_model(spec)}: its answer to a sample has shape {found}, the job's task expects {task.answer}"
+        )
     rows: dict[str, Tensor] = {}
     with torch.no_grad():
         with _errors(f"task {spec.method.task.word}"):
@@ -167,9 +172,11 @@ def _try_losses(spec: JobSpec, outputs: Tensor) -> None:
                 regularizer = build_regularizer(spec, strategy.regularizer)
                 rows["strategy.regularizer"] = regularizer.penalty(outputs, outputs, targets)
     for name, row_N in rows.items():
-        found = tuple(row_N.shape) if isinstance(row_N, Tensor) else type(row_N).__name__
-        if found != (PROBES,):
-            raise ConfigError(f"{name}: expected one number a sample, ({PROBES},) of {PROBES}, got {found}")
+        shape = tuple(row_N.shape) if isinstance(row_N, Tensor) else type(row_N).__name__
+        if shape != (PROBES,):
+            raise ConfigError(f"{name}: expected one number a sample, ({PROBES},) of {PROBES}, got {shape}")
+        if bool(row_N.isnan().any()):
+            raise ConfigError(f"{name}: expected numbers, got NaN for samples that are made up")
     if spec.task is not None and spec.task.source is not None:
         _check_measured(spec, measured)
 

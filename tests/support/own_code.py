@@ -61,6 +61,16 @@ FILES = {
             return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, sizes.classes))
 
 
+        @model(head="0")
+        def narrow(sizes):
+            return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, sizes.classes))
+
+
+        @model()
+        def wide(sizes):
+            return nn.Linear(4, 9)
+
+
         @model(head="1")
         def tied(sizes):
             layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -124,6 +134,11 @@ FILES = {
                 return -((1 - chance) ** self.gamma) * chance.clamp_min(1e-9).log()
 
 
+        class Endless(Loss):
+            def loss(self, outputs, targets):
+                return outputs.sum(1) * float("nan")
+
+
         class Centered(Loss):
             is_mean = False
 
@@ -148,11 +163,14 @@ FILES = {
 }
 OFFERS = {
     "chorale.models": {
-        name: f"{PACKAGE}.code:{name}" for name in ("net", "headless", "early", "tied", "nameless", "random")
+        name: f"{PACKAGE}.code:{name}"
+        for name in ("net", "headless", "early", "narrow", "wide", "tied", "nameless", "random")
     },
     "chorale.tasks": {name.lower(): f"{PACKAGE}.code:{name}" for name in ("Absolute", "Flat", "Reserved")},
     "chorale.data": {name: f"{PACKAGE}.code:{name}" for name in ("line", "spoiled")},
-    "chorale.parts": {name.lower(): f"{PACKAGE}.code:{name}" for name in ("Focal", "Centered", "Near")},
+    "chorale.parts": {
+        name.lower(): f"{PACKAGE}.code:{name}" for name in ("Focal", "Endless", "Centered", "Near")
+    },
 }
 
 

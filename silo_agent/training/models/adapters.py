@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -134,8 +135,9 @@ def _check_targets(body: nn.Module, targets: tuple[str, ...]) -> None:
     names = [name for name, _ in body.named_modules()]
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
-            ends = dict.fromkeys(name.rpartition(".")[2] for name in layers)
-            shown = ", ".join([*ends][:8])
+            # of a layer in a list the end alone is a number
+            ends = dict.fromkeys(re.sub(r".*\.(?=[^.]*[A-Za-z_])", "", name) for name in layers)
+            shown = ", ".join([*ends][:8]) or "none"
             raise ConfigError(f"adapters.targets: no layer is named {target}; linear ones are {shown}")
 
 

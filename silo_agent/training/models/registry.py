@@ -95,10 +95,9 @@ def build_model(
 
 def build_module(spec: ModelSpec, model: Model, sizes: Sizes) -> nn.Module:
     """The author's own module, in float32. Raises ConfigError for options that it does not take."""
-    if spec.source is None:
-        return model(sizes, **options_of(spec)).float()
     try:
-        module = model(sizes, **spec.options)
+        distributions.check_options(_title("model", spec), model.build, spec.options)
+        module = model(sizes, **options_of(spec))
     except ChoraleError:
         raise
     except Exception as error:  # whatever an author's function raises
@@ -168,6 +167,7 @@ def _made(
         raise ConfigError(f"{_title(field, named)} is no subclass of chorale_models.{kind.__name__}")
     try:
         make: Callable[..., object] = found
+        distributions.check_options(_title(field, named), make, named.options)
         return make(spec.sizes, **named.options)
     except ChoraleError:
         raise
@@ -176,7 +176,7 @@ def _made(
 
 
 def _title(field: str, spec: PlugInSpec | GivenPartSpec) -> str:
-    return f"{field} {spec.name} of {spec.source}"
+    return f"{field} {spec.name}" + ("" if spec.source is None else f" of {spec.source}")
 
 
 def options_of(spec: ModelSpec) -> dict[str, object]:

@@ -184,6 +184,9 @@ def test_code_that_a_job_names_is_loaded_where_the_policy_lists_it_and_it_is_the
             "code: policy: expected code of Chorale or of no other (distributions), "
             f"got code of {own_code.PINNED}"
         ]
+        config = table_silo(desk, TABLE, policy="absent.yaml")
+        unread = chorale("silo", "check", "--config", config, "--job", table_job(desk, model=model))
+        assert problems(unread)[-1] == "code: the policy cannot be read, so none of it is loaded"
         assert (loaded, own_code.PACKAGE in sys.modules) == (False, False), "it was not run"
         config = table_silo(desk, TABLE, policy=listing)
         other = chorale("silo", "check", "--config", config, "--job", table_job(desk, model=model, **named))

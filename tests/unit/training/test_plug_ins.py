@@ -96,7 +96,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {"model": {"name": "net", "from": "hospital-models==9"}},
     ),
     (
-        r"model net of .* cannot be built: TypeError: .*unexpected keyword argument 'deep'",
+        r"model net of .*: options: expected one of width, depth, got deep",
         {"model": of("net", options={"deep": 1})},
     ),
     (
@@ -116,7 +116,28 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ),
     (r"loss: expected one number a sample, \(2,\) of 2, got \(\)", {"task": of("flat")}),
     (r"task.sums: delta is the name of a quantity of Chorale's own", {"task": of("reserved")}),
-    (r"task absolute of .* cannot be made: TypeError: .*'far'", {"task": of("absolute", options={"far": 1})}),
+    (
+        r"model net of .* cannot be built: TypeError: .*str",
+        {"model": of("net", options={"width": "wide"})},
+    ),
+    (
+        r"task absolute of .*: options: expected one of near, got far",
+        {"task": of("absolute", options={"far": 1})},
+    ),
+    (
+        r"model mlp: options: expected one of hidden, norm, got width",
+        {"model": {"name": "mlp", "options": {"width": 3}}, "task": ABSOLUTE},
+    ),
+    (r"model narrow of .*: 0 is not its last layer, without it: RuntimeError", {"model": of("narrow")}),
+    (
+        r"model wide of .*: its answer to a sample has shape \(9,\), the job's task expects \(4,\)",
+        {"model": of("wide")},
+    ),
+    (r"strategy.loss: expected numbers, got NaN for samples that are made up", method(loss=of("endless"))),
+    (
+        r"expected name==version, such as hospital-models==1.2.0, got 'net'",
+        {"model": {**NET, "from": "net"}},
+    ),
     (
         r"task.ratios: the job does not say what task absolute .* declares",
         {"task": of("absolute", ratios={"a": ["near", "tested"]})},
