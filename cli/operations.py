@@ -98,7 +98,7 @@ class Operations:
         try:
             spec = JobSpec.from_yaml(spec_bytes, source=f"job {job_digest.hex()[:12]}")
         except ConfigError:  # of an earlier release, which had other field names
-            return first.summary, _model_bytes(stream)
+            return first.summary, with_facts(_model_bytes(stream), {})
         facts = facts_of(spec, job_digest=job_digest, round=first.summary.model_round)
         return first.summary, with_facts(_model_bytes(stream), facts)
 

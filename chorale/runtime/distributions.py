@@ -1,6 +1,6 @@
 """Code of installed distributions: which files it is, their digest, and modules made of those files alone.
 
-A job pins a distribution by name, version and the digest of its files (docs/protocol.md 7.14). Nothing of it
+A job pins a distribution by name, version and the digest of its files (docs/protocol.md 7.15). Nothing of it
 runs before its files were read and digested, and its modules come from those very files: from no folder
 before them on Python's path, from no compiled cache, and from no file that changed since.
 What it depends on (torch, MONAI ...) is not in the digest.
@@ -51,7 +51,7 @@ class Installed:
 
     @cached_property
     def sha256(self) -> str:
-        """Of files and entry points, as a job holds it. Source: docs/protocol.md 7.14."""
+        """Of files and entry points, as a job holds it. Source: docs/protocol.md 7.15."""
         files: list[encoding.Field] = [[path, self.digests[path]] for path in sorted(self.digests)]
         offers: list[encoding.Field] = [[*key, self.entry_points[key]] for key in sorted(self.entry_points)]
         return encoding.digest(PURPOSE, files, offers).hex()

@@ -17,6 +17,8 @@ COLOR_CHANNELS = (1, 3)
 Chance = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0, le=10)]
 Ratio = Annotated[float, Field(ge=0.01, le=100)]
+# a smaller width is no blur, and its square may be zero in float32
+Width = Annotated[float, Field(ge=0.01, le=1_000)]
 Area = Annotated[float, Field(gt=0, le=1)]
 Number = TypeVar("Number", bound=float)
 Range: TypeAlias = Annotated[tuple[Number, ...], Field(min_length=2, max_length=2)]
@@ -103,6 +105,13 @@ class RandomResizedCrop(_Transform):
         _check_ordered(scale=self.scale, ratio=self.ratio)
         return self
 
+    def refusal(self, height: int, width: int) -> str:
+        # a draw that does not fit becomes the largest part of the nearest ratio, which may have no pixel
+        if round(height * self.ratio[1]) < 1 or round(width / self.ratio[0]) < 1:
+            low, high = self.ratio
+            return f"ratio: no part of {width} x {height} pixels has a ratio of {low:g} to {high:g}"
+        return ""
+
 
 class ColorJitter(_Transform):
     """Brightness, contrast, saturation and hue by random factors; values are taken into 0 to 1."""
@@ -130,7 +139,7 @@ class GaussianBlur(_Transform):
 
     kind: Literal["gaussian-blur"] = Field(description="which transform")
     kernel: int = Field(default=3, ge=3, le=63, description="side of the kernel; an odd number")
-    sigma: Range[Positive] = Field(default=(0.1, 2.0), description="standard deviation, in pixels")
+    sigma: Range[Width] = Field(default=(0.1, 2.0), description="standard deviation, in pixels")
 
     @model_validator(mode="after")
     def _odd(self) -> GaussianBlur:

@@ -7,6 +7,7 @@ people; the states that coordinator and silos exchange have none, so their diges
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from chorale.runtime.files import Part, read_limited
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import MAX_HEADER_BYTES, state_from_bytes
+from chorale.spec.validation_errors import got
 from crypto.errors import ConfigError, RemoteProtocolError
 from strategies.base import Array
 
@@ -38,6 +40,13 @@ DESCRIBED = (
 )
 
 
+# what the file says of the job beside: its form in words, and as a pattern
+STATED = {
+    "job": ("the job's SHA-256 in hexadecimal", r"[0-9a-f]{64}"),
+    "round": ("a number of at most 9 digits", r"[0-9]{1,9}"),
+}
+
+
 def facts_of(spec: JobSpec, *, job_digest: bytes, round: int) -> dict[str, str]:
     """What a file says of a job's model after that round."""
     values = spec.model_dump(mode="json", include=set(DESCRIBED), by_alias=True)
@@ -58,13 +67,17 @@ def facts_of(spec: JobSpec, *, job_digest: bytes, round: int) -> dict[str, str]:
 def described_job(facts: Mapping[str, str], *, source: str) -> JobSpec:
     """A job with the model, the method and the inputs that the facts describe; the rest of it says nothing.
 
-    Raises ConfigError for a file that has no such facts.
+    Raises ConfigError for a file that has no such facts, and for one that names code without its digest.
+    Security: a file may come from a stranger; what it says is checked here before anything is built from it.
     """
-    if not set(DESCRIBED) <= set(facts):
+    if not {*DESCRIBED, *STATED} <= set(facts):
         raise ConfigError(
             f"{source}: its metadata do not describe a model; expected a file of `job fetch`, `simulate` or "
             "`silo personal`"
         )
+    for name, (form, pattern) in STATED.items():
+        if not re.fullmatch(pattern, facts[name]):
+            raise ConfigError(f"{source}: its metadata: {name}: expected {form}, got {got(facts[name])}")
     try:
         values: dict[str, Any] = {name: json.loads(facts[name]) for name in DESCRIBED}
         unsaid = {
@@ -75,16 +88,22 @@ def described_job(facts: Mapping[str, str], *, source: str) -> JobSpec:
             "rounds": 1,
             "training": {"learning_rate": 1.0},
         }
-        return JobSpec.model_validate({**unsaid, **values})
+        described = JobSpec.model_validate({**unsaid, **values})
     except (ValueError, RecursionError) as error:
         first = str(error).splitlines()[0]
         raise ConfigError(f"{source}: its metadata describe no model of this release: {first}") from None
+    digests = {each.distribution: each.sha256 for each in described.code or ()}
+    unpinned = [name for name in described.distributions if digests.get(name) is None]
+    if unpinned:
+        raise ConfigError(f"{source}: its metadata: code: expected the SHA-256 of {', '.join(unpinned)}")
+    return described
 
 
 def with_facts(parts: Iterable[Part], facts: Mapping[str, str]) -> Iterator[Part]:
     """The bytes of a state with the facts in their header; the arrays pass as they are, one part at a time.
 
-    Raises RemoteProtocolError for bytes that do not begin with a header.
+    Raises RemoteProtocolError for bytes that do not begin with a header, and for a header with metadata: a
+    state has none, and those of a coordinator would stand in the place of the facts.
     """
     stream, start = iter(parts), bytearray()
     while (header := _header_of(start)) is None:
@@ -93,7 +112,9 @@ def with_facts(parts: Iterable[Part], facts: Mapping[str, str]) -> Iterator[Part
             raise RemoteProtocolError("model: expected a safetensors file, it ends in its header")
         start += part
     entries, end = header
-    yield _header_bytes({METADATA: dict(facts), **entries})
+    if METADATA in entries:
+        raise RemoteProtocolError("model: expected a state, which has no metadata, its header has some")
+    yield _header_bytes({METADATA: dict(facts), **entries} if facts else entries)
     yield bytes(start[end:])
     yield from stream
 

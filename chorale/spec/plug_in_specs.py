@@ -33,6 +33,7 @@ OptionValues = OptionValue | Annotated[tuple[OptionValue, ...], Field(max_length
 OWN_MODELS = ("mlp", "cnn", "resnet18", "vgg11", "mobilenet_v2")
 DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without normalization
 CUSTOM = "custom"
+MAX_PER_RECORD = 1e15  # beyond it no scale leaves room in 64 bits for noise, and its square is no number
 LORA_B = ".lora_B."  # in the names of arrays that start at zero
 MARK = ".lora_"  # in the names of an adapter's arrays
 LayerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,200}$")]
@@ -116,7 +117,7 @@ class SumSpec(SpecPart):
         default=(), max_length=4, description="of the array; () is one number"
     )
     bound: Positive = Field(description="largest magnitude of a silo's value")
-    per_record: Positive = Field(description="L2 norm by which one record moves it")
+    per_record: Positive = Field(le=MAX_PER_RECORD, description="L2 norm by which one record moves it")
     is_count: bool = Field(default=False, description="a whole number, summed exactly")
     is_by_class: bool = Field(default=False, description="says something of single classes")
     at_most: QuantityName | Literal[""] = Field(
@@ -234,6 +235,11 @@ class ModelSpec(PlugInSpec):
             raise ValueError(
                 f"name: Chorale's own models are {', '.join(OWN_MODELS)}, got {self.name}; one of an "
                 "installed distribution needs `from: distribution==version`"
+            )
+        if self.source is None and self.options:
+            raise ValueError(
+                "options: of a model of another distribution (`from`) alone; what Chorale's own models take "
+                "are the fields norm and hidden"
             )
         given = self.model_fields_set & {"norm", "hidden"}
         if self.source is not None and given and (self.norm, self.hidden) != ("none", (64,)):

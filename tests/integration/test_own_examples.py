@@ -5,6 +5,7 @@ processes.
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from chorale_models import Sizes
 from tests.support.processes import INSTALLED, REPOSITORY, environment
 from tools.examples import Example, examples, installed, lines_of_code
 
@@ -83,3 +85,15 @@ def test_lines_of_code_are_without_prose() -> None:
     assert (
         lines_of_code('"""Prose."""\n\nx = 1  # one\n# none\ndef f():\n    """More."""\n    return x\n') == 3
     )
+
+
+@pytest.mark.parametrize("architecture", ["hf-hub:stranger/model", "local-dir:/etc", "local-dir:."])
+def test_the_vision_example_takes_names_that_timm_lists_and_no_address(architecture: str) -> None:
+    """timm.create_model fetches the first, and reads the others, for whoever writes the job's options."""
+    import silo_agent.torchvision_compat  # noqa: F401
+
+    code = runpy.run_path(str(REPOSITORY / "docs" / "examples" / "own" / "vision" / "timm_resnet.py"))
+    sizes = Sizes(classes=3, input_shape=(3, 8, 8))
+    assert code["resnet"](sizes, architecture="test_resnet") is not None
+    with pytest.raises(ValueError, match=r"architecture: expected a name of timm.list_models\(\)"):
+        code["resnet"](sizes, architecture=architecture)

@@ -122,24 +122,25 @@ def preprocessing(facts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str]) -> str:
-    """Python that builds the author's module and loads the weights. model: before it was taken apart."""
+    """Python that builds the author's module and loads the weights. model: before it was taken apart.
+
+    Raises ConfigError for a module that no script can import. Security: the script is run, and what it says
+    comes from a file of anyone: each value is a literal of a checked value, and never text in the source.
+    """
     found = model_of(spec.model, code=spec.code)
     module = importlib.import_module(found.build.__module__)
     name = next((name for name, value in vars(module).items() if value is found), None)
-    if name is None:
+    if name is None or not all(part.isidentifier() for part in (name, *module.__name__.split("."))):
         raise ConfigError(
             f"model {spec.model.name}: it is no variable of {module.__name__}, so no script finds it"
         )
-    needs = ["chorale", *([spec.model.source] if spec.model.source else [])]
-    options = ", ".join(f"{option}={value!r}" for option, value in options_of(spec.model).items())
+    needs = ("torch", "safetensors", "chorale", *([spec.model.source] if spec.model.source else []))
+    options = options_of(spec.model)
     last = last_layer(model) if model.has_head else None
     own_layer = [inspect.getsource(EmbeddingLinear), ""] if isinstance(last, EmbeddingLinear) else []
     torch_names = ["from torch import Tensor, nn", "from torch.nn.functional import normalize"]
     lines = [
-        f'"""The model of job {facts["job"][:12]} after round {facts["round"]}: load() gives it.',
-        "",
-        f"Needs torch, safetensors and {', '.join(needs)}. Written by `chorale model export`, and run.",
-        '"""',
+        '"""A model of a job: load() gives it. Written by `chorale model export`, and run."""',
         "",
         "from pathlib import Path",
         "",
@@ -150,13 +151,16 @@ def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str
         "from chorale_models import Sizes",
         f"from {module.__name__} import {name}",
         "",
+        f"JOB, ROUND = {facts['job']!r}, {int(facts['round'])}",
+        f"NEEDS = {needs!r}",
+        "",
         "",
         *own_layer,
     ]
     sizes = f"Sizes(classes={spec.classes}, input_shape={spec.input_shape})"
     lines += [
         "def load(folder: Path = Path(__file__).parent) -> nn.Module:",
-        f"    model = {name}({sizes}{', ' if options else ''}{options}).float()",
+        f"    model = {name}({sizes}{f', **{options!r}' if options else ''}).float()",
     ]
     if isinstance(last, EmbeddingLinear) and model.cut_name is not None:
         lines.append(_in_place_of(model.cut_name, last))
@@ -179,7 +183,7 @@ def _in_place_of(cut: str, last: EmbeddingLinear) -> str:
     parent, _, own = cut.rpartition(".")
     width = None if last.projection is None else last.projection.in_features
     sizes = f"{last.in_features}, {last.out_features}, bias={'bias' in last.state_dict()}, width={width}"
-    return f'    setattr(model.get_submodule("{parent}"), "{own}", EmbeddingLinear({sizes}))'
+    return f"    setattr(model.get_submodule({parent!r}), {own!r}, EmbeddingLinear({sizes}))"
 
 
 def _example(spec: JobSpec) -> Tensor:

@@ -184,4 +184,4 @@ def options_of(spec: ModelSpec) -> dict[str, object]:
     if spec.source is not None:
         return dict(spec.options)
     own: dict[str, object] = {"norm": spec.norm}
-    return own | ({"hidden": spec.hidden} if spec.name == "mlp" else {}) | spec.options
+    return own | ({"hidden": spec.hidden} if spec.name == "mlp" else {})

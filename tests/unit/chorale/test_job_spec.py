@@ -16,6 +16,12 @@ from tests.unit.chorale.conftest import NOW, SILOS, job_fields
 MakeSpec = Callable[..., JobSpec]
 
 
+def stated(**fields: Any) -> dict[str, Any]:
+    """A task of another distribution, with one sum."""
+    sums = [{"name": "error_sum", "bound": 1.0, "per_record": 1.0, **fields}]
+    return {"name": "error", "from": "tasks==1.0", "sums": sums, "is_mean": True}
+
+
 def test_a_job_survives_its_file(make_spec: MakeSpec) -> None:
     spec = make_spec(
         columns=[{"name": "age", "mean": 51.5, "scale": 1e-3, "fill": 50}, {"name": "sex"}],
@@ -96,6 +102,12 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
         ({"input_shape": [1_000_000, 1_000_000]}, "input_shape: expected at most 16777216 values"),
         ({"model": {"name": "vit"}}, "model: name: Chorale.s own models are mlp, .*, got vit"),
         ({"model": {"name": "mlp", "hidden": [0]}}, "model.hidden.0: .*at least 1"),
+        # they went past the checks of the fields: batch normalization in a private job, 10^9 numbers a layer
+        (
+            {"model": {"name": "mlp", "options": {"norm": "batch"}}},
+            "model: options: of a model of another distribution .* are the fields norm and hidden",
+        ),
+        ({"task": stated(per_record=1e300)}, "task.sums.0.per_record: expected at most 1000000000000000,"),
         ({"model": "mlp"}, "model: "),
         ({"columns": [{"name": "a"}], "label_column": "y"}, r"input_shape: expected \[1\].*got \[1, 8, 8\]"),
         ({"columns": [{"name": "a"}], "input_shape": [1]}, "label_column: expected the heading"),

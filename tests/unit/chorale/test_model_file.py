@@ -15,6 +15,8 @@ from crypto.errors import ConfigError, RemoteProtocolError
 from tests.unit.chorale.test_selection import spec
 
 STATE = {"model/w": np.arange(6, dtype=np.float32).reshape(2, 3), "method/total": np.array(7)}
+OTHERS_NET = '{"name": "net", "from": "nets==1.0"}'
+UNPINNED = '[{"distribution": "nets==1.0", "sha256": null}]'
 COLUMNS = ({"name": "age", "mean": 50.0, "scale": 9.0}, {"name": "chol"})
 
 
@@ -53,6 +55,12 @@ def test_facts_describe_model_method_and_inputs_and_no_silo() -> None:
         ({"model": None}, "file: its metadata do not describe a model; expected a file of `job fetch`"),
         ({"model": "{"}, "file: its metadata describe no model of this release: "),
         ({"classes": '"many"'}, "file: its metadata describe no model of this release: "),
+        ({"round": None}, "file: its metadata do not describe a model; expected a file of `job fetch`"),
+        ({"round": '7"""\nprint()\n"""'}, "file: its metadata: round: expected a number of at most 9 digits"),
+        ({"round": "7\n"}, "file: its metadata: round: expected a number of at most 9 digits"),
+        ({"job": "0" * 63 + '"'}, "file: its metadata: job: expected the job's SHA-256 in hexadecimal, got "),
+        ({"model": OTHERS_NET, "code": "null"}, "metadata: code: expected the SHA-256 of nets==1.0"),
+        ({"model": OTHERS_NET, "code": UNPINNED}, "metadata: code: expected the SHA-256 of nets==1.0"),
     ],
 )
 def test_facts_of_another_kind_are_one_sentence(change: dict[str, str | None], why: str) -> None:
@@ -65,3 +73,12 @@ def test_a_type_that_no_state_has_is_named(tmp_path: Path) -> None:
     half = safetensors.numpy.save({"w": np.zeros(2, np.float16)}, metadata={"format": "pt"})
     with pytest.raises(RemoteProtocolError, match="state: w: expected one of F32, F64, I64, U8, got F16"):
         open_model(half)
+
+
+@pytest.mark.parametrize("facts", [{}, {"round": "4"}])
+def test_metadata_of_a_state_are_no_facts(facts: dict[str, str]) -> None:
+    """A coordinator's own stood in the place of what `job fetch` writes."""
+    foreign = safetensors.numpy.save(STATE, metadata={"round": "9"})
+    with pytest.raises(RemoteProtocolError, match="model: expected a state, which has no metadata"):
+        b"".join(with_facts([foreign], facts))
+    assert open_model(b"".join(with_facts([state_to_bytes(STATE)], facts)))[1] == facts

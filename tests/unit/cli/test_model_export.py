@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from chorale.spec.model_file import facts_of, with_facts
+from chorale.spec.model_file import facts_of, open_model, with_facts
 from chorale.spec.state import state_parts
+from chorale.v1 import operations_pb2
+from chorale_models import Sizes, model
+from cli.operations import Operations
+from crypto.errors import RemoteProtocolError
 from tests.unit.cli.conftest import Ended
 
 torch = pytest.importorskip("torch", reason="needs the extra silo")
 
 from silo_agent.training.models import export as exporting  # noqa: E402
+from silo_agent.training.models import registry  # noqa: E402
 from silo_agent.training.models.registry import build_model  # noqa: E402
 from silo_agent.training.models.state import initial_state, load_arrays  # noqa: E402
 from tests.support.objectives import make_job  # noqa: E402
@@ -147,3 +155,56 @@ def test_a_file_without_facts_is_one_sentence(tmp_path: Path, chorale: Calls) ->
     assert ended.code == 2
     assert "its metadata do not describe a model; expected a file of `job fetch`" in ended.err
     assert not (tmp_path / "out").exists()
+
+
+@model(head="1")
+def any_options(sizes: Sizes, **options: object) -> Any:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, sizes.classes))
+
+
+@pytest.mark.parametrize("fact", ["job", "round"])
+def test_text_of_the_file_never_becomes_code_of_the_script(tmp_path: Path, chorale: Calls, fact: str) -> None:
+    """The script's docstring had both as they stood, and the script is run."""
+    job, ran = make_job(model={"name": "mlp", "hidden": (8,)}, **FIELDS), tmp_path / "ran"
+    text = f'7"""\nopen({str(ran)!r}, "w")\n"""'
+    facts = facts_of(job, job_digest=bytes(32), round=3) | {fact: text}
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"".join(with_facts(state_parts(initial_state(job)), facts)))
+    ended = chorale("model", "export", file, "--out", tmp_path / "out")
+    assert ended.code == 2
+    assert f"its metadata: {fact}: expected " in ended.err
+    assert not ran.exists()
+
+
+def test_names_of_options_are_literals_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stood before the values as they were, and the script is run."""
+    options = {"width": 3, "a=open('ran', 'w'), b": 1}
+    job = make_job(model={"name": "net", "from": "nets==1.0", "options": options})
+    monkeypatch.setattr(registry, "loaded", lambda *_, **__: any_options)
+    built = build_model(job.model, classes=10, input_shape=job.input_shape)
+    script = exporting.loading_script(job, built, facts_of(job, job_digest=bytes(32), round=3))
+    called = [node for node in ast.walk(ast.parse(script)) if isinstance(node, ast.Call)]
+    names = {node.func.id for node in called if isinstance(node.func, ast.Name)}
+    assert names == {"Path", "Sizes", "any_options", "load_file"}
+    (made,) = [node for node in called if ast.unparse(node.func) == "any_options"]
+    assert [(each.arg, ast.literal_eval(each.value)) for each in made.keywords] == [(None, options)]
+
+
+@pytest.mark.parametrize("of_this_release", [True, False])
+def test_metadata_of_the_coordinator_are_refused(of_this_release: bool) -> None:
+    job = make_job()
+    text = job.to_yaml() if of_this_release else b"field: of an earlier release"
+    digest, state = hashlib.sha256(text).digest(), b"".join(state_parts(initial_state(job)))
+    foreign = safetensors.numpy.save(safetensors.numpy.load(state), metadata={"round": "of the coordinator"})
+
+    def fetched(data: bytes) -> bytes:
+        first, chunk = operations_pb2.FetchMessage(), operations_pb2.FetchMessage()
+        first.summary.model_round, first.job.spec, chunk.chunk.data = 1, text, data
+        operations = Operations.__new__(Operations)
+        operations._stub = SimpleNamespace(FetchModel=lambda _: iter([first, chunk]))
+        return b"".join(operations.fetch(digest)[1])
+
+    _, facts = open_model(fetched(state))
+    assert facts == (facts_of(job, job_digest=digest, round=1) if of_this_release else {})
+    with pytest.raises(RemoteProtocolError, match="expected a state, which has no metadata"):
+        fetched(foreign)

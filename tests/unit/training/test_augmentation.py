@@ -38,6 +38,7 @@ EVERY = [
 ]
 GEOMETRIC = [each for each in EVERY if each["kind"] not in ("rand-augment", "random-erasing")]
 CROP = [{"kind": "random-crop", "padding": 2}, {"kind": "horizontal-flip"}]
+RESIZED, BLUR = EVERY[4], EVERY[7]
 NORMALIZE = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]}
 
 
@@ -89,6 +90,21 @@ def test_a_sample_becomes_the_same_wherever_it_stands_in_a_batch() -> None:
     assert torch.equal(made(batch_of([9]), step=3).inputs[0], together[1])
     assert together.shape == (3, *SHAPE)
     assert type(together) is Tensor
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        RESIZED | {"scale": [1e-9, 1e-9], "ratio": [0.1, 0.1]},
+        RESIZED | {"scale": [1e-9, 1e-9], "ratio": [10, 10]},
+        BLUR | {"sigma": [0.01, 0.01]},
+    ],
+)
+def test_the_most_extreme_ranges_give_numbers(transform: dict[str, Any]) -> None:
+    """More extreme ones, which the job refuses, gave parts without a pixel and numbers that are none."""
+    inputs = augmentation([transform])(batch_of([0, 1]), step=0).inputs
+    assert inputs.shape == (2, *SHAPE)
+    assert inputs.isfinite().all()
 
 
 def test_draws_differ_by_epoch_place_round_and_silo() -> None:
@@ -226,6 +242,12 @@ def test_a_private_job_trains_on_transformed_records() -> None:
         ({"augment": [EVERY[0] | {"padding": 8}]}, "augment.0.padding: a reflected border of 8 is wider"),
         ({"augment": [{"kind": "gaussian-blur", "kernel": 4}]}, "expected an odd number, got 4"),
         ({"augment": [{"kind": "random-erasing", "scale": [0.5, 0.1]}]}, r"scale: expected \[low, high\]"),
+        (
+            {"augment": [RESIZED | {"scale": [1e-9, 1e-9], "ratio": [0.01, 0.01]}]},
+            "augment.0.ratio: no part of 8 x 8 pixels has a ratio of 0.01 to 0.01",
+        ),
+        ({"augment": [RESIZED | {"ratio": [100, 100]}]}, "augment.0.ratio: no part of 8 x 8 pixels"),
+        ({"augment": [BLUR | {"sigma": [1e-30, 1.0]}]}, "sigma.0\n.*greater than or equal to 0.01"),
         ({"augment": [{"kind": "mixup"}]}, "'random-crop', 'horizontal-flip'"),
         ({"normalize": {"mean": [0.5], "std": [0.5]}}, "normalize: expected 3 numbers, one a channel, got 1"),
         ({"normalize": {"mean": [0.5], "std": [0.0]}}, "normalize.std.0\n.*greater than 0"),

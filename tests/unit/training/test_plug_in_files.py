@@ -46,7 +46,10 @@ def test_what_is_exported_begins_another_job(site: Path, tmp_path: Path) -> None
     fetched.write_bytes(b"".join(with_facts(state_parts(state), facts)))
     assert read_model(fetched)[1]["code"] != "null"
 
-    assert run(["model", "export", str(fetched), "--out", str(out)]) == 0  # it runs the script and compares
+    named = ["--run-code-of", own_code.PINNED]
+    assert (
+        run(["model", "export", str(fetched), "--out", str(out), *named]) == 0
+    )  # it runs the script and compares
 
     assert f"from {own_code.PACKAGE}.code import net" in (out / "load.py").read_text()
     plain = safetensors.numpy.load_file(out / "model.safetensors")
@@ -56,3 +59,23 @@ def test_what_is_exported_begins_another_job(site: Path, tmp_path: Path) -> None
     safetensors.numpy.save_file({"odd": np.zeros(1, np.float32), **plain}, out / "other.safetensors")
     with pytest.raises(ConfigError, match="in this job; extra: odd; unfit: last.bias is float32"):
         initial_bytes(job, out / "other.safetensors")
+
+
+@pytest.mark.parametrize("named", [[], ["--run-code-of", "hospital-models==1.0.0"]])
+def test_export_runs_code_of_the_distribution_that_the_person_names_alone(
+    site: Path, tmp_path: Path, named: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stranger's file ran functions of any installed distribution, with options of the stranger's."""
+    model = {"name": "net", "from": own_code.PINNED, "options": {"width": 8}}
+    job = pinned(make_job(classes=4, input_shape=(4,), model=model))
+    state = state_module.initial_state(job)
+    for name in [name for name in sys.modules if name.partition(".")[0] == own_code.PACKAGE]:
+        del sys.modules[name]
+    facts = facts_of(job, job_digest=bytes(32), round=3)
+    fetched, out = tmp_path / "model.safetensors", tmp_path / "out"
+    fetched.write_bytes(b"".join(with_facts(state_parts(state), facts)))
+    assert run(["model", "export", str(fetched), "--out", str(out), *named]) == 2
+    told = capsys.readouterr().err
+    assert f"code of {own_code.PINNED} builds its model, with the options {{'width': 8}}" in told
+    assert own_code.PACKAGE not in sys.modules
+    assert not out.exists()
