@@ -1,6 +1,6 @@
 """What the agent and its training processes tell each other: messages of a line of JSON and arrays.
 
-It goes through a pipe, and from the first process to the others as gradients do; no array is written to a disk
+They go through a pipe, and from the first process to the others as gradients do; no array comes to a disk
 (docs/protocol.md 10.5, 10.8). Nothing is pickled: arrays are safetensors, as the global state is.
 """
 
