@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -94,7 +95,13 @@ async def run_agent(settings: SiloSettings) -> None:
         policies = {data.name: _policy_of(data, settings) for data in settings.data_sets}
         if settings.objective is not None:
             load_entry_point(settings.objective, field="objective")
+        elif settings.devices > 1:
+            load_objective(settings)  # refuses what this machine does not have
+            log.warning(
+                "private jobs train in one process, whatever `devices` says", devices=settings.devices
+            )
         stack.enter_context(_alone(settings.directory))
+        shutil.rmtree(settings.processes_directory, ignore_errors=True)  # of one that was killed
         audit = stack.enter_context(closing(AuditLog(settings.audit_path)))
         ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
         _agree(ledger, audit, settings.audit_path)

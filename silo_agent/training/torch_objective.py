@@ -74,7 +74,7 @@ class TorchObjective:
         self._device = torch.device("cuda" if has_gpu and device != "cpu" else "cpu")
         self._threads, self._forms, self._shares = threads, forms or Forms(), shares
         self._cache = TeacherCache()
-        self._told: str | None = None
+        self._told: JobSpec | None = None
         self._earlier = EarlierPhases()
         self._base_models = base_models
         self._with_base: tuple[JobSpec, FederatedModel] | None = None
@@ -124,12 +124,12 @@ class TorchObjective:
 
     def _tell_private(self, work: Work) -> None:
         """Once a job. Its exactness is that of float32 in one process (docs/privacy.md)."""
-        if self._told != work.spec.nonce and (self._forms.asks_more or self._shares != ALONE):
+        if self._told != work.spec and (self._forms.asks_more or self._shares != ALONE):
             log.warning(
                 "private job: trains in float32 and in one process, whatever the settings ask",
                 job=work.spec.name,
             )
-        self._told = work.spec.nonce
+        self._told = work.spec
 
     def _received_model(self, work: Work) -> FederatedModel:
         model = self._built_model(work.spec)
@@ -265,7 +265,7 @@ class EarlierPhases:
     """How long the phases of a round took that ran before its training: the last round's alone."""
 
     def __init__(self) -> None:
-        self._round = ("", 0)
+        self._round: tuple[JobSpec, str, int] | None = None
         self._seconds = 0.0
 
     def add(self, work: Work, *, seconds: float) -> None:
@@ -277,5 +277,6 @@ class EarlierPhases:
         return self._seconds if self._round == _round_of(work) else 0.0
 
 
-def _round_of(work: Work) -> tuple[str, int]:
-    return f"{work.spec.nonce} {work.silo}", work.round
+def _round_of(work: Work) -> tuple[JobSpec, str, int]:
+    # the whole job: two of them may have one nonce
+    return work.spec, work.silo, work.round

@@ -1,37 +1,49 @@
-"""What the agent and its training processes tell each other: a line of JSON, and arrays in a file beside it.
+"""What the agent and its training processes tell each other: messages of a line of JSON and arrays.
 
-Nothing is pickled. Arrays are safetensors, as the global state is; the folder is the agent's own.
+They go through a pipe, and from the first process to the others as gradients do; no array comes to a disk
+(docs/protocol.md 10.5, 10.8). Nothing is pickled: arrays are safetensors, as the global state is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn, TypeAlias
 
 import numpy as np
 
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.state import state_from_file, state_to_bytes
-from crypto.errors import ChoraleError, ConfigError, Refusal, RemoteProtocolError
+from chorale.spec.state import state_from_bytes, state_parts
+from crypto.errors import (
+    ChoraleError,
+    ConfigError,
+    PolicyRefusal,
+    QuantizationError,
+    Refusal,
+    RemoteProtocolError,
+)
 from silo_agent.data.base import SiloData
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Work
 from strategies.base import Array, PhaseContext
 
-_WORK, _ANSWER = "work.safetensors", "answer.safetensors"
+SETTINGS, ENDED = "settings.json", "ended.json"  # in the folder of the processes
 _STATE, _LOCAL, _ROWS, _VALUE = "state/", "local/", "class_rows", "value/"
 _CONTEXT = ("round", "members", "classes", "trained", "buffers", "update_bound", "update_bits", "update_clip")
+# what training raises of itself; anything else is a ConfigError
+_KINDS: dict[str, type[ChoraleError]] = {
+    kind.__name__: kind for kind in (QuantizationError, RemoteProtocolError, PolicyRefusal)
+}
+
+Message: TypeAlias = tuple[bytes, bytes]  # the line and the arrays
 
 
-def write_work(work: Work, folder: Path) -> bytes:
-    """The line; the arrays go into the folder."""
+def send_work(work: Work, pipe: IO[bytes]) -> None:
     arrays = _named(_STATE, work.state) | _named(_LOCAL, work.local.arrays)
     if work.class_rows is not None:
         arrays[_ROWS] = work.class_rows.astype(np.uint8)
-    write_atomic(folder / _WORK, state_to_bytes(arrays))
     fields = {
         "spec": work.spec.model_dump_json(),
         "phase_kind": work.phase_kind,
@@ -44,13 +56,13 @@ def write_work(work: Work, folder: Path) -> bytes:
         "context": {name: getattr(work.context, name) for name in _CONTEXT},
         "options": dict(work.context.options),
     }
-    return json.dumps(fields).encode() + b"\n"
+    _send(fields, arrays, pipe)
 
 
-def read_work(line: bytes, folder: Path, load: Callable[[JobSpec, str], SiloData]) -> Work:
+def read_work(message: Message, load: Callable[[JobSpec, str], SiloData]) -> Work:
     """load: all samples of a data set by its name; the hold-out is cut here as the agent cut it."""
-    fields: dict[str, Any] = json.loads(line)
-    arrays = state_from_file(folder / _WORK)
+    fields: dict[str, Any] = json.loads(message[0])
+    arrays = state_from_bytes(message[1])
     spec, state, rows = JobSpec.model_validate_json(fields["spec"]), _taken(_STATE, arrays), arrays.get(_ROWS)
     data = load(spec, fields["data"])
     context: dict[str, Any] = fields["context"]
@@ -71,35 +83,51 @@ def read_work(line: bytes, folder: Path, load: Callable[[JobSpec, str], SiloData
     )
 
 
-def write_answer(values: Mapping[str, Array], local: LocalState, folder: Path) -> bytes:
-    """The line; the arrays go into the folder."""
+def send_answer(values: Mapping[str, Array], local: LocalState, pipe: IO[bytes]) -> None:
     arrays = _named(_VALUE, values) | _named(_LOCAL, local.proposed or {})
-    write_atomic(folder / _ANSWER, state_to_bytes(arrays))
-    return json.dumps({"has_proposed": local.proposed is not None}).encode() + b"\n"
+    _send({"has_proposed": local.proposed is not None}, arrays, pipe)
 
 
-def read_answer(line: bytes, folder: Path, local: LocalState) -> Mapping[str, Array]:
-    arrays = state_from_file(folder / _ANSWER)
-    if json.loads(line)["has_proposed"]:
+def read_answer(message: Message, local: LocalState) -> Mapping[str, Array]:
+    arrays = state_from_bytes(message[1])
+    if json.loads(message[0])["has_proposed"]:
         local.propose({name: array.copy() for name, array in _taken(_LOCAL, arrays).items()})
     return {name: array.copy() for name, array in _taken(_VALUE, arrays).items()}
 
 
+def received(pipe: IO[bytes]) -> Iterable[Message]:
+    """Whole messages, until the other side ends."""
+    while line := pipe.readline():
+        arrays_bytes = json.loads(line)["bytes"]
+        arrays = pipe.read(arrays_bytes)
+        if len(arrays) < arrays_bytes:
+            return
+        yield line, arrays
+
+
 def write_error(error: ChoraleError, rank: int, folder: Path) -> None:
     """What a process ends with; the first rank's is what the agent raises."""
-    code = error.code.value if isinstance(error, RemoteProtocolError) else None
-    text = json.dumps({"message": str(error), "code": code})
+    kind = next((name for name, each in _KINDS.items() if isinstance(error, each)), None)
+    code = error.code.value if isinstance(error, RemoteProtocolError | PolicyRefusal) else None
+    text = json.dumps({"kind": kind, "message": str(error), "code": code})
     write_atomic(folder / f"error-{rank}.json", text.encode())
 
 
-def raise_error(folder: Path, otherwise: str) -> None:
-    """Raises RemoteProtocolError or ConfigError as a process did, else ConfigError with the words given."""
+def raise_error(folder: Path, otherwise: str) -> NoReturn:
+    """Raises the kind of error that a process ended with, else ConfigError with the words given."""
     for path in sorted(folder.glob("error-*.json")):
         fields = json.loads(path.read_bytes())
-        if fields["code"] is not None:
-            raise RemoteProtocolError(fields["message"], code=Refusal(fields["code"]))
-        raise ConfigError(fields["message"])
+        code = {} if fields["code"] is None else {"code": Refusal(fields["code"])}
+        raise _KINDS.get(fields["kind"], ConfigError)(fields["message"], **code)
     raise ConfigError(otherwise)
+
+
+def _send(fields: Mapping[str, Any], arrays: Mapping[str, Array], pipe: IO[bytes]) -> None:
+    parts = list(state_parts(arrays))
+    pipe.write(json.dumps({"bytes": sum(map(len, parts)), **fields}).encode() + b"\n")
+    for part in parts:
+        pipe.write(part)
+    pipe.flush()
 
 
 def _named(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:

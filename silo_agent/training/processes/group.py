@@ -12,13 +12,25 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from tempfile import TemporaryDirectory
+from typing import IO, NoReturn
 
+from chorale.runtime.files import write_atomic
 from crypto.errors import ConfigError
 from silo_agent.objective import Cancelled, Work
 from silo_agent.settings import SiloSettings
-from silo_agent.training.processes.exchange import raise_error, read_answer, write_work
+from silo_agent.training.processes.exchange import (
+    ENDED,
+    SETTINGS,
+    Message,
+    raise_error,
+    read_answer,
+    received,
+    send_work,
+)
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
 from strategies.phases.training import TRAIN
@@ -34,72 +46,85 @@ class SharedTraining:
 
     def __init__(self, settings: SiloSettings, alone: TorchObjective) -> None:
         self._settings, self._alone = settings, alone
-        self._folder = settings.processes_directory
-        self._launcher: subprocess.Popen[bytes] | None = None
-        self._lines: SimpleQueue[bytes] = SimpleQueue()
+        self._running: _Running | None = None
 
     def compute(self, work: Work) -> Mapping[str, Array]:
         """As TorchObjective.compute. Raises ConfigError with one line where a process ended."""
         if work.phase_kind != TRAIN or work.spec.privacy is not None:
             return self._alone.compute(work)
-        if self._launcher is None:
-            self._start()
-        assert self._launcher is not None
-        assert self._launcher.stdin is not None
+        if self._running is None:
+            self._running = _Running(self._settings)
         try:
-            self._launcher.stdin.write(write_work(work, self._folder))
-            self._launcher.stdin.flush()
+            send_work(work, self._running.pipe)
         except BrokenPipeError:
-            self._fail(b"")
+            self._fail()
         while True:
             try:
-                line = self._lines.get(timeout=LOOK_SECONDS)
+                answer = self._running.answers.get(timeout=LOOK_SECONDS)
             except Empty:
                 if work.is_cancelled():
                     self.close()
                     raise Cancelled("training: no longer wanted") from None
                 continue
-            if not line or b'"ended"' in line:
-                self._fail(line)
-            return read_answer(line, self._folder, work.local)
+            if answer is None:
+                self._fail()
+            else:
+                return read_answer(answer, work.local)
 
     def close(self) -> None:
-        """End the processes: the first sees the end of its input, and the launcher ends the others."""
-        launcher, self._launcher = self._launcher, None
-        if launcher is not None:
-            assert launcher.stdin is not None
-            launcher.stdin.close()
-            launcher.wait()
+        """End the processes and delete their folder."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end()
+            running.folder.cleanup()
 
-    def _start(self) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in self._folder.glob("error-*.json"):
-            path.unlink()
-        Path(self._folder / "store").unlink(missing_ok=True)
-        (self._folder / "settings.json").write_text(self._settings.model_dump_json())
-        self._lines = SimpleQueue()
+    def _fail(self) -> NoReturn:
+        running, self._running = self._running, None
+        assert running is not None
+        running.end()
+        with running.folder as folder:
+            raise_error(Path(folder), f"devices: {_who_ended(Path(folder))} during training")
+
+
+class _Running:
+    """The launcher, the pipe to the first process, its answers, and a folder of their own: it holds the
+    settings, where the processes meet and how they ended, and no data."""
+
+    def __init__(self, settings: SiloSettings) -> None:
+        settings.processes_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = TemporaryDirectory(dir=settings.processes_directory, ignore_cleanup_errors=True)
+        write_atomic(Path(self.folder.name, SETTINGS), settings.model_dump_json().encode())
+        self.answers: SimpleQueue[Message | None] = SimpleQueue()  # None: the launcher ended
         self._launcher = subprocess.Popen(
-            [sys.executable, "-m", LAUNCHER, str(self._folder), str(self._settings.devices)],
+            [sys.executable, "-m", LAUNCHER, self.folder.name, str(settings.devices)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **ENVIRONMENT},
         )
-        threading.Thread(target=_read, args=(self._launcher, self._lines), daemon=True).start()
+        assert self._launcher.stdin is not None
+        self.pipe: IO[bytes] = self._launcher.stdin
+        threading.Thread(target=self._read, daemon=True).start()
 
-    def _fail(self, line: bytes) -> None:
-        self.close()
-        ended = json.loads(line)["ended"] if line else None
-        who = "its launcher" if ended is None else f"the process of device {ended['rank']}"
-        code = "" if ended is None else f" with exit code {ended['exit_code']}"
-        raise_error(self._folder, f"devices: {who} ended{code} during training")
+    def end(self) -> None:
+        """The first process sees the end of its input, and the launcher ends the others."""
+        with suppress(BrokenPipeError):  # what was not sent is given up
+            self.pipe.close()
+        self._launcher.wait()
+
+    def _read(self) -> None:
+        assert self._launcher.stdout is not None
+        with self._launcher.stdout as answers:
+            for answer in received(answers):
+                self.answers.put(answer)
+        self.answers.put(None)
 
 
-def _read(launcher: subprocess.Popen[bytes], lines: SimpleQueue[bytes]) -> None:
-    assert launcher.stdout is not None
-    with launcher.stdout:
-        for line in launcher.stdout:
-            lines.put(line)
-    lines.put(b"")
+def _who_ended(folder: Path) -> str:
+    try:
+        ended = json.loads((folder / ENDED).read_bytes())
+    except FileNotFoundError:
+        return "its launcher ended"
+    return f"the process of device {ended['rank']} ended with exit code {ended['exit_code']}"
 
 
 def check_devices(settings: SiloSettings, gpus: int) -> None:

@@ -2,7 +2,7 @@
 
 Its own rendezvous finds machines over a TCP store that listens on every interface and holds pickles. Here
 there is one machine, so the store is a table in this process and nothing listens. Where one training process
-ends, the elastic agent ends the others; the line that says which goes to the silo agent.
+ends, the elastic agent ends the others; a file says which to the silo agent.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import logging
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from torch import distributed
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from chorale.runtime.files import write_atomic
+from silo_agent.training.processes.exchange import ENDED
 
 WORKER = "silo_agent.training.processes.worker"
 
@@ -63,11 +67,10 @@ def main(folder: str, processes: int) -> None:
     )
     result = LocalElasticAgent(spec, logs_specs=DefaultLogsSpecs(log_dir=folder)).run()
     codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
-    with suppress(BrokenPipeError):  # the agent is gone
-        rank = min(codes, key=lambda each: (_blame(codes[each]), each), default=None)
-        ended = None if rank is None else {"rank": rank, "exit_code": codes[rank]}
-        sys.stdout.write(json.dumps({"ended": ended}) + "\n")
-        sys.stdout.flush()
+    rank = min(codes, key=lambda each: (_blame(codes[each]), each), default=None)
+    if rank is not None:
+        with suppress(FileNotFoundError):  # the agent is gone, and its folder with it
+            write_atomic(Path(folder, ENDED), json.dumps({"rank": rank, "exit_code": codes[rank]}).encode())
 
 
 def _blame(exit_code: int) -> int:

@@ -1,7 +1,7 @@
 """One training process: it computes what it is told with the others, each its share of every batch.
 
 All read the same work and draw the same shuffles, so that only gradients are exchanged. The first alone reads
-lines from the agent and answers. Its standard input ends when the agent does, whatever ended it: then it ends
+the agent's messages and answers. Its standard input ends when the agent does, whatever ended it: then it ends
 too, and the elastic agent ends the others.
 """
 
@@ -25,24 +25,32 @@ from silo_agent.data.loading import load_data
 from silo_agent.settings import SiloSettings
 from silo_agent.training.base.shares import Shares
 from silo_agent.training.models.forms import Forms
-from silo_agent.training.processes.exchange import read_work, write_answer, write_error
+from silo_agent.training.processes.exchange import (
+    SETTINGS,
+    Message,
+    read_work,
+    received,
+    send_answer,
+    write_error,
+)
 from silo_agent.training.torch_objective import TorchObjective
 
 log = logs.get_logger("silo_agent.training.processes.worker")
 
 FOREVER = timedelta(days=365)  # between rounds; a peer that ends is noticed by the elastic agent
+PIECE_BYTES = 1 << 28  # of one broadcast: sizes stay below 2^31
 
 
 def main(folder: Path) -> None:
     """Until the agent ends, or an error. folder: the agent's, with its settings. Raises nothing: it exits."""
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a model prints is no answer
-    settings = SiloSettings.model_validate_json((folder / "settings.json").read_bytes())
+    settings = SiloSettings.model_validate_json((folder / SETTINGS).read_bytes())
     logs.configure(silo=settings.name)
-    lines: SimpleQueue[bytes] = SimpleQueue()
+    messages: SimpleQueue[Message] = SimpleQueue()
     if rank == 0:
-        threading.Thread(target=_listen, args=(lines,), daemon=True).start()
+        threading.Thread(target=_listen, args=(messages,), daemon=True).start()
     has_gpus = torch.cuda.is_available() and settings.device != "cpu"
     if has_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -64,11 +72,14 @@ def main(folder: Path) -> None:
     data = _Data(settings)
     try:
         while True:
-            line = _told(lines.get() if rank == 0 else b"")
-            work = read_work(line, folder, data.of)
+            line, arrays = messages.get() if rank == 0 else (b"", b"")
+            work = read_work((_told(line), _told(arrays)), data.of)
             values = objective.compute(work)
+            distributed.all_reduce(
+                torch.zeros(1)
+            )  # an error of any process is one of this work, not the next
             if rank == 0:
-                answers.write(write_answer(values, work.local, folder))
+                send_answer(values, work.local, answers)
     except ChoraleError as error:
         write_error(error, rank, folder)
         os._exit(1)
@@ -78,33 +89,34 @@ def main(folder: Path) -> None:
 
 
 class _Data:
-    """This silo's data, loaded once a job."""
+    """This silo's data, loaded once a job: for one data set and all that the job says of it."""
 
     def __init__(self, settings: SiloSettings) -> None:
         self._settings = settings
-        self._nonce = ""
-        self._data: SiloData | None = None
+        self._loaded: tuple[str, JobSpec, SiloData] | None = None
 
     def of(self, spec: JobSpec, name: str) -> SiloData:
-        if self._data is None or spec.nonce != self._nonce:
-            self._data, self._nonce = load_data(self._settings.data_set(name), spec), str(spec.nonce)
-        return self._data
+        if self._loaded is None or self._loaded[:2] != (name, spec):
+            self._loaded = None  # the old one's memory first
+            self._loaded = (name, spec, load_data(self._settings.data_set(name), spec))
+        return self._loaded[2]
 
 
-def _listen(lines: SimpleQueue[bytes]) -> None:
-    for line in sys.stdin.buffer:
-        lines.put(line)
+def _listen(messages: SimpleQueue[Message]) -> None:
+    for message in received(sys.stdin.buffer):
+        messages.put(message)
     os._exit(1)  # the agent is gone
 
 
-def _told(line: bytes) -> bytes:
+def _told(part: bytes) -> bytes:
     """What the first process was told, at each."""
-    length = torch.tensor(len(line))
+    length = torch.tensor(len(part))
     distributed.broadcast(length, src=0)
     told = torch.zeros(int(length), dtype=torch.uint8)
-    if line:
-        told.copy_(torch.frombuffer(bytearray(line), dtype=torch.uint8))
-    distributed.broadcast(told, src=0)
+    if part:
+        told.copy_(torch.frombuffer(bytearray(part), dtype=torch.uint8))
+    for piece in torch.split(told, PIECE_BYTES):
+        distributed.broadcast(piece, src=0)
     return told.numpy().tobytes()
 
 

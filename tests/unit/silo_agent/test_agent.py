@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from chorale.observability import logs
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role
@@ -94,6 +95,32 @@ async def test_a_directory_in_use_is_refused(make_settings: MakeSettings) -> Non
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(AgentFailed, match=f"another agent runs in {settings.directory}"):
             await run_agent(settings)
+
+
+async def test_more_devices_than_gpus_are_refused_before_any_job(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found out when the first job trained."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="^devices: 2 are set, torch finds 1 GPUs on this machine$"):
+        await run_agent(make_settings(devices=2))
+
+
+async def test_an_agent_of_several_devices_says_what_private_jobs_use_and_clears_what_a_killed_one_left(
+    make_settings: MakeSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = make_settings(devices=2, device="cpu")
+    left = settings.processes_directory / "folder" / "error-0.json"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    logs.configure(silo=settings.name)
+    running = asyncio.ensure_future(run_agent(settings))
+    while not (settings.directory / "endpoint.json").exists() and not running.done():
+        await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(asyncio.shield(running), 20)
+    assert "private jobs train in one process" in capsys.readouterr().err
+    assert not settings.processes_directory.exists()
 
 
 async def test_a_metrics_port_in_use_is_one_clear_line(make_settings: MakeSettings) -> None:

@@ -13,11 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto.errors import ConfigError, RemoteProtocolError
+from crypto.errors import (
+    ChoraleError,
+    ConfigError,
+    PolicyRefusal,
+    QuantizationError,
+    Refusal,
+    RemoteProtocolError,
+)
 from silo_agent.data.loading import load_data
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Cancelled, Work
 from silo_agent.settings import SiloSettings
+from silo_agent.training.processes.exchange import raise_error, write_error
 from silo_agent.training.processes.group import SharedTraining, check_devices
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import make_job, make_work
@@ -35,16 +43,25 @@ def settings_in(folder: Path, **fields: object) -> SiloSettings:
         "authority": "authority.crt",
         "directory": str(folder),
         "policy": "policy.yaml",
-        "data": {"format": "digits", "partition": {"kind": "iid", "silos": 8, "index": 0}},
+        "data": [
+            {
+                "name": name,
+                "format": "digits",
+                "partition": {"kind": "shards", "silos": 10, "shards_per_silo": 2, "index": place},
+            }
+            for place, name in enumerate(("strict", "open"))
+        ],
         "device": "cpu",
         "devices": 2,
     }
     return SiloSettings.model_validate(values | fields)
 
 
-def work_of(settings: SiloSettings, preset: str = "fedavg", **fields: object) -> Work:
-    job = make_job({"preset": preset}, **fields)  # type: ignore[arg-type]
-    return make_work(job, load_data(settings.data_sets[0], job))
+def work_of(
+    settings: SiloSettings, preset: str = "fedavg", *, data: str = "strict", **fields: object
+) -> Work:
+    job = make_job({"preset": preset}, data=data, **fields)  # type: ignore[arg-type]
+    return make_work(job, load_data(settings.data_set(data), job))
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -55,7 +72,7 @@ def processes_of(folder: Path) -> list[int]:
             words = path.read_bytes().split(b"\0")
         except OSError:  # ended meanwhile
             continue
-        if str(folder / "processes").encode() in words:
+        if any(word.startswith(bytes(folder / "processes")) for word in words):
             found.append(int(path.parent.name))
     return found
 
@@ -79,6 +96,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SharedTra
     yield training, settings
     training.close()
     assert processes_of(settings.directory) == []
+    assert list(settings.processes_directory.iterdir()) == []
 
 
 @pytest.mark.parametrize("preset", ["fedavg", "moon"])
@@ -98,6 +116,35 @@ def test_two_processes_lead_to_what_one_does(
         assert two.local.proposed is not None
         np.testing.assert_allclose(two.local.proposed[name], array, rtol=0, atol=TOLERANCE)
     assert len(workers_of(settings.directory)) == 2
+
+
+def test_a_job_trains_on_its_own_data_set_whatever_its_nonce(
+    shared: tuple[SharedTraining, SiloSettings],
+) -> None:
+    """Data were kept by the nonce, which the operator writes: a job over one data set, of a wide policy, was
+    trained on the records of another."""
+    training, settings = shared
+    works = [work_of(settings, data=name) for name in ("strict", "open")]
+    assert works[0].spec.nonce == works[1].spec.nonce
+    strict, own = (TorchObjective(device="cpu").compute(work)["delta"] for work in works)
+    assert np.abs(strict - own).max() > 0.01
+    training.compute(works[0])
+    np.testing.assert_allclose(training.compute(works[1])["delta"], own, rtol=0, atol=TOLERANCE)
+
+
+def test_no_array_of_a_training_comes_to_the_disk(shared: tuple[SharedTraining, SiloSettings]) -> None:
+    """The update before it was masked and the proposed local state stayed in the agent's folder."""
+    training, settings = shared
+    work = replace(work_of(settings, "moon"), local=LocalState())
+    delta = training.compute(work)["delta"]
+    secret = [delta.tobytes(), *(array.tobytes() for array in (work.local.proposed or {}).values())]
+    again = replace(work, local=LocalState(work.local.proposed or {}))
+    training.compute(again)
+    files = [path for path in settings.processes_directory.rglob("*") if path.is_file()]
+    assert "settings.json" in {path.name for path in files}
+    assert len(secret) > 1
+    for path in files:
+        assert not any(values in path.read_bytes() for values in secret), path.name
 
 
 def test_a_dead_process_is_one_line_and_the_next_training_starts_anew(
@@ -122,6 +169,34 @@ def test_what_a_process_refuses_the_agent_refuses(shared: tuple[SharedTraining, 
     other = {name: array for name, array in work.state.items() if "head" not in name}
     with pytest.raises(RemoteProtocolError, match="global state: its arrays are not the job's model"):
         training.compute(replace(work, state=other))
+
+
+def test_a_loss_that_is_not_finite_suspends_a_job_of_several_processes(
+    shared: tuple[SharedTraining, SiloSettings],
+) -> None:
+    """It came back as ConfigError, a refusal after which a silo is asked again (docs/protocol.md 6.7)."""
+    training, settings = shared
+    work = work_of(settings)
+    beyond = {name: np.full_like(array, 3e38) for name, array in work.state.items()}
+    for objective in (TorchObjective(device="cpu"), training):
+        with pytest.raises(QuantizationError, match="^training: the loss is not finite after"):
+            objective.compute(replace(work, state=beyond))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("a"),
+        QuantizationError("b"),
+        RemoteProtocolError("c", code=Refusal.STATE),
+        PolicyRefusal("d", code=Refusal.BUDGET),
+    ],
+)
+def test_an_error_of_a_process_keeps_its_kind_and_code(error: ChoraleError, tmp_path: Path) -> None:
+    write_error(error, 1, tmp_path)
+    with pytest.raises(type(error), match=f"^{error}$") as raised:
+        raise_error(tmp_path, "otherwise")
+    assert getattr(raised.value, "code", None) == getattr(error, "code", None)
 
 
 def test_work_that_is_no_longer_wanted_ends_the_processes(
