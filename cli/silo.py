@@ -84,17 +84,24 @@ def policy(config: Path) -> None:
 @CONFIG
 @click.argument("job", required=False)
 @click.option(
+    "--more-data-refusals",
+    "more_refusals",
+    type=click.IntRange(1, 1_000_000),
+    help="Allow JOB so many more refusals for its data, beyond the policy's max_data_refusals.",
+)
+@click.option(
     "--more-cohort-changes",
     "more_changes",
     type=click.IntRange(1, 1_000_000),
     help="Allow JOB so many more sums over overlapping cohorts, beyond the policy's max_cohort_changes.",
 )
-def approve(config: Path, job: str | None, more_changes: int | None) -> None:
+def approve(config: Path, job: str | None, more_changes: int | None, more_refusals: int | None) -> None:
     """Approve JOB; without it, list the jobs that wait."""
     from silo_agent.ledger.reveals import Decision
 
-    if more_changes is not None and job is None:
-        raise ConfigError("--more-cohort-changes: expected JOB with it")
+    for option, more in (("--more-cohort-changes", more_changes), ("--more-data-refusals", more_refusals)):
+        if more is not None and job is None:
+            raise ConfigError(f"{option}: expected JOB with it")
     settings = load_silo_settings(config)
     notes = {Decision.OFFERED: "", Decision.SUSPENDED: "  suspended: see the log for why"}
     with closing(_ledger(settings)) as ledger:
@@ -105,6 +112,10 @@ def approve(config: Path, job: str | None, more_changes: int | None) -> None:
                 data_set = _data_set_of(approved, settings).name
                 ledger.grant_cohort_changes(approved.job_digest, more_changes, data_set=data_set)
                 click.echo(f"{approved.id}: {more_changes} more cohort changes on data set {data_set}")
+            if more_refusals is not None:
+                data_set = _data_set_of(approved, settings).name
+                ledger.grant_data_refusals(approved.job_digest, more_refusals, data_set=data_set)
+                click.echo(f"{approved.id}: {more_refusals} more data refusals on data set {data_set}")
             for warning in _warnings(approved, settings):
                 click.echo(f"{approved.id}: {warning}")
             return
@@ -150,6 +161,10 @@ def _given_weights(job: LedgerJob, policy: Policy) -> str:
     if job.spec_bytes is None:
         return ""
     spec = JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
+    if spec.distributions:  # to draw them runs code that nobody may have allowed
+        return (
+            "whether its starting weights are given is found out at its first phase: its own code makes them"
+        )
     signed = SignedJob(spec_bytes=job.spec_bytes, signature=b"", operator_certificate=b"")
     try:
         max_bytes = policy.max_state_megabytes << 20
@@ -159,6 +174,8 @@ def _given_weights(job: LedgerJob, policy: Policy) -> str:
         why = NOT_THAT_OF_THE_JOB
     except ConfigError as error:
         why = str(error)
+    except Exception as error:  # options of any operator, which no model has tried
+        why = f"drawing them fails with {type(error).__name__}"
     warning = (
         f"its starting weights are given, SHA-256 {spec.initial_state} ({why}): an operator's own starting "
         "weights can be built to read single records out of sums"

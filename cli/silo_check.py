@@ -205,7 +205,15 @@ def _job(
             click.echo(line)
     if data is None or state is None or policy is None:
         return
-    if spec.privacy is not None:
+    if spec.privacy is None:
+        with findings.step("refusals"), _ledger(settings) as ledger:
+            counted = ledger.data_refusals(policy=policy, data_set=data_set.name).check()
+            findings.fine(
+                "refusals",
+                f"{counted} inputs were refused for data set {data_set.name}; jobs without noise stop beyond "
+                f"{policy.max_data_refusals} (max_data_refusals)",
+            )
+    else:
         with findings.step("budget"), _ledger(settings) as ledger:
             budget = ledger.budget(policy=policy, data_set=data_set.name)
             budget.check_plan(unsigned_job(spec, state), state)

@@ -21,6 +21,7 @@ from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.identity.roster import Roster
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
+from silo_agent.ledger.data_refusals import DataRefusals
 from silo_agent.ledger.known_states import KnownStates
 from silo_agent.ledger.migrations import MIGRATIONS
 from silo_agent.ledger.reveals import Decision, Reveals, RevealStatus
@@ -31,6 +32,7 @@ REVEALED_EVENT = "revealed"  # audit entry: job, round, phase, cohort and surviv
 REVEALED_FIELDS = ("job", "round", "phase", "cohort")  # what has to agree: an older log may lack survivors
 SPENT_EVENT = "spent"  # audit entry: an input and the digest of its releases, written before a byte leaves
 GRANTED_EVENT = "cohort changes granted"  # audit entry: the institution allowed a job more of them
+REFUSALS_GRANTED_EVENT = "data refusals granted"  # audit entry: the same of refusals for its data
 SPENT_FIELDS = ("input", "data_set", "job", "round", "phase", "releases")
 
 
@@ -92,6 +94,10 @@ class Ledger:
         tell: called for every spend when it is durable and before a byte leaves.
         """
         return Budget(self._database, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
+
+    def data_refusals(self, *, policy: Policy, data_set: str) -> DataRefusals:
+        """How often inputs were refused for one data set, and how often they still may be."""
+        return DataRefusals(self._database, policy=policy, data_set=data_set, clock=self._clock)
 
     def known_states(self) -> KnownStates:
         """The global states that this silo knows to be computed."""
@@ -212,23 +218,30 @@ class Ledger:
                 (job_digest, data_set, changes, self._clock().timestamp()),
             )
 
+    def grant_data_refusals(self, job_digest: bytes, refusals: int, *, data_set: str) -> None:
+        """Allow a job so many more refusals for its data, beyond the policy's and earlier grants."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO data_refusal_grants (job_digest, data_set, refusals, is_told,"
+                " written_unix_seconds) VALUES (?, ?, ?, 0, ?)",
+                (job_digest, data_set, refusals, self._clock().timestamp()),
+            )
+
     def tell_grants(self, audit_log: audit.AuditLog) -> None:
         """Enter grants into the audit log, which the agent alone writes; a crash between repeats an entry."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(
-                "SELECT * FROM cohort_change_grants WHERE NOT is_told ORDER BY number"
-            ).fetchall()
-        for row in rows:
-            audit_log.append(
-                GRANTED_EVENT,
-                job=row["job_digest"].hex(),
-                data_set=row["data_set"],
-                changes=row["changes"],
-            )
+        for table, event, count in (
+            ("cohort_change_grants", GRANTED_EVENT, "changes"),
+            ("data_refusal_grants", REFUSALS_GRANTED_EVENT, "refusals"),
+        ):
             with self._database.transaction() as connection:
-                connection.execute(
-                    "UPDATE cohort_change_grants SET is_told = 1 WHERE number = ?", (row["number"],)
-                )
+                rows = connection.execute(
+                    f"SELECT * FROM {table} WHERE NOT is_told ORDER BY number"
+                ).fetchall()
+            for row in rows:
+                granted = {"data_set": row["data_set"], count: row[count]}
+                audit_log.append(event, job=row["job_digest"].hex(), **granted)
+                with self._database.transaction() as connection:
+                    connection.execute(f"UPDATE {table} SET is_told = 1 WHERE number = ?", (row["number"],))
 
     def suspend(self, job_digest: bytes) -> None:
         """Stop serving an approved job until it is approved again; durable on return."""

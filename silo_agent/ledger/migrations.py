@@ -281,6 +281,28 @@ _JOBS_AS_SIGNED: Migration = ("ALTER TABLE jobs ADD COLUMN spec BLOB",)
 _MEMBERS_OF_USES: Migration = ("ALTER TABLE state_uses ADD COLUMN members INTEGER NOT NULL DEFAULT 0",)
 _DRAWN_USES: Migration = ("ALTER TABLE state_uses ADD COLUMN is_drawn BOOLEAN NOT NULL DEFAULT FALSE",)
 
+_DATA_REFUSALS: Migration = (
+    """
+    CREATE TABLE data_refusals ( -- inputs of jobs without noise that were refused for this silo's data
+        number INTEGER NOT NULL PRIMARY KEY,
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+    "CREATE INDEX data_refusals_by_job ON data_refusals (data_set, job_digest)",
+    """
+    CREATE TABLE data_refusal_grants ( -- refusals that the institution allowed a job beyond its policy
+        number INTEGER NOT NULL PRIMARY KEY,
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        refusals INTEGER NOT NULL,
+        is_told BOOLEAN NOT NULL, -- in the audit log
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+)
+
 MIGRATIONS = (
     _FIRST,
     _EVERY_CHANGE_COUNTS,
@@ -294,4 +316,5 @@ MIGRATIONS = (
     _JOBS_AS_SIGNED,
     _MEMBERS_OF_USES,
     _DRAWN_USES,
+    _DATA_REFUSALS,
 )

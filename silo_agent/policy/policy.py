@@ -125,6 +125,13 @@ class Policy(BaseModel):
         description="overlapping cohorts, per data set over all jobs: sums whose cohort nearly equals an "
         "earlier one and is not the one just before; `chorale silo approve --more-cohort-changes` adds to it",
     )
+    max_data_refusals: int = Field(
+        default=5,
+        ge=0,
+        le=1_000_000,
+        description="refusals of jobs without noise for what the data are, per data set over all jobs; "
+        "one more and none touches the data; `chorale silo approve --more-data-refusals` adds to it",
+    )
     max_repeats: int = Field(
         default=2,
         ge=0,
@@ -379,6 +386,7 @@ class Policy(BaseModel):
             f"jobs and sums of fewer than {self.min_silos} silos",
             f"attempt {self.max_attempts + 1} at any phase",
             f"more than {self.max_cohort_changes} overlapping cohorts of a data set, in all jobs together",
+            f"jobs without noise, once more than {self.max_data_refusals} inputs were refused for a data set",
             f"jobs with fraction below 1 whose draw risk is above {self.max_draw_risk:g}",
             f"a third opening enrollment of such a job, and more than {self.max_openings} over one data set",
             f"more than {self.max_repeats} further sums over one model",

@@ -13,6 +13,7 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger.budget import Budget, Spend
+from silo_agent.ledger.data_refusals import DataRefusals
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.ledger.reveals import Reveals
 from silo_agent.ledger.steps import Steps
@@ -28,6 +29,7 @@ class DataSet:
     reveals: Reveals
     budget: Budget
     steps: Steps
+    refusals: DataRefusals
 
     @classmethod
     def of(
@@ -46,6 +48,7 @@ class DataSet:
             reveals=ledger.reveals(policy=policy, data_set=name, tell=tell_reveal),
             budget=ledger.budget(policy=policy, data_set=name, tell=tell_spend),
             steps=ledger.steps(policy=policy, data_set=name),
+            refusals=ledger.data_refusals(policy=policy, data_set=name),
         )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from chorale.job import Job
 from chorale.observability.logs import get_logger
 from chorale.transport.wire import PhaseKey
-from crypto.errors import Refusal
+from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.encoder import Encoder
 from silo_agent.data.base import SiloData
 from silo_agent.ledger.budget import Charge
@@ -29,7 +29,7 @@ from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Cancelled, Objective, Work
 from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.own_steps import own_lengths
-from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, phase_input
+from silo_agent.rounds.phase_input import DataRefusal, PhaseRequest, cut_holdout, phase_input
 from silo_agent.seeding import fresh_seed
 from strategies.base import Array
 
@@ -90,9 +90,9 @@ class InputCache:
         """The phase's only input, its cost reserved before the data were touched.
 
         Raises PolicyRefusal(code=STATE) for another state or layout than the first attempt's,
-        PolicyRefusal(code=BUDGET) where the data set's budget does not cover it, and
-        PolicyRefusal(code=DATA) where data or counts do not allow one, DataRefusal where it is the
-        state over these data that does not.
+        PolicyRefusal(code=BUDGET) where the data set's budget does not cover it,
+        PolicyRefusal(code=POLICY) where too many were refused for the data set, and what
+        `phase_input` raises. Of a job without noise that is counted before it is raised.
         """
         name, layout_digest = phase_name(request.key), request.layout.digest
         entry = self._entries.get(name)
@@ -171,6 +171,10 @@ class InputCache:
     ) -> Prepared:
         job, key = request.job, request.key
         data_set = self._data_sets.of(job.digest)
+        if (
+            job.spec.privacy is None
+        ):  # here, where one input is computed at a time, so that none slips through
+            data_set.refusals.check(job.digest)
         charge = data_set.budget.reserve(
             job, key, request.context.state, members=request.rule.members, use=request.use
         )
@@ -198,9 +202,28 @@ class InputCache:
             has_steps = encoder.layout.tagged is not None and job.strategy.reads_state(key.kind)
             own_steps = own_lengths(job, key, request.context, values) if has_steps else {}
             return Prepared(encoder=encoder, charge=charge, own_steps=own_steps)
-        except BaseException:
+        except BaseException as error:
             charge.release()  # nothing left
+            if job.spec.privacy is None and isinstance(error, Exception):
+                if is_cancelled():  # what is not counted does not leave
+                    raise Cancelled("the input is no longer wanted") from error
+                self._count(request, error)
             raise
+
+    def _count(self, request: PhaseRequest, error: Exception) -> None:
+        """Durable before the refusal leaves. Security: other failures may be due to the data, too."""
+        if isinstance(error, Cancelled | PolicyRefusal) and not isinstance(error, DataRefusal):
+            return
+        data_set = self._data_sets.of(request.job.digest)
+        counted = data_set.refusals.record(request.job.digest, suspends=isinstance(error, DataRefusal))
+        log.warning(
+            "refusal counted",
+            job=request.job.id,
+            data_set=data_set.name,
+            counted=counted,
+            max_data_refusals=data_set.policy.max_data_refusals,
+            is_closed=counted > data_set.policy.max_data_refusals,
+        )
 
     def _report(self, request: PhaseRequest, encoder: Encoder, *, seconds: float) -> None:
         self._metrics.training_seconds.inc(seconds)

@@ -35,10 +35,11 @@ WEIGHT = "weight"  # the quantity that carries p
 
 
 class DataRefusal(PolicyRefusal):
-    """Refused because of what this silo's data make of the received state.
+    """Refused because of what this silo's data make of the received state, or of a job without noise.
 
-    Security: the coordinator chooses the state, so the refusal answers a question of its choice
-    about one silo's data. It must be the last one. Source: docs/protocol.md 6.7.
+    Security: the coordinator chooses the state, the operator ranges, columns and categories, so the refusal
+    answers a question of their choice about one silo's data. It must be the last one of the job.
+    Source: docs/protocol.md 6.7.
     """
 
 
@@ -89,15 +90,16 @@ def phase_input(
     load_data: gives them with the hold-out cut (`cut_holdout`). seed: of shuffles and dropout. local: what
     the silo kept of the job, and where the method proposes what comes next. random: of the encoding.
 
-    Raises PolicyRefusal(code=DATA) where data or counts do not allow an input, DataRefusal where it is the
-    state over these data that does not, and what the objective raises.
+    Raises DataRefusal where data, counts or the state over these data do not allow an input, and what the
+    objective raises. In a private job no record decides whether data are refused: PolicyRefusal(code=DATA).
     """
+    of_data = DataRefusal if request.job.spec.privacy is None else PolicyRefusal
     try:
         data, spec = load_data(), request.job.spec
         samples = _summed(request.job, policy, len(data.train))
         if samples == 0 and spec.privacy is None:  # in a private job a refusal would tell the last record
             why = f"fewer than {policy.count_granularity} samples (count_granularity)"
-            raise request.refusal(why, Refusal.DATA)
+            raise request.refusal(why, Refusal.DATA, kind=DataRefusal)
         if request.key.kind == ENROLLMENT:
             values: Mapping[str, Array] = {"silos": np.array(1), "samples": np.array(samples)}
         else:
@@ -120,7 +122,7 @@ def phase_input(
         values = taken_over(values)
         return values, Encoder(values, layout=request.layout, random=random)
     except ConfigError as error:
-        raise request.refusal(str(error), Refusal.DATA) from error
+        raise request.refusal(str(error), Refusal.DATA, kind=of_data) from error
     except QuantizationError as error:
         raise request.refusal(str(error), Refusal.DATA, kind=DataRefusal) from error
 
@@ -169,7 +171,10 @@ def _weight(request: PhaseRequest, samples: int) -> float:
     if privacy is not None:
         return privacy.declared_weight(request.rule.members)
     state = request.context.state
-    total = total_of(state) if TOTAL in state else 0
+    try:
+        total = total_of(state) if TOTAL in state else 0
+    except ConfigError as error:  # whatever the data are
+        raise request.refusal(str(error), Refusal.DATA) from error
     if samples > total:
         why = "more samples than enrollment counted in all silos"
         raise request.refusal(why, Refusal.NOT_ENROLLED, kind=DataRefusal)

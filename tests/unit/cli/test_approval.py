@@ -11,7 +11,12 @@ import pytest
 
 from chorale.job import Job
 from chorale.spec.job_spec import JobSpec
+from crypto.errors import PolicyRefusal
 from silo_agent.ledger.ledger import Ledger
+from silo_agent.ledger.reveals import Decision
+from silo_agent.policy.policy import Policy
+from silo_agent.rounds import first_state
+from silo_agent.settings import load_silo_settings
 from simulation.engine import unsigned_job
 from tests.unit.cli.conftest import Desk, Ended
 
@@ -57,3 +62,48 @@ def test_silo_is_told_whose_code_a_job_runs(desk: Desk, chorale: Callable[..., E
     assert job.id in waiting.out
     told = "it runs code that is not Chorale's on this silo's data: model net of hospital-models==1.2.0"
     assert f"{told} {{'width': 32}}" in waiting.out
+
+
+def test_code_of_a_job_does_not_run_before_it_is_approved(
+    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing the jobs imported their distributions and called a model with an operator's options."""
+    own = {"name": "net", "from": "hospital-models==1.2.0", "options": {"weights": "https://attacker/x"}}
+    job, config = offered(desk, model=own), desk.silo()
+    drawn: list[JobSpec] = []
+    monkeypatch.setattr(first_state, "drawn_arrays", lambda spec, *_, **__: drawn.append(spec))
+    for arguments in ((), (job.id,)):
+        ended = chorale("silo", "approve", "--config", config, *arguments)
+        assert ended.code == 0, ended.err
+        assert "whether its starting weights are given is found out at its first phase" in ended.out
+    assert drawn == []
+
+
+@pytest.mark.parametrize("options", [{"foo": 1}, {"hidden": "abc"}])
+def test_a_job_whose_model_cannot_be_made_does_not_end_the_list(
+    desk: Desk, chorale: Callable[..., Ended], options: dict[str, Any]
+) -> None:
+    """TypeError left, and no institution could list its jobs until the operator's job was gone."""
+    pytest.importorskip("torch", reason="makes a model: needs the extra silo")
+    job, config = offered(desk, model={"name": "mlp", "options": options}), desk.silo()
+    ended = chorale("silo", "approve", "--config", config)
+    assert ended.code == 0, ended.err
+    assert job.id in ended.out
+    assert "its starting weights are given" in ended.out
+
+
+def test_institution_grants_a_job_more_data_refusals(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    job, config = offered(desk), desk.silo()
+    with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
+        policy = Policy(federation="test", max_data_refusals=0)
+        (data_set,) = [each.name for each in load_silo_settings(config).data_sets]
+        refusals = ledger.data_refusals(policy=policy, data_set=data_set)
+        ledger.decide(job.id, Decision.APPROVED)
+        refusals.record(job.digest, suspends=True)
+        with pytest.raises(PolicyRefusal, match="max_data_refusals"):
+            refusals.check(job.digest)
+        ended = chorale("silo", "approve", "--config", config, job.id, "--more-data-refusals", "2")
+        assert f"{job.id}: 2 more data refusals on data set {data_set}" in ended.out
+        assert refusals.check(job.digest) == 0
+    alone = chorale("silo", "approve", "--config", config, "--more-data-refusals", "2")
+    assert "--more-data-refusals: expected JOB with it" in alone.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,20 @@ def test_every_phase_of_a_method_runs_on_one_batch(
     assert told == phases
     assert "ok       round: at most about" in ended.out
     assert files_below(desk.folder) == before
+
+
+@pytest.mark.parametrize(("privacy", "is_refused"), [(None, True), (PRIVATE, False)])
+def test_a_data_set_with_too_many_refusals_is_told_before_a_job_is_sent(
+    desk: Desk, chorale: Calls, privacy: object, is_refused: bool
+) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    policy = desk.write("closed.yaml", {"federation": "test", "max_data_refusals": 0})
+    config, job = table_silo(desk, TABLE, policy=str(policy)), table_job(desk, privacy=privacy)
+    with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
+        ledger.data_refusals(policy=load_policy(policy), data_set="ward").record(bytes(32), suspends=True)
+    ended = chorale("silo", "check", "--config", config, "--job", job)
+    expected = "refusals: data set ward: 1 inputs were refused for its data, more than 0 (max_data_refusals)"
+    assert [line.partition(";")[0] for line in problems(ended)] == [expected] * is_refused, ended.out
 
 
 @pytest.mark.parametrize("privacy", [None, PRIVATE])

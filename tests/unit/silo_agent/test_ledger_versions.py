@@ -69,8 +69,9 @@ def test_a_file_of_before_gets_the_schema_of_a_new_one(book: OldBook, tmp_path: 
     tables |= {"known_states", "next_states", "sum_checks", "bad_sums"}
     tables |= {"cohort_change_grants", "state_uses", "abandoned_phases"}
     tables |= {"array_steps", "compared_phases", "stopped_data_sets"}
+    tables |= {"data_refusals", "data_refusal_grants"}
     assert set(schema(book.path)) == {"version"} | tables
-    assert schema(book.path)["version"] == (12,)
+    assert schema(book.path)["version"] == (13,)
 
 
 def test_jobs_rosters_and_spend_are_as_they_were(tmp_path: Path) -> None:
