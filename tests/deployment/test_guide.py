@@ -277,7 +277,8 @@ def records(*, seed: str) -> str:
     """Made-up rows under the headings of docs/examples/job-csv.yaml."""
     draw = random.Random(seed)
     rows = [
-        f"{draw.randint(30, 80)},{draw.gauss(0, 1)},{draw.gauss(0, 1)},{draw.gauss(0, 1)},{draw.choice('fm')},"
+        f"{draw.randint(30, 80)},{draw.gauss(0, 1)},{draw.gauss(0, 1)},{draw.gauss(0, 1)},"
+        f"{draw.choice('fm')},"
         f"{draw.choice(['none', 'atypical', 'typical'])},{draw.randint(90, 180)},{draw.randint(150, 350)},"
         f"{draw.randint(0, 1)}\n"
         for _ in range(RECORDS)
