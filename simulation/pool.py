@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from chorale.job import Job
+from chorale.runtime.distributions import Running
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ChoraleError, ConfigError
@@ -121,9 +122,10 @@ class _Worker:
         self._process = spawning.Process(target=serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
+        self.send(Running())  # before silos' data, which may be of their classes
         self.send(load)
 
-    def send(self, message: Load | Question) -> None:
+    def send(self, message: Running | Load | Question) -> None:
         try:
             self._pipe.send(message)
         except OSError:
@@ -158,6 +160,7 @@ def serve(pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is there
     silos: SilosHere | None = None
     with suppress(EOFError, OSError, KeyboardInterrupt):
+        pipe.recv()  # Running
         load: Load = pipe.recv()
         while True:
             question: Question = pipe.recv()

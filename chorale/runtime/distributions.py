@@ -13,6 +13,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleS
 from importlib.util import spec_from_file_location
 from pathlib import Path, PurePosixPath
 from types import CodeType, ModuleType
+from typing import Any
 
 from crypto import encoding
 from crypto.errors import ConfigError
@@ -81,12 +83,15 @@ def installed(distribution: str) -> Installed:
     with files that it does not list.
     """
     name, _, version = distribution.partition("==")
-    copies = {_root_of(each): each for each in metadata.distributions(name=name)}
+    # a folder may be on Python's path twice, and one folder may hold metadata of one name twice
+    roots = sorted({_root_of(each) for each in metadata.distributions(name=name)})
+    copies = [(root, each) for root in roots for each in metadata.distributions(name=name, path=[str(root)])]
     if not copies:
         raise ConfigError(f"{distribution}: no distribution {name} is installed here")
     if len(copies) > 1:
-        raise ConfigError(f"{distribution}: {name} is installed twice, in {' and '.join(map(str, copies))}")
-    ((root, found),) = copies.items()
+        places = " and ".join(str(root) for root, _ in copies)
+        raise ConfigError(f"{distribution}: {name} is installed twice, in {places}")
+    ((root, found),) = copies
     if found.version != version:
         raise ConfigError(f"{distribution}: the version that is installed here is {found.version}")
     if found.read_text("RECORD") is None or _is_editable(found):
@@ -119,6 +124,7 @@ def load(distribution: str, *, group: str, name: str, sha256: str | None = None)
             code = installed(distribution)
             if sha256 is not None:
                 code.check_digest(sha256)
+            _check_names(code)
             _run(code)
     module_name, _, attributes = code.entry_points.get((group, name), "").partition(":")
     if not module_name:
@@ -139,6 +145,17 @@ def load(distribution: str, *, group: str, name: str, sha256: str | None = None)
             f"{distribution}: {module_name}:{attributes} cannot be loaded: {told(error)}"
         ) from error
     return found
+
+
+class Running:
+    """What this process may import of distributions, to be pickled before anything that is of them.
+
+    A process that unpickles it imports their modules of the same files from then on, or raises ConfigError.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with _lock:
+            return _resume, (tuple(_running.values()),)
 
 
 def told(error: BaseException) -> str:
@@ -164,6 +181,25 @@ _running: dict[str, Installed] = {}  # what this process may import, by distribu
 _owners: dict[str, Installed] = {}  # the same, by the names that its modules begin with
 
 
+def _check_names(code: Installed) -> None:
+    """Raises ConfigError where another distribution has a module of such a name: whoever imports that one
+    later, such as Chorale a dependency at its first use, would get this one's."""
+    own = _normalized(code.distribution.partition("==")[0])
+    providers = metadata.packages_distributions()
+    for package in sorted(code.packages):
+        others = sorted({each for each in providers.get(package, ()) if _normalized(each) != own})
+        if others:
+            raise ConfigError(
+                f"{code.distribution}: its module {package} has the name of one of {', '.join(others)}, "
+                "which is installed here too"
+            )
+
+
+def _normalized(name: str) -> str:
+    """As packaging compares names: A-b, a_b and a.b are one."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def _run(code: Installed) -> None:
     """From now on its modules are importable. Raises ConfigError where one was imported before."""
     for package in code.packages:
@@ -182,6 +218,13 @@ def _run(code: Installed) -> None:
     _running[code.distribution] = code
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+
+
+def _resume(codes: Iterable[Installed]) -> Running:
+    with _lock:
+        for code in codes:
+            _run(code)
+    return Running()
 
 
 class _Finder(MetaPathFinder):

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from chorale.spec.fields import Finite, Positive, SpecPart
+from crypto.errors import ConfigError
 
 MAX_TABLE_INPUTS = 65_536  # values of one record of a table; ranges and categories expanded
 
@@ -136,3 +137,20 @@ LabelColumns = Annotated[
         }
     ),
 ]
+
+
+def check_vocabulary(vocabulary: int | None, input_type: str, has_tokens: bool, *, is_private: bool) -> None:
+    """has_tokens: whether a job's `classes` says it.
+
+    Raises ConfigError where it is said twice or of other inputs, and where a private job lacks it: a value
+    that the model has no row for would refuse a phase, which tells of one record.
+    """
+    if vocabulary is not None and input_type != "int64":
+        raise ConfigError(f"vocabulary: it is of int64 inputs, the job's input_type is {input_type}")
+    if vocabulary is not None and has_tokens:
+        raise ConfigError("vocabulary: in a task of tokens `classes` says it: leave it out")
+    if is_private and input_type == "int64" and not has_tokens and vocabulary is None:
+        raise ConfigError(
+            "vocabulary: a private job of int64 inputs says how many values they have, by which a silo "
+            "leaves out records with others"
+        )

@@ -14,7 +14,14 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from chorale.spec.column_specs import ColumnSpec, LabelColumns, check_table, expanded, names_of
+from chorale.spec.column_specs import (
+    ColumnSpec,
+    LabelColumns,
+    check_table,
+    check_vocabulary,
+    expanded,
+    names_of,
+)
 from chorale.spec.fields import DataSetName, Moment, Name, Sha256, SpecPart
 from chorale.spec.image_specs import NormalizeSpec, Transforms, check_transforms
 from chorale.spec.plug_in_specs import (
@@ -149,6 +156,12 @@ class JobSpec(SpecPart):
     input_type: Literal["float32", "int64"] = Field(
         default="float32", description="of a sample's values: numbers, or int64 such as the tokens of a text"
     )
+    vocabulary: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 31,
+        description="values of int64 inputs, 0 to vocabulary - 1; null: `classes` of token tasks, or any",
+    )
     normalize: NormalizeSpec | None = Field(
         default=None, description="of images by channel, wherever the model is run; null: as the data are"
     )
@@ -262,6 +275,11 @@ class JobSpec(SpecPart):
         left_out = [name for name, value in stated.items() if value is None]
         if left_out:
             raise ConfigError(f"job {self.name}: {left_out[0]} is required in a signed job")
+
+    @property
+    def input_values(self) -> int | None:
+        """How many values an int64 input has, from 0; None: any."""
+        return self.classes if self.method.task.has_tokens else self.vocabulary
 
     @property
     def plug_ins(self) -> dict[str, PlugInSpec | GivenPartSpec]:
@@ -418,9 +436,10 @@ class JobSpec(SpecPart):
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
             check_ends(self.keep, self.stop, rounds=self.rounds, method=method)
             if method.task.has_tokens and self.input_type != "int64":
-                raise ConfigError(
-                    f"input_type: task {method.task.word} reads tokens and needs int64, got {self.input_type}"
-                )
+                needs = f"task {method.task.word} reads tokens and needs int64"
+                raise ConfigError(f"input_type: {needs}, got {self.input_type}")
+            is_private, has_tokens = self.privacy is not None, method.task.has_tokens
+            check_vocabulary(self.vocabulary, self.input_type, has_tokens, is_private=is_private)
             if self.privacy is None:
                 return self
             if self.model.norm == "batch":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
@@ -24,23 +24,43 @@ def prepared(samples: Samples, job: JobSpec, *, source: str) -> Samples:
     features = _as_input(samples.features, job, source=source)
     if features.dtype.kind == "f" and not np.isfinite(features).all():
         raise ConfigError(f"{source}: features hold NaN or infinity, expected finite numbers")
+    if not known_inputs(features, job).all():
+        raise ConfigError(f"{source}: {expected_inputs(job)}, got {features.min()} to {features.max()}")
     return Samples(features=features, labels=labels, strata=samples.strata)
 
 
 def put_right(samples: Samples, job: JobSpec, *, source: str) -> tuple[Samples, int]:
-    """As `prepared` in a private job: those without a target of the job are left out, values that are not
-    finite or too far are moved, and how many were. Raises ConfigError for types and shapes."""
+    """As `prepared` in a private job: those without a target of the job, or with an input that it does not
+    have, are left out, values that are not finite or too far are moved, and how many were. Raises
+    ConfigError for types and shapes."""
     target, labels = job.method.task.target, samples.labels
     if job.method.task.has_classes:
         labels = whole_labels(labels, source=source, is_private=True)
-    fits = np.flatnonzero(target.fitting(labels))
+    fits = np.flatnonzero(target.fitting(labels) & known_inputs(samples.features, job))
     kept_labels = target.checked(labels[fits], source=source)
     _check_numbers(samples.features, source=source)
-    features, outside = private.boxed(samples.features[fits])
+    features, outside = samples.features[fits], 0
+    if job.input_type != "int64":
+        features, outside = private.boxed(features)
     strata = None if samples.strata is None else samples.strata[fits]
     return Samples(
         features=_as_input(features, job, source=source), labels=kept_labels, strata=strata
     ), outside
+
+
+def known_inputs(features: Features, job: JobSpec) -> NDArray[np.bool_]:
+    """Which samples have no value but those of the job's vocabulary, which a model has a row for; all, where
+    it has none. Shapes: (N, ...) -> (N,)."""
+    values = job.input_values if job.input_type == "int64" else None
+    if values is None or features.dtype.kind not in "iu":
+        return np.ones(len(features), np.bool_)
+    flat = features.reshape(len(features), math.prod(features.shape[1:]))
+    return np.asarray(((flat >= 0) & (flat < values)).all(axis=1))
+
+
+def expected_inputs(job: JobSpec) -> str:
+    """For a message."""
+    return f"inputs must be 0 to {(job.input_values or 0) - 1} (by the job's vocabulary)"
 
 
 def _as_input(features: Features, job: JobSpec, *, source: str) -> Features:

@@ -16,7 +16,7 @@ from chorale_models.data import Data
 from crypto.errors import ConfigError
 from silo_agent.data import private
 from silo_agent.data.base import Indices, Loader, RawData, Samples, SampleSet, SiloData
-from silo_agent.data.fitting import prepared, put_right
+from silo_agent.data.fitting import known_inputs, prepared, put_right
 from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, scans, sql
 from silo_agent.data.misfits import add_misfits
 from silo_agent.data.own_data import own_data
@@ -206,9 +206,10 @@ def _private_parts(
 
 
 def _fits(samples: SampleSet, job: JobSpec) -> Indices:
-    """Those with a target of the job; of what is read by place only such are left."""
+    """Those with a target and inputs of the job; of what is read by place only such are left."""
     if isinstance(samples, Samples):
-        return np.flatnonzero(job.method.task.target.fitting(samples.labels))
+        fits_N = job.method.task.target.fitting(samples.labels)
+        return np.flatnonzero(fits_N & known_inputs(samples.features, job))
     return np.arange(len(samples))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from chorale.spec.job_spec import JobSpec
 from silo_agent.data.base import NO_LABEL, Features, Labels, RawData, Samples
+from silo_agent.data.fitting import expected_inputs, known_inputs
 from silo_agent.data.private import FARTHEST
 from strategies.tasks.base import Target
 
@@ -23,11 +24,11 @@ def add_misfits(raw: RawData, job: JobSpec) -> None:
     splits = [("record", raw.places, raw.train)]
     if raw.holdout is not None:
         splits.append(("test record", None, raw.holdout))
-    is_private, target = job.privacy is not None, job.method.task.target
+    target = job.method.task.target
     for what, places, samples in splits:
         if not isinstance(samples, Samples):
             continue  # each is looked at when it is read (scan)
-        problems = _targets(samples.labels, target), _features(samples.features, is_private=is_private)
+        problems = _targets(samples.labels, target), _features(samples.features, job)
         for index, told in sorted([each for found in problems for each in found]):
             where = f"{what} {index}" if places is None else places[index]
             raw.problems.add(f"{where}: {told}")
@@ -45,11 +46,12 @@ def _targets(labels: Labels, target: Target) -> list[tuple[int, str]]:
     ]
 
 
-def _features(features: Features, *, is_private: bool) -> list[tuple[int, str]]:
+def _features(features: Features, job: JobSpec) -> list[tuple[int, str]]:
     if features.dtype.kind != "f":
-        return []
+        told = expected_inputs(job)
+        return [(int(index), told) for index in np.flatnonzero(~known_inputs(features, job))]
     flat = features.reshape(len(features), math.prod(features.shape[1:]))
-    if not is_private:
+    if job.privacy is None:
         told, is_fine_N = "features hold NaN or infinity, expected finite numbers", np.isfinite(flat).all(1)
     else:
         told, is_fine_N = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 
 from chorale.runtime import distributions
 from chorale.spec.job_spec import JobSpec
@@ -20,6 +21,8 @@ def own_function(settings: DataSettings) -> Callable[..., object] | None:
         return load_entry_point(settings.module, field="data.module")
     if settings.source is None:
         return None
+    if find_spec("torch") is not None:
+        import silo_agent.torchvision_compat  # noqa: F401  an author's module may import torchvision in its own way
     try:
         found = distributions.load(settings.source, group=distributions.DATA, name=str(settings.format))
     except ConfigError as error:

@@ -17,7 +17,7 @@ from chorale_models.data import Identities
 from crypto import encoding
 from silo_agent.data.base import Features, Labels, Samples
 
-FARTHEST = 1e6  # no feature of a private job is beyond it; standardized ones are about 1
+FARTHEST = 1_000_000  # no feature of a private job is beyond it; standardized ones are about 1
 HASHED_BITS = 64
 Mask = NDArray[np.bool_]
 
@@ -25,10 +25,12 @@ Mask = NDArray[np.bool_]
 def boxed(features: Features) -> tuple[Features, int]:
     """The features with every value finite and within +-FARTHEST, and how many were not.
 
-    NaN and infinity become 0, which is where standardized columns have their mean.
+    NaN and infinity become 0, which is where standardized columns have their mean. Whole numbers keep their
+    type.
     """
     if features.dtype.kind != "f":
-        clipped = np.clip(features, -FARTHEST, FARTHEST) if features.dtype.itemsize > 2 else features
+        lowest = 0 if features.dtype.kind == "u" else -FARTHEST
+        clipped = np.clip(features, lowest, FARTHEST) if features.dtype.itemsize > 2 else features
         return clipped, int(np.count_nonzero(clipped != features))
     wide = features.astype(np.float32) if features.dtype.itemsize < 4 else features
     is_inside = np.abs(wide) <= FARTHEST  # False for NaN

@@ -94,7 +94,7 @@ def fitting(
         try:
             sample = _in_form([one], job, source=where)
             if not len(sample):
-                raise ConfigError(f"{where}: its label is none of the job's")
+                raise ConfigError(f"{where}: its label or an input is none of the job's")
         except ConfigError as error:
             sample = misfit(error)
         if sample is not None:
@@ -107,8 +107,8 @@ def fitting(
 
 
 def _in_form(found: Sequence[Found], job: JobSpec, *, source: str) -> Samples:
-    """In a private job without those whose label does not fit. Raises ConfigError, and ValueError for shapes
-    that differ."""
+    """In a private job without those that do not fit. Raises ConfigError, and ValueError for shapes that
+    differ."""
     pairs = []
     for one in found:
         if isinstance(one, Unread):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from chorale.runtime import distributions
 from chorale_models import data
 from crypto.errors import ChoraleError, ConfigError
 
@@ -104,6 +105,14 @@ class _Reader:
 
     def __getitems__(self, places: Sequence[int]) -> list[Found]:
         return read_places(self._source, places)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # pickled in this order: the process must know the files before it imports what the samples are of
+        return _reader, (distributions.Running(), self._source)
+
+
+def _reader(_: object, source: data.Samples) -> _Reader:
+    return _Reader(source)
 
 
 def _end_with_the_agent(_: int) -> None:

@@ -4,7 +4,7 @@ The range scales what the model is trained for: its answer is -1 at `low` and 1 
 what one record moves: an answer beyond the range counts as its end in every figure, and a target beyond it
 is refused (left out in a private job). Sums are in ranges, figures in the target's own units.
 Leaks the two errors over the silos' hold-outs, their total size, and where `r2` is asked for the mean and
-the variance of the targets.
+the variance of the targets, which of a target with two values is how many records have each.
 """
 
 from __future__ import annotations
@@ -44,9 +44,16 @@ class RegressionOptions(PartOptions):
 
 
 class R2(Metric):
-    """1 - squared error / variance of the targets, over all silos' samples and numbers together."""
+    """1 - squared error / variance of the targets, over all silos' samples and numbers together.
 
-    sums = (Sum(name="target_sum"), Sum(name="target_square_sum"))  # of targets from 0 at low to 1 at high
+    Security: the sums are of the targets alone, whatever the model says. Where a job takes a column of 0 and
+    1 for the label, they are how many records have 1: a class count.
+    """
+
+    sums = (  # of targets from 0 at low to 1 at high
+        Sum(name="target_sum", is_by_class=True),
+        Sum(name="target_square_sum", is_by_class=True),
+    )
 
     def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
         """r2; NaN where all targets are the same."""

@@ -155,6 +155,21 @@ FILES = {
             raise OSError("the archive is not mounted")
 
 
+        COMPARED = 1
+
+
+        class Stored:
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, place):
+                return torch.zeros(1).numpy(), COMPARED
+
+
+        def stored(sizes):
+            return Data(train=Stored())
+
+
         class Near(Regularizer):
             def penalty(self, outputs, teacher, targets):
                 return (outputs - teacher).square().sum(1)
@@ -167,7 +182,7 @@ OFFERS = {
         for name in ("net", "headless", "early", "narrow", "wide", "tied", "nameless", "random")
     },
     "chorale.tasks": {name.lower(): f"{PACKAGE}.code:{name}" for name in ("Absolute", "Flat", "Reserved")},
-    "chorale.data": {name: f"{PACKAGE}.code:{name}" for name in ("line", "spoiled")},
+    "chorale.data": {name: f"{PACKAGE}.code:{name}" for name in ("line", "spoiled", "stored")},
     "chorale.parts": {
         name.lower(): f"{PACKAGE}.code:{name}" for name in ("Focal", "Endless", "Centered", "Near")
     },

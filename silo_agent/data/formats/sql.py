@@ -8,6 +8,7 @@ N = rows.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from decimal import Decimal
@@ -93,6 +94,22 @@ def _url(database: DatabaseSettings) -> str:
 
 
 def _cells(values: list[Any]) -> Cells:
+    """Each cell by itself: a text beside it changes how no number is read."""
     if all(value is None or isinstance(value, int | float | Decimal) for value in values):
-        return np.array([np.nan if value is None else float(value) for value in values], np.float64)
-    return [text_of(value) for value in values]
+        return np.array([_number(value) for value in values], np.float64)
+    return [_text(value) for value in values]
+
+
+def _text(value: Any) -> str:
+    """What `Table.texts` makes of the same cell in a column of numbers."""
+    if not isinstance(value, int | float | Decimal):
+        return text_of(value)
+    number = _number(value)
+    return "" if math.isnan(number) else text_of(number)
+
+
+def _number(value: float | Decimal | None) -> float:
+    try:
+        return math.nan if value is None else float(value)
+    except (OverflowError, ValueError):  # a whole number beyond floats; a Decimal's signaling NaN
+        return math.nan

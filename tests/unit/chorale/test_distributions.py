@@ -99,6 +99,11 @@ def _twice(site: Path) -> None:
     sys.path.append(str(other))  # the fixture's monkeypatch restores it
 
 
+def _twice_in_one_folder(site: Path) -> None:
+    """Another spelling of the name, with entry points of its own: which of the two is read is chance."""
+    shutil.copytree(next(site.glob("*.dist-info")), site / "Own.Code-1.0.0.dist-info")
+
+
 def _list(site: Path, path: str) -> None:
     (site / path).write_text("")
     record = next(site.glob("*.dist-info")) / "RECORD"
@@ -111,6 +116,7 @@ SPOILED: list[tuple[str, Callable[[Path], None]]] = [
     (r"more lies in its package and is none of its files", _linked_folder),
     (r"nets\.py is missing or a link, expected a file", _lose),
     (r"is installed twice, in .*site.* and .*other|in .*other.* and .*site", _twice),
+    (r"own-code is installed twice, in .*site and .*site$", _twice_in_one_folder),
     (r"own\.pth runs at every start of Python", lambda site: _list(site, "own.pth")),
     (r"fast\.pyc is a compiled module without its source", lambda site: _list(site, "fast.pyc")),
     (r"differ in upper and lower case alone", lambda site: _list(site, f"{PACKAGE}/NETS.py")),
@@ -187,6 +193,30 @@ def test_a_package_that_was_imported_before_is_refused(site: Path) -> None:
     __import__(PACKAGE)
     with pytest.raises(ConfigError, match="was imported before its files were compared"):
         load(PINNED, group=MODELS, name="net")
+
+
+def test_a_module_named_as_one_of_another_distribution_is_refused(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chorale imports some dependencies at their first use: it got the distribution's module instead."""
+    other = site.parent / "later"
+    wheels.install(wheels.build(site.parent, name="later", files={"late_of_tests/__init__.py": ""}), other)
+    _list(site, "late_of_tests.py")
+    load(PINNED, group=MODELS, name="net")  # alone it has the name
+    distributions._owners.clear()
+    distributions._running.clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+    monkeypatch.syspath_prepend(str(other))
+    with pytest.raises(ConfigError, match=r"its module late_of_tests has the name of one of later, which is"):
+        load(PINNED, group=MODELS, name="net")
+
+
+def test_a_folder_that_is_on_the_path_twice_is_one(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = site.parent / "link"
+    link.symlink_to(site)
+    monkeypatch.syspath_prepend(str(link))
+    assert installed(PINNED).root == site.resolve()
 
 
 @pytest.mark.parametrize(

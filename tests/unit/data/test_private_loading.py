@@ -89,7 +89,7 @@ FORMATS = pytest.mark.parametrize(
 
 def bag(samples: Samples) -> Counter[bytes]:
     rows = zip(samples.features, samples.labels.tolist(), strict=True)
-    return Counter(features.tobytes() + bytes([label]) for features, label in rows)
+    return Counter(features.tobytes() + repr(label).encode() for features, label in rows)
 
 
 def moved(one: SiloData, other: SiloData) -> tuple[int, int]:
@@ -275,6 +275,64 @@ def test_a_loader_of_the_institutions_own_keeps_its_split(monkeypatch: pytest.Mo
     data = load_data(DataSettings(format="module", module="own_loader:load"), make_job())
     assert data.train.labels.tolist() == data.holdout.labels.tolist() == [0, 1]
     assert not data.train.features.any()
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint64, np.int8])
+@pytest.mark.parametrize(
+    "fields", [{"task": {"name": "next-token"}}, {"vocabulary": 3}], ids=["text", "class"]
+)
+def test_a_token_beyond_the_vocabulary_leaves_its_record_out(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], kind: type[np.integer[Any]]
+) -> None:
+    """Every silo refused private jobs of tokens; and a token without a row in the model refuses a phase."""
+    x = np.random.default_rng(1).integers(0, 3, (60, 4)).astype(kind)
+    y = x.astype(np.int64) if "task" in fields else np.zeros(60, np.int64)
+    job = make_job(input_type="int64", **fields)
+    whole = load_of(monkeypatch, x, y, job)
+    assert whole.train.features.dtype == np.int64
+    assert len(whole.train) + len(whole.holdout) == 60
+    for token in (3, np.iinfo(kind).max, np.iinfo(kind).min):
+        if token == 0:
+            continue
+        odd_x, odd_y = np.concatenate([x, x[:1]]), np.concatenate([y, y[:1]])
+        odd_x[60, 2] = token
+        odd = load_of(monkeypatch, odd_x, odd_y, job)
+        assert (moved(whole, odd), moved(odd, whole)) == ((0, 0), (0, 0))
+        plain = make_job(input_type="int64", is_private=False, **fields)
+        with pytest.raises(
+            ConfigError, match=r"record 60: inputs must be 0 to 2 \(by the job's vocabulary\)"
+        ):
+            load_of(monkeypatch, odd_x, odd_y, plain)
+
+
+def load_of(monkeypatch: pytest.MonkeyPatch, x: Any, y: Any, job: JobSpec) -> SiloData:
+    module = ModuleType("own_loader")
+    module.load = lambda _: Data(train=Samples(features=x, labels=y))  # type: ignore[attr-defined]
+    monkeypatch.setitem(__import__("sys").modules, "own_loader", module)
+    return load_data(DataSettings(format="module", module="own_loader:load"), job)
+
+
+def test_whole_numbers_of_a_private_job_of_floats_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (np.int32, np.uint64):
+        x = np.full((3, 4), np.iinfo(kind).max, kind)
+        data = load_of(monkeypatch, x, np.zeros(3, np.int64), make_job())
+        assert {*data.train.features.ravel(), *data.holdout.features.ravel()} == {FARTHEST}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"input_type": "int64"}, "vocabulary: a private job of int64 inputs says how many values they have"),
+        ({"vocabulary": 3}, "vocabulary: it is of int64 inputs, the job's input_type is float32"),
+        (
+            {"input_type": "int64", "vocabulary": 3, "task": {"name": "next-token"}},
+            "vocabulary: in a task of tokens `classes` says it: leave it out",
+        ),
+    ],
+)
+def test_a_vocabulary_is_said_once_and_where_it_is_needed(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        make_job(**fields)
 
 
 @pytest.mark.parametrize("rows", ["", "60,7\n"], ids=["no rows", "none that fits"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import py_compile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from chorale.runtime import distributions
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, SiloData
@@ -17,8 +19,10 @@ from silo_agent.data.loading import load_data, load_partition
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
 from silo_agent.data.streamed import Streamed
+from silo_agent.data.workers import Workers
 from silo_agent.seeding import shuffler
 from silo_agent.training.base.batches import batches_of
+from tests.support import own_code
 from tests.support.scans import SIDE, Scans, given, settings_of
 from tests.unit.data.loading import make_job
 from tests.unit.data.test_private_loading import PRIVATE
@@ -179,3 +183,18 @@ def test_images_that_do_not_fit_are_streamed_as_they_are_in_memory(tmp_path: Pat
         assert isinstance(streamed.train, Streamed)
         np.testing.assert_array_equal(every(streamed.train).features, every(whole.train).features)
         np.testing.assert_array_equal(every(streamed.holdout).features, every(whole.holdout).features)
+
+
+def test_a_process_that_reads_imports_the_files_that_were_compared(tmp_path: Path) -> None:
+    """It imported them as Python does: a compiled cache, which the agent reads past, ran there."""
+    with own_code.importable(tmp_path) as site:
+        found = distributions.load(own_code.PINNED, group=distributions.DATA, name="stored")
+        assert callable(found)
+        source = site / own_code.PACKAGE / "code.py"
+        kept = source.read_text()
+        source.write_text(kept.replace("COMPARED = 1", "COMPARED = 0"))
+        py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        source.write_text(kept)
+        samples = found(None).train
+        (read,) = Workers(samples, count=1, ahead=1).read([[0]])
+        assert [int(target) for _, target in read] == [1]  # type: ignore[misc]

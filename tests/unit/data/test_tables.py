@@ -149,6 +149,27 @@ def test_no_choice_of_columns_moves_a_private_record_to_the_holdout(
     assert [[2 * value for value in row] for row in of_b] == of_a
 
 
+def test_a_text_in_a_column_of_a_database_changes_how_no_other_cell_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One record more gave all others of its column their category."""
+    large = (1 << 53) + 1  # as a float it is one less
+    categories = (str(large), str(large - 1), "7", "0.5")
+    job = table_job((ColumnSpec(name="code", categories=categories),), privacy=PRIVACY)
+    rows = [(large, 1), (7, 0), (7.0, 1), (0.5, 0), (None, 1), (float(large), 0)]
+
+    def read(more: Sequence[tuple[object, int]]) -> list[list[float]]:
+        file = tmp_path / f"{len(more)}.sqlite"
+        with closing(sqlite3.connect(file)) as database, database:
+            database.execute("CREATE TABLE t (code, sick)")
+            database.executemany("INSERT INTO t VALUES (?, ?)", [*rows, *more])
+        monkeypatch.setenv(URL_ENV, f"sqlite:///{file}")
+        found = load(job, format="sql", database={"url_env": URL_ENV, "table": "t"}, holdout=0.0)
+        return sorted(found.train.features.tolist())
+
+    assert read([("x", 0)]) == sorted([*read([]), [0.0] * 4])
+
+
 def test_a_table_of_a_database_is_in_one_order_however_it_is_read(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database, database:
         database.execute("CREATE TABLE t (a, y)")

@@ -84,10 +84,12 @@ def test_every_sum_of_a_task_says_whether_it_is_by_class() -> None:
         task = job_of(name).method.task
         for each in (*task.round_sums, *task.closing_sums):
             found[each.quantity.discloses.is_by_class].add(each.name)
-    assert found[True] == {"confusion", "scores", "overlap", "times"}
+    # sums of targets: of a column of classes that a regression takes for its label, counts of classes
+    of_targets = {"target_sum", "target_square_sum"}
+    assert found[True] == {"confusion", "scores", "overlap", "times"} | of_targets
     assert found[False] == {
         *("tested", "loss_sum", "correct", "labels_right", "absolute_error", "squared_error"),
-        *("target_sum", "target_square_sum", "dice_sum", "pixels_right", "brier_sum"),
+        *("dice_sum", "pixels_right", "brier_sum"),
         *("calibration_tested", "calibration_right", "calibration_confidence"),
         *("tokens", "tokens_right", "token_loss"),
     }
