@@ -41,6 +41,7 @@ Message: TypeAlias = tuple[bytes, bytes]  # the line and the arrays
 
 
 def send_work(work: Work, pipe: IO[bytes]) -> None:
+    """All of it but the data, which each process has of its own. Raises BrokenPipeError."""
     arrays = _named(_STATE, work.state) | _named(_LOCAL, work.local.arrays)
     if work.class_rows is not None:
         arrays[_ROWS] = work.class_rows.astype(np.uint8)
@@ -84,11 +85,13 @@ def read_work(message: Message, load: Callable[[JobSpec, str], SiloData]) -> Wor
 
 
 def send_answer(values: Mapping[str, Array], local: LocalState, pipe: IO[bytes]) -> None:
+    """The phase's values, before they are masked, and the local state that the method proposes."""
     arrays = _named(_VALUE, values) | _named(_LOCAL, local.proposed or {})
     _send({"has_proposed": local.proposed is not None}, arrays, pipe)
 
 
 def read_answer(message: Message, local: LocalState) -> Mapping[str, Array]:
+    """The values; what is proposed goes to `local`."""
     arrays = state_from_bytes(message[1])
     if json.loads(message[0])["has_proposed"]:
         local.propose({name: array.copy() for name, array in _taken(_LOCAL, arrays).items()})
