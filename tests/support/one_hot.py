@@ -14,7 +14,7 @@ import numpy as np
 
 from chorale_models.data import Data
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples
+from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Objective, Work
 from strategies.base import Array
@@ -28,6 +28,11 @@ RECORD = "CHORALE_TEST_RECORD"  # folder where inputs are written as they go int
 
 def data(settings: DataSettings) -> Data:
     return Data(train=_zeros(SAMPLES), holdout=_zeros(HOLDOUT))
+
+
+def silo_data(name: str) -> SiloData:
+    """The same as an agent holds it."""
+    return SiloData(train=_zeros(SAMPLES), holdout=_zeros(HOLDOUT), name=name)
 
 
 def objective() -> Objective:

@@ -43,14 +43,8 @@ def make() -> Makes:
 
     def making(*, silos: int = SILOS, simulation: dict[str, Any] | None = None, **fields: Any) -> Simulation:
         spec = spec_of(silos, **fields)
-        data = {name: one_hot.data(_settings(name)) for name in spec.silos}
+        data = {name: one_hot.silo_data(name) for name in spec.silos}
         given = {"state": votes(silos), "objective": one_hot.objective(), **(simulation or {})}
         return Simulation(spec, data, **given)
 
     return making
-
-
-def _settings(name: str) -> Any:
-    from silo_agent.data.settings import DataSettings
-
-    return DataSettings(format="module", module="tests.support.one_hot:data", name=name)

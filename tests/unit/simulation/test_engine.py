@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,7 @@ def test_progress_of_before_leads_to_the_same_end(make: Makes) -> None:
 
 def test_names_and_data_have_to_fit() -> None:
     spec = spec_of()
-    data = {name: one_hot.data(_named(name)) for name in spec.silos}
+    data = {name: one_hot.silo_data(name) for name in spec.silos}
     data["stranger"] = data.pop("silo-3")
     with pytest.raises(ConfigError, match="silo-3 has no data"):
         Simulation(spec, data, state=votes(), objective=one_hot.objective())
@@ -208,14 +209,8 @@ def test_a_worker_that_dies_is_told_in_a_sentence(make: Makes) -> None:
 
 def test_workers_get_about_as_many_samples_each() -> None:
     def data(samples: int) -> Any:
-        whole = one_hot.data(_named("x"))
-        return type(whole)(train=whole.train.first(samples), holdout=whole.holdout, name="x")
+        whole = one_hot.silo_data("x")
+        return replace(whole, train=whole.train.first(samples))
 
     shares = dealt({"a": data(90), "b": data(10), "c": data(50), "d": data(40)}, 2)
     assert shares == [["a", "b"], ["c", "d"]]
-
-
-def _named(name: str) -> Any:
-    from silo_agent.data.settings import DataSettings
-
-    return DataSettings(format="module", module="tests.support.one_hot:data", name=name)
