@@ -124,10 +124,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         r"task absolute of .*: options: expected one of near, got far",
         {"task": of("absolute", options={"far": 1})},
     ),
-    (
-        r"model mlp: options: expected one of hidden, norm, got width",
-        {"model": {"name": "mlp", "options": {"width": 3}}, "task": ABSOLUTE},
-    ),
     (r"model narrow of .*: 0 is not its last layer, without it: RuntimeError", {"model": of("narrow")}),
     (
         r"model wide of .*: its answer to a sample has shape \(9,\), the job's task expects \(4,\)",
