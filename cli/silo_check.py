@@ -237,7 +237,7 @@ def _with_code(spec: JobSpec, findings: Findings) -> JobSpec:
 
 
 def _accept(spec: JobSpec, policy: Policy | None, findings: Findings) -> None:
-    """What the policy says of the job, whoever of its operators signs it. Raises PolicyRefusal."""
+    """What the policy says of the job, of any operator that it allows. Raises PolicyRefusal."""
     if policy is None:
         raise ConfigError("the policy cannot be read, so every job is refused")
     policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")

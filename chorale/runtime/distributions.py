@@ -182,7 +182,7 @@ _owners: dict[str, Installed] = {}  # the same, by the names that its modules be
 
 
 def _check_names(code: Installed) -> None:
-    """Raises ConfigError where another distribution has a module of such a name: whoever imports that one
+    """Raises ConfigError where another distribution has a module of such a name: code that imports that one
     later, such as Chorale a dependency at its first use, would get this one's."""
     own = _normalized(code.distribution.partition("==")[0])
     providers = metadata.packages_distributions()

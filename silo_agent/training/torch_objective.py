@@ -26,10 +26,9 @@ from silo_agent.training.base.setting import Setting, TeacherCache
 from silo_agent.training.base.shares import ALONE, Shares
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
-from silo_agent.training.models.adapters import load_base
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.forms import Forms
-from silo_agent.training.models.registry import build_model, model_of, starts_of
+from silo_agent.training.models.registry import job_model_on_its_base
 from silo_agent.training.models.state import flat_arrays, flat_values, load_arrays, model_arrays
 from silo_agent.training.parts.closing.fine_tuning import fine_tune
 from silo_agent.training.parts.computed_parts import (
@@ -149,18 +148,8 @@ class TorchObjective:
         if self._with_base is not None and self._with_base[0] == spec:
             return self._with_base[1]
         self._with_base = None  # the old one's memory first
-        model = build_model(
-            spec.model,
-            classes=spec.classes,
-            input_shape=spec.input_shape,
-            recipe=spec.method.recipe,
-            code=spec.code,
-            normalize=spec.normalize,
-            adapters=spec.adapters,
-        )
+        model = job_model_on_its_base(spec, self._base_models)
         if spec.adapters is not None:
-            named = model_of(spec.model, code=spec.code)
-            load_base(model, spec, self._base_models, starts=partial(starts_of, spec.model, named))
             self._with_base = (spec, model)
         return model
 

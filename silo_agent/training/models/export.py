@@ -28,10 +28,9 @@ from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import DESCRIBED
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.training.models.adapters import load_base
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.plain import EmbeddingLinear, last_layer, put_in, whole_module
-from silo_agent.training.models.registry import build_model, model_of, options_of
+from silo_agent.training.models.registry import job_model_on_its_base, model_of, options_of
 from silo_agent.training.models.state import load_arrays
 from strategies.base import Arrays
 
@@ -65,17 +64,7 @@ def export(
     spec: what the facts describe (`described_job`). base_models: folder of the weights that adapters are put
     beside, as at a silo; they are exported together. Raises ConfigError.
     """
-    model = build_model(
-        spec.model,
-        classes=spec.classes,
-        input_shape=spec.input_shape,
-        recipe=spec.method.recipe,
-        code=spec.code,
-        normalize=spec.normalize,
-        adapters=spec.adapters,
-    )
-    if spec.adapters is not None:
-        load_base(model, spec, base_models)
+    model = job_model_on_its_base(spec, base_models)
     try:
         with torch.no_grad():
             load_arrays(model, arrays)

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
 from typing import cast
 
 from torch import nn
@@ -27,7 +29,7 @@ from chorale_models.tasks.regression import Regression
 from chorale_models.tasks.segmentation import Segmentation
 from chorale_models.tasks.survival import Survival
 from crypto.errors import ChoraleError, ConfigError
-from silo_agent.training.models.adapters import put_in
+from silo_agent.training.models.adapters import load_base, put_in
 from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
@@ -91,6 +93,31 @@ def build_model(
     if adapters is not None:
         put_in(federated, adapters)
     return federated
+
+
+def job_model(spec: JobSpec) -> FederatedModel:
+    """The model of a job, with all that the job says of it. Raises ConfigError as `build_model`."""
+    return build_model(
+        spec.model,
+        classes=spec.classes,
+        input_shape=spec.input_shape,
+        recipe=spec.method.recipe,
+        code=spec.code,
+        normalize=spec.normalize,
+        adapters=spec.adapters,
+    )
+
+
+def job_model_on_its_base(spec: JobSpec, base_models: Path | None) -> FederatedModel:
+    """The same, and of a job of adapters with the weights that they are put beside.
+
+    base_models: the silo's folder of such weights. Raises ConfigError as `load_base`.
+    """
+    model = job_model(spec)
+    if spec.adapters is not None:
+        starts = partial(starts_of, spec.model, model_of(spec.model, code=spec.code))
+        load_base(model, spec, base_models, starts=starts)
+    return model
 
 
 def build_module(spec: ModelSpec, model: Model, sizes: Sizes) -> nn.Module:

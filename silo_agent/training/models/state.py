@@ -17,7 +17,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import MAX_STATE_BYTES
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.training.models.base import FederatedModel, float_tensors
-from silo_agent.training.models.registry import build_model, model_of, starts_of
+from silo_agent.training.models.registry import job_model, model_of, starts_of
 from strategies.base import MODEL, Array, Arrays
 
 FloatArray = NDArray[np.float32]
@@ -51,24 +51,13 @@ def model_shapes(spec: JobSpec) -> dict[str, Shape]:
 def empty_model(spec: JobSpec) -> FederatedModel:
     """Of names and shapes; what values it has says nothing. Raises ConfigError as `build_model`."""
     model_of(spec.model, code=spec.code)  # an author's module is not imported on the meta device
-
-    def built() -> FederatedModel:
-        return build_model(
-            spec.model,
-            classes=spec.classes,
-            input_shape=spec.input_shape,
-            recipe=spec.method.recipe,
-            code=spec.code,
-            adapters=spec.adapters,
-        )
-
     try:
         with torch.device("meta"):  # no memory, no values
-            return built()
+            return job_model(spec)
     except ConfigError:
         if spec.model.source is None:
             raise
-        return built()  # an author's function may read numbers while it builds
+        return job_model(spec)  # an author's function may read numbers while it builds
 
 
 def shared_tensors(model: FederatedModel) -> dict[str, Tensor]:

@@ -19,8 +19,6 @@ from crypto.errors import ConfigError
 from silo_agent.objective import Work
 from silo_agent.training.base.passes import frozen_copy
 from silo_agent.training.models import registry
-from silo_agent.training.models.adapters import load_base
-from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, model_arrays
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import make_data, make_job, make_work
@@ -82,12 +80,7 @@ def text_work(strategy: dict[str, Any] | None = None, **fields: Any) -> Work:
 
 
 def built(work: Work, folder: Path | None = None) -> Any:
-    spec = work.spec
-    found = build_model(
-        spec.model, classes=2, input_shape=(LENGTH,), recipe=spec.method.recipe, adapters=spec.adapters
-    )
-    load_base(found, spec, folder)
-    return found
+    return registry.job_model_on_its_base(work.spec, folder)
 
 
 def written_base(folder: Path, *, without: str = "", seed: int = 1) -> str:

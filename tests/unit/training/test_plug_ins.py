@@ -216,3 +216,12 @@ def test_a_foreign_loss_and_regularizer_train_in_the_place_of_the_methods_own() 
     heavy = spec.model_copy(update={"strategy": spec.strategy.model_copy(update={"options": {"mu": 1.0}})})
     held = TorchObjective(device="cpu").compute(dataclasses.replace(work, spec=heavy))
     assert np.linalg.norm(held["delta"]) < 0.9 * np.linalg.norm(expected["delta"])
+
+
+def test_the_base_of_adapters_starts_as_the_author_says() -> None:
+    """An export drew it without that, so its weights were not those that had been trained beside."""
+    registry = pytest.importorskip("silo_agent.training.models.registry")
+    spec = checked(adapters={"rank": 2, "alpha": 2, "targets": ["linear1"]})
+    values = dict(registry.job_model_on_its_base(spec, None).named_parameters())
+    (norm,) = (value for name, value in values.items() if name.endswith("layers.0.norm2.weight"))
+    assert (norm == 0.5).all()
