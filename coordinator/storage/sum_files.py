@@ -19,6 +19,7 @@ class SumFiles:
     the revealed sum. untagged: the rest of it."""
 
     def __init__(self, directory: Path, *, sequence: int, attempt: int) -> None:
+        self._directory, self._sequence = directory, sequence
         self.masked, self.session, self.tagged, self.untagged = (
             directory / f"{sequence}-{attempt}.{name}" for name in ("masked", "session", "tagged", "untagged")
         )
@@ -37,7 +38,10 @@ class SumFiles:
         return data
 
     def remove(self, *, keeps_tagged: bool) -> None:
-        """keeps_tagged: silos were asked to fetch it, and those that are slower do so after the phase."""
+        """Of this phase's attempts all files: one that a restart cut off may have stored its sum already.
+
+        keeps_tagged: silos were asked to fetch it, and those that are slower do so after the phase.
+        """
         kept = {self.tagged} if keeps_tagged else set()
-        for path in {self.masked, self.session, self.tagged, self.untagged} - kept:
+        for path in set(self._directory.glob(f"{self._sequence}-*")) - kept:
             path.unlink(missing_ok=True)
