@@ -58,6 +58,7 @@ def make_images(folder: Path) -> None:
             f"localhost/chorale/{name}:{TAG}", ROOT / "deploy" / f"{name}.Dockerfile", _base(images, buildah)
         )
         buildah.push(f"localhost/chorale/{name}:{TAG}", archive)
+        buildah.step("remove former images", "rmi", "--prune")
         key.write_text(built)
 
 
