@@ -25,7 +25,7 @@ ETCD = "http://127.0.0.1:2379"
 def main(folder: Path) -> None:
     os.chdir(folder)
     node = Node(folder)
-    node.network()
+    node.surroundings()
     node.control_plane()
     node.containers()
     node.node()
@@ -37,8 +37,8 @@ class Node:
         self._folder = folder
         self._names: dict[int, str] = {}
 
-    def network(self) -> None:
-        """One end of a pair has the node's address, the other is there so that it is up."""
+    def surroundings(self) -> None:
+        """One end of a pair has the node's address, the other is there so that it is up. /run is the lab's own."""
         for words in (
             "mount --make-rshared /",
             "mount -t tmpfs -o mode=0755 tmpfs /run",
@@ -52,6 +52,12 @@ class Node:
         ):
             subprocess.run(words.split(), check=True)
         RUN.mkdir()
+        # a kubelet removes there what is not its own, also of another lab
+        for place in (Path("/var/log/pods"), Path("/var/log/containers")):
+            own = self._folder / "log" / place.name
+            for each in (own, place):
+                each.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["mount", "--bind", own, place], check=True)
 
     def control_plane(self) -> None:
         self._start(

@@ -14,6 +14,7 @@ PROGRESS_SECONDS = 15.0
 
 def say(words: str) -> None:
     sys.stderr.write(f"lab: {words}\n")
+    sys.stderr.flush()
 
 
 def run_step(
