@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from tests.cluster.lab import kubernetes
 from tests.cluster.lab.images import ROOT, archives
-from tests.cluster.lab.settings import write_settings
+from tests.cluster.lab.settings import CONTAINERD, NAME, write_settings
 from tests.cluster.lab.steps import say
 
 READY_SECONDS = 180.0
@@ -55,13 +56,12 @@ class Lab:
                 start_new_session=True,
             )
         self._pid.write_text(str(process.pid))
-        while " Ready" not in self._nodes():
+        while not self._is_ready():
             if process.poll() is not None or time.monotonic() > began + READY_SECONDS:
                 end = (self.folder / "log" / "node.log").read_text(errors="replace").splitlines()[-10:]
                 self.down()
                 raise RuntimeError("\n".join(["the node is not ready, the end of log/node.log:", *end]))
             time.sleep(1)
-        self.run("kubectl", "apply", "--filename", str(self.folder / "volumes.yaml"))
         say(f"Kubernetes {self.version} is ready after {time.monotonic() - began:.0f} s")
 
     def down(self) -> None:
@@ -72,6 +72,18 @@ class Lab:
             while Path("/proc", str(first)).exists() and self._first() is not None:
                 time.sleep(0.1)
         self._pid.unlink(missing_ok=True)
+
+    def wipe(self) -> None:
+        """Remove what the cluster stored; the next start is that of a new one."""
+        for name in ("etcd", "kubelet", "containerd", "certificates", "home", "log"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / "aliases.json").unlink(missing_ok=True)
+
+    def load(self, archive: Path) -> None:
+        """Import an archive of images, as a node's registry would give them."""
+        self.run(
+            "ctr", "--address", str(CONTAINERD), "--namespace", "k8s.io", "images", "import", str(archive)
+        )
 
     def alias(self, host: str, service: str) -> None:
         """Further name of a Service, which is NAME.NAMESPACE."""
@@ -95,8 +107,12 @@ class Lab:
             raise RuntimeError(f"{' '.join(words)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def _nodes(self) -> str:
-        return "" if self._first() is None else self.run("kubectl", "get", "nodes", check=False)
+    def _is_ready(self) -> bool:
+        """The kubelet answers; what the API server says of the node may be of an earlier start."""
+        if self._first() is None:
+            return False
+        kubelet = self.run("kubectl", "get", "--raw", f"/api/v1/nodes/{NAME}/proxy/healthz", check=False)
+        return kubelet == "ok" and " Ready" in self.run("kubectl", "get", "nodes", check=False)
 
     def _first(self) -> int | None:
         """The first process inside, as it is called outside; None where no lab runs."""

@@ -38,7 +38,7 @@ class Node:
         self._names: dict[int, str] = {}
 
     def surroundings(self) -> None:
-        """One end of a pair has the node's address, the other is there so that it is up. /run is the lab's own."""
+        """One end of a pair has the node's address, the other is there so that it is up."""
         for words in (
             "mount --make-rshared /",
             "mount -t tmpfs -o mode=0755 tmpfs /run",
@@ -51,7 +51,7 @@ class Node:
             "sysctl -qw net.ipv4.ip_forward=1",
         ):
             subprocess.run(words.split(), check=True)
-        RUN.mkdir()
+        RUN.mkdir()  # on a file system of its own, so that a lab leaves nothing in the machine's
         # a kubelet removes there what is not its own, also of another lab
         for place in (Path("/var/log/pods"), Path("/var/log/containers")):
             own = self._folder / "log" / place.name

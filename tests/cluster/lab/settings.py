@@ -12,14 +12,12 @@ NODE = "10.10.0.1"  # in a network namespace of its own
 PODS = "10.244.0.0/24"
 SERVICES = "10.96.0.0/16"
 NAME = "lab"
-CLASS = "local"
-VOLUMES = 12
 RUN = Path("/run/lab")  # on a file system of the mount namespace, gone with it
 CONTAINERD = RUN / "containerd.sock"
 
 
 def write_settings(folder: Path) -> None:
-    for each in ("bin", "log", "cni", "images", "volumes"):
+    for each in ("bin", "log", "cni", "images"):
         (folder / each).mkdir(parents=True, exist_ok=True)
     (folder / "containerd.toml").write_text(_CONTAINERD.format(root=folder, run=RUN, cni=folder / "cni"))
     (folder / "cni" / "10-bridge.conflist").write_text(json.dumps(_network()))
@@ -35,8 +33,6 @@ def write_settings(folder: Path) -> None:
     key = folder / "service-accounts.key"
     if not key.exists():
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
-    objects = [_storage_class(), *(_volume(folder, number) for number in range(VOLUMES))]
-    (folder / "volumes.yaml").write_text(yaml.safe_dump_all(objects))
 
 
 _CONTAINERD = """\
@@ -83,7 +79,7 @@ def _kubelet(folder: Path) -> dict[str, object]:
         # the machine's disk and memory are not the lab's
         "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
         # a changed ConfigMap or Secret is seen after this time, of 60 s by default
-        "syncFrequency": "5s",
+        "syncFrequency": "3s",
     }
 
 
@@ -96,35 +92,4 @@ def _kubeconfig(token: str) -> dict[str, object]:
         "users": [{"name": "user", "user": {"token": token}}],
         "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "user"}}],
         "current-context": "lab",
-    }
-
-
-def _storage_class() -> dict[str, object]:
-    default = {"storageclass.kubernetes.io/is-default-class": "true"}
-    return {
-        "apiVersion": "storage.k8s.io/v1",
-        "kind": "StorageClass",
-        "metadata": {"name": CLASS, "annotations": default},
-        "provisioner": "kubernetes.io/no-provisioner",
-        "volumeBindingMode": "WaitForFirstConsumer",
-        "allowVolumeExpansion": True,
-    }
-
-
-def _volume(folder: Path, number: int) -> dict[str, object]:
-    path = folder / "volumes" / str(number)
-    path.mkdir(exist_ok=True)
-    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NAME]}
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": f"volume-{number}"},
-        "spec": {
-            "storageClassName": CLASS,
-            "capacity": {"storage": "20Gi"},
-            "accessModes": ["ReadWriteOnce"],
-            "persistentVolumeReclaimPolicy": "Retain",
-            "local": {"path": str(path)},  # no hostPath: fsGroup is applied to this
-            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
-        },
     }
