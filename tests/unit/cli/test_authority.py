@@ -155,7 +155,7 @@ def test_revocation_whose_roster_was_not_written_is_done_by_the_next(
         write_atomic(path, data, mode=mode)
 
     with monkeypatch.context() as patch:
-        patch.setattr("cli.authority.write_atomic", full)
+        patch.setattr("cli.authority.commands.write_atomic", full)
         assert chorale("authority", "revoke", "b", "--directory", ca).code == 1
     assert _newest(ca).silo_names == {"a", "b", "c"}
     assert chorale("authority", "roster", founded / "a.crt", "--directory", ca).code == 0
