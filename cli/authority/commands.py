@@ -1,53 +1,28 @@
-"""`chorale authority`: the offline party that says who is in the federation.
-
-Its folder holds authority.key (mode 0600), authority.crt, roster.json, the newest roster, and revoked.txt:
-a line for every certificate that a newer roster does not list, because its member was revoked or got another
-one. Each line is the certificate's SHA-256 in hex, the role and the name. None of them is listed again.
-Source: docs/protocol.md 1.
-"""
+"""`chorale authority`: found a federation, sign its members, keep its rosters. Source: docs/protocol.md 1."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterable
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 from cryptography import x509
 
-from chorale.runtime.files import read_limited, write_atomic
-from chorale.runtime.key_files import forbid_core_dumps, read_key
+from chorale.runtime.key_files import forbid_core_dumps
+from cli.authority.folder import CERTIFICATE, KEY, Folder
+from cli.authority.history import ROSTER, History
+from cli.authority.show import as_json, as_text, expiring
 from cli.errors import with_hint
 from cli.keys import PRIVATE, check_new, write_new
-from crypto.errors import ConfigError, RemoteProtocolError
-from crypto.identity.certificates import (
-    PrivateKey,
-    Role,
-    certificate_to_pem,
-    check_certificate,
-    federation_of,
-    fingerprint,
-    key_to_pem,
-    load_certificate,
-    load_key,
-    member_of,
-)
-from crypto.identity.issuing import new_authority, requested_member, sign_csr
-from crypto.identity.roster import (
-    Member,
-    Roster,
-    read_roster,
-    roster_from_file_bytes,
-    roster_to_file_bytes,
-    sign_roster,
-)
+from crypto.errors import ConfigError
+from crypto.identity.certificates import Role, certificate_to_pem, key_to_pem, member_of
+from crypto.identity.issuing import new_authority
+from crypto.identity.roster import Member
 
-KEY, CERTIFICATE, ROSTER, REVOKED = "authority.key", "authority.crt", "roster.json", "revoked.txt"
 ROLES = ("silo", "coordinator", "operator")
-MAX_FILE_BYTES = 2 << 20  # a roster of the largest federation
-MAX_REVOKED_BYTES = 64 << 20  # 400,000 certificates
 DIRECTORY = click.option(
     "--directory", required=True, type=click.Path(path_type=Path), help="The authority's own folder."
 )
@@ -107,8 +82,11 @@ def sign(
     All of them or, where one is refused, none.
     """
     folder = Folder.open(directory)
+    key = folder.key()
     signed = {
-        (out or path.parent) / f"{path.stem}.crt": folder.sign(path, hosts=hosts, valid_days=valid_days)
+        (out or path.parent) / f"{path.stem}.crt": folder.sign(
+            path, key=key, hosts=hosts, valid_days=valid_days
+        )
         for path in requests
     }
     for target in signed:
@@ -130,6 +108,13 @@ def sign(
     help="Operator who may pause, resume and cancel the jobs of others; later rosters keep it.",
 )
 @click.option("--no-admin", "former", multiple=True, metavar="NAME", help="Operator who may no longer do so.")
+@click.option(
+    "--readmit",
+    "readmitted",
+    multiple=True,
+    metavar="NAME",
+    help="Member whose CERT was revoked or replaced, and is listed again; the roster says so.",
+)
 @OUT_ROSTER
 @ROSTER_DAYS
 def roster(
@@ -137,39 +122,61 @@ def roster(
     directory: Path,
     admins: tuple[str, ...],
     former: tuple[str, ...],
+    readmitted: tuple[str, ...],
     out: Path | None,
     valid_days: int,
 ) -> None:
     """Add members and sign the next version of the roster.
 
     CERT is a certificate file or a folder of .crt files. A member that is already on the roster
-    gets the certificate given here. A certificate that was revoked or replaced is refused.
+    gets the certificate given here. A certificate that was revoked or replaced is refused, unless
+    --readmit names its member; on a terminal, a replaced one is asked about. To sign the list as it
+    is, run `chorale authority renew`.
     """
     if not (certificates or admins or former):
-        raise ConfigError("roster: expected a certificate, --admin or --no-admin")
+        error = ConfigError("roster: expected a certificate, --admin or --no-admin")
+        raise with_hint(error, "chorale authority renew signs the list as it is")
     folder = Folder.open(directory)
-    revoked = folder.revoked()
-    found: list[Path] = []
-    for path in certificates:
-        inside = sorted(path.glob("*.crt")) if path.is_dir() else [path]
-        if not inside:
-            raise ConfigError(f"{path}: no .crt file in this folder")
-        found += inside
-    added = [folder.member(path, revoked=revoked) for path in found]
-    members = {(entry.role, entry.name): entry for entry in (*folder.members(), *added)}
-    marked = {entry.name for entry in folder.members() if entry.is_admin}
+    given, left = _given(folder, certificates), folder.history.left
+    added = [
+        _admitted(folder.history, path, member, left=left, is_readmitted=member.name in readmitted)
+        for path, (member, _) in given.items()
+    ]
+    came_back = {member.name for member in added if member.readmitted_in == folder.history.next_version}
+    if strange := sorted(set(readmitted) - came_back):
+        raise ConfigError(f"--readmit {strange[0]}: no certificate given here was revoked or replaced")
+    members = {(entry.role, entry.name): entry for entry in (*folder.history.members, *added)}
+    marked = {entry.name for entry in folder.history.members if entry.is_admin}
     for name in (*admins, *former):
         if (Role.OPERATOR, name) not in members:
             raise ConfigError(f"operator {name}: not on the roster and not among the certificates")
     marked = (marked | set(admins)) - set(former)
-    folder.publish(
+    _publish(
+        folder,
         [
             replace(entry, is_admin=entry.role is Role.OPERATOR and entry.name in marked)
             for entry in members.values()
         ],
+        listed=[certificate for _, certificate in given.values()],
         valid_days=valid_days,
         out=out,
     )
+
+
+@authority.command()
+@DIRECTORY
+@OUT_ROSTER
+@ROSTER_DAYS
+def renew(directory: Path, out: Path | None, valid_days: int) -> None:
+    """Sign the list of members as it is, as the next version of the roster.
+
+    Silos refuse rosters that are older than their policy allows, by default than a week.
+    """
+    folder = Folder.open(directory)
+    if folder.history.newest is None:
+        error = ConfigError(f"{directory}: there is no roster to sign again")
+        raise with_hint(error, "chorale authority roster CERT... --directory DIR")
+    _publish(folder, folder.history.members, valid_days=valid_days, out=out)
 
 
 @authority.command()
@@ -187,130 +194,85 @@ def roster(
 def revoke(name: str, directory: Path, role: str, out: Path | None, valid_days: int) -> None:
     """Sign the next version of the roster without NAME: it is out with the next heartbeat."""
     folder = Folder.open(directory)
-    members = folder.members()
+    members = folder.history.members
     staying = [member for member in members if (member.role.value, member.name) != (role, name)]
     if len(staying) == len(members):
         known = ", ".join(sorted(member.name for member in members if member.role.value == role))
         raise ConfigError(f"{role} {name}: not on the roster; it names {known or 'none'}")
-    folder.publish(staying, valid_days=valid_days, out=out)
+    _publish(folder, staying, valid_days=valid_days, out=out)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
-    """The authority's folder, opened."""
+@authority.command()
+@DIRECTORY
+@click.option("--json", "is_json", is_flag=True, help="The same as one JSON object.")
+def show(directory: Path, is_json: bool) -> None:
+    """Print the newest roster, and what each version of it changed.
 
-    directory: Path
-    key: PrivateKey
-    certificate: x509.Certificate
-    federation: str
+    The private key is not needed.
+    """
+    folder = Folder.open(directory)
+    click.echo(as_json(folder) if is_json else as_text(folder, now=datetime.now(UTC)))
 
-    @classmethod
-    def open(cls, directory: Path) -> Folder:
-        """Raises ConfigError if it is no authority's folder."""
-        if not (directory / CERTIFICATE).exists():
-            error = ConfigError(f"{directory}: expected an authority's folder, it has no {CERTIFICATE}")
-            raise with_hint(error, "chorale authority init --federation NAME --directory DIR")
-        certificate = load_certificate(read_limited(directory / CERTIFICATE, MAX_FILE_BYTES))
-        key = load_key(read_key(directory / KEY, MAX_FILE_BYTES))
-        return cls(
-            directory=directory, key=key, certificate=certificate, federation=federation_of(certificate)
+
+def _given(folder: Folder, paths: Iterable[Path]) -> dict[Path, tuple[Member, x509.Certificate]]:
+    """The certificates in these files and folders. Raises ConfigError, also for two of one member."""
+    found: dict[Path, tuple[Member, x509.Certificate]] = {}
+    files: dict[str, tuple[Path, Member]] = {}
+    for given in paths:
+        inside = sorted(given.glob("*.crt")) if given.is_dir() else [given]
+        if not inside:
+            raise ConfigError(f"{given}: no .crt file in this folder")
+        for path in inside:
+            found[path] = folder.member(path)
+            member = found[path][0]
+            first, other = files.setdefault(member.title, (path, member))
+            if other != member:
+                raise ConfigError(
+                    f"{path}: another certificate of {member.title} than {first}; name one of them"
+                )
+    return found
+
+
+def _admitted(
+    history: History, path: Path, member: Member, *, left: Mapping[bytes, int], is_readmitted: bool
+) -> Member:
+    """The entry of a member whose certificate is given. Raises ConfigError if it has left, and stays out."""
+    listed = next(
+        (each for each in history.members if (each.role, each.name) == (member.role, member.name)), None
+    )
+    if listed == member:
+        return listed  # with its marks
+    left_in = left.get(member.fingerprint)
+    if left_in is None:
+        return member
+    if listed is not None and not is_readmitted and sys.stdin.isatty():
+        question = f"{path}: another certificate of {member.title} has replaced this one. Go back to it?"
+        is_readmitted = click.confirm(question)
+    if is_readmitted:
+        return replace(member, readmitted_in=history.next_version)
+    if listed is not None:
+        error = ConfigError(f"{path}: another certificate of {member.title} has replaced this one")
+        raise with_hint(
+            error, f"name the file of the newer, or go back to this one with --readmit {member.name}"
         )
+    error = ConfigError(f"{path}: this certificate of {member.title} was revoked in version {left_in}")
+    raise with_hint(error, f"sign a new request of it, or list this one again with --readmit {member.name}")
 
-    def newest(self) -> Roster | None:
-        """The newest roster, expired or not; None before the first."""
-        path = self.directory / ROSTER
-        if not path.exists():
-            return None
-        signed = roster_from_file_bytes(read_limited(path, MAX_FILE_BYTES))
-        return read_roster(signed, authority=self.certificate, federation=self.federation)
 
-    def members(self) -> tuple[Member, ...]:
-        newest = self.newest()
-        return () if newest is None else newest.members
-
-    def revoked(self) -> dict[bytes, str]:
-        """The role and name of every certificate that has left the roster, by its fingerprint.
-
-        Raises ConfigError for a line of another kind.
-        """
-        path = self.directory / REVOKED
-        if not path.exists():
-            return {}
-        found = {}
-        for number, line in enumerate(
-            read_limited(path, MAX_REVOKED_BYTES).decode(errors="replace").splitlines(), 1
-        ):
-            fingerprint, _, who = line.partition(" ")
-            if not re.fullmatch("[0-9a-f]{64}", fingerprint) or not who:
-                raise ConfigError(f"{path}: line {number}: expected a SHA-256 in hex, a role and a name")
-            found[bytes.fromhex(fingerprint)] = who
-        return found
-
-    def sign(self, path: Path, *, hosts: tuple[str, ...], valid_days: int) -> x509.Certificate:
-        """The certificate for the request in a file. Raises ConfigError that names the file."""
-        request = read_limited(path, MAX_FILE_BYTES)
-        try:
-            return sign_csr(
-                request,
-                authority_key=self.key,
-                authority_certificate=self.certificate,
-                role=requested_member(request).role,
-                now=datetime.now(UTC),
-                valid_days=valid_days,
-                hosts=hosts,
-            )
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
-
-    def member(self, path: Path, *, revoked: Container[bytes]) -> Member:
-        """The roster entry for a certificate that this authority signed and has not revoked.
-
-        Raises ConfigError.
-        """
-        content = read_limited(path, MAX_FILE_BYTES)
-        try:
-            certificate = load_certificate(content)
-            member = member_of(certificate)
-            check_certificate(
-                certificate,
-                authority=self.certificate,
-                role=member.role,
-                federation=self.federation,
-                now=datetime.now(UTC),
-            )
-        except (ConfigError, RemoteProtocolError) as error:
-            raise ConfigError(f"{path}: {error}") from None
-        entry = Member(member.role, member.name, fingerprint(certificate))
-        if entry.fingerprint not in revoked:
-            return entry
-        who = f"{entry.role} {entry.name}"
-        others = [member for member in self.members() if member != entry]
-        if any((other.role, other.name) == (entry.role, entry.name) for other in others):
-            raise ConfigError(
-                f"{path}: another certificate of {who} has replaced this one; name the file of the newer"
-            )
-        raise ConfigError(f"{path}: this certificate of {who} was revoked; sign a new request for it")
-
-    def publish(self, members: Iterable[Member], *, valid_days: int, out: Path | None) -> None:
-        """Sign and write the next version. What it no longer lists is revoked first, for good."""
-        newest, now = self.newest(), datetime.now(UTC)
-        asked = set(members)
-        left = [member for member in self.members() if member not in asked]
-        revoked = self.revoked() | {member.fingerprint: f"{member.role} {member.name}" for member in left}
-        # a crash between the two writes leaves a revoked member in the newest roster, and it ends there
-        listed = tuple(member for member in asked if member.fingerprint not in revoked)
-        version = 1 if newest is None else newest.version + 1
-        signed = sign_roster(
-            authority_key=self.key,
-            federation=self.federation,
-            version=version,
-            issued=now,
-            expires=now + timedelta(days=valid_days),
-            members=listed,
-        )
-        if left:
-            lines = [f"{fingerprint.hex()} {who}\n" for fingerprint, who in revoked.items()]
-            write_atomic(self.directory / REVOKED, "".join(lines).encode(), mode=0o644)
-        for path in dict.fromkeys([self.directory / ROSTER, out or self.directory / ROSTER]):
-            write_atomic(path, roster_to_file_bytes(signed), mode=0o644)
-            click.echo(f"{path}: roster version {version}, {len(listed)} members")
+def _publish(
+    folder: Folder,
+    members: Iterable[Member],
+    *,
+    listed: Iterable[x509.Certificate] = (),
+    valid_days: int,
+    out: Path | None,
+) -> None:
+    """Sign the next version, and say what it is."""
+    if not folder.history.is_kept and folder.history.next_version > 2:
+        click.echo("an earlier release kept the newest roster alone: the history begins with it", err=True)
+    signed = folder.publish(members, key=folder.key(), listed=listed, valid_days=valid_days, out=out)
+    what = f"roster version {signed.version}, {len(signed.members)} members, valid for {valid_days} days"
+    for path in dict.fromkeys([folder.directory / ROSTER, out or folder.directory / ROSTER]):
+        click.echo(f"{path}: {what}")
+    for line in expiring(folder, signed):
+        click.echo(line)

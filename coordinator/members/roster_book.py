@@ -85,7 +85,7 @@ class RosterBook:
         try:
             roster = self._read()
             version = roster.version
-            if version <= self._current.version:
+            if roster.digest == self._current.digest:
                 return
             self._memory.check(roster)
             self._use(roster)
