@@ -7,7 +7,7 @@ Source: docs/protocol.md 7.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chorale.job import Job, open_job
@@ -33,9 +33,9 @@ from coordinator.jobs.sequence import (
 )
 from coordinator.jobs.statements import KINDS as STATEMENTS
 from coordinator.jobs.statements import Statements
-from coordinator.reasons import FailureReason
+from coordinator.reasons import AHEAD, FailureReason
 from coordinator.resources import Resources
-from coordinator.storage.store import JobStatus, PhaseRow
+from coordinator.storage.store import Absence, JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
 
 RESUME_SECONDS = 15.0  # after a fault of this machine, such as a full disk; doubled by each that follows
@@ -242,7 +242,7 @@ class JobRunner:
         self._resume_seconds = RESUME_SECONDS
         self._on_change()
         if runner.ends_job:
-            raise self._refused(record)
+            raise self._refused(record, runner.absences)
 
     def _keep_sum(self, revealed: RevealedFile | None) -> None:
         """Of the newest phase that moved the state; silos that were slower still compute it themselves."""
@@ -270,11 +270,19 @@ class JobRunner:
             raise JobFailed(str(error)) from None
         return row
 
-    def _refused(self, record: records_pb2.PhaseRecord) -> JobFailed:
-        """Names the silos that refused, with their codes: one that was only not heard is not to blame."""
+    def _refused(self, record: records_pb2.PhaseRecord, absences: Sequence[Absence]) -> JobFailed:
+        """Names the silos that refused, with their codes: one that was only not heard is not to blame.
+
+        absences: of the last session, which they refused.
+        """
         codes = {code.value for code in Refusal}
-        told = [f"{entry.silo} ({entry.reason})" for entry in record.left_out if entry.reason in codes]
+        told = [f"{absence.silo} ({absence.reason})" for absence in absences if absence.reason in codes]
         refusal = f"refused by silos: {', '.join(told) or 'too few take part'}"
+        if any(absence.reason in AHEAD for absence in absences):
+            return JobFailed(
+                f"{refusal}: they know later sums of this job than this coordinator, whose files are older, "
+                "and none gives a second input: fetch the model, and submit a job that starts from it"
+            )
         if record.reason != FailureReason.BUDGET:
             return JobFailed(refusal)
         rounds = completed_rounds(self._resources.store, self.job)
