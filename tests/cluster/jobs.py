@@ -110,16 +110,9 @@ def during(walk: Walk, what: str, *, at: str, held: str = SILOS[2]) -> Iterator[
     wait.touch()
     try:
         since, job_id = submit(walk, what)
-        state = PhaseState.WAITING if at == "train" else PhaseState.UNMASK
-        kind = "train" if at == "train" else "enroll"
-        walk.told.wait(
-            HUB,
-            lambda line: (
-                line["event"] == "stage" and line["state"] == state and line["phase"].startswith(kind)
-            ),
-            f"{state} of job {job_id}",
-            since=since[HUB],
-        )
+        stands = {"event": "stage", "job": job_id}
+        stands |= {"state": "waiting", "phase": "train"} if at == "train" else {"state": "unmask"}
+        walk.told.wait(HUB, lambda line: stands.items() <= line.items(), str(stands), since=since[HUB])
         yield job_id
     finally:
         wait.unlink()
