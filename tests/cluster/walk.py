@@ -82,8 +82,8 @@ class Walk:
         if step.text.endswith(f"create --filename={HUB}-claim.yaml"):
             self._provide_another_volume()
         text = step.text.replace("NODE", adaptations.NODE)
-        if text.endswith(" ID"):  # an offer takes a heartbeat
-            self._wait_for_offer(text.removesuffix(" ID"))
+        if " silo approve " in text:  # the offer takes a heartbeat
+            self.wait_for_offer(next(silo for silo in SILOS if silo in text), self.job_id)
         text = text.replace(" ID", f" {self.job_id}")
         command = adaptations.command(text, self.report)
         if not command:
@@ -174,8 +174,9 @@ class Walk:
         self.volumes[f"{namespace(HUB)}.{claim}"] = path
         self.report.adapted("the other node is this one with another, empty folder for the claim")
 
-    def _wait_for_offer(self, command: str) -> None:
-        self.wait(lambda: self.job_id in self.shell(command), "the offer of the job")
+    def wait_for_offer(self, silo: str, job_id: str) -> None:
+        offer = {"event": "job offered", "job": job_id}
+        self.told.wait(silo, lambda line: offer.items() <= line.items(), "the job's offer")
 
     def _operator_address(self) -> list[str]:
         address = self.lab.run(
