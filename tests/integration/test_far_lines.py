@@ -14,15 +14,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from chorale.transport import channel_options
-from chorale.transport.line_probe import Trouble, probe
+from chorale.transport.line_probe import LineFailed, Trouble, probe
+from cli.errors import UNTRUSTED_HINT
+from cli.operations import connect
+from cli.operator import OperatorSettings
+from crypto.identity.certificates import Role
 from silo_agent import agent
 from silo_agent.connection import control_stream
 from silo_agent.connection.backoff import Backoff
+from tests.support.ceremony import Ceremony
+from tests.support.federation import OPERATOR, LocalFederation
+from tests.support.history import check_finished
 from tests.support.proxy import Break, BreakingProxy, DistantProxy
-from tests.support.rogue import Rogue
+from tests.support.rogue import Rogue, files
 
 HERE = "127.0.0.1"
 SILO = "silo-0"
@@ -103,6 +111,37 @@ async def test_no_broken_handshake_is_taken_for_distrust(
             await line.stop()
 
 
+async def test_an_operator_connects_over_a_long_line_and_is_told_what_was_refused(tmp_path: Path) -> None:
+    other = Ceremony(folder=tmp_path / "other")
+    other.enroll(Role.COORDINATOR, "hub")
+    async with Rogue(tmp_path / "own") as rogue:
+        operator = OperatorSettings(
+            federation=rogue.ceremony.federation,
+            coordinator=f"{HERE}:{rogue.port}",
+            identity=files(rogue.ceremony, Role.OPERATOR, OPERATOR),
+            authority=rogue.ceremony.certificate_path,
+        )
+        with DistantProxy(HERE, rogue.port, round_trip_seconds=0.4) as far:
+            away = operator.model_copy(update={"coordinator": f"{HERE}:{far.port}"})
+            with pytest.raises(grpc.RpcError) as answered:
+                await asyncio.to_thread(list_jobs, away)
+            assert answered.value.code() is grpc.StatusCode.UNIMPLEMENTED  # the rogue has no jobs
+            assert far.accepted == 1
+        await rogue.hang_up()
+        rogue.own_files = files(other, Role.COORDINATOR, "hub")
+        await rogue.listen()
+        with pytest.raises(LineFailed) as refused:
+            await asyncio.to_thread(list_jobs, operator)
+    told = f"the certificate of {operator.coordinator} is not the coordinator's: another authority signed it"
+    assert str(refused.value) == told
+    assert refused.value.__notes__ == [UNTRUSTED_HINT]
+
+
+def list_jobs(settings: OperatorSettings) -> None:
+    with connect(settings) as (operations, _):
+        operations.jobs()
+
+
 async def test_an_address_that_drops_every_packet_is_not_taken_for_distrust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,3 +195,25 @@ async def test_a_server_without_tls_is_not_taken_for_distrust(tmp_path: Path) ->
         Trouble.NO_TLS,
         f"{address} does not speak TLS 1.3 as a coordinator does",
     )
+
+
+@pytest.mark.soak  # a minute
+def test_a_round_ends_over_lines_that_are_800_ms_long(tmp_path: Path) -> None:
+    """Nobody is cut off, and nothing is tried twice, though every answer takes 1.6 s."""
+    with LocalFederation(folder=tmp_path, silos=3) as federation, ExitStack() as stack:
+        federation.start_coordinator()
+        port = int(federation.endpoint["grpc"].rpartition(":")[2])
+        line = {"round_trip_seconds": FAR_SECONDS, "bytes_per_second": MEGABYTE_PER_SECOND}
+        relays = [stack.enter_context(DistantProxy(HERE, port, **line)) for _ in federation.names]
+        for name, relay in zip(federation.names, relays, strict=True):
+            federation.start_silo(name, address=f"{HERE}:{relay.port}")
+        federation.wait_connected()
+        job_id = federation.submit(values=400_000, rounds=1)
+        history = check_finished(federation, job_id, rounds=1)
+
+        assert history.cohorts() == [federation.names]
+        assert history.record(1).attempts == 1
+        assert [relay.accepted for relay in relays] == [1, 1, 1]
+        for name in federation.names:
+            events = [record["event"] for record in federation.services[name].records()]
+            assert not {"not connected", "upload interrupted", "download interrupted"} & set(events)
