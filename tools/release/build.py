@@ -60,7 +60,7 @@ def python_archives(source: Path, out: Path, *, epoch: int) -> tuple[Path, Path]
     _check_setuptools(source)
     code = (
         "import os, sys; os.umask(0o022); from setuptools import build_meta as build\n"
-        "build.build_sdist(sys.argv[1]); build.build_wheel(sys.argv[1])"
+        "out = sys.argv[1]; build.build_sdist(out); build.build_wheel(out)"  # they change argv
     )
     _run([sys.executable, "-c", code, str(out)], cwd=source, epoch=epoch, what="setuptools")
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
