@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import yaml
@@ -24,7 +24,10 @@ from tools.release.errors import ReleaseError
 from tools.release.locks import pins
 
 CHARTS = ("chorale-coordinator", "chorale-silo")
-CHART_MEDIA = ("application/vnd.cncf.helm.config.v1+json", "application/vnd.cncf.helm.chart.content.v1.tar+gzip")
+CHART_MEDIA = (
+    "application/vnd.cncf.helm.config.v1+json",
+    "application/vnd.cncf.helm.chart.content.v1.tar+gzip",
+)
 _IMAGE_DIGEST = re.compile(r'(?<=^  digest: )""$', re.MULTILINE)
 # of a build: nothing of the person's own environment but where programs are
 _ENVIRONMENT = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -98,11 +101,9 @@ def chart(source: Path, out: Path, *, helm: str, image_digest: str | None, epoch
 
 def _check_setuptools(source: Path) -> None:
     """Raises ReleaseError where this environment has another builder than the images."""
-    import setuptools
-
     expected = pins((source / "deploy" / "requirements-build.txt").read_text())["setuptools"]
-    if setuptools.__version__ != expected:
-        raise ReleaseError(f"setuptools: expected {expected}, got {setuptools.__version__}: make setup")
+    if (found := metadata.version("setuptools")) != expected:
+        raise ReleaseError(f"setuptools: expected {expected}, got {found}: make setup")
 
 
 def _run(command: list[str], *, cwd: Path, epoch: int, what: str) -> None:
@@ -128,5 +129,3 @@ def _git(repository: Path, *arguments: str) -> bytes:
     if done.returncode != 0:
         raise ReleaseError(f"git: {last_line(done.stderr.decode(errors='replace'))}")
     return done.stdout
-
-

@@ -20,6 +20,7 @@ from chorale.runtime.distributions import installed_in
 from crypto.errors import ConfigError
 from tools.release.archives import Layout
 from tools.release.errors import ReleaseError
+from tools.release.locks import normalized
 
 SITE = re.compile(r"opt/chorale/lib/python3\.\d+/site-packages/")
 DPKG_STATUS, DPKG_INFO, DEBIAN_DOCS = "var/lib/dpkg/status", "var/lib/dpkg/info/", "usr/share/doc/"
@@ -40,11 +41,6 @@ class Component:
     @property
     def key(self) -> tuple[str, str, str]:
         return self.kind, self.name, self.version
-
-
-def normalized(name: str) -> str:
-    """As packaging compares names: A-b, a_b and a.b are one."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def of_metadata(text: str, *, record: bytes) -> Component:

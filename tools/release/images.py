@@ -53,7 +53,9 @@ class Builder:
         program = shutil.which(command)
         if program is None:
             raise ReleaseError(f"{command}: not on PATH; it is Debian's package buildah")
-        done = subprocess.run([program, *own, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [program, *own, *arguments], cwd=cwd, capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise ReleaseError(f"{command} {arguments[0]}: {last_line(done.stderr)}")
 

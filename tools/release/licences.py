@@ -1,7 +1,7 @@
 """Which licences a release may hold, and what its components say of theirs.
 
-A distribution of Python whose licence is not in ALLOWED, or cannot be read, ends the release. Packages of Debian
-are the base's, which an institution pins itself: what they say is listed, and main holds free software alone.
+A distribution of Python whose licence is not in ALLOWED, or cannot be read, ends the release. Packages of
+Debian are of the base, which is pinned beside the release: what they say is listed and not judged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from license_expression import ExpressionError, get_spdx_licensing
 from tools.release.components import DEB, PYPI, Component
 from tools.release.errors import ReleaseError
 
-# each permits use and distribution beside Apache-2.0; MPL-2.0 (certifi) asks for the source of its own files alone
+# each may be given away beside Apache-2.0; MPL-2.0 (certifi) asks for the source of its own files alone
 ALLOWED = frozenset(
     {"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "LLVM-exception", "MIT"}
     | {"MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib"}

@@ -93,9 +93,8 @@ def check(texts: Mapping[str, str], constraints: str) -> None:
         for package, version in pins(text).items():
             if known.get(package) != version:
                 expected = known.get(package, "none")
-                raise ReleaseError(
-                    f"{lock_of(name).name}: {package} is {version}, constraints.txt has {expected}: make locks"
-                )
+                where = f"{lock_of(name).name}: {package}"
+                raise ReleaseError(f"{where} is {version}, constraints.txt has {expected}: make locks")
             if not hashes(text)[package]:
                 raise ReleaseError(f"{lock_of(name).name}: {package} has no hash: make locks")
 

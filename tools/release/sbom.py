@@ -1,7 +1,7 @@
 """Bills of materials in CycloneDX 1.6, the same bytes for the same components.
 
-Source: https://cyclonedx.org/docs/1.6/json/. A component's list of its own files (RECORD, md5sums) is named by
-its SHA-256 in a property; `hashes` are of the files that an index serves, where a lock pins them.
+A component's list of its own files (RECORD, md5sums) is named by its SHA-256 in a property; `hashes` are of
+the files that an index serves, where a lock pins them. Source: https://cyclonedx.org/docs/1.6/json/.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def of(
         components=entries,
     )
     bom.register_dependency(subject, entries)
-    found: dict[str, Any] = json.loads(make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string())
+    found: dict[str, Any] = json.loads(
+        make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string()
+    )
     return as_json(found)
 
 

@@ -1,7 +1,7 @@
 """What is said of a release and signed: its provenance, its digests, its checksums.
 
-Source: in-toto Statement v1, SLSA provenance v1 (slsa.dev/provenance/v1). Times are left out: two builds of one
-commit say the same.
+Times are left out: two builds of one commit say the same. Source: in-toto Statement v1, SLSA provenance v1
+(slsa.dev/provenance/v1).
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def read_sums(text: str) -> dict[str, str]:
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
         if match is None or match.group(2) in found:
-            raise ReleaseError(f"{SUMS}: expected lines of a digest and the name of a file, got {line[:80]!r}")
+            raise ReleaseError(
+                f"{SUMS}: expected lines of a digest and the name of a file, got {line[:80]!r}"
+            )
         found[match.group(2)] = match.group(1)
     return found
 
@@ -75,7 +77,7 @@ def comment(*, version: str, commit: str) -> str:
 
 
 def sign(folder: Path, key: Path, *, said: str, password: str) -> None:
-    """Sign the checksums by minisign, which asks for the password of an encrypted key. Raises ReleaseError."""
+    """Sign the checksums by minisign. password: of the key, where it is encrypted. Raises ReleaseError."""
     arguments = ["-S", "-s", str(key.resolve()), "-m", SUMS, "-x", SIGNATURE, "-t", said]
     done = _minisign(arguments, folder=folder, given=f"{password}\n")
     if done.returncode != 0:

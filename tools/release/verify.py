@@ -93,9 +93,13 @@ def _check_wheel(folder: Path, wheel: Path, digests: dict[str, Any], *, version:
         raise ReleaseError(f"{wheel.name}: missing, {PROVENANCE} is of version {version}")
     metadata = components.wheel_metadata(wheel)
     if (metadata["Name"], metadata["Version"]) != ("chorale", version):
-        raise ReleaseError(f"{wheel.name}: it is {metadata['Name']} {metadata['Version']}, not chorale {version}")
+        raise ReleaseError(
+            f"{wheel.name}: it is {metadata['Name']} {metadata['Version']}, not chorale {version}"
+        )
     if (found := components.software_sha256(wheel)) != digests.get("software"):
-        raise ReleaseError(f"{wheel.name}: its files have SHA-256 {found}, {DIGESTS} says {digests.get('software')}")
+        raise ReleaseError(
+            f"{wheel.name}: its files have SHA-256 {found}, {DIGESTS} says {digests.get('software')}"
+        )
     entries = _bill(folder, f"chorale-{version}.cdx.json")
     if lacking := sorted(components.required(metadata) - {name for _, name, _ in entries}):
         raise ReleaseError(f"chorale-{version}.cdx.json: {lacking[0]}: the wheel requires it")
@@ -113,7 +117,9 @@ def _check_chart(folder: Path, name: str, digests: dict[str, Any], *, image: str
     if layout.layers != [f"sha256:{file_sha256(packed)}"]:
         raise ReleaseError(f"{archive.name}: it holds another chart than {packed.name}")
     if (found := components.image_digest_of(packed)) != image:
-        raise ReleaseError(f"{packed.name}: it installs the image {found or 'of a tag'}, expected {image or 'none'}")
+        raise ReleaseError(
+            f"{packed.name}: it installs the image {found or 'of a tag'}, expected {image or 'none'}"
+        )
 
 
 def _check_image(folder: Path, name: str, wheel: Path, *, image: str) -> None:
@@ -123,9 +129,7 @@ def _check_image(folder: Path, name: str, wheel: Path, *, image: str) -> None:
     layout = Layout(archive)
     if layout.digest != image:
         raise ReleaseError(f"{archive.name}: its manifest is {layout.digest}, {DIGESTS} says {image}")
-    content = components.ImageContent(
-        layout, packages=components.top_folders(wheel), what=archive.name
-    )
+    content = components.ImageContent(layout, packages=components.top_folders(wheel), what=archive.name)
     if content.software_sha256 != components.software_sha256(wheel):
         raise ReleaseError(f"{archive.name}: its Chorale has other files than {wheel.name}")
     entries = _bill(folder, f"{name}.image.cdx.json")

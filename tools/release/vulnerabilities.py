@@ -32,11 +32,13 @@ def report(locks: Sequence[Path]) -> str:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         return f"{TITLE}{NOT_CHECKED}: source unreachable: {lines[-1][:200] if lines else 'no answer'}\n"
     found = [
-        f"{each['name']} {each['version']}: {flaw['id']}, fixed in {', '.join(flaw['fix_versions']) or 'none'}"
+        f"{each['name']} {each['version']}: {flaw['id']}, fixed in {' '.join(flaw['fix_versions']) or 'none'}"
         for each in packages
         for flaw in each.get("vulns", ())
     ]
-    left_out = [f"{each['name']}: {NOT_CHECKED}: {each['skip_reason']}" for each in packages if "skip_reason" in each]
+    left_out = [
+        f"{each['name']}: {NOT_CHECKED}: {each['skip_reason']}" for each in packages if "skip_reason" in each
+    ]
     checked = len(packages) - len(left_out)
     head = f"{checked} packages checked, {len(found)} vulnerabilities known."
     if checked == 0:  # an index that answers, and knows nothing
