@@ -81,7 +81,7 @@ def sign(folder: Path, key: Path, *, said: str, password: str) -> None:
     arguments = ["-S", "-s", str(key.resolve()), "-m", SUMS, "-x", SIGNATURE, "-t", said]
     done = _minisign(arguments, folder=folder, given=f"{password}\n")
     if done.returncode != 0:
-        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise ReleaseError(f"{key}: not signed: {lines[-1] if lines else 'minisign failed'}")
 
 
