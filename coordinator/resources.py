@@ -77,7 +77,13 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
         closing.callback(store.close)
         clear_spools(settings.spool_directory)
         roster_book = RosterBook(
-            settings.roster, federation=settings.federation, authority=authority, store=store, clock=clock
+            settings.roster,
+            federation=settings.federation,
+            authority=authority,
+            store=store,
+            clock=clock,
+            audit=audit,
+            metrics=metrics,
         )
         resources = Resources(
             settings=settings,
