@@ -34,7 +34,9 @@ class Receiver:
 
         def found() -> list[Notification]:
             return [
-                each for each in self.alerts if (each["labels"]["alertname"], each["status"]) == (alert, status)
+                each
+                for each in self.alerts
+                if (each["labels"]["alertname"], each["status"]) == (alert, status)
             ]
 
         wait_until(lambda: bool(found()), f"{alert} to be notified as {status}")

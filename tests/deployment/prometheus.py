@@ -144,15 +144,18 @@ def hastened(rules: Rules, *, factor: float) -> Rules:
     return found
 
 
-def paced(rules: Rules, *, seconds: float) -> Rules:
-    """The same rules, each at a pace of its own at which its longest time, other than days, takes so long."""
+def paced(rules: Rules, *, seconds: float, others: Mapping[str, float]) -> Rules:
+    """The same rules, each at a pace of its own at which its longest time, other than days, takes so long.
+
+    others: seconds of those alarms that need others.
+    """
     found: Rules = json.loads(json.dumps(rules))
     for rule in (each for group in found["groups"] for each in group["rules"]):
         times = [int(match[1]) * _SECONDS[match[2]] for match in _WINDOW.finditer(rule["expr"])]
         times += [int(match[1]) * _SECONDS[match[2]] for match in _SPAN.finditer(rule.get("for", ""))]
         times += [int(match[1]) * _SECONDS["h"] for match in _HOURS.finditer(rule["expr"])]
         if times:
-            _hasten(rule, max(times) / seconds)
+            _hasten(rule, max(times) / others.get(rule["alert"], seconds))
     return found
 
 

@@ -10,8 +10,12 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from chorale.runtime.files import write_atomic
+from chorale.spec.state import state_to_bytes
 from crypto.identity.certificates import Role, key_to_pem
 from silo_agent.settings import ENV_PREFIX
 from tests.deployment import helm
@@ -29,7 +33,7 @@ ROSTER = "roster.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runbook:
-    """One alarm's. commands: every `$` line, of a pipe the first half. queries: what is asked of Prometheus."""
+    """One alarm's. commands: each `$` line, of a pipe the first half. queries: asked of Prometheus."""
 
     text: str
     commands: tuple[str, ...]
@@ -54,13 +58,14 @@ def runbooks() -> dict[str, Runbook]:
 
 @dataclass(kw_only=True)
 class Site(LocalFederation):
-    """Named as on the page. It stands in for the clusters of all institutions and for the authority's machine.
+    """Named as on the page. It stands in for all institutions' clusters and for the authority's machine.
 
-    metrics: where each process serves them. gates: files that let a silo's training wait while they are there.
+    metrics: where each process serves them. job_id: what the page calls ID. clock: of clinic-b.
     """
 
     metrics: Mapping[str, str]
     job_id: str = ""
+    jobs: int = 0
     clock: Clock = field(init=False)
     first_roster: bytes = field(init=False)
 
@@ -90,10 +95,11 @@ class Site(LocalFederation):
         return self.folder / "mounted" / ROSTER
 
     def gate(self, name: str) -> Path:
+        """While this file is there, the silo's training waits."""
         return self.folder / f"{name}.gate"
 
     def launch(self, name: str, halt: Halt | None = None) -> None:
-        """Start a silo, whose clock is the site's where it is clinic-b."""
+        """Start a silo."""
         env = {
             f"{ENV_PREFIX}METRICS_LISTEN": self.metrics[name],
             one_hot.GATE: str(self.gate(name)),
@@ -101,10 +107,15 @@ class Site(LocalFederation):
         }
         self.start_silo(name, env=env, halt=halt)
 
-    def offer(self, **fields: object) -> str:
-        """Submit a job that the page's ID is from now on."""
-        self.job_id = self.submit(**fields)
-        return self.job_id
+    def offer(self, **fields: Any) -> None:
+        """Submit a job that the page's ID is from now on.
+
+        Each starts from another model: silos give no two sums over one that differ by a single silo.
+        """
+        self.jobs += 1
+        state = self.folder / "initial.safetensors"
+        state.write_bytes(state_to_bytes({"model/votes": np.full(len(NAMES), self.jobs, np.float32)}))
+        self.job_id = self.submit_spec(self.job_spec(**fields), state)
 
     def apply_roster(self, content: bytes) -> None:
         self._mounted_roster.parent.mkdir(exist_ok=True)
@@ -132,7 +143,10 @@ class Site(LocalFederation):
     def _chorale(self, arguments: list[str]) -> str:
         """The coordinator's host and the operator's name are those of this machine."""
         self._operator_file()
-        here = [part.replace("coordinator.example.org", "127.0.0.1") for part in arguments]
+        here = [
+            part.replace("coordinator.example.org", "127.0.0.1").replace("olga", OPERATOR)
+            for part in arguments
+        ]
         done = run_cli(*here, folder=self.folder)
         assert done.returncode == 0, f"{shlex.join(arguments)}: {done.stderr}"
         return str(done.stdout)

@@ -1,4 +1,4 @@
-"""`python -m tests.support.bent_sums <chorale arguments>`: a coordinator that adds one to a word of every sum."""
+"""`python -m tests.support.bent_sums <chorale arguments>`: a coordinator that adds one to every sum."""
 
 from __future__ import annotations
 

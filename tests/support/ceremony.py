@@ -27,7 +27,9 @@ class Ceremony:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.key, self.certificate = issuing.new_authority(self.federation, now=_now(), valid_days=self.authority_days)
+        self.key, self.certificate = issuing.new_authority(
+            self.federation, now=_now(), valid_days=self.authority_days
+        )
         self.certificate_path.write_bytes(certificates.certificate_to_pem(self.certificate))
 
     @property
