@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from chorale.job import SignedJob
+from chorale.runtime import disk
+from chorale.runtime.disk import NoRoom
 from chorale.spec.state import state_from_file
 from chorale.transport import wire
 from chorale.transport.chunks import chunk_of
@@ -51,6 +54,13 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                 seconds = self._resources.settings.chunk_seconds
                 messages = received(request_iterator, seconds=seconds, what="submit")
                 return await self._submit(messages, path)
+            except (OSError, sqlite3.OperationalError) as error:
+                directory = self._resources.settings.directory
+                if not disk.is_full(error, directory):
+                    raise
+                raise NoRoom(
+                    f"submit: {disk.told_full(directory)}: try it again when there is room"
+                ) from error
             finally:
                 self._submissions[operator] -= 1
                 path.unlink(missing_ok=True)
