@@ -26,6 +26,7 @@ from coordinator.service.access import caller_of
 from coordinator.service.service_errors import Context, errors_as_codes
 from coordinator.service.streams import received, send
 from crypto.errors import RemoteProtocolError
+from crypto.identity.certificates import Role
 
 MAX_SUBMISSIONS = 4  # of one operator at once
 
@@ -134,8 +135,12 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         }
         silos = [
             pb.SiloStatus(
-                name=name, connected=name in expires, certificate_expires_unix_seconds=expires.get(name, 0.0)
+                name=member.name,
+                connected=member.name in expires,
+                certificate_expires_unix_seconds=expires.get(member.name, 0.0),
+                certificate_sha256=member.fingerprint,
             )
-            for name in sorted(roster.silo_names)
+            for member in roster.members
+            if member.role is Role.SILO
         ]
         return pb.ListSilosReply(roster_version=roster.version, silos=silos)
