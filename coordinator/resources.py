@@ -59,6 +59,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority = tls.load_authority(settings.authority)
     metrics = CoordinatorMetrics()
+    metrics.watch_disk(settings.directory)
     identity = tls.load_identity(settings.identity)
     tls.check_own_certificate(
         identity,
@@ -77,7 +78,13 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
         closing.callback(store.close)
         clear_spools(settings.spool_directory)
         roster_book = RosterBook(
-            settings.roster, federation=settings.federation, authority=authority, store=store, clock=clock
+            settings.roster,
+            federation=settings.federation,
+            authority=authority,
+            store=store,
+            clock=clock,
+            audit=audit,
+            metrics=metrics,
         )
         resources = Resources(
             settings=settings,

@@ -23,6 +23,7 @@ from chorale.job import Job
 from chorale.observability import logs, tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.probes import ProbeServer
+from chorale.runtime import disk
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import write_atomic
@@ -107,6 +108,7 @@ async def run_agent(settings: SiloSettings) -> None:
         ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
         _agree(ledger, audit, settings.audit_path)
         metrics = SiloMetrics(tuple(policies))
+        metrics.watch_disk(settings.directory)
         metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
         agent = _Agent(
             settings,
@@ -164,6 +166,7 @@ class _Agent:
             ledger=ledger,
             data_sets=self._data_sets,
             lowest_version=settings.lowest_roster_version,
+            audit=audit,
             clock=_now,
         )
 
@@ -387,7 +390,7 @@ def _probes(settings: SiloSettings, metrics: SiloMetrics, agent: _Agent) -> Iter
             int(port),
             registry=metrics.registry,
             is_live=lambda: True,
-            is_ready=lambda: agent.is_connected,
+            is_ready=lambda: agent.is_connected and disk.has_room(settings.directory),
         )
     except ConfigError as error:
         raise AgentFailed(str(error)) from None
