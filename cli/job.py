@@ -206,6 +206,38 @@ def list_jobs(settings: OperatorSettings) -> None:
             )
 
 
+@job.command("silos")
+@operator_options
+def list_silos(settings: OperatorSettings) -> None:
+    """List the silos, and the version and digest of Chorale that each says it runs."""
+    with connect(settings) as (operations, _):
+        reply = operations.silos()
+    own = _software(reply.software_version, reply.software_digest)
+    click.echo(f"roster version {reply.roster_version}, the coordinator runs {own}")
+    for silo in reply.silos:
+        if not silo.connected:
+            click.echo(f"{silo.name}  away")
+            continue
+        differs = "" if silo.software_digest == reply.software_digest else ", not the coordinator's"
+        click.echo(
+            f"{silo.name}  connected, certificate until {_day(silo.certificate_expires_unix_seconds)}, "
+            f"runs {_software(silo.software_version, silo.software_digest)}{differs}"
+        )
+
+
+def _day(unix_seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d}"
+    except (ValueError, OverflowError, OSError):  # a coordinator may write any number
+        return "?"
+
+
+def _software(version: str, digest: bytes) -> str:
+    """What others wrote of themselves, as a part of a line."""
+    word = version[:64] if version.isascii() and version.isprintable() else "?"
+    return f"{word}, sha256:{digest.hex()[:64] or 'none'}"
+
+
 @job.command()
 @click.argument("job_id", metavar="ID")
 @operator_options

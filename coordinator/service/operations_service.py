@@ -18,6 +18,7 @@ from chorale.transport.chunks import chunk_of
 from chorale.v1 import federation_pb2, operations_pb2_grpc, records_pb2
 from chorale.v1 import operations_pb2 as pb
 from coordinator.jobs.job_manager import JobManager, TooManyJobs
+from coordinator.members.attendance import Connection
 from coordinator.resources import Resources
 from coordinator.service.access import caller_of
 from coordinator.service.service_errors import Context, errors_as_codes
@@ -116,16 +117,28 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                     offset += len(data)
 
     async def ListSilos(self, request: pb.ListSilosRequest, context: Context) -> pb.ListSilosReply:
-        """The silos on the roster, and which of them are connected."""
+        """The silos on the roster, which of them are connected, and what they say that they run."""
         roster = self._resources.roster_book.current
-        expires = {
-            silo: connection.certificate_expires.timestamp()
-            for silo, connection in self._resources.attendance.connections.items()
-        }
         silos = [
-            pb.SiloStatus(
-                name=name, connected=name in expires, certificate_expires_unix_seconds=expires.get(name, 0.0)
-            )
+            _status(name, self._resources.attendance.connections.get(name))
             for name in sorted(roster.silo_names)
         ]
-        return pb.ListSilosReply(roster_version=roster.version, silos=silos)
+        own = self._resources.software
+        return pb.ListSilosReply(
+            roster_version=roster.version,
+            silos=silos,
+            software_version=own.version,
+            software_digest=bytes.fromhex(own.sha256),
+        )
+
+
+def _status(silo: str, connection: Connection | None) -> pb.SiloStatus:
+    if connection is None:
+        return pb.SiloStatus(name=silo)
+    return pb.SiloStatus(
+        name=silo,
+        connected=True,
+        certificate_expires_unix_seconds=connection.certificate_expires.timestamp(),
+        software_version=connection.software.version,
+        software_digest=bytes.fromhex(connection.software.sha256),
+    )

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import grpc
 
 from chorale.observability.logs import get_logger
+from chorale.runtime.software import Software
 from chorale.transport import channel_options, tls
 from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
@@ -72,7 +73,7 @@ class ControlStream:
         *,
         target: str,
         proxy: str | None = None,
-        software_version: str,
+        software: Software,
         served: Served,
         moved_bytes: Callable[[], int],
         outbox: Outbox,
@@ -86,7 +87,7 @@ class ControlStream:
         self._stub = stub
         self._target = target
         self._proxy = proxy
-        self._software_version = software_version
+        self._software = software
         self._served = served
         self._moved_bytes = moved_bytes  # of all transfers so far
         self._outbox = outbox
@@ -145,8 +146,9 @@ class ControlStream:
     async def _greet(self, call: Any) -> pb.Welcome | str:
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
-            software_version=self._software_version,
+            software_version=self._software.version,
             roster_version=self._rosters.version,
+            software_digest=bytes.fromhex(self._software.sha256),
         )
         try:
             async with asyncio.timeout(WELCOME_SECONDS):

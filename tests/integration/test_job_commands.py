@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -36,6 +37,18 @@ def test_job_is_paused_resumed_listed_and_cancelled(tmp_path: Path) -> None:
         resumed = federation.cli("job", "resume", job_id)
         assert resumed.returncode == 4
         assert resumed.stderr.splitlines()[-1].startswith("chorale: error: coordinator refused: ")
+
+
+def test_silos_are_listed_with_what_they_run(tmp_path: Path) -> None:
+    """Whether every hospital runs what the others run was a round of calls."""
+    with LocalFederation(folder=tmp_path, silos=3) as federation:
+        federation.start()
+        federation.wait_connected()
+        head, *silos = _lines(federation.cli("job", "silos"))
+    assert re.fullmatch(r"roster version 1, the coordinator runs \S+, sha256:(none|[0-9a-f]{64})", head)
+    runs = re.escape(head.partition(" runs ")[2])
+    for name, line in zip(federation.names, silos, strict=True):
+        assert re.fullmatch(rf"{name}  connected, certificate until 20\d\d-\d\d-\d\d, runs {runs}", line)
 
 
 def test_job_that_nobody_submitted_is_named(tmp_path: Path) -> None:

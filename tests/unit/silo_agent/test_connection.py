@@ -14,6 +14,7 @@ import pytest
 
 from chorale.observability import logs
 from chorale.runtime.audit import AuditLog
+from chorale.runtime.software import Software
 from chorale.transport import wire
 from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
@@ -81,7 +82,7 @@ class Agent:
         return ControlStream(
             stub,
             target="chorale.example:8443",
-            software_version="1.0",
+            software=Software(version="1.0", sha256="ab" * 32),
             served=self,
             moved_bytes=lambda: self.moved_bytes,
             outbox=self.outbox,
@@ -145,6 +146,7 @@ async def test_the_agent_says_hello_takes_the_roster_and_beats(make_stub: MakeSt
         await agent.stream(stub).run()
     hello, beat = heard[0].hello, heard[1].heartbeat
     assert hello.protocol_version == PROTOCOL_VERSION
+    assert (hello.software_version, hello.software_digest) == ("1.0", b"\xab" * 32)
     assert list(beat.preparing) == [key_to_wire(KEY)]
     assert beat.unix_seconds == NOW.timestamp()
     assert agent.received == ["roster", "outcome"]
@@ -338,7 +340,7 @@ async def test_an_error_beside_the_reader_ends_the_stream_and_the_agent_dials_ag
     stream = ControlStream(
         await make_stub(Attend=Attend),
         target="chorale.example:8443",
-        software_version="1.0",
+        software=Software(version="1.0"),
         served=Broken(),
         moved_bytes=lambda: 0,
         outbox=agent.outbox,
