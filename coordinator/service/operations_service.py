@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from chorale.job import SignedJob
+from chorale.runtime import disk
+from chorale.runtime.disk import NoRoom
 from chorale.spec.state import state_from_file
 from chorale.transport import wire
 from chorale.transport.chunks import chunk_of
@@ -24,6 +27,8 @@ from coordinator.service.access import caller_of
 from coordinator.service.service_errors import Context, errors_as_codes
 from coordinator.service.streams import received, send
 from crypto.errors import RemoteProtocolError
+from crypto.identity.certificates import Role
+from crypto.identity.roster import Member
 
 MAX_SUBMISSIONS = 4  # of one operator at once
 
@@ -51,6 +56,13 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                 seconds = self._resources.settings.chunk_seconds
                 messages = received(request_iterator, seconds=seconds, what="submit")
                 return await self._submit(messages, path)
+            except (OSError, sqlite3.OperationalError) as error:
+                directory = self._resources.settings.directory
+                if not disk.is_full(error, directory):
+                    raise
+                raise NoRoom(
+                    f"submit: {disk.told_full(directory)}: try it again when there is room"
+                ) from error
             finally:
                 self._submissions[operator] -= 1
                 path.unlink(missing_ok=True)
@@ -120,8 +132,9 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         """The silos on the roster, which of them are connected, and what they say that they run."""
         roster = self._resources.roster_book.current
         silos = [
-            _status(name, self._resources.attendance.connections.get(name))
-            for name in sorted(roster.silo_names)
+            _status(member, self._resources.attendance.connections.get(member.name))
+            for member in roster.members
+            if member.role is Role.SILO
         ]
         own = self._resources.software
         return pb.ListSilosReply(
@@ -132,13 +145,11 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         )
 
 
-def _status(silo: str, connection: Connection | None) -> pb.SiloStatus:
-    if connection is None:
-        return pb.SiloStatus(name=silo)
-    return pb.SiloStatus(
-        name=silo,
-        connected=True,
-        certificate_expires_unix_seconds=connection.certificate_expires.timestamp(),
-        software_version=connection.software.version,
-        software_digest=bytes.fromhex(connection.software.sha256),
-    )
+def _status(member: Member, connection: Connection | None) -> pb.SiloStatus:
+    status = pb.SiloStatus(name=member.name, certificate_sha256=member.fingerprint)
+    if connection is not None:
+        status.connected = True
+        status.certificate_expires_unix_seconds = connection.certificate_expires.timestamp()
+        status.software_version = connection.software.version
+        status.software_digest = bytes.fromhex(connection.software.sha256)
+    return status

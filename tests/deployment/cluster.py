@@ -155,7 +155,9 @@ class Pod:
     def _files(self, volume: Object) -> dict[str, bytes]:
         if "configMap" in volume:
             held = self.cluster.find("ConfigMap", volume["configMap"]["name"])["data"]
-            return {name: self._mapped(text).encode() for name, text in held.items()}
+            listed = volume["configMap"].get("items")
+            items = {item["path"]: item["key"] for item in listed or []} or {name: name for name in held}
+            return {path: self._mapped(held[key]).encode() for path, key in items.items()}
         if "secret" in volume:
             held = self.cluster.find("Secret", volume["secret"]["secretName"])["data"]
             items = {item["path"]: item["key"] for item in volume["secret"]["items"]}

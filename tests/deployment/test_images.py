@@ -89,7 +89,10 @@ def test_user_is_a_number_and_that_of_the_chart(name: str) -> None:
     uid, gid = user.text.split(":")
     assert (int(uid), int(gid)) == (10001, 10001)
     values = yaml.safe_load((helm.CHARTS / f"chorale-{name}" / "values.yaml").read_text())
-    assert (values["security"]["runAsUser"], values["security"]["runAsGroup"]) == (int(uid), int(gid))
+    assert (values["podSecurityContext"]["runAsUser"], values["podSecurityContext"]["runAsGroup"]) == (
+        int(uid),
+        int(gid),
+    )
     order = [each.word for each in file.stages[-1]]
     assert order.index("USER") < order.index("ENTRYPOINT")
 

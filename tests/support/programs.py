@@ -17,6 +17,7 @@ REQUIRED = "required"
 PACKAGES = {
     "prometheus": "prometheus",
     "promtool": "prometheus",
+    "prometheus-alertmanager": "prometheus-alertmanager",
     "squid": "squid",
     "kubectl": "kubernetes-client",
     "npm": "npm",
