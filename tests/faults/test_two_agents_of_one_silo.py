@@ -6,6 +6,8 @@ Source: docs/operations.md, a dead node.
 
 from __future__ import annotations
 
+import pytest
+
 from tests.faults.conftest import MakeFederation
 from tests.support.halting import Halt
 from tests.support.history import check_finished, statements
@@ -15,6 +17,7 @@ TWICE, COPY = "silo-1", "silo-1-copy"
 ROUNDS = 6
 
 
+@pytest.mark.gate
 def test_no_round_counts_a_silo_twice_that_two_agents_run_as(make_federation: MakeFederation) -> None:
     federation = make_federation(coordinator={"reconnect_grace_seconds": 2.0})
     federation.start_coordinator()
