@@ -59,6 +59,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority = tls.load_authority(settings.authority)
     metrics = CoordinatorMetrics()
+    metrics.watch_disk(settings.directory)
     identity = tls.load_identity(settings.identity)
     tls.check_own_certificate(
         identity,

@@ -23,10 +23,12 @@ from chorale.job import Job
 from chorale.observability import logs, tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.probes import ProbeServer
+from chorale.runtime import disk
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.background_io import keep_chunks
-from chorale.runtime.files import read_limited, write_atomic
+from chorale.runtime.files import write_atomic
 from chorale.transport import tls, wire
+from chorale.transport.line_probe import probe
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Identity, Role
 from crypto.session.reveal import PendingReveal
@@ -106,6 +108,7 @@ async def run_agent(settings: SiloSettings) -> None:
         ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
         _agree(ledger, audit, settings.audit_path)
         metrics = SiloMetrics(tuple(policies))
+        metrics.watch_disk(settings.directory)
         metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
         agent = _Agent(
             settings,
@@ -184,34 +187,34 @@ class _Agent:
         self._data_sets.any_reveals.blank_old_shares()
         if given_back := self._budgets[0].release_dead():  # of all data sets
             log.info("reservations given back", inputs=given_back)
-        async with dial(settings, read_limited(settings.authority, tls.MAX_PEM_BYTES)) as channel:
-            stub = FederationStub(channel)
-            transfers = Transfer(stub, metrics=self._metrics, random=draw)
-            handler = self._handler(transfers, outbox)
-            self._stream = ControlStream(
-                stub,
-                target=settings.coordinator,
-                proxy=settings.proxy,
-                software_version=wire.software_version(),
-                served=handler,
-                moved_bytes=lambda: transfers.moved_bytes,
-                outbox=outbox,
-                rosters=self._rosters,
-                metrics=self._metrics,
-                check_own_certificate=partial(_check_own, self._identity, self._authority, settings),
-                clock=_now,
-                random=draw,
-            )
-            log.info(
-                "started",
-                coordinator=settings.coordinator,
-                proxy=settings.proxy,
-                data=", ".join(data.name for data in settings.data_sets),
-            )
-            try:
-                await _until_stopped(self._stream, stopping)
-            finally:
-                await handler.close()
+        route = settings.route()
+        stub = FederationStub(partial(dial, settings))
+        transfers = Transfer(stub, metrics=self._metrics, random=draw)
+        handler = self._handler(transfers, outbox)
+        self._stream = ControlStream(
+            stub,
+            target=settings.coordinator,
+            probe=lambda: probe(settings.route()),
+            software_version=wire.software_version(),
+            served=handler,
+            moved_bytes=lambda: transfers.moved_bytes,
+            outbox=outbox,
+            rosters=self._rosters,
+            metrics=self._metrics,
+            check_own_certificate=partial(_check_own, self._identity, self._authority, settings),
+            clock=_now,
+            random=draw,
+        )
+        log.info(
+            "started",
+            coordinator=settings.coordinator,
+            proxy=route.proxy.address if route.proxy else None,
+            data=", ".join(data.name for data in settings.data_sets),
+        )
+        try:
+            await _until_stopped(self._stream, stopping)
+        finally:
+            await handler.close()
 
     def _handler(self, transfers: Transfer, outbox: Outbox) -> MessageHandler:
         jobs = OfferedJobs(
@@ -387,7 +390,7 @@ def _probes(settings: SiloSettings, metrics: SiloMetrics, agent: _Agent) -> Iter
             int(port),
             registry=metrics.registry,
             is_live=lambda: True,
-            is_ready=lambda: agent.is_connected,
+            is_ready=lambda: agent.is_connected and disk.has_room(settings.directory),
         )
     except ConfigError as error:
         raise AgentFailed(str(error)) from None

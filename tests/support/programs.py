@@ -23,6 +23,7 @@ PACKAGES = {
     "npm": "npm",
     "strace": "strace",
     "cc": "gcc",
+    "minisign": "minisign",
 }
 # where Debian puts daemons; a user's own PATH may lack it
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"
