@@ -13,6 +13,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from chorale.runtime import disk
+from chorale.transport.line_probe import Trouble
 from chorale.v1.records_pb2 import PhaseRecord
 from crypto.errors import Refusal
 from strategies.declared_parts import PHASE_KINDS
@@ -62,6 +63,11 @@ class SiloMetrics:
             "long_steps", "Global states that moved too far beside this silo's own steps."
         )
         self.reconnects = counter("reconnects", "Times the control stream ended.")
+        self.connection_failures = counter(
+            "connection_failures",
+            "Tries to connect that failed, by what a handshake of the agent's own then found.",
+            ["reason"],
+        )
         self.samples_rate = gauge("samples_per_second", "Samples a second in the last training.")
         self.connected = gauge("connected", "1 while the control stream is up.")
         self.clock_skew = gauge("clock_skew_seconds", "This clock minus the coordinator's.")
@@ -86,6 +92,8 @@ class SiloMetrics:
                 self.rounds.labels(phase=phase, result=result.value)
         for reason in Refusal:
             self.refusals.labels(reason=reason.value)
+        for trouble in Trouble:
+            self.connection_failures.labels(reason=trouble.value)
         for direction in Direction:
             self.transferred.labels(direction=direction.value)
         for data_set in data_sets:
