@@ -194,12 +194,14 @@ async def _client(folder: Path, payload: _Payload) -> AsyncIterator[_Client]:
     from silo_agent.metrics import SiloMetrics
 
     files = IdentityFiles(certificate=folder / f"{SILO}.crt", key=folder / f"{SILO}.key")
-    credentials = tls.channel_credentials(files, (folder / AUTHORITY_FILE).read_bytes())
+    credentials = tls.channel_credentials(
+        tls.load_identity(files), tls.load_authority(folder / AUTHORITY_FILE)
+    )
     async with (
         grpc.aio.secure_channel(_address(folder, BARE), credentials, options=CHANNEL_OPTIONS) as bare,
         grpc.aio.secure_channel(_address(folder, COORDINATOR), credentials, options=CHANNEL_OPTIONS) as hub,
     ):
-        stub = FederationStub(hub)
+        stub = FederationStub(lambda: hub)
         transfer = Transfer(stub, metrics=SiloMetrics(), random=random.random)
         state, target = (folder / STATE_FILE).read_bytes(), folder / "downloaded.safetensors"
         yield _Client(payload, state=state, bare=bare, transfer=transfer, target=target)

@@ -23,6 +23,7 @@ from cli.errors import with_hint
 from cli.keys import PRIVATE, check_new, write_new
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import (
+    Anchors,
     PrivateKey,
     Role,
     certificate_to_pem,
@@ -222,7 +223,7 @@ class Folder:
         if not path.exists():
             return None
         signed = roster_from_file_bytes(read_limited(path, MAX_FILE_BYTES))
-        return read_roster(signed, authority=self.certificate, federation=self.federation)
+        return read_roster(signed, authority=Anchors((self.certificate,)), federation=self.federation)
 
     def members(self) -> tuple[Member, ...]:
         newest = self.newest()
@@ -273,7 +274,7 @@ class Folder:
             member = member_of(certificate)
             check_certificate(
                 certificate,
-                authority=self.certificate,
+                authority=Anchors((self.certificate,)),
                 role=member.role,
                 federation=self.federation,
                 now=datetime.now(UTC),

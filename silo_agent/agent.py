@@ -17,15 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cryptography import x509
-
+from chorale.credentials import CredentialFiles
 from chorale.job import Job
 from chorale.observability import logs, tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.probes import ProbeServer
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.background_io import keep_chunks
-from chorale.runtime.files import read_limited, write_atomic
+from chorale.runtime.files import write_atomic
 from chorale.transport import tls, wire
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Identity, Role
@@ -48,6 +47,7 @@ from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
 from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
@@ -90,8 +90,15 @@ async def run_agent(settings: SiloSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with ExitStack() as stack:
-        authority = tls.load_authority(settings.authority)
-        identity = _own_identity(settings, authority)
+        files = CredentialFiles(
+            settings.identity,
+            settings.authority,
+            role=Role.SILO,
+            federation=settings.federation,
+            name=settings.name,
+            clock=_now,
+        )
+        credentials = OwnCertificates(*files.read())
         policies = {data.name: _policy_of(data, settings) for data in settings.data_sets}
         if settings.objective is not None:
             load_entry_point(settings.objective, field="objective")
@@ -106,11 +113,11 @@ async def run_agent(settings: SiloSettings) -> None:
         ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
         _agree(ledger, audit, settings.audit_path)
         metrics = SiloMetrics(tuple(policies))
-        metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
+        metrics.certificate_expiry.set_function(lambda: credentials.certificate_expires)
         agent = _Agent(
             settings,
-            identity=identity,
-            authority=authority,
+            files=files,
+            credentials=credentials,
             policies=policies,
             ledger=ledger,
             audit=audit,
@@ -129,16 +136,16 @@ class _Agent:
         self,
         settings: SiloSettings,
         *,
-        identity: Identity,
-        authority: x509.Certificate,
+        files: CredentialFiles,
+        credentials: OwnCertificates,
         policies: Mapping[str, Policy],
         ledger: Ledger,
         audit: AuditLog,
         metrics: SiloMetrics,
     ) -> None:
         self._settings = settings
-        self._identity = identity
-        self._authority = authority
+        self._files = files
+        self._credentials = credentials
         self._ledger = ledger
         self._audit = audit
         self._metrics = metrics
@@ -158,8 +165,7 @@ class _Agent:
         self._budgets = [each.budget for each in accounts]
         self._data_sets = DataSets(accounts, ledger=ledger)
         self._rosters = Rosters(
-            identity=identity,
-            authority=authority,
+            credentials=credentials,
             ledger=ledger,
             data_sets=self._data_sets,
             lowest_version=settings.lowest_roster_version,
@@ -183,46 +189,62 @@ class _Agent:
         self._data_sets.any_reveals.blank_old_shares()
         if given_back := self._budgets[0].release_dead():  # of all data sets
             log.info("reservations given back", inputs=given_back)
-        async with dial(settings, read_limited(settings.authority, tls.MAX_PEM_BYTES)) as channel:
-            stub = FederationStub(channel)
-            transfers = Transfer(stub, metrics=self._metrics, random=draw)
-            handler = self._handler(transfers, outbox)
-            self._stream = ControlStream(
-                stub,
-                target=settings.coordinator,
-                proxy=settings.proxy,
-                software_version=wire.software_version(),
-                served=handler,
-                moved_bytes=lambda: transfers.moved_bytes,
-                outbox=outbox,
-                rosters=self._rosters,
-                metrics=self._metrics,
-                check_own_certificate=partial(_check_own, self._identity, self._authority, settings),
-                clock=_now,
-                random=draw,
-            )
-            log.info(
-                "started",
-                coordinator=settings.coordinator,
-                proxy=settings.proxy,
-                data=", ".join(data.name for data in settings.data_sets),
-            )
-            try:
-                await _until_stopped(self._stream, stopping)
-            finally:
-                await handler.close()
+        stub = FederationStub(lambda: dial(settings, self._next_identity(), self._credentials.authority))
+        transfers = Transfer(stub, metrics=self._metrics, random=draw)
+        handler = self._handler(transfers, outbox)
+        self._stream = ControlStream(
+            stub,
+            target=settings.coordinator,
+            proxy=settings.proxy,
+            software_version=wire.software_version(),
+            served=handler,
+            moved_bytes=lambda: transfers.moved_bytes,
+            outbox=outbox,
+            rosters=self._rosters,
+            metrics=self._metrics,
+            renew=self._renew,
+            accepted=self._credentials.accepted,
+            clock=_now,
+            random=draw,
+        )
+        log.info(
+            "started",
+            coordinator=settings.coordinator,
+            proxy=settings.proxy,
+            data=", ".join(data.name for data in settings.data_sets),
+        )
+        try:
+            await _until_stopped(self._stream, stopping)
+        finally:
+            await handler.close()
+            await stub.close()
+
+    def _renew(self) -> None:
+        self._files.refresh(self._credentials, self._metrics.credentials_refused)
+
+    def _next_identity(self) -> Identity:
+        """For a try to connect. Raises ConfigError where no certificate of this silo holds any more."""
+        identity = self._credentials.dialing(self._rosters.newest, self._is_sound)
+        self._files.check(identity, self._credentials.authority)
+        return identity
+
+    def _is_sound(self, identity: Identity) -> bool:
+        try:
+            self._files.check(identity, self._credentials.authority)
+        except ConfigError:
+            return False
+        return True
 
     def _handler(self, transfers: Transfer, outbox: Outbox) -> MessageHandler:
         jobs = OfferedJobs(
             silo=self._settings.name,
             ledger=self._ledger,
             data_sets=self._data_sets,
-            authority=self._authority,
+            credentials=self._credentials,
             clock=_now,
         )
         checks = TaskChecks(
-            identity=self._identity,
-            authority=self._authority,
+            credentials=self._credentials,
             jobs=jobs,
             rosters=self._rosters,
             data_sets=self._data_sets,
@@ -241,7 +263,7 @@ class _Agent:
             load_objective=partial(load_objective, self._settings),
         )
         return MessageHandler(
-            identity=self._identity,
+            credentials=self._credentials,
             rosters=self._rosters,
             jobs=jobs,
             checks=checks,
@@ -253,10 +275,9 @@ class _Agent:
                 known=known,
                 data_sets=self._data_sets,
                 local=local,
-                authority=self._authority,
+                credentials=self._credentials,
             ),
             sums=RevealedSums(
-                identity=self._identity,
                 jobs=jobs,
                 rosters=self._rosters,
                 known=known,
@@ -308,28 +329,6 @@ def _policy_of(data: DataSettings, settings: SiloSettings) -> Policy:
         raise ConfigError(f"data.path: {data.path}: no such file or directory")
     own_function(data)
     return policy
-
-
-def _own_identity(settings: SiloSettings, authority: x509.Certificate) -> Identity:
-    identity = tls.load_identity(settings.identity)
-    _check_own(identity, authority, settings)
-    if identity.member.name != settings.name:
-        raise ConfigError(
-            f"{settings.identity.certificate}: expected a certificate of silo {settings.name}, "
-            f"got {identity.member.name}"
-        )
-    return identity
-
-
-def _check_own(identity: Identity, authority: x509.Certificate, settings: SiloSettings) -> None:
-    tls.check_own_certificate(
-        identity,
-        authority=authority,
-        role=Role.SILO,
-        federation=settings.federation,
-        now=_now(),
-        path=settings.identity.certificate,
-    )
 
 
 @contextmanager

@@ -75,6 +75,10 @@ class SiloMetrics:
         self.certificate_expiry = gauge(
             "certificate_expiry_timestamp_seconds", "When this silo's certificate expires."
         )
+        self.credentials_refused = gauge(
+            "credentials_refused",
+            "1 while files of certificate, key or authority hold what was refused; the former are in use.",
+        )
         gauge("gpu_memory_bytes", "GPU memory in use by training.").set_function(_gpu_memory_bytes)
         for phase in PHASE_KINDS:
             self.sessions.labels(phase=phase)

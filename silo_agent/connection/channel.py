@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -9,6 +10,7 @@ import grpc
 from chorale.transport import channel_options, chunks, tls, wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.federation_pb2_grpc import FederationStub as Generated
+from crypto.identity.certificates import Anchors, Identity
 from silo_agent.settings import SiloSettings
 
 # TCP, TLS and HTTP/2 take three round trips, and a proxy's tunnel one more: lines of 800 ms connect in 3 s
@@ -29,9 +31,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 _SERVICE = "/chorale.v1.Federation"
 
 
-def dial(settings: SiloSettings, authority_pem: bytes) -> grpc.aio.Channel:
-    """A channel under mutual TLS 1.3, connected when it is first used. Raises ConfigError."""
-    credentials = tls.channel_credentials(settings.identity, authority_pem)
+def dial(settings: SiloSettings, identity: Identity, authority: Anchors) -> grpc.aio.Channel:
+    """A channel under mutual TLS 1.3, connected when it is first used."""
+    credentials = tls.channel_credentials(identity, authority)
     options: list[tuple[str, Any]] = [
         *CHANNEL_OPTIONS,
         *channel_options.client_keepalive(settings.keepalive_seconds),
@@ -46,9 +48,24 @@ class FederationStub:
     """A silo's end of chorale.v1.Federation: as generated, but that chunks are framed by
     chorale.transport.chunks. Download gives chunks.Chunk; Upload takes them as well as messages. Untyped, as
     grpc.aio's calls are.
+
+    Each try to connect takes another channel: a channel shows the certificate that it was made with.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, dial: Callable[[], grpc.aio.Channel]) -> None:
+        self._dial = dial
+        self._open()
+
+    async def redial(self) -> None:
+        """Leave the channel, which ends the calls on it as CANCELLED, for a new one. Raises ConfigError."""
+        await self.close()
+        self._open()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    def _open(self) -> None:
+        self._channel = channel = self._dial()
         self.Attend: Any = Generated(channel).Attend
         self.Download: Any = channel.unary_stream(
             f"{_SERVICE}/Download",

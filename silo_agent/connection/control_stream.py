@@ -78,7 +78,8 @@ class ControlStream:
         outbox: Outbox,
         rosters: Rosters,
         metrics: SiloMetrics,
-        check_own_certificate: Callable[[], None],
+        renew: Callable[[], None],
+        accepted: Callable[[], None],
         clock: Callable[[], datetime],
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -92,7 +93,8 @@ class ControlStream:
         self._outbox = outbox
         self._rosters = rosters
         self._metrics = metrics
-        self._check_own_certificate = check_own_certificate
+        self._renew = renew  # looks whether files of certificates changed
+        self._accepted = accepted
         self._clock = clock
         self._sleep = sleep
         self._backoff = Backoff(random=random)
@@ -103,12 +105,13 @@ class ControlStream:
         """Until cancelled. Raises ConfigError for a certificate of one's own that no longer holds,
         RemoteProtocolError for another protocol version, ConnectionFailed for a wrong clock."""
         while True:
-            self._check_own_certificate()
             reason = await self._attend()
             self._metrics.reconnects.inc()
             wait_seconds = self._backoff.next_seconds()
             log.warning("not connected", reason=reason, retry_seconds=round(wait_seconds, 1))
             await self._sleep(wait_seconds)
+            self._renew()
+            await self._stub.redial()
 
     async def _attend(self) -> str:
         """One stream from its beginning to its end; why it ended."""
@@ -122,6 +125,7 @@ class ControlStream:
                 raise RemoteProtocolError(f"coordinator: {expected}")
             self._check_clock(welcome.unix_seconds)
             self._served.receive(pb.CoordinatorMessage(roster=pb.RosterUpdate(roster=welcome.roster)))
+            self._accepted()
             self.is_connected = True
             self._metrics.connected.set(1)
             self._backoff.reset()
@@ -228,6 +232,7 @@ class ControlStream:
 
     async def _beat(self, every_seconds: float) -> None:
         while True:
+            self._renew()
             self._served.poll()
             preparing = [key_to_wire(key) for key in self._served.preparing]
             beat = pb.Heartbeat(unix_seconds=self._clock().timestamp(), preparing=preparing)

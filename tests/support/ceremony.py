@@ -11,7 +11,7 @@ from cryptography import x509
 
 from chorale.runtime.files import write_atomic
 from crypto.identity import certificates, issuing, roster
-from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from crypto.identity.certificates import Anchors, Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member
 
 
@@ -28,6 +28,10 @@ class Ceremony:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.key, self.certificate = issuing.new_authority(self.federation, now=_now(), valid_days=10)
         self.certificate_path.write_bytes(certificates.certificate_to_pem(self.certificate))
+
+    @property
+    def anchors(self) -> Anchors:
+        return Anchors((self.certificate,))
 
     @property
     def certificate_path(self) -> Path:

@@ -18,7 +18,7 @@ from chorale.transport import tls
 from chorale.transport.tls import check_own_certificate, load_authority, load_identity
 from crypto.errors import ConfigError
 from crypto.identity import certificates
-from crypto.identity.certificates import Identity, Role
+from crypto.identity.certificates import Anchors, Identity, Role
 from tests.unit.chorale.conftest import NOW, Party
 
 
@@ -55,7 +55,7 @@ def files(party: Party, tmp_path: Path) -> dict[Role, Files]:
 def port(files: dict[Role, Files]) -> Iterator[int]:
     own = files[Role.COORDINATOR]
     server = grpc.server(ThreadPoolExecutor(max_workers=1), handlers=[Echo()])
-    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(own, own.authority.read_bytes()))
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(lambda: loaded(own)))
     server.start()
     yield port
     server.stop(grace=None).wait()
@@ -66,12 +66,16 @@ def write(party: Party, member: Identity, folder: Path) -> Files:
     folder.mkdir(exist_ok=True)
     files.certificate.write_bytes(certificates.certificate_to_pem(member.certificate))
     write_atomic(files.key, certificates.key_to_pem(member.key))
-    files.authority.write_bytes(certificates.certificate_to_pem(party.authority))
+    files.authority.write_bytes(party.authority.pem)
     return files
 
 
+def loaded(files: Files) -> tuple[Identity, Anchors]:
+    return load_identity(files), load_authority(files.authority)
+
+
 def call(port: int, files: Files) -> bytes:
-    credentials = tls.channel_credentials(files, files.authority.read_bytes())
+    credentials = tls.channel_credentials(*loaded(files))
     with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
         method = channel.unary_unary("/test/Echo")
         return method(b"hello", timeout=30)
@@ -114,7 +118,7 @@ def test_a_client_of_another_authority_is_refused(
 def test_a_silo_cannot_pose_as_coordinator(files: dict[Role, Files]) -> None:
     own = files[Role.SILO]
     server = grpc.server(ThreadPoolExecutor(max_workers=1), handlers=[Echo()])
-    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(own, own.authority.read_bytes()))
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(lambda: loaded(own)))
     server.start()
     with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
         call(port, files[Role.OPERATOR])

@@ -13,7 +13,7 @@ from cryptography.x509 import ExtendedKeyUsage
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from chorale.runtime.files import write_atomic
-from crypto.identity.certificates import Role, fingerprint, load_certificate
+from crypto.identity.certificates import Anchors, Role, fingerprint, load_certificate
 from crypto.identity.roster import Roster, open_roster, roster_from_file_bytes
 from tests.unit.cli.conftest import Ended
 
@@ -246,4 +246,4 @@ def _roster(folder: Path) -> Roster:
 def _open(path: Path, ca: Path) -> Roster:
     authority = load_certificate((ca / "authority.crt").read_bytes())
     signed = roster_from_file_bytes(path.read_bytes())
-    return open_roster(signed, authority=authority, federation="fed", now=datetime.now(UTC))
+    return open_roster(signed, authority=Anchors((authority,)), federation="fed", now=datetime.now(UTC))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chorale.credentials import Credentials
 from coordinator.members.roster_book import RosterBook
 from coordinator.process import Clock
 from coordinator.storage.store import Store
@@ -26,7 +27,7 @@ def test_a_roster_of_a_phase_is_refused_once_it_has_expired(tmp_path: Path, vers
     book = RosterBook(
         ceremony.roster_path,
         federation=ceremony.federation,
-        authority=ceremony.certificate,
+        credentials=Credentials(ceremony.enroll(Role.COORDINATOR, "hub"), ceremony.anchors),
         store=store,
         clock=Clock(now=lambda: now[0]),
     )
