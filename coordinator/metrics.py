@@ -132,6 +132,9 @@ class CoordinatorMetrics:
         self.roster_signed = self._new(
             Gauge, "roster_signed_timestamp_seconds", "When the authority signed the roster in use."
         )
+        self.refused_rosters = self._new(
+            Counter, "refused_rosters", "Times that the roster file was not taken over."
+        )
         self.roster_version = self._new(Gauge, "roster_version", "Version of the roster in use.")
 
     def _new(self, metric: type[M], name: str, text: str, /, **labels: Iterable[str]) -> M:

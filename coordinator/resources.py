@@ -85,7 +85,13 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
         closing.callback(store.close)
         clear_spools(settings.spool_directory)
         roster_book = RosterBook(
-            settings.roster, federation=settings.federation, credentials=credentials, store=store, clock=clock
+            settings.roster,
+            federation=settings.federation,
+            credentials=credentials,
+            store=store,
+            clock=clock,
+            audit=audit,
+            metrics=metrics,
         )
         resources = Resources(
             settings=settings,

@@ -169,6 +169,7 @@ class _Agent:
             ledger=ledger,
             data_sets=self._data_sets,
             lowest_version=settings.lowest_roster_version,
+            audit=audit,
             clock=_now,
         )
 

@@ -66,9 +66,11 @@ class Ceremony:
         *,
         without: tuple[str, ...] = (),
         admins: tuple[str, ...] = (),
+        readmitted: tuple[str, ...] = (),
         issued: datetime | None = None,
     ) -> None:
-        """Write the next version of the roster, without the named members; these operators are admins."""
+        """Write the next version of the roster, without the named members; these operators are admins, and
+        these members are readmitted in it."""
         self.version += 1
         begin = issued or _now()
         signed = roster.sign_roster(
@@ -82,6 +84,7 @@ class Ceremony:
                     name,
                     certificates.fingerprint(certificate),
                     is_admin=role is Role.OPERATOR and name in admins,
+                    readmitted_in=self.version if name in readmitted else 0,
                 )
                 for (role, name), certificate in self.members.items()
                 if name not in without

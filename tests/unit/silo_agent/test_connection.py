@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from chorale.observability import logs
+from chorale.runtime.audit import AuditLog
 from chorale.transport import wire
 from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
@@ -50,11 +51,13 @@ class Agent:
         self.metrics = SiloMetrics()
         self.ledger = Ledger(folder / "ledger.sqlite")
         self.outbox = Outbox()
+        self.audit = AuditLog(folder / "audit.jsonl")
         self.rosters = Rosters(
             credentials=OwnCertificates(members.silos["silo-0"], members.authority),
             ledger=self.ledger,
             data_sets=DataSets([DataSet.of(self.ledger, name="data", policy=policy)], ledger=self.ledger),
             lowest_version=1,
+            audit=self.audit,
             clock=lambda: NOW,
         )
         self.preparing = (KEY,)
@@ -63,6 +66,10 @@ class Agent:
         self.polls = 0
         self._waits = waits
         self.check: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        self.audit.close()
+        self.ledger.close()
 
     def receive(self, message: pb.CoordinatorMessage) -> None:
         self.received.append(message.WhichOneof("kind") or "")
@@ -99,7 +106,7 @@ class Agent:
 def agent(tmp_path: Path) -> Iterator[Agent]:
     made = Agent(tmp_path)
     yield made
-    made.ledger.close()
+    made.close()
 
 
 def welcome(*, version: int = PROTOCOL_VERSION, skew_seconds: float = 0.0) -> pb.CoordinatorMessage:
@@ -154,7 +161,7 @@ async def test_the_agent_comes_back_after_the_line_broke(make_stub: MakeStub, tm
     with pytest.raises(Enough):
         await agent.stream(stub).run()
     assert [message.WhichOneof("kind") for message in heard] == ["hello"] * 3
-    agent.ledger.close()
+    agent.close()
 
 
 async def test_another_protocol_version_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
@@ -350,7 +357,7 @@ async def test_an_error_beside_the_reader_ends_the_stream_and_the_agent_dials_ag
     assert calls == 2
     assert not stream.is_connected
     assert [record.levelname for record in caplog.records].count("ERROR") == calls
-    agent.ledger.close()
+    agent.close()
 
 
 async def test_the_outbox_drops_the_oldest_while_the_line_is_down() -> None:
