@@ -1,7 +1,7 @@
 """The authority changes its key, in three steps between which members have time.
 
-1. `begin` makes the next key and a file of both certificates, for every member. The present key still signs, so
-   that a member which has the old file alone reads new rosters.
+1. `begin` makes the next key and a file of both certificates, for every member. The present key still signs,
+   so that a member which has the old file alone reads new rosters.
 2. `switch`, once every member has the file: the next key signs. Members get new certificates, one by one.
 3. `finish`, once the roster lists none of the old key's certificates: the file is the new certificate alone.
 
