@@ -10,7 +10,7 @@ READY := .venv/.installed
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples test test-gates lint typecheck bench proto reference soak fuzz
+.PHONY: help setup demo examples test test-gates cluster-test lint typecheck bench proto reference soak fuzz
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -30,6 +30,9 @@ test: $(READY) ## every failure class once, a test a core; ARGS="tests/unit -k r
 
 test-gates: $(READY) ## convergence, benchmarks and guides: what takes long and fails seldom
 	$(PYTEST) -m "gate and not soak" $(ARGS)
+
+cluster-test: $(READY) ## the guide and faults on a real Kubernetes, which it builds once; root on Debian 12
+	$(BIN)/python -m tests.cluster $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -51,6 +54,7 @@ reference: $(READY) ## write docs/metrics.md and docs/reference/ from the code
 soak: $(READY) ## protocol and fault tests with a thousand examples each, and what takes minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/protocol tests/faults -m "soak or not soak" --timeout 3600 $(ARGS)
 	$(BIN)/python -m pytest tests/unit tests/integration tests/deployment -m soak --timeout 3600 $(ARGS)
+	$(BIN)/python -m tests.cluster
 
 FUZZ_SECONDS ?= 60
 
