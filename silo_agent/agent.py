@@ -191,7 +191,12 @@ class _Agent:
         if given_back := self._budgets[0].release_dead():  # of all data sets
             log.info("reservations given back", inputs=given_back)
         stub = FederationStub(lambda: dial(settings, self._next_identity(), self._credentials.authority))
-        transfers = Transfer(stub, metrics=self._metrics, random=draw)
+        transfers = Transfer(
+            stub,
+            metrics=self._metrics,
+            random=draw,
+            has_next_certificate=lambda: self._credentials.has_next,
+        )
         handler = self._handler(transfers, outbox)
         self._stream = ControlStream(
             stub,
