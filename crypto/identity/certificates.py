@@ -107,7 +107,7 @@ class Anchors:
     """The authority's certificates that a member trusts: one, or two while the authority changes its key.
 
     What one of them signed holds. Raises ConfigError unless they are one or two different certificates of
-    authorities of one federation. Source: docs/protocol.md 1.5.
+    authorities of one federation. Source: docs/protocol.md 1.6.
     """
 
     certificates: tuple[x509.Certificate, ...]

@@ -9,6 +9,7 @@ import os
 import ssl
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 
 from chorale.runtime.files import write_atomic

@@ -125,6 +125,40 @@ def test_a_silo_cannot_pose_as_coordinator(files: dict[Role, Files]) -> None:
     server.stop(grace=None).wait()
 
 
+def test_a_server_takes_another_authority_and_certificate_without_a_restart(
+    files: dict[Role, Files], tmp_path: Path
+) -> None:
+    """Between old and new authority it takes clients of both, and then those of the new one alone."""
+    following = Party.enroll(datetime.now(UTC))
+    now = datetime.now(UTC)
+    others = {
+        role: write(following, following.issue(role, "one", now=now), tmp_path / f"new-{role}")
+        for role in Role
+    }
+    old, new = files[Role.SILO], others[Role.SILO]
+    own = [*loaded(files[Role.COORDINATOR])]
+    server = grpc.server(ThreadPoolExecutor(max_workers=1), handlers=[Echo()])
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(lambda: (own[0], own[1])))
+    server.start()
+    assert call(port, old)
+    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+        call(port, new)
+
+    both = Anchors.load(old.authority.read_bytes() + new.authority.read_bytes())
+    for client in (old, new):
+        client.authority.write_bytes(both.pem)
+    own[1] = both
+    assert call(port, old) and call(port, new)
+    own[0] = load_identity(others[Role.COORDINATOR])
+    assert call(port, old) and call(port, new)
+
+    own[1] = following.authority
+    assert call(port, new)
+    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+        call(port, old)
+    server.stop(grace=None).wait()
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_restriction_comes_before_grpc_or_fails(is_late: bool) -> None:
     lines = [
