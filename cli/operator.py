@@ -33,7 +33,9 @@ class OperatorSettings(BaseModel):
         default=None, description="host:port of an HTTP proxy to go through by CONNECT"
     )
     identity: IdentityFiles
-    authority: Path = Field(description="certificate of the federation's authority, PEM")
+    authority: Path = Field(
+        description="certificate of the federation's authority, PEM; two while it changes its key"
+    )
 
 
 @click.group()

@@ -59,7 +59,9 @@ class SiloSettings(BaseModel):
         default=KEEPALIVE_SECONDS, description="a line on which nothing moves is pinged so often"
     )
     identity: IdentityFiles
-    authority: Path = Field(description="certificate of the federation's authority, PEM")
+    authority: Path = Field(
+        description="certificate of the federation's authority, PEM; two while it changes its key"
+    )
     directory: Path = Field(description="ledger, audit log and cache; on a local disk, one agent each")
     policy: Path = Field(description="policy file: what may leave this silo")
     lowest_roster_version: int = Field(
