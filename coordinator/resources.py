@@ -68,6 +68,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
     """Raises ConfigError for unusable files and AuditInUse where another coordinator has the directory."""
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics = CoordinatorMetrics()
+    metrics.watch_disk(settings.directory)
     files = CredentialFiles(
         settings.identity,
         settings.authority,

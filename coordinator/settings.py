@@ -31,7 +31,7 @@ class CoordinatorSettings(BaseModel):
     )
     identity: IdentityFiles
     authority: Path = Field(
-        description="certificate of the federation's authority, PEM; two while it changes its key, which is never here"
+        description="certificate of the federation's authority, PEM, two while its key changes; never the key"
     )
     roster: Path = Field(description="the authority's signed roster; read again whenever the file changes")
     directory: Path = Field(description="jobs, checkpoints, uploads and audit log; on a local disk")

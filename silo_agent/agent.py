@@ -22,10 +22,12 @@ from chorale.job import Job
 from chorale.observability import logs, tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.probes import ProbeServer
+from chorale.runtime import disk
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import write_atomic
 from chorale.transport import tls, wire
+from chorale.transport.line_probe import probe
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Identity, Role
 from crypto.session.reveal import PendingReveal
@@ -113,6 +115,7 @@ async def run_agent(settings: SiloSettings) -> None:
         ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
         _agree(ledger, audit, settings.audit_path)
         metrics = SiloMetrics(tuple(policies))
+        metrics.watch_disk(settings.directory)
         metrics.certificate_expiry.set_function(lambda: credentials.certificate_expires)
         agent = _Agent(
             settings,
@@ -190,6 +193,7 @@ class _Agent:
         self._data_sets.any_reveals.blank_old_shares()
         if given_back := self._budgets[0].release_dead():  # of all data sets
             log.info("reservations given back", inputs=given_back)
+        route = settings.route()
         stub = FederationStub(lambda: dial(settings, self._next_identity(), self._credentials.authority))
         transfers = Transfer(
             stub,
@@ -201,7 +205,7 @@ class _Agent:
         self._stream = ControlStream(
             stub,
             target=settings.coordinator,
-            proxy=settings.proxy,
+            probe=lambda: probe(settings.route()),
             software_version=wire.software_version(),
             served=handler,
             moved_bytes=lambda: transfers.moved_bytes,
@@ -216,14 +220,13 @@ class _Agent:
         log.info(
             "started",
             coordinator=settings.coordinator,
-            proxy=settings.proxy,
+            proxy=route.proxy.address if route.proxy else None,
             data=", ".join(data.name for data in settings.data_sets),
         )
         try:
             await _until_stopped(self._stream, stopping)
         finally:
             await handler.close()
-            await stub.close()
 
     def _renew(self) -> None:
         self._files.refresh(self._credentials, self._metrics.credentials_refused)
@@ -391,7 +394,7 @@ def _probes(settings: SiloSettings, metrics: SiloMetrics, agent: _Agent) -> Iter
             int(port),
             registry=metrics.registry,
             is_live=lambda: True,
-            is_ready=lambda: agent.is_connected,
+            is_ready=lambda: agent.is_connected and disk.has_room(settings.directory),
         )
     except ConfigError as error:
         raise AgentFailed(str(error)) from None

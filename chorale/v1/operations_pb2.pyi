@@ -262,19 +262,23 @@ class SiloStatus(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     CONNECTED_FIELD_NUMBER: _builtins.int
     CERTIFICATE_EXPIRES_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_SHA256_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     connected: _builtins.bool
     certificate_expires_unix_seconds: _builtins.float
+    certificate_sha256: _builtins.bytes
+    """of the DER, as on the roster"""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         connected: _builtins.bool = ...,
         certificate_expires_unix_seconds: _builtins.float = ...,
+        certificate_sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_unix_seconds", b"certificate_expires_unix_seconds", "connected", b"connected", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_unix_seconds", b"certificate_expires_unix_seconds", "certificate_sha256", b"certificate_sha256", "connected", b"connected", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from chorale.job import SignedJob
+from chorale.runtime import disk
+from chorale.runtime.disk import NoRoom
 from chorale.spec.state import state_from_file
 from chorale.transport import wire
 from chorale.transport.chunks import chunk_of
@@ -23,6 +26,7 @@ from coordinator.service.access import caller_of
 from coordinator.service.service_errors import Context, errors_as_codes
 from coordinator.service.streams import received, send
 from crypto.errors import RemoteProtocolError
+from crypto.identity.certificates import Role
 
 MAX_SUBMISSIONS = 4  # of one operator at once
 
@@ -50,6 +54,13 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                 seconds = self._resources.settings.chunk_seconds
                 messages = received(request_iterator, seconds=seconds, what="submit")
                 return await self._submit(messages, path)
+            except (OSError, sqlite3.OperationalError) as error:
+                directory = self._resources.settings.directory
+                if not disk.is_full(error, directory):
+                    raise
+                raise NoRoom(
+                    f"submit: {disk.told_full(directory)}: try it again when there is room"
+                ) from error
             finally:
                 self._submissions[operator] -= 1
                 path.unlink(missing_ok=True)
@@ -124,8 +135,12 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         }
         silos = [
             pb.SiloStatus(
-                name=name, connected=name in expires, certificate_expires_unix_seconds=expires.get(name, 0.0)
+                name=member.name,
+                connected=member.name in expires,
+                certificate_expires_unix_seconds=expires.get(member.name, 0.0),
+                certificate_sha256=member.fingerprint,
             )
-            for name in sorted(roster.silo_names)
+            for member in roster.members
+            if member.role is Role.SILO
         ]
         return pb.ListSilosReply(roster_version=roster.version, silos=silos)

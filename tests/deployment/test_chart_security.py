@@ -207,7 +207,7 @@ def test_no_key_is_rendered_and_the_secret_is_mounted_for_the_process_alone(char
     (process,) = (pod for name, pod in pods.items() if not name.endswith("readyz"))
     (secret,) = (volume["secret"] for volume in process["volumes"] if "secret" in volume)
     assert secret["defaultMode"] & 0o007 == 0
-    assert {item["path"] for item in secret["items"]} == {"tls.crt", "tls.key", "ca.crt"}
+    assert {item["path"] for item in secret["items"]} == {"tls.crt", "tls.key"}
     assert not any("volumes" in pod for name, pod in pods.items() if name.endswith("readyz"))
 
 
@@ -218,5 +218,6 @@ def test_no_value_takes_a_key(chart: str) -> None:
         name for name in names if re.search("secret|password|token|private|key$", name, re.IGNORECASE)
     } <= {
         # names of Secrets and of their entries
-        *("secretName", "imagePullSecrets", "certificateKey", "privateKeyKey", "authorityKey")
+        *("secretName", "imagePullSecrets", "certificateKey", "privateKeyKey"),
+        "automountServiceAccountToken",  # whether, not which
     }

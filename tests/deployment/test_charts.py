@@ -68,6 +68,7 @@ def test_shapes_use_every_kind_of_object() -> None:
     kinds = {each["kind"] for chart, values in helm.SHAPES for each in helm.rendered(chart, values)}
     assert kinds == {
         *("StatefulSet", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Ingress", "Pod"),
+        "ServiceAccount",
         *CRDS,
     }
 

@@ -21,12 +21,15 @@ class Ceremony:
 
     folder: Path
     federation: str = "test"
+    authority_days: int = 10
     version: int = 0
     members: dict[tuple[Role, str], x509.Certificate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.key, self.certificate = issuing.new_authority(self.federation, now=_now(), valid_days=10)
+        self.key, self.certificate = issuing.new_authority(
+            self.federation, now=_now(), valid_days=self.authority_days
+        )
         self.certificate_path.write_bytes(certificates.certificate_to_pem(self.certificate))
 
     @property

@@ -1,5 +1,5 @@
 {{/* Resources, with the GPUs as request and limit: Kubernetes wants both equal. */}}
-{{- define "chorale.resources" -}}
+{{- define "chorale-silo.resources" -}}
 {{- $requests := .Values.resources.requests -}}
 {{- $limits := .Values.resources.limits -}}
 {{- if .Values.gpu.count -}}
@@ -13,7 +13,7 @@ limits:
   {{- toYaml $limits | nindent 2 }}
 {{- end -}}
 
-{{- define "chorale.dataVolume" -}}
+{{- define "chorale-silo.dataVolume" -}}
 {{- with .Values.data.volume.persistentVolumeClaim }}
 - name: data
   persistentVolumeClaim:

@@ -1,4 +1,4 @@
-{{- define "chorale.dataVolumes" -}}
+{{- define "chorale-silo.dataVolumes" -}}
 {{- $count := 0 -}}
 {{- if .Values.data.volume.persistentVolumeClaim }}{{ $count = add1 $count }}{{ end -}}
 {{- if .Values.data.volume.hostPath }}{{ $count = add1 $count }}{{ end -}}
@@ -7,12 +7,12 @@
 {{- end -}}
 
 {{/* "yes" for a format that reads a file or folder. */}}
-{{- define "chorale.needsPath" -}}
+{{- define "chorale-silo.needsPath" -}}
 {{- if not (or .Values.data.from (has .Values.data.format (list "" "digits" "module"))) }}yes{{ end -}}
 {{- end -}}
 
 {{/* A data set of silo.yaml: what is empty is left to the product's default. */}}
-{{- define "chorale.dataSet" -}}
+{{- define "chorale-silo.dataSet" -}}
 {{- $given := . -}}
 {{- $data := omit $given "volume" "path" "policy" -}}
 {{- range $name := list "from" "options" "module" "columns_in_file" "missing" "labels" "partition" -}}
@@ -23,8 +23,23 @@
 {{- toYaml $data -}}
 {{- end -}}
 
+{{/* The files that the agent reads at its start. */}}
+{{- define "chorale-silo.files" -}}
+silo.yaml: |
+  {{- include "chorale-silo.settings" . | nindent 2 }}
+policy.yaml: |
+  {{- include "chorale-silo.policy" .Values | nindent 2 }}
+{{- range prepend (default list .Values.moreData) .Values.data }}
+{{- if .policy }}
+policy-{{ .name }}.yaml: |
+  {{- $policy := mergeOverwrite (deepCopy $.Values.policy) .policy }}
+  {{- include "chorale-silo.policy" (dict "federation" $.Values.federation "policy" $policy) | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* silo.yaml as `chorale silo run` reads it. */}}
-{{- define "chorale.settings" -}}
+{{- define "chorale-silo.settings" -}}
 name: {{ .Values.name | quote }}
 federation: {{ .Values.federation | quote }}
 coordinator: {{ .Values.coordinator.address | quote }}
@@ -37,7 +52,7 @@ proxy: {{ . | quote }}
 identity:
   certificate: /etc/chorale/identity/tls.crt
   key: /etc/chorale/identity/tls.key
-authority: /etc/chorale/identity/ca.crt
+authority: /etc/chorale/authority/authority.crt
 directory: /var/lib/chorale/state
 policy: /etc/chorale/settings/policy.yaml
 metrics_listen: {{ printf "%s:%d" .Values.metrics.host (int .Values.metrics.port) | quote }}
@@ -45,23 +60,19 @@ data:
 {{- if .Values.moreData }}
 {{- range prepend .Values.moreData .Values.data }}
   -
-    {{- include "chorale.dataSet" . | nindent 4 }}
+    {{- include "chorale-silo.dataSet" . | nindent 4 }}
 {{- end }}
 {{- else }}
-  {{- include "chorale.dataSet" .Values.data | nindent 2 }}
+  {{- include "chorale-silo.dataSet" .Values.data | nindent 2 }}
 {{- end }}
 {{- with .Values.tracing.endpoint }}
 tracing_endpoint: {{ . | quote }}
 {{- end }}
-{{ toYaml .Values.settings }}
+{{- include "chorale-silo.fields" .Values.settings }}
 {{- end -}}
 
 {{/* policy.yaml of a (federation, policy); a null leaves the product's default. */}}
-{{- define "chorale.policy" -}}
+{{- define "chorale-silo.policy" -}}
 federation: {{ .federation | quote }}
-{{- range $name, $value := .policy }}
-{{- if not (kindIs "invalid" $value) }}
-{{ $name }}: {{ toJson $value }}
-{{- end }}
-{{- end }}
+{{- include "chorale-silo.fields" .policy }}
 {{- end -}}

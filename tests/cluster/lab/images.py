@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.cluster.lab.packages import PACKAGES, install
+from tests.cluster.lab.settings import CONTAINERD
 from tests.cluster.lab.steps import run_step, say
 
 ROOT = Path(__file__).parents[3]
@@ -60,6 +62,17 @@ def make_images(folder: Path) -> None:
         buildah.push(f"localhost/chorale/{name}:{TAG}", archive)
         buildah.step("remove former images", "rmi", "--prune")
         key.write_text(built)
+
+
+def import_image(folder: Path, archive: Path) -> None:
+    """Into the running containerd, unless it has this archive; by a process inside the lab."""
+    status = archive.stat()
+    key, known = f"{status.st_size} {status.st_mtime_ns}", folder / "containerd" / f"{archive.name}.imported"
+    if known.exists() and known.read_text() == key:
+        return
+    words = ["ctr", "--address", str(CONTAINERD), "--namespace", "k8s.io", "images", "import", str(archive)]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    known.write_text(key)
 
 
 class Buildah:
@@ -178,3 +191,7 @@ def _pip_setting(name: str) -> str:
         return os.environ[variable]
     words = ["python3", "-m", "pip", "config", "get", f"global.{name}"]
     return subprocess.run(words, check=False, capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    import_image(*map(Path, sys.argv[1:]))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.cluster.lab import kubernetes
 from tests.cluster.lab.images import ROOT, archives
-from tests.cluster.lab.settings import CONTAINERD, NAME, write_settings
+from tests.cluster.lab.settings import NAME, write_settings
 from tests.cluster.lab.steps import say
 
 READY_SECONDS = 180.0
@@ -74,15 +74,21 @@ class Lab:
         self._pid.unlink(missing_ok=True)
 
     def wipe(self) -> None:
-        """Remove what the cluster stored; the next start is that of a new one."""
-        for name in ("etcd", "kubelet", "containerd", "certificates", "home", "log"):
+        """Remove what the cluster stored; the next start is that of a new one. Imported images stay."""
+        for name in ("etcd", "kubelet", "certificates", "home", "log"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / "aliases.json").unlink(missing_ok=True)
 
     def load(self, archive: Path) -> None:
-        """Import an archive of images, as a node's registry would give them."""
+        """Import an archive of images, as a node would fetch them from its registry."""
         self.run(
-            "ctr", "--address", str(CONTAINERD), "--namespace", "k8s.io", "images", "import", str(archive)
+            "env",
+            f"PYTHONPATH={ROOT}",
+            sys.executable,
+            "-m",
+            "tests.cluster.lab.images",
+            str(self.folder),
+            str(archive),
         )
 
     def alias(self, host: str, service: str) -> None:

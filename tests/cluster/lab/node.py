@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster.lab.images import archives
+from tests.cluster.lab.images import archives, import_image
 from tests.cluster.lab.settings import CONTAINERD, NAME, NODE, PODS, RUN, SERVICES
 from tests.cluster.lab.steps import say
 
@@ -98,9 +98,7 @@ class Node:
         self._start("containerd", "containerd", "--config=containerd.toml")
         _wait_for("containerd", lambda: _succeeds("ctr", "--address", str(CONTAINERD), "version"))
         for archive in archives(self._folder):
-            words = ["ctr", "--address", str(CONTAINERD), "--namespace", "k8s.io", "images", "import"]
-            # the same image again is no error
-            subprocess.run([*words, str(archive)], check=True, stdout=subprocess.DEVNULL)
+            import_image(self._folder, archive)
 
     def node(self) -> None:
         self._start("dns", sys.executable, "-m", "tests.cluster.lab.dns", str(self._folder))

@@ -33,6 +33,8 @@ FAMILIES = {
     "roster_expiry_timestamp_seconds": "gauge",
     "roster_signed_timestamp_seconds": "gauge",
     "roster_version": "gauge",
+    "state_free_bytes": "gauge",
+    "state_size_bytes": "gauge",
 }
 
 

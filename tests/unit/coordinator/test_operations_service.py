@@ -291,6 +291,8 @@ async def test_silos_are_listed_with_connection_and_expiry(make_hub):
     ]
     expires = hub.identities["silo-1"].certificate.not_valid_after_utc.timestamp()
     assert reply.silos[1].certificate_expires_unix_seconds == expires
+    shown = {silo.name: silo.certificate_sha256 for silo in reply.silos}
+    assert shown == {f"silo-{place}": hub.identities[f"silo-{place}"].fingerprint for place in range(3)}
 
 
 @pytest.mark.parametrize("name", ["WatchJob", "FetchModel"])

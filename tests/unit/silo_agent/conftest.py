@@ -30,6 +30,7 @@ async def make_stub() -> AsyncIterator[MakeStub]:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         stub = FederationStub(lambda: grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        stub.open()
         opened.append((server, stub))
         return stub
 

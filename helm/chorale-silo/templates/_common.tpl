@@ -1,0 +1,205 @@
+{{/* What both charts share: the file is the same in each but for the chart's name, which keeps them apart under
+     one umbrella. */}}
+{{- define "chorale-silo.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "chorale-silo.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else if contains (include "chorale-silo.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "chorale-silo.name" .) | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "chorale-silo.selector" -}}
+app.kubernetes.io/name: {{ include "chorale-silo.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/component: "silo"
+{{- end -}}
+
+{{/* Labels of the pod that `helm test` runs: the network policy lets it read the probes. */}}
+{{- define "chorale-silo.testSelector" -}}
+app.kubernetes.io/name: {{ include "chorale-silo.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/component: "test"
+{{- end -}}
+
+{{/* Namespace, labels and annotations of an object. Arguments: context, labels and annotations of its own. */}}
+{{- define "chorale-silo.metadata" -}}
+{{- $top := index . 0 -}}
+{{- $labels := include "chorale-silo.selector" $top | fromYaml -}}
+{{- $_ := set $labels "app.kubernetes.io/version" $top.Chart.AppVersion -}}
+{{- $_ := set $labels "app.kubernetes.io/part-of" "chorale" -}}
+{{- $_ := set $labels "app.kubernetes.io/managed-by" $top.Release.Service -}}
+{{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" $top.Chart.Name $top.Chart.Version | replace "+" "_") -}}
+namespace: {{ $top.Release.Namespace }}
+labels:
+  {{- merge dict (default dict (index . 1)) $labels (default dict $top.Values.commonLabels) | toYaml | nindent 2 }}
+{{- with merge dict (default dict (index . 2)) (default dict $top.Values.commonAnnotations) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Metadata of the process's pod. No version is in it: a new one of the chart alone must not restart the pod. The
+     checksum is: settings are read at the start alone. */}}
+{{- define "chorale-silo.podMetadata" -}}
+{{- $labels := include "chorale-silo.selector" . | fromYaml -}}
+{{- $_ := set $labels "app.kubernetes.io/part-of" "chorale" -}}
+{{- $annotations := dict "checksum/settings" (include "chorale-silo.files" . | sha256sum) -}}
+labels:
+  {{- merge $labels (default dict .Values.podLabels) (default dict .Values.commonLabels) | toYaml | nindent 2 }}
+annotations:
+  {{- merge $annotations (default dict .Values.podAnnotations) (default dict .Values.commonAnnotations) | toYaml | nindent 2 }}
+{{- end -}}
+
+{{- define "chorale-silo.image" -}}
+{{- $image := .Values.image -}}
+{{- $registry := default $image.registry .Values.global.imageRegistry -}}
+{{- if $registry }}{{ $registry | trimSuffix "/" }}/{{ end }}{{ $image.repository -}}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ default .Chart.AppVersion $image.tag }}{{ end -}}
+{{- end -}}
+
+{{- define "chorale-silo.serviceAccountName" -}}
+{{- default (ternary (include "chorale-silo.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "chorale-silo.identitySecret" -}}
+{{- if .Values.identity.certManager.enabled -}}
+{{- printf "%s-identity" (include "chorale-silo.fullname" .) -}}
+{{- else -}}
+{{- .Values.identity.secretName -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Fields of every pod of the chart. */}}
+{{- define "chorale-silo.anyPod" -}}
+serviceAccountName: {{ include "chorale-silo.serviceAccountName" . }}
+# variables such as CHORALE_*_SERVICE_HOST would be read as settings
+enableServiceLinks: false
+{{- $secrets := list -}}
+{{- range concat (default list .Values.global.imagePullSecrets) (default list .Values.imagePullSecrets) -}}
+{{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) -}}
+{{- end -}}
+{{- with uniq $secrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- range $name, $value := .Values.podSecurityContext }}
+  {{- if not (has $value (list nil "")) }}
+  {{ $name }}: {{ toJson $value }}
+  {{- end }}
+  {{- end }}
+{{- end -}}
+
+{{/* Where the process's pod runs, and how it is stopped and looks up names. */}}
+{{- define "chorale-silo.placement" -}}
+automountServiceAccountToken: {{ .Values.serviceAccount.automountServiceAccountToken }}
+terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds | int }}
+{{- $tolerations := default list .Values.tolerations -}}
+{{- if not (kindIs "invalid" .Values.tolerationSeconds) -}}
+{{- range list "not-ready" "unreachable" -}}
+{{- $key := printf "node.kubernetes.io/%s" . -}}
+{{- $seconds := int64 $.Values.tolerationSeconds -}}
+{{- $tolerations = append $tolerations (dict "key" $key "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" $seconds) -}}
+{{- end -}}
+{{- end -}}
+{{- with $tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- range $name := list "priorityClassName" "nodeSelector" "affinity" "topologySpreadConstraints" "hostAliases" "dnsPolicy" "dnsConfig" }}
+{{- with get $.Values $name }}
+{{ dict $name . | toYaml }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* One entry of metricsPods, clientPods or pods as a NetworkPolicyPeer. */}}
+{{- define "chorale-silo.peer" -}}
+{{- if .namespaceLabels -}}
+namespaceSelector:
+  matchLabels: {{ toJson .namespaceLabels }}
+{{ end -}}
+{{- if .podLabels -}}
+podSelector:
+  matchLabels: {{ toJson .podLabels }}
+{{ end -}}
+{{- end -}}
+
+{{/* The way to the cluster's DNS. */}}
+{{- define "chorale-silo.dnsEgress" -}}
+{{- with .Values.networkPolicy.dns -}}
+- ports:
+    {{- range list 53 (int .port) | uniq }}
+    - port: {{ . }}
+      protocol: UDP
+    - port: {{ . }}
+      protocol: TCP
+    {{- end }}
+  to:
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: {{ .namespace | quote }}
+      podSelector:
+        matchLabels:
+          {{- toYaml .podLabels | nindent 10 }}
+    {{- range .cidrs }}
+    - ipBlock:
+        cidr: {{ . | quote }}
+    {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* The way to the collector of traces, on the port of its URL. */}}
+{{- define "chorale-silo.tracingEgress" -}}
+{{- with .Values.tracing -}}
+- ports:
+    - port: {{ regexFind "[0-9]+$" (regexFind ":[0-9]+$" (urlParse .endpoint).host) | default (ternary 443 80 (hasPrefix "https:" .endpoint)) }}
+      protocol: TCP
+  to:
+    {{- range .pods }}
+    - {{- include "chorale-silo.peer" . | nindent 6 }}
+    {{- end }}
+    {{- range .cidrs }}
+    - ipBlock:
+        cidr: {{ . | quote }}
+    {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* Fields of a settings file under their own names; a null leaves the product's default. */}}
+{{- define "chorale-silo.fields" -}}
+{{- range $name, $value := . }}
+{{- if kindIs "map" $value }}
+{{- with include "chorale-silo.fields" $value | trim }}
+{{ $name }}:
+  {{- . | nindent 2 }}
+{{- end }}
+{{- else if not (kindIs "invalid" $value) }}
+{{ $name }}: {{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "chorale-silo.probes" -}}
+startupProbe:
+  httpGet: {path: /livez, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {path: /livez, port: metrics}
+  periodSeconds: 10
+  timeoutSeconds: 10
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 2
+{{- end -}}
