@@ -7,7 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from chorale.credentials import CredentialFiles, Credentials
+from chorale.observability.logs import get_logger
 from chorale.runtime.audit import AuditLog
+from chorale.runtime.software import Software, own_software
 from coordinator.members.attendance import Attendance
 from coordinator.members.line_rates import LineRates
 from coordinator.members.roster_book import RosterBook
@@ -20,18 +22,21 @@ from coordinator.storage.store import Store
 from crypto.identity.certificates import Anchors, Role
 from crypto.identity.roster import Roster
 
+log = get_logger("coordinator.resources")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """The coordinator's files, members and counts: one of each, shared by its services and all its jobs.
 
-    files, credentials: who the coordinator is and whom it trusts. Storage: store, checkpoints, audit;
-    spool_memory: the room for uploads that need none. Members: the roster_book that says who may take part,
-    the attendance that says who is connected and carries every message to them, and the line_rates at which
-    bytes moved.
+    software: what runs here. Who the coordinator is and whom it trusts: files, credentials. Storage: store,
+    checkpoints, audit; spool_memory: the room for uploads that need none. Members: the roster_book that says
+    who may take part, the attendance that says who is connected and carries every message to them, and the
+    line_rates at which bytes moved.
     """
 
     settings: CoordinatorSettings
+    software: Software
     files: CredentialFiles
     credentials: Credentials
     store: Store
@@ -66,6 +71,8 @@ class Resources:
 @contextmanager
 def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Resources]:
     """Raises ConfigError for unusable files and AuditInUse where another coordinator has the directory."""
+    software = own_software()
+    log.info("software", version=software.version, sha256=software.sha256 or "none", why=software.why_none)
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics = CoordinatorMetrics()
     metrics.watch_disk(settings.directory)
@@ -96,6 +103,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
         )
         resources = Resources(
             settings=settings,
+            software=software,
             files=files,
             credentials=credentials,
             store=store,
