@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shutil
 import sqlite3
 from contextlib import closing
 
@@ -332,3 +333,20 @@ async def test_nothing_is_kept_of_a_job_that_nobody_knows(make_hub):
     with pytest.raises(grpc.aio.AioRpcError, match="not known here"):
         await anext(aiter(hub.operations().WatchJob(pb.WatchRequest(job_digest=b"j" * (1 << 20)))))
     assert not hub.host.job_manager._changes
+
+
+async def test_a_job_whose_model_was_removed_to_make_room_is_listed_and_not_fetched(make_hub):
+    """One such folder that was missing made `chorale job list` fail for every operator."""
+    hub = make_hub()
+    await hub.start()
+    hub.start_silos()
+    digest = await hub.submit(rounds=1)
+    await hub.finish(digest)
+    await hub.stop_silos()
+    await hub.stop()
+    shutil.rmtree(hub.settings.directory / "checkpoints" / digest.hex())
+    await hub.start()
+    assert await status_of(hub, digest) == "done"
+    with pytest.raises(grpc.aio.AioRpcError, match="its model was removed") as raised:
+        await hub.fetch(digest)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
