@@ -156,7 +156,9 @@ class Pod:
         if "configMap" in volume:
             held = self.cluster.find("ConfigMap", volume["configMap"]["name"])["data"]
             listed = volume["configMap"].get("items")
-            items = {item["path"]: item["key"] for item in listed} if listed else {name: name for name in held}
+            items = (
+                {item["path"]: item["key"] for item in listed} if listed else {name: name for name in held}
+            )
             return {path: self._mapped(held[key]).encode() for path, key in items.items()}
         if "secret" in volume:
             held = self.cluster.find("Secret", volume["secret"]["secretName"])["data"]
