@@ -10,10 +10,11 @@ READY := .venv/.installed
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples test test-gates lint typecheck bench proto reference soak fuzz
+.PHONY: help setup demo examples test test-gates cluster-test lint typecheck bench proto reference soak fuzz \
+	locks release verify-release
 
 help: ## say what each target does
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
 
 setup: $(READY) ## make .venv/ with the exact versions of constraints.txt
 
@@ -30,6 +31,9 @@ test: $(READY) ## every failure class once, a test a core; ARGS="tests/unit -k r
 
 test-gates: $(READY) ## convergence, benchmarks and guides: what takes long and fails seldom
 	$(PYTEST) -m "gate and not soak" $(ARGS)
+
+cluster-test: $(READY) ## the guide and faults on a real Kubernetes, which it builds once; root on Debian 12
+	$(BIN)/python -m tests.cluster $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -51,6 +55,22 @@ reference: $(READY) ## write docs/metrics.md and docs/reference/ from the code
 soak: $(READY) ## protocol and fault tests with a thousand examples each, and what takes minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/protocol tests/faults -m "soak or not soak" --timeout 3600 $(ARGS)
 	$(BIN)/python -m pytest tests/unit tests/integration tests/deployment -m soak --timeout 3600 $(ARGS)
+	$(BIN)/python -m tests.cluster
+
+locks: $(READY) ## write deploy/requirements-*.txt from constraints.txt; needs uv, of PyPI
+	$(BIN)/python -m tools.release.locks
+
+OUT ?= build/release
+
+release: $(READY) ## wheel, images, charts and what is said of them, into OUT=; KEY=minisign.key ARGS="--build-arg PYTHON_DIGEST=sha256:..."
+	$(BIN)/python -m tools.release --out $(OUT) $(if $(KEY),--key $(KEY)) $(ARGS)
+
+DIR ?= build/release
+
+# nothing is installed for it: whoever verifies has not yet reason to trust what would be
+verify-release: ## check signature and content of DIR=; KEY=minisign.pub, or ARGS=--unsigned
+	@test -n "$(PYTHON)" || { echo "chorale: error: Python 3.11, 3.12 or 3.13 is needed" >&2; exit 1; }
+	@$(PYTHON) -m tools.release.verify $(DIR) $(if $(KEY),--key $(KEY)) $(ARGS)
 
 FUZZ_SECONDS ?= 60
 

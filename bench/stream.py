@@ -43,6 +43,8 @@ from bench.rows import Row, table
 from chorale.runtime.background_io import keep_chunks
 from chorale.spec.state import state_to_bytes
 from chorale.transport import tls
+from chorale.transport.channel_options import KEEPALIVE_SECONDS, client_options
+from chorale.transport.route import Route
 from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
@@ -189,17 +191,22 @@ class _Client:
 async def _client(folder: Path, payload: _Payload) -> AsyncIterator[_Client]:
     import grpc
 
-    from silo_agent.connection.channel import CHANNEL_OPTIONS, FederationStub
+    from silo_agent.connection.channel import FederationStub
     from silo_agent.connection.transfer import Transfer
     from silo_agent.metrics import SiloMetrics
 
     files = IdentityFiles(certificate=folder / f"{SILO}.crt", key=folder / f"{SILO}.key")
     credentials = tls.channel_credentials(files, (folder / AUTHORITY_FILE).read_bytes())
+    route = Route(
+        coordinator=_address(folder, COORDINATOR), identity=files, authority=folder / AUTHORITY_FILE
+    )
+    options = client_options(route, keepalive_seconds=KEEPALIVE_SECONDS)
     async with (
-        grpc.aio.secure_channel(_address(folder, BARE), credentials, options=CHANNEL_OPTIONS) as bare,
-        grpc.aio.secure_channel(_address(folder, COORDINATOR), credentials, options=CHANNEL_OPTIONS) as hub,
+        grpc.aio.secure_channel(_address(folder, BARE), credentials, options=options) as bare,
+        grpc.aio.secure_channel(route.coordinator, credentials, options=options) as hub,
     ):
-        stub = FederationStub(hub)
+        stub = FederationStub(lambda: hub)
+        stub.open()
         transfer = Transfer(stub, metrics=SiloMetrics(), random=random.random)
         state, target = (folder / STATE_FILE).read_bytes(), folder / "downloaded.safetensors"
         yield _Client(payload, state=state, bare=bare, transfer=transfer, target=target)

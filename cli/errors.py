@@ -124,12 +124,6 @@ def _of_rpc_error(error: Any, hint: str) -> Failure:
         message = f"coordinator refused: {details or status.lower()}"
         return Failure(code=ExitCode.REFUSED_BY_PEER, message=message)
     message = f"coordinator: {status.lower()}: {details}"
-    if status == "UNAVAILABLE":
-        from chorale.transport.tls import explain_handshake
-
-        told = explain_handshake(details, target="the dialed host")
-        hint = hint or (UNTRUSTED_HINT if told.startswith("the certificate") else UNREACHABLE_HINT)
-        message = told or f"coordinator is unreachable ({details})"
     return Failure(code=ExitCode.FAILED, message=message, hint=hint)
 
 

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from chorale.runtime.files import read_limited
+from chorale.spec.line_settings import LineSettings
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from cli.errors import with_hint
 from crypto.errors import ConfigError
@@ -32,13 +33,8 @@ ONLY_BY = {"alpha": "dirichlet", "min_samples": "dirichlet", "shards_per_silo": 
 OF_ITS_OWN = frozenset(
     (
         "name",
-        "federation",
-        "coordinator",
-        "coordinator_name",
-        "proxy",
+        *LineSettings.model_fields,
         "keepalive_seconds",
-        "identity",
-        "authority",
         "directory",
         "policy",
         "lowest_roster_version",

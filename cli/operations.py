@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import queue
 import threading
@@ -16,12 +17,13 @@ from chorale.runtime.files import Part
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import facts_of, with_facts
 from chorale.transport import tls
-from chorale.transport.channel_options import through_proxy
+from chorale.transport.channel_options import KEEPALIVE_SECONDS, client_options
 from chorale.transport.chunks import chunk_of
-from chorale.transport.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES
+from chorale.transport.line_probe import Trouble, probe
+from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2, operations_pb2
 from chorale.v1.records_pb2 import JobSummary
-from cli.errors import with_hint
+from cli.errors import UNREACHABLE_HINT, UNTRUSTED_HINT, with_hint
 from cli.operator import OperatorSettings
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role, certificate_to_pem
@@ -118,15 +120,20 @@ def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]
         now=datetime.now(UTC),
         path=settings.identity.certificate,
     )
+    route = settings.route()
     credentials = tls.channel_credentials(settings.identity, certificate_to_pem(authority))
-    options: list[tuple[str, str | int]] = [
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        *through_proxy(settings.proxy),
-    ]
-    if settings.coordinator_name is not None:
-        options.append(("grpc.ssl_target_name_override", settings.coordinator_name))
+    options = client_options(route, keepalive_seconds=KEEPALIVE_SECONDS)
     with grpc.secure_channel(settings.coordinator, credentials, options=options) as channel:
-        yield Operations(channel), identity
+        try:
+            yield Operations(channel), identity
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            failed = asyncio.run(probe(route))
+            if failed.trouble is Trouble.NONE:  # the coordinator said so itself
+                raise
+            hint = UNTRUSTED_HINT if failed.trouble.is_distrust else UNREACHABLE_HINT
+            raise with_hint(failed, hint) from None
 
 
 def read_aside(stream: Iterable[T]) -> Iterator[T]:

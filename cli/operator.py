@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import click
-from pydantic import BaseModel, ConfigDict, Field
 
-from chorale.spec.fields import Address, Name
+from chorale.spec.line_settings import LineSettings
 from chorale.spec.settings_file import check_values, load_mapping
-from chorale.transport.tls import IdentityFiles
 from cli.errors import with_hint
 from cli.keys import csr_command
 from crypto.errors import ConfigError
@@ -18,22 +16,8 @@ from crypto.errors import ConfigError
 ENV_PREFIX = "CHORALE_OPERATOR_"
 
 
-class OperatorSettings(BaseModel):
+class OperatorSettings(LineSettings):
     """Who submits jobs, and to whom. Paths are relative to the working directory."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    federation: Name = Field(description="the federation's name, as in every certificate")
-    coordinator: Address = Field(description="host:port of the coordinator")
-    coordinator_name: str | None = Field(
-        default=None,
-        description="name in the coordinator's certificate, where it is not the dialed host",
-    )
-    proxy: Address | None = Field(
-        default=None, description="host:port of an HTTP proxy to go through by CONNECT"
-    )
-    identity: IdentityFiles
-    authority: Path = Field(description="certificate of the federation's authority, PEM")
 
 
 @click.group()

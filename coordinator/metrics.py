@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from itertools import product
+from pathlib import Path
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from chorale.runtime import disk
 from coordinator.phase_machine import STAGES, PhaseState
 from coordinator.reasons import FailureReason
 from coordinator.storage.store import JobStatus
@@ -96,6 +98,11 @@ class CoordinatorMetrics:
             role=("silo", "operator", "coordinator", "unknown"),
         )
         self.connected_silos = self._new(Gauge, "connected_silos", "Silos attending now.")
+        self.software_digests = self._new(
+            Gauge,
+            "software_digests",
+            "Different digests of Chorale that silos attending now report, none left out.",
+        )
 
     def _add_jobs(self) -> None:
         self.jobs = self._new(Gauge, "jobs", "Jobs that were ever submitted, by status.", status=JobStatus)
@@ -127,7 +134,16 @@ class CoordinatorMetrics:
         self.roster_signed = self._new(
             Gauge, "roster_signed_timestamp_seconds", "When the authority signed the roster in use."
         )
+        self.refused_rosters = self._new(
+            Counter, "refused_rosters", "Times that the roster file was not taken over."
+        )
         self.roster_version = self._new(Gauge, "roster_version", "Version of the roster in use.")
+        self._free_bytes = self._new(
+            Gauge, "state_free_bytes", "Bytes free on the disk of the coordinator's directory."
+        )
+        self._size_bytes = self._new(
+            Gauge, "state_size_bytes", "Bytes that the disk of the coordinator's directory has."
+        )
 
     def _new(self, metric: type[M], name: str, text: str, /, **labels: Iterable[str]) -> M:
         """A metric with a series for each combination of its labels' values, at zero."""
@@ -135,6 +151,11 @@ class CoordinatorMetrics:
         for values in product(*labels.values()) if labels else ():
             created.labels(*values)
         return created
+
+    def watch_disk(self, directory: Path) -> None:
+        """Both figures are read at every scrape."""
+        self._free_bytes.set_function(lambda: disk.free_bytes(directory))
+        self._size_bytes.set_function(lambda: disk.size_bytes(directory))
 
     def know_silos(self, names: Iterable[str]) -> None:
         """Start the counts of these silos at zero."""

@@ -36,6 +36,8 @@ class Absent(StrEnum):
     COMPLAINED = "complained"
 
 
+# Refusals of silos that went further in the job than this coordinator, which has lost what it knew.
+AHEAD = frozenset({Refusal.LATER_STATE, Refusal.ALREADY_REVEALED})
 # Refusals that stand for the rest of the job: waiting or another attempt changes nothing.
 FATAL_TO_JOB = frozenset(
     {
@@ -45,6 +47,7 @@ FATAL_TO_JOB = frozenset(
         Refusal.DATA,
         Refusal.CODE,
         Refusal.STATE_USED_UP,
+        *AHEAD,
     }
 )
 # Refusals that stand for the rest of the phase.
@@ -53,6 +56,5 @@ FATAL_TO_PHASE = FATAL_TO_JOB | {
     Refusal.NOT_NAMED,
     Refusal.NOT_ENROLLED,
     Refusal.TERMS,
-    Refusal.ALREADY_REVEALED,
     Refusal.OVERLAPPING_COHORT,
 }

@@ -23,6 +23,7 @@ class Refusal(StrEnum):
     NOT_ENROLLED = "not-enrolled"
     TERMS = "terms"
     STATE = "state"
+    LATER_STATE = "later-state"
     COHORT_TOO_SMALL = "cohort-too-small"
     LEFT_OUT = "left-out"
     ADVERT = "advert"

@@ -6,17 +6,33 @@
 #   docker buildx imagetools inspect python:3.11-slim-bookworm --format '{{.Manifest.Digest}}'
 #   docker build -f deploy/coordinator.Dockerfile --build-arg PYTHON_DIGEST=sha256:... -t chorale/coordinator:0.1.0 .
 #
+# Where everything comes from is an argument, for a build behind a mirror or without a network
+# (docs/deploy-kubernetes.md, "A mirror, or no network"); pip reads those that begin with PIP_.
+#
 # Runs with a read-only root file system: only /tmp and /var/lib/chorale are written to.
 
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG PYTHON_DIGEST
 
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST} AS build
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_NO_INDEX
+ARG PIP_CERT
+# of the commit. With it pip's compiled modules hold their source's hash, not its time, so two builds are equal
+ARG SOURCE_DATE_EPOCH=0
 WORKDIR /src
 COPY . .
 RUN mkdir /state
+RUN python -m venv --without-pip /opt/build
+RUN python -m pip --python /opt/build/bin/python install --only-binary :all: --require-hashes \
+    -r deploy/requirements-build.txt
+RUN python -m pip --python /opt/build/bin/python wheel --no-deps --no-build-isolation --wheel-dir /opt/wheel .
 RUN python -m venv --without-pip /opt/chorale
-RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt '.[otel]'
+RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: --no-deps --require-hashes \
+    -r deploy/requirements-coordinator.txt
+RUN python -m pip --python /opt/chorale/bin/python install --no-deps --no-index /opt/wheel/*.whl
 
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST}
 ARG PYTHON_IMAGE

@@ -9,6 +9,9 @@
 # For GPUs, name an index of PyTorch's whose CUDA the nodes' driver knows and which holds the torch of
 # constraints.txt: --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cu130
 #
+# Where everything comes from is an argument, for a build behind a mirror or without a network
+# (docs/deploy-kubernetes.md, "A mirror, or no network"); pip reads those that begin with PIP_.
+#
 # Runs with a read-only root file system: only /tmp and /var/lib/chorale are written to.
 
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
@@ -17,14 +20,27 @@ ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST} AS build
 ARG TORCH_INDEX_URL
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_NO_INDEX
+ARG PIP_CERT
+# of the commit. With it pip's compiled modules hold their source's hash, not its time, so two builds are equal
+ARG SOURCE_DATE_EPOCH=0
 WORKDIR /src
 COPY . .
 RUN mkdir /state
+RUN python -m venv --without-pip /opt/build
+RUN python -m pip --python /opt/build/bin/python install --only-binary :all: --require-hashes \
+    -r deploy/requirements-build.txt
+RUN python -m pip --python /opt/build/bin/python wheel --no-deps --no-build-isolation --wheel-dir /opt/wheel .
 RUN python -m venv --without-pip /opt/chorale
-# that index gives these two alone; what they require comes from the ordinary one, pinned
+# that index gives these two alone: which files it holds is its own, so no hash of them is known here
 RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt \
     --no-deps --index-url "${TORCH_INDEX_URL}" torch torchvision
-RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: -c constraints.txt '.[silo,otel]'
+RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: --no-deps --require-hashes \
+    -r deploy/requirements-silo.txt
+RUN python -m pip --python /opt/chorale/bin/python install --no-deps --no-index /opt/wheel/*.whl
 
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST}
 ARG PYTHON_IMAGE

@@ -23,10 +23,13 @@ from chorale.job import Job
 from chorale.observability import logs, tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.probes import ProbeServer
+from chorale.runtime import disk
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.background_io import keep_chunks
-from chorale.runtime.files import read_limited, write_atomic
-from chorale.transport import tls, wire
+from chorale.runtime.files import write_atomic
+from chorale.runtime.software import Software, check_own_digest, own_software
+from chorale.transport import tls
+from chorale.transport.line_probe import probe
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Identity, Role
 from crypto.session.reveal import PendingReveal
@@ -89,6 +92,9 @@ async def run_agent(settings: SiloSettings) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    software = own_software()
+    log.info("software", version=software.version, sha256=software.sha256 or "none", why=software.why_none)
+    check_own_digest(software, expected=settings.software_digest)
     with ExitStack() as stack:
         authority = tls.load_authority(settings.authority)
         identity = _own_identity(settings, authority)
@@ -106,9 +112,11 @@ async def run_agent(settings: SiloSettings) -> None:
         ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
         _agree(ledger, audit, settings.audit_path)
         metrics = SiloMetrics(tuple(policies))
+        metrics.watch_disk(settings.directory)
         metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
         agent = _Agent(
             settings,
+            software=software,
             identity=identity,
             authority=authority,
             policies=policies,
@@ -129,6 +137,7 @@ class _Agent:
         self,
         settings: SiloSettings,
         *,
+        software: Software,
         identity: Identity,
         authority: x509.Certificate,
         policies: Mapping[str, Policy],
@@ -137,6 +146,7 @@ class _Agent:
         metrics: SiloMetrics,
     ) -> None:
         self._settings = settings
+        self._software = software
         self._identity = identity
         self._authority = authority
         self._ledger = ledger
@@ -163,6 +173,7 @@ class _Agent:
             ledger=ledger,
             data_sets=self._data_sets,
             lowest_version=settings.lowest_roster_version,
+            audit=audit,
             clock=_now,
         )
 
@@ -183,34 +194,34 @@ class _Agent:
         self._data_sets.any_reveals.blank_old_shares()
         if given_back := self._budgets[0].release_dead():  # of all data sets
             log.info("reservations given back", inputs=given_back)
-        async with dial(settings, read_limited(settings.authority, tls.MAX_PEM_BYTES)) as channel:
-            stub = FederationStub(channel)
-            transfers = Transfer(stub, metrics=self._metrics, random=draw)
-            handler = self._handler(transfers, outbox)
-            self._stream = ControlStream(
-                stub,
-                target=settings.coordinator,
-                proxy=settings.proxy,
-                software_version=wire.software_version(),
-                served=handler,
-                moved_bytes=lambda: transfers.moved_bytes,
-                outbox=outbox,
-                rosters=self._rosters,
-                metrics=self._metrics,
-                check_own_certificate=partial(_check_own, self._identity, self._authority, settings),
-                clock=_now,
-                random=draw,
-            )
-            log.info(
-                "started",
-                coordinator=settings.coordinator,
-                proxy=settings.proxy,
-                data=", ".join(data.name for data in settings.data_sets),
-            )
-            try:
-                await _until_stopped(self._stream, stopping)
-            finally:
-                await handler.close()
+        route = settings.route()
+        stub = FederationStub(partial(dial, settings))
+        transfers = Transfer(stub, metrics=self._metrics, random=draw)
+        handler = self._handler(transfers, outbox)
+        self._stream = ControlStream(
+            stub,
+            target=settings.coordinator,
+            probe=lambda: probe(settings.route()),
+            software=self._software,
+            served=handler,
+            moved_bytes=lambda: transfers.moved_bytes,
+            outbox=outbox,
+            rosters=self._rosters,
+            metrics=self._metrics,
+            check_own_certificate=partial(_check_own, self._identity, self._authority, settings),
+            clock=_now,
+            random=draw,
+        )
+        log.info(
+            "started",
+            coordinator=settings.coordinator,
+            proxy=route.proxy.address if route.proxy else None,
+            data=", ".join(data.name for data in settings.data_sets),
+        )
+        try:
+            await _until_stopped(self._stream, stopping)
+        finally:
+            await handler.close()
 
     def _handler(self, transfers: Transfer, outbox: Outbox) -> MessageHandler:
         jobs = OfferedJobs(
@@ -386,7 +397,7 @@ def _probes(settings: SiloSettings, metrics: SiloMetrics, agent: _Agent) -> Iter
             int(port),
             registry=metrics.registry,
             is_live=lambda: True,
-            is_ready=lambda: agent.is_connected,
+            is_ready=lambda: agent.is_connected and disk.has_room(settings.directory),
         )
     except ConfigError as error:
         raise AgentFailed(str(error)) from None

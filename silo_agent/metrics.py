@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from chorale.runtime import disk
+from chorale.transport.line_probe import Trouble
 from chorale.v1.records_pb2 import PhaseRecord
 from crypto.errors import Refusal
 from strategies.declared_parts import PHASE_KINDS
@@ -60,6 +63,11 @@ class SiloMetrics:
             "long_steps", "Global states that moved too far beside this silo's own steps."
         )
         self.reconnects = counter("reconnects", "Times the control stream ended.")
+        self.connection_failures = counter(
+            "connection_failures",
+            "Tries to connect that failed, by what a handshake of the agent's own then found.",
+            ["reason"],
+        )
         self.samples_rate = gauge("samples_per_second", "Samples a second in the last training.")
         self.connected = gauge("connected", "1 while the control stream is up.")
         self.clock_skew = gauge("clock_skew_seconds", "This clock minus the coordinator's.")
@@ -75,6 +83,8 @@ class SiloMetrics:
         self.certificate_expiry = gauge(
             "certificate_expiry_timestamp_seconds", "When this silo's certificate expires."
         )
+        self._free_bytes = gauge("state_free_bytes", "Bytes free on the disk of the silo's directory.")
+        self._size_bytes = gauge("state_size_bytes", "Bytes that the disk of the silo's directory has.")
         gauge("gpu_memory_bytes", "GPU memory in use by training.").set_function(_gpu_memory_bytes)
         for phase in PHASE_KINDS:
             self.sessions.labels(phase=phase)
@@ -82,11 +92,18 @@ class SiloMetrics:
                 self.rounds.labels(phase=phase, result=result.value)
         for reason in Refusal:
             self.refusals.labels(reason=reason.value)
+        for trouble in Trouble:
+            self.connection_failures.labels(reason=trouble.value)
         for direction in Direction:
             self.transferred.labels(direction=direction.value)
         for data_set in data_sets:
             for of_data_set in (self.epsilon_budget, self.epsilon_spent, self.unnoised_inputs):
                 of_data_set.labels(data_set=data_set)
+
+    def watch_disk(self, directory: Path) -> None:
+        """Both figures are read at every scrape."""
+        self._free_bytes.set_function(lambda: disk.free_bytes(directory))
+        self._size_bytes.set_function(lambda: disk.size_bytes(directory))
 
     def watch_budget(self, data_set: str, budget: float, spent: Callable[[], tuple[float, int]]) -> None:
         """data_set: one of the settings'. spent: epsilon and unnoised inputs, read from the ledger at every

@@ -6,14 +6,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from chorale.observability.tracing import Endpoint
-from chorale.spec.fields import Address, EntryPoint, Name
+from chorale.spec.fields import Address, EntryPoint, Name, Sha256
+from chorale.spec.line_settings import LineSettings
 from chorale.spec.settings_file import load_settings
 from chorale.spec.validation_errors import MANY, ONE
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, KeepaliveSeconds
-from chorale.transport.tls import IdentityFiles
 from silo_agent.data.settings import DataSettings
 
 ENV_PREFIX = "CHORALE_SILO_"
@@ -41,29 +41,22 @@ def _form(data: object) -> str:
     return MANY if isinstance(data, list | tuple) else ONE
 
 
-class SiloSettings(BaseModel):
+class SiloSettings(LineSettings):
     """Everything `chorale silo run` reads. Paths are relative to the working directory."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     name: Name = Field(description="this silo's name, as in its certificate")
-    federation: Name = Field(description="the federation's name, as in its certificate")
-    coordinator: Address = Field(description="host:port that the agent dials")
-    coordinator_name: str | None = Field(
-        default=None, description="host name in the coordinator's certificate, if not the dialed one"
-    )
-    proxy: Address | None = Field(
-        default=None, description="host:port of an HTTP proxy that the agent goes through by CONNECT"
-    )
     keepalive_seconds: KeepaliveSeconds = Field(
         default=KEEPALIVE_SECONDS, description="a line on which nothing moves is pinged so often"
     )
-    identity: IdentityFiles
-    authority: Path = Field(description="certificate of the federation's authority, PEM")
     directory: Path = Field(description="ledger, audit log and cache; on a local disk, one agent each")
     policy: Path = Field(description="policy file: what may leave this silo")
     lowest_roster_version: int = Field(
         default=1, ge=1, description="pinned at enrollment: no older roster is ever accepted"
+    )
+    software_digest: Sha256 | None = Field(
+        default=None,
+        description="SHA-256 of the installed Chorale that this site approved, as a release tells it; the "
+        "agent starts with no other; null: with any",
     )
     metrics_listen: Address | None = Field(
         default="127.0.0.1:0",

@@ -27,7 +27,7 @@ Migration: TypeAlias = Sequence[str]  # statements that bring a file from one ve
 class Commit(Enum):
     """When what a transaction wrote is durable; pragmas around it."""
 
-    FLUSHED = ()  # once it is left
+    FLUSHED = ("synchronous=FULL",)  # once it is left
     QUIET = (f"wal_autocheckpoint={QUIET_LOG_PAGES}", f"wal_autocheckpoint={LOG_PAGES}")  # too; nobody waits
     UNFLUSHED = ("synchronous=NORMAL", "synchronous=FULL")  # with a later one: it survives the process alone
 

@@ -82,7 +82,7 @@ def installed(distribution: str) -> Installed:
     Raises ConfigError, in one sentence, where it is not installed, in another version, editable, twice, or
     with files that it does not list.
     """
-    name, _, version = distribution.partition("==")
+    name = distribution.partition("==")[0]
     # a folder may be on Python's path twice, and one folder may hold metadata of one name twice
     roots = sorted({_root_of(each) for each in metadata.distributions(name=name)})
     copies = [(root, each) for root in roots for each in metadata.distributions(name=name, path=[str(root)])]
@@ -91,7 +91,16 @@ def installed(distribution: str) -> Installed:
     if len(copies) > 1:
         places = " and ".join(str(root) for root, _ in copies)
         raise ConfigError(f"{distribution}: {name} is installed twice, in {places}")
-    ((root, found),) = copies
+    ((root, _),) = copies
+    return installed_in(root, distribution)
+
+
+def installed_in(root: Path, distribution: str) -> Installed:
+    """The same of one folder, where an environment or an unpacked wheel lies. Nothing of it runs."""
+    name, _, version = distribution.partition("==")
+    found = next(iter(metadata.distributions(name=name, path=[str(root)])), None)
+    if found is None:
+        raise ConfigError(f"{distribution}: no distribution {name} is installed in {root}")
     if found.version != version:
         raise ConfigError(f"{distribution}: the version that is installed here is {found.version}")
     if found.read_text("RECORD") is None or _is_editable(found):

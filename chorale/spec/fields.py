@@ -34,7 +34,8 @@ _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 def _checked_address(value: object) -> str:
     found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
     if found is None or int(found["port"]) > HIGHEST_PORT:
-        raise ValueError(f"expected {ADDRESS_FORM}, got {got(value)}")
+        has_login = isinstance(value, str) and "@" in value  # which no log may show
+        raise ValueError(f"expected {ADDRESS_FORM}, got {'one with a login' if has_login else got(value)}")
     return found.string
 
 

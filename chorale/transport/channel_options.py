@@ -7,28 +7,28 @@ end, because the proxy is asked for a tunnel (CONNECT). Source: docs/protocol.md
 from __future__ import annotations
 
 import os
-import re
 from typing import Annotated
 
 from pydantic import Field
 
+from chorale.transport.route import Route
+from chorale.transport.wire import MAX_MESSAGE_BYTES
+
 MIN_KEEPALIVE_SECONDS, MAX_KEEPALIVE_SECONDS = 1.0, 3600.0
 KEEPALIVE_SECONDS = 30.0  # below the 60 s after which the tightest NATs forget
+# TCP, TLS, HTTP/2 and a proxy's tunnel take five round trips at most: 8 s at 800 ms each way, and 3 s for a
+# stall. With a wait of 10 s before the next attempt, one that meets a dead address is over before 30 s.
+CONNECT_SECONDS = 15.0
+
 CLIENT_ANSWER_SECONDS, SERVER_ANSWER_SECONDS = 10.0, 20.0  # no answer for so long: the connection is dead
 
 MIN_HEARTBEAT_SECONDS, MAX_HEARTBEAT_SECONDS = 0.1, 300.0  # between two messages of either side
 
 _PAST_PROXY = "no_grpc_proxy"
-_PROXY_STATUS = re.compile(r"HTTP proxy returned response code (\d+)")  # gRPC's words
 
 KeepaliveSeconds = Annotated[float, Field(ge=MIN_KEEPALIVE_SECONDS, le=MAX_KEEPALIVE_SECONDS)]
 HeartbeatSeconds = Annotated[float, Field(ge=MIN_HEARTBEAT_SECONDS, le=MAX_HEARTBEAT_SECONDS)]
 Options = tuple[tuple[str, str | int], ...]
-
-
-def client_keepalive(every_seconds: float) -> Options:
-    """gRPC's options for who dials."""
-    return _keepalive(every_seconds, CLIENT_ANSWER_SECONDS)
 
 
 def server_keepalive(every_seconds: float) -> Options:
@@ -39,26 +39,27 @@ def server_keepalive(every_seconds: float) -> Options:
     return (*_keepalive(every_seconds, SERVER_ANSWER_SECONDS), min_interval)
 
 
-def through_proxy(proxy: str | None) -> Options:
-    """The settings alone decide which proxy is used; http_proxy and its like in the environment do not."""
-    if proxy is None:
-        return (("grpc.enable_http_proxy", 0),)
-    os.environ[_PAST_PROXY] = ""  # else gRPC reads no_proxy from the environment and dials past the proxy
-    return (("grpc.http_proxy", f"http://{proxy}"),)
-
-
-def explain_proxy(details: str, *, proxy: str | None, target: str) -> str:
-    """One sentence on what gRPC's details of an unavailable peer say of the proxy; empty without a proxy."""
-    if proxy is None:
-        return ""
-    status = _PROXY_STATUS.search(details)
-    if status is None:
-        return f"proxy {proxy} is unreachable, and so is the coordinator at {target}"
-    if status[1] == "407":
-        return f"proxy {proxy} asks for a login (HTTP status 407), and there is none to give"
-    if status[1].startswith("4"):
-        return f"proxy {proxy} does not allow a tunnel to {target} (HTTP status {status[1]})"
-    return f"proxy {proxy} finds no way to the coordinator at {target} (HTTP status {status[1]})"
+def client_options(route: Route, *, keepalive_seconds: float) -> Options:
+    """gRPC's options for a silo or an operator, whose channel lasts as long as its connection."""
+    if route.proxy is None:
+        proxy: Options = (("grpc.enable_http_proxy", 0),)
+    else:
+        # else gRPC reads no_proxy from the environment and dials past the proxy
+        os.environ[_PAST_PROXY] = ""
+        proxy = (("grpc.http_proxy", route.proxy.uri),)
+    name = route.coordinator_name
+    return (
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        # despite its name how long an attempt may take
+        ("grpc.min_reconnect_backoff_ms", round(CONNECT_SECONDS * 1000)),
+        # with the attempts of the channel before it, which failed, a new one would wait
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.dns_enable_srv_queries", 0),
+        *proxy,
+        *(() if name is None else (("grpc.ssl_target_name_override", name),)),
+        *_keepalive(keepalive_seconds, CLIENT_ANSWER_SECONDS),
+    )
 
 
 def _keepalive(every_seconds: float, answer_seconds: float) -> Options:

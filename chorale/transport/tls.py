@@ -31,16 +31,6 @@ ENVIRONMENT = {
     "GRPC_VERBOSITY": "NONE",
 }
 
-# How gRPC words a handshake that the peer broke off, which is all it says about a refused certificate.
-CLOSED_WORDS = ("Socket closed", "recvmsg", "Connection reset", "Broken pipe")
-UNTRUSTED_WORDS = (
-    "CERTIFICATE_VERIFY_FAILED",
-    "Hostname Verification Check failed",
-    "Peer name",
-    "Ssl handshake failed",
-    "handshaker",
-)
-
 
 class IdentityFiles(BaseModel):
     """Where a member's certificate and key lie, PEM."""
@@ -129,15 +119,3 @@ def check_own_certificate(
         check_certificate(certificate, authority=authority, role=role, federation=federation, now=now)
     except RemoteProtocolError as error:
         raise ConfigError(f"{own}: {str(error).removeprefix('certificate: ')}") from None
-
-
-def explain_handshake(details: str, *, target: str) -> str:
-    """One sentence on what gRPC's details of an unavailable peer say of certificates; else empty."""
-    if any(word in details for word in UNTRUSTED_WORDS):
-        return (
-            f"the certificate of {target} is not the coordinator's: "
-            "another authority signed it, or it is for another host name"
-        )
-    if any(word in details for word in CLOSED_WORDS):
-        return "coordinator refused this certificate or is restarting"
-    return ""

@@ -9,6 +9,7 @@ from typing import Any
 
 from chorale.job import Job, JobSpec, SignedJob, open_job
 from chorale.observability.logs import get_logger
+from chorale.runtime import disk
 from chorale.spec.settings_file import parse_mapping
 from chorale.spec.state import float32_bytes, state_from_file
 from chorale.transport.wire import PhaseKey
@@ -97,7 +98,7 @@ class JobManager:
         )
 
     def submit(self, job: Job, received: Path) -> None:
-        """Take over a checked job and its initial state. Raises RemoteProtocolError."""
+        """Take over a checked job and its initial state. Raises RemoteProtocolError and NoRoom."""
         digest = bytes.fromhex(job.spec.initial_state or "")
         self._check_state(job, received)
         self._resources.checkpoints.adopt(job.digest, digest, received)
@@ -112,7 +113,7 @@ class JobManager:
 
     def _check_state(self, job: Job, received: Path) -> None:
         """The initial state parses, enough of the job's silos are members now, and the opening phase and
-        those of a round can be laid out over it."""
+        those of a round can be laid out over it, and the disk has room for the job. Raises NoRoom."""
         state, roster = state_from_file(received), self._resources.roster_book.current
         unknown = sorted(set(job.spec.silos) - roster.silo_names)
         if len(job.spec.silos) - len(unknown) < SMALLEST_FEDERATION:  # a misspelled name is no member's
@@ -124,11 +125,16 @@ class JobManager:
         try:
             members = len(job.named(roster.silo_names, 0, job.opening, draw_seed_in(state)))
             job.spec.rule(members)
+            largest_bytes = 0
             for round, phase in [(0, job.opening), *((1, kind) for kind in job.strategy.round_phases)]:
                 key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
-                job.layout(key, state, members)
+                largest_bytes = max(largest_bytes, job.layout(key, state, members).total_bytes)
         except ConfigError as error:
             raise RemoteProtocolError(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
+        settings = self._resources.settings
+        # what it keeps at once: states, the one that is written among them, and two sums, masked and revealed
+        needed_bytes = (settings.keep_checkpoints + 1) * received.stat().st_size + 2 * largest_bytes
+        disk.check_room(settings.directory, needed_bytes, what=f"job {job.id}")
 
     def _start(self, job: Job, *, is_paused: bool = False) -> None:
         runner = JobRunner(self._resources, job, on_change=lambda: self._note_change(job.digest))
@@ -204,7 +210,7 @@ class JobManager:
     def model(self, digest: bytes, *, caller: str) -> tuple[JobRow, Path]:
         """The job and the state that its operator fetches: the newest, or the one that the job keeps.
 
-        Raises UnknownJob and NotTheOperator.
+        Raises UnknownJob, also where the model was removed, and NotTheOperator.
         """
         row = self.row(digest)
         self._check_owner(row, caller, "only this operator may fetch its model")
@@ -213,14 +219,18 @@ class JobManager:
         except LocalProtocolError:  # of an earlier release
             kept = None
         state_digest = row.state_digest if kept is None else kept.state_digest
-        return row, self._resources.checkpoints.path(digest, state_digest)
+        path = self._resources.checkpoints.path(digest, state_digest)
+        if not path.exists():
+            raise UnknownJob(f"job {row.signed.id}: its model was removed from the coordinator's disk")
+        return row, path
 
     def summary(self, row: JobRow) -> records_pb2.JobSummary:
         """What an operator is told of the job, as things stand."""
         runner = self._runners.get(row.digest)
         if row.digest not in self._float32_bytes:  # the same for every state of a job, so read from one
-            state = state_from_file(self._resources.checkpoints.path(row.digest, row.state_digest))
-            self._float32_bytes[row.digest] = float32_bytes(state)
+            path = self._resources.checkpoints.path(row.digest, row.state_digest)
+            # of a job that has ended a person may have removed it, to make room
+            self._float32_bytes[row.digest] = float32_bytes(state_from_file(path)) if path.exists() else 0
         return records_pb2.JobSummary(
             job_digest=row.digest,
             status=row.status.value,

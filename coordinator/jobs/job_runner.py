@@ -7,13 +7,14 @@ Source: docs/protocol.md 7.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chorale.job import Job, open_job
 from chorale.observability import tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.tracing import Span
+from chorale.runtime import disk
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
@@ -33,12 +34,13 @@ from coordinator.jobs.sequence import (
 )
 from coordinator.jobs.statements import KINDS as STATEMENTS
 from coordinator.jobs.statements import Statements
-from coordinator.reasons import FailureReason
+from coordinator.reasons import AHEAD, FailureReason
 from coordinator.resources import Resources
-from coordinator.storage.store import JobStatus, PhaseRow
+from coordinator.storage.store import Absence, JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
 
 RESUME_SECONDS = 15.0  # after a fault of this machine, such as a full disk; doubled by each that follows
+ROOM_SECONDS = 1.0  # where the disk is full: how often it is looked whether it still is
 MAX_RESUME_SECONDS = 960.0  # an attempt that a fault breaks off is one of the phase's few
 
 log = get_logger("coordinator.jobs.job_runner")
@@ -77,10 +79,19 @@ class JobRunner:
                 try:
                     return await self._run_to_end()
                 except Exception as error:  # of the disk, the database or a used-up resource of this machine
-                    log.exception("job stopped", job=self.job.id, resume_seconds=self._resume_seconds)
+                    directory = self._resources.settings.directory
+                    is_full = disk.is_full(error, directory)
+                    why = disk.told_full(directory) if is_full else type(error).__name__
+                    log.exception(
+                        "job stopped", job=self.job.id, reason=why, resume_seconds=self._resume_seconds
+                    )
                     wait = f"{self._resume_seconds:g} seconds"
-                    self._tell_progress(f"stopped by {type(error).__name__}; it is tried again in {wait}")
-                await asyncio.sleep(self._resume_seconds)
+                    hope = ", or when there is more room" if is_full else ""
+                    self._tell_progress(f"stopped by {why}; it is tried again in {wait}{hope}")
+                if is_full:
+                    await self._wait_for_room(disk.free_bytes(directory))
+                else:
+                    await asyncio.sleep(self._resume_seconds)
                 self._resume_seconds = min(2 * self._resume_seconds, MAX_RESUME_SECONDS)
         finally:
             self._resources.attendance.listeners.remove(self)
@@ -96,6 +107,15 @@ class JobRunner:
             self.end(failure.status, reason=str(failure))
         else:
             self.end(JobStatus.DONE, reason=self.selection.stalled)
+
+    async def _wait_for_room(self, free_bytes: int) -> None:
+        """Until more is free than now, or it is time to try all the same."""
+        clock, directory = self._resources.clock, self._resources.settings.directory
+        gives_up_at = clock.monotonic() + self._resume_seconds
+        while clock.monotonic() < gives_up_at:
+            await asyncio.sleep(min(ROOM_SECONDS, self._resume_seconds))
+            if disk.free_bytes(directory) >= free_bytes + disk.MIN_FREE_BYTES:
+                return
 
     def pause(self) -> None:
         """Takes effect before the next phase."""
@@ -242,7 +262,7 @@ class JobRunner:
         self._resume_seconds = RESUME_SECONDS
         self._on_change()
         if runner.ends_job:
-            raise self._refused(record)
+            raise self._refused(record, runner.absences)
 
     def _keep_sum(self, revealed: RevealedFile | None) -> None:
         """Of the newest phase that moved the state; silos that were slower still compute it themselves."""
@@ -270,11 +290,19 @@ class JobRunner:
             raise JobFailed(str(error)) from None
         return row
 
-    def _refused(self, record: records_pb2.PhaseRecord) -> JobFailed:
-        """Names the silos that refused, with their codes: one that was only not heard is not to blame."""
+    def _refused(self, record: records_pb2.PhaseRecord, absences: Sequence[Absence]) -> JobFailed:
+        """Names the silos that refused, with their codes: one that was only not heard is not to blame.
+
+        absences: of the last session, which they refused.
+        """
         codes = {code.value for code in Refusal}
-        told = [f"{entry.silo} ({entry.reason})" for entry in record.left_out if entry.reason in codes]
+        told = [f"{absence.silo} ({absence.reason})" for absence in absences if absence.reason in codes]
         refusal = f"refused by silos: {', '.join(told) or 'too few take part'}"
+        if any(absence.reason in AHEAD for absence in absences):
+            return JobFailed(
+                f"{refusal}: they know later sums of this job than this coordinator, whose files are older, "
+                "and none gives a second input: fetch the model, and submit a job that starts from it"
+            )
         if record.reason != FailureReason.BUDGET:
             return JobFailed(refusal)
         rounds = completed_rounds(self._resources.store, self.job)

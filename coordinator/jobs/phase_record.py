@@ -78,7 +78,8 @@ def publish(resources: Resources, record: records_pb2.PhaseRecord) -> None:
     """In metrics, audit log and log; the silos are told by the job's runner."""
     metrics, kind, job_id = resources.metrics, phase_kind(record.phase), record.job_digest.hex()[:12]
     metrics.rounds.labels(phase=kind, result=record.result).inc()
-    metrics.cohort_size.labels(phase=kind).set(len(record.cohort))
+    if record.cohort:  # of the last sum: a phase that was used up has none
+        metrics.cohort_size.labels(phase=kind).set(len(record.cohort))
     metrics.clipped.inc(record.figures.get("clipped", 0.0))
     if "accuracy" in record.figures:
         metrics.accuracy.labels(federation_job=job_id).set(record.figures["accuracy"])

@@ -48,8 +48,9 @@ log = get_logger("coordinator.jobs.phase_runner")
 class PhaseRunner:
     """Runs one phase to its end.
 
-    `attempt` is the current session, if there is one; `ends_job` whether silos refused the whole job.
-    `statements` is what silos sign at its end; `revealed` the part of the sum that they fetch for it.
+    `attempt` is the current session, if there is one; `ends_job` whether silos refused the whole job;
+    `absences` are those of the last session. `statements` is what silos sign at its end; `revealed` the part
+    of the sum that they fetch for it.
     away_since: the connectivity of the job's silos, kept up to date by its runner. complaints_before: those
     of the phase before.
     """
@@ -69,6 +70,7 @@ class PhaseRunner:
         self.statements: Statements | None = None
         self.revealed: RevealedFile | None = None
         self.ends_job = False
+        self.absences: list[Absence] = []
         self._resources = resources
         self._job = job
         self._row = row
@@ -210,12 +212,12 @@ class PhaseRunner:
         self.attempt = None
         liars = attempt.session.liars
         lied = [Absence(silo=silo, stage=PhaseState.UNMASK.value, reason=Absent.LIED.value) for silo in liars]
-        absences = [*lied, *attempt.absences]
-        self._resources.store.add_absences(self._row.sequence, self._machine.attempt, absences)
+        self.absences = [*lied, *attempt.absences]
+        self._resources.store.add_absences(self._row.sequence, self._machine.attempt, self.absences)
         for sender, accused in attempt.session.complaints:
             filed = FiledComplaint(attempt=self._machine.attempt, sender=sender, accused=accused)
             self._resources.store.add_complaint(self._row.sequence, filed)
-        for absence in absences:
+        for absence in self.absences:
             self._resources.metrics.dropouts.labels(silo=absence.silo, stage=absence.stage).inc()
             where = {"silo": absence.silo, "stage": absence.stage, "reason": absence.reason}
             log.warning("silo left out", **where, **self._scope)

@@ -1,4 +1,4 @@
-"""The roster file: read whenever it changes, never taken back to an older version.
+"""The roster file: read whenever it changes, never taken back to an older version, nor to a member that left.
 
 The coordinator only relays what the authority signed. Source: docs/protocol.md 1.
 """
@@ -11,12 +11,21 @@ from pathlib import Path
 from cryptography import x509
 
 from chorale.observability.logs import get_logger
+from chorale.runtime.audit import AuditLog
 from chorale.runtime.files import read_limited
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.process import Clock
 from coordinator.storage.store import Store
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.identity.certificates import SignedBody
-from crypto.identity.roster import MAX_FILE_BYTES, Roster, open_roster, roster_from_file_bytes
+from crypto.identity.roster import (
+    MAX_FILE_BYTES,
+    Roster,
+    open_roster,
+    roster_from_file_bytes,
+    stored_roster,
+)
+from crypto.identity.roster_memory import RosterMemory
 
 log = get_logger("coordinator.roster")
 
@@ -25,18 +34,38 @@ class RosterBook:
     """The newest roster, and those that running rounds began with. `listeners` are told of each new one."""
 
     def __init__(
-        self, path: Path, *, federation: str, authority: x509.Certificate, store: Store, clock: Clock
+        self,
+        path: Path,
+        *,
+        federation: str,
+        authority: x509.Certificate,
+        store: Store,
+        clock: Clock,
+        audit: AuditLog,
+        metrics: CoordinatorMetrics,
     ) -> None:
+        """Where the file lists a member again who had left, the roster that was in use before stays in use.
+
+        Raises ConfigError for a file that cannot be used.
+        """
         self.listeners: list[Callable[[Roster], None]] = []
         self._path = path
         self._federation = federation
         self._authority = authority
         self._store = store
         self._clock = clock
+        self._audit = audit
+        self._metrics = metrics
         self._stamp = self._stamp_of_file()
         try:
-            self._current = self._read()
-            store.add_roster(self._current.version, self._current.signed)
+            self._memory = RosterMemory.of(map(stored_roster, store.rosters()))
+            roster = self._read()
+            try:
+                self._memory.check(roster)
+            except RemoteProtocolError as error:
+                self._tell_refused(error, version=roster.version)
+                roster = self._open(store.rosters()[-1])
+            self._use(roster)
         except RemoteProtocolError as error:
             raise ConfigError(f"{path}: {error}") from None
 
@@ -52,17 +81,20 @@ class RosterBook:
         if stamp == self._stamp:
             return
         self._stamp = stamp
+        version = 0
         try:
             roster = self._read()
-            if roster.version <= self._current.version:
+            version = roster.version
+            if roster.digest == self._current.digest:
                 return
-            self._store.add_roster(roster.version, roster.signed)
-            self._current = roster
-            log.info("roster taken over", version=roster.version, members=len(roster.members))
-            for listener in self.listeners:
-                listener(roster)
+            self._memory.check(roster)
+            self._use(roster)
         except ChoraleError as error:
-            log.warning("roster file not taken over", reason=str(error))
+            self._tell_refused(error, version=version)
+            return
+        log.info("roster taken over", version=version, members=len(roster.members))
+        for listener in self.listeners:
+            listener(roster)
 
     def of_version(self, version: int) -> Roster:
         """A roster that was in use before, checked again. Raises RemoteProtocolError if it expired."""
@@ -70,6 +102,17 @@ class RosterBook:
             return self._open(self._store.roster(version))
         self._current.check_current(self._clock.now())
         return self._current
+
+    def _use(self, roster: Roster) -> None:
+        self._store.add_roster(roster.version, roster.signed)
+        self._memory = self._memory.after(roster)
+        self._current = roster
+
+    def _tell_refused(self, error: ChoraleError, *, version: int) -> None:
+        """version: 0 where none can be read."""
+        log.warning("roster file not taken over", version=version, reason=str(error))
+        self._metrics.refused_rosters.inc()
+        self._audit.append("roster refused", version=version, reason=str(error))
 
     def _read(self) -> Roster:
         """What the file holds. Raises ConfigError for a version older than one that was in use."""

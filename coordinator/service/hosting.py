@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from chorale.observability.logs import get_logger
 from chorale.observability.probes import ProbeServer
+from chorale.runtime import disk
 from chorale.runtime.files import write_atomic
 from chorale.transport import channel_options, tls
 from chorale.transport.wire import MAX_MESSAGE_BYTES
@@ -147,7 +148,7 @@ class Host:
                 int(port),
                 registry=self.resources.metrics.registry,
                 is_live=lambda: True,
-                is_ready=lambda: self._is_serving,
+                is_ready=lambda: self._is_serving and disk.has_room(self._settings.directory),
             )
         except ConfigError as error:
             raise AddressTaken(str(error)) from None

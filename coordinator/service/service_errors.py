@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import grpc
 
 from chorale.observability.logs import get_logger
+from chorale.runtime.disk import NoRoom
 from coordinator.jobs.job_manager import Draining, NotTheOperator, TooManyJobs, UnknownJob
 from coordinator.service.streams import TooManyCalls, TooSlow
 from crypto.errors import ChoraleError, PolicyRefusal, Refusal, RemoteProtocolError
@@ -18,6 +19,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 log = get_logger("coordinator.calls")
 
 _BY_TYPE: dict[type[ChoraleError], grpc.StatusCode] = {
+    NoRoom: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Draining: grpc.StatusCode.UNAVAILABLE,
     TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TooManyJobs: grpc.StatusCode.RESOURCE_EXHAUSTED,

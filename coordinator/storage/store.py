@@ -122,6 +122,12 @@ class Store:
             row = connection.execute("SELECT * FROM rosters WHERE version = ?", (version,)).fetchone()
         return SignedBody(body=row["body"], signature=row["signature"])
 
+    def rosters(self) -> list[SignedBody]:
+        """All that were in use, in order of version."""
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT * FROM rosters ORDER BY version").fetchall()
+        return [SignedBody(body=row["body"], signature=row["signature"]) for row in rows]
+
     # jobs
 
     def add_job(self, signed: SignedJob, *, state_digest: bytes, unix_seconds: float) -> bool:

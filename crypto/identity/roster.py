@@ -22,7 +22,7 @@ from crypto.identity import certificates
 from crypto.identity.certificates import CLOCK_SKEW, MemberId, PrivateKey, Role, SignedBody
 
 PURPOSE = "roster"
-ADMIN = "admin"
+ADMIN, READMITTED = "admin", "readmitted"
 MAX_MEMBERS = 4096
 MAX_FILE_BYTES = 2 << 20
 
@@ -34,6 +34,13 @@ class Member:
     fingerprint: bytes  # SHA-256 of the certificate's DER
     # an operator who may also pause, resume and cancel the jobs of others; no part of who a member is
     is_admin: bool = field(default=False, compare=False)
+    # the version that listed the certificate again after it had left; 0: it never left
+    readmitted_in: int = field(default=0, compare=False)
+
+    @property
+    def title(self) -> str:
+        """Role and name, for people."""
+        return f"{self.role} {self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +115,9 @@ def sign_roster(
         raise ConfigError(f"roster: expected at most {MAX_MEMBERS} members, each named once")
     if any(member.is_admin and member.role is not Role.OPERATOR for member in ordered):
         raise ConfigError("roster: only an operator can be an admin")
-    rows = [
-        [member.role.value, member.name, member.fingerprint, *([ADMIN] if member.is_admin else [])]
-        for member in ordered
-    ]
+    if any(not _may_be_readmitted(member.readmitted_in, version) for member in ordered):
+        raise ConfigError(f"roster: expected members readmitted in versions 2 to {version}")
+    rows = [_row(member) for member in ordered]
     issued_seconds, expires_seconds = int(issued.timestamp()), int(expires.timestamp())
     return certificates.sign(
         authority_key, PURPOSE, federation, version, issued_seconds, expires_seconds, rows
@@ -147,6 +153,17 @@ def read_roster(signed: SignedBody, *, authority: x509.Certificate, federation: 
     return roster
 
 
+def stored_roster(signed: SignedBody) -> Roster:
+    """A roster whose signature was verified before it was stored; an authority of before may have signed it.
+
+    Raises RemoteProtocolError(code=ROSTER).
+    """
+    try:
+        return _parse(encoding.decode(PURPOSE, signed.body, max_bytes=MAX_FILE_BYTES), signed)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(str(error), code=Refusal.ROSTER) from None
+
+
 def roster_to_file_bytes(signed: SignedBody) -> bytes:
     """JSON with body and signature in base64."""
     document = {
@@ -178,13 +195,19 @@ def _parse(fields: list[encoding.Value], signed: SignedBody) -> Roster:
     members = []
     for row in reader.rows():
         role, name, fingerprint = row.text(), row.text(), row.data(32)
-        is_admin = role == Role.OPERATOR and row.left > 0
-        if is_admin and row.text() != ADMIN:
-            raise _refused("an operator's mark is malformed")
+        mark = row.text() if row.left else None
+        is_admin = mark == ADMIN and role == Role.OPERATOR
+        if is_admin:
+            mark = row.text() if row.left else None
+        readmitted_in = row.number() if mark == READMITTED else 0
+        if mark not in (None, READMITTED) or (mark and not readmitted_in):
+            raise _refused("a member's mark is malformed")
         row.end()
+        if not _may_be_readmitted(readmitted_in, version):
+            raise _refused(f"a member is readmitted in version {readmitted_in}, expected 2 to {version}")
         if role not in set(Role) or not certificates.NAME_PATTERN.fullmatch(name):
             raise _refused("a member's role or name is malformed")
-        members.append(Member(Role(role), name, fingerprint, is_admin=is_admin))
+        members.append(Member(Role(role), name, fingerprint, is_admin=is_admin, readmitted_in=readmitted_in))
     reader.end()
     roster = Roster(
         federation=federation,
@@ -199,6 +222,20 @@ def _parse(fields: list[encoding.Value], signed: SignedBody) -> Roster:
     if list(roster.members) != sorted(roster.members) or not _has_distinct_names(roster.members):
         raise _refused("members are not sorted or one is named twice")
     return roster
+
+
+def _row(member: Member) -> list[encoding.Field]:
+    row: list[encoding.Field] = [member.role.value, member.name, member.fingerprint]
+    if member.is_admin:
+        row.append(ADMIN)
+    if member.readmitted_in:
+        row += [READMITTED, member.readmitted_in]
+    return row
+
+
+def _may_be_readmitted(readmitted_in: int, version: int) -> bool:
+    """Nothing can come back in the first version, nor in one that is still to be signed."""
+    return readmitted_in == 0 or 2 <= readmitted_in <= version
 
 
 def _has_distinct_names(members: Iterable[Member]) -> bool:

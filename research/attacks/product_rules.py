@@ -242,6 +242,7 @@ class HonestSilos:
             ledger=ledger,
             data_sets=data_sets,
             lowest_version=1,
+            audit=audit,
             clock=clock,
         )
         jobs = OfferedJobs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 FIRST_WAIT_SECONDS = 0.5
-MAX_WAIT_SECONDS = 30.0  # a coordinator that restarts finds its silos back within half a minute
+MAX_WAIT_SECONDS = 10.0  # and the time of an attempt: back within half a minute
 
 
 class Backoff:

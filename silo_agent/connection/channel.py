@@ -2,53 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
-from chorale.transport import channel_options, chunks, tls, wire
+from chorale.runtime.files import read_limited
+from chorale.transport import chunks, tls
+from chorale.transport.channel_options import client_options
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.federation_pb2_grpc import FederationStub as Generated
 from silo_agent.settings import SiloSettings
 
-# TCP, TLS and HTTP/2 take three round trips, and a proxy's tunnel one more: lines of 800 ms connect in 3 s
-CONNECT_SECONDS = 10.0
-
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
-    # The agent's own backoff says when to call again. After a failed attempt gRPC connects again by itself,
-    # and until it has, calls fail at once: so it waits no more than about a second.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    # despite its name how long an attempt may take, and no lower bound of the wait between two
-    ("grpc.min_reconnect_backoff_ms", round(CONNECT_SECONDS * 1000)),
-    ("grpc.dns_enable_srv_queries", 0),
-)
-
 _SERVICE = "/chorale.v1.Federation"
 
 
-def dial(settings: SiloSettings, authority_pem: bytes) -> grpc.aio.Channel:
-    """A channel under mutual TLS 1.3, connected when it is first used. Raises ConfigError."""
-    credentials = tls.channel_credentials(settings.identity, authority_pem)
-    options: list[tuple[str, Any]] = [
-        *CHANNEL_OPTIONS,
-        *channel_options.client_keepalive(settings.keepalive_seconds),
-        *channel_options.through_proxy(settings.proxy),
-    ]
-    if settings.coordinator_name is not None:
-        options.append(("grpc.ssl_target_name_override", settings.coordinator_name))
-    return grpc.aio.secure_channel(settings.coordinator, credentials, options=options)
+def dial(settings: SiloSettings) -> grpc.aio.Channel:
+    """A channel under mutual TLS 1.3, connected when it is first used. Certificates, key and the proxy's
+    login are read anew. Raises ConfigError."""
+    route = settings.route()
+    credentials = tls.channel_credentials(route.identity, read_limited(route.authority, tls.MAX_PEM_BYTES))
+    options = client_options(route, keepalive_seconds=settings.keepalive_seconds)
+    return grpc.aio.secure_channel(route.coordinator, credentials, options=options)
 
 
 class FederationStub:
     """A silo's end of chorale.v1.Federation: as generated, but that chunks are framed by
     chorale.transport.chunks. Download gives chunks.Chunk; Upload takes them as well as messages. Untyped, as
     grpc.aio's calls are.
+
+    A channel is open while the control stream is. gRPC would dial again by itself, all silos in step, and
+    fail every call until it had succeeded; so each try to connect has a channel of its own, and the agent's
+    backoff says when.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, dial: Callable[[], grpc.aio.Channel]) -> None:
+        self._dial = dial
+        self._channel: grpc.aio.Channel | None = None
+
+    async def close(self) -> None:
+        """Ends the calls as CANCELLED; further ones raise grpc.aio.UsageError."""
+        if self._channel is not None:
+            await self._channel.close()
+
+    def open(self) -> None:
+        """A channel that connects at its first call. Raises ConfigError."""
+        self._channel = channel = self._dial()
         self.Attend: Any = Generated(channel).Attend
         self.Download: Any = channel.unary_stream(
             f"{_SERVICE}/Download",

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import grpc
 
 from chorale.observability.logs import get_logger
-from chorale.transport import channel_options, tls
+from chorale.runtime.software import Software
+from chorale.transport import channel_options
+from chorale.transport.line_probe import LineFailed
 from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, PolicyRefusal, RemoteProtocolError
@@ -71,8 +73,8 @@ class ControlStream:
         stub: FederationStub,
         *,
         target: str,
-        proxy: str | None = None,
-        software_version: str,
+        probe: Callable[[], Awaitable[LineFailed]],
+        software: Software,
         served: Served,
         moved_bytes: Callable[[], int],
         outbox: Outbox,
@@ -85,8 +87,8 @@ class ControlStream:
     ) -> None:
         self._stub = stub
         self._target = target
-        self._proxy = proxy
-        self._software_version = software_version
+        self._probe = probe  # why a connection failed
+        self._software = software
         self._served = served
         self._moved_bytes = moved_bytes  # of all transfers so far
         self._outbox = outbox
@@ -104,18 +106,33 @@ class ControlStream:
         RemoteProtocolError for another protocol version, ConnectionFailed for a wrong clock."""
         while True:
             self._check_own_certificate()
-            reason = await self._attend()
+            self._stub.open()
+            try:
+                reason = await self._attend()
+            finally:
+                await self._stub.close()
             self._metrics.reconnects.inc()
             wait_seconds = self._backoff.next_seconds()
-            log.warning("not connected", reason=reason, retry_seconds=round(wait_seconds, 1))
-            await self._sleep(wait_seconds)
+            waiting = asyncio.ensure_future(self._sleep(wait_seconds))
+            try:
+                reason = reason or await self._probed()
+                log.warning("not connected", reason=reason, retry_seconds=round(wait_seconds, 1))
+                await waiting
+            finally:
+                waiting.cancel()
 
-    async def _attend(self) -> str:
-        """One stream from its beginning to its end; why it ended."""
+    async def _probed(self) -> str:
+        """Why there was no connection."""
+        failed = await self._probe()
+        self._metrics.connection_failures.labels(reason=failed.trouble.value).inc()
+        return str(failed)
+
+    async def _attend(self) -> str | None:
+        """One stream from its beginning to its end; why it ended, and None where no connection came about."""
         call = self._stub.Attend()
         try:
             welcome = await self._greet(call)
-            if isinstance(welcome, str):
+            if welcome is None or isinstance(welcome, str):
                 return welcome
             if welcome.protocol_version != PROTOCOL_VERSION:
                 expected = f"expected protocol version {PROTOCOL_VERSION}, got {welcome.protocol_version}"
@@ -142,11 +159,12 @@ class ControlStream:
             self._metrics.connected.set(0)
             call.cancel()
 
-    async def _greet(self, call: Any) -> pb.Welcome | str:
+    async def _greet(self, call: Any) -> pb.Welcome | str | None:
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
-            software_version=self._software_version,
+            software_version=self._software.version,
             roster_version=self._rosters.version,
+            software_digest=bytes.fromhex(self._software.sha256),
         )
         try:
             async with asyncio.timeout(WELCOME_SECONDS):
@@ -160,7 +178,7 @@ class ControlStream:
             code, details = await call.code(), await call.details()
             if code is grpc.StatusCode.FAILED_PRECONDITION:
                 raise RemoteProtocolError(f"coordinator refused: {details}")
-            return explain(code, details, target=self._target, proxy=self._proxy)
+            return None if code is grpc.StatusCode.UNAVAILABLE else explain(code, details)
         if message is None or message.WhichOneof("kind") != "welcome":
             return "coordinator did not begin with a welcome"
         welcome: pb.Welcome = message.welcome
@@ -191,7 +209,9 @@ class ControlStream:
         if reason is not None:
             return reason  # the call is still open, and the coordinator need never end it
         code, details = await call.code(), await call.details()
-        return explain(code, details, target=self._target, proxy=self._proxy, was_welcome=True)
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return f"the line to the coordinator at {self._target} was cut, or the coordinator is restarting"
+        return explain(code, details)
 
     async def _read(self, call: Any) -> str | None:
         """Until the stream ends. Returns why, where it is this side that ends it."""
@@ -246,27 +266,8 @@ class ControlStream:
             log.warning("clock differs from the coordinator's", skew_seconds=round(skew_seconds))
 
 
-def explain(
-    code: grpc.StatusCode,
-    details: str | None,
-    *,
-    target: str,
-    proxy: str | None = None,
-    was_welcome: bool = False,
-) -> str:
-    """One sentence on why a call ended, in an operator's words.
-
-    was_welcome: the certificates had been accepted, so it is not they that a closed socket means.
-    """
-    details = details or ""
+def explain(code: grpc.StatusCode, details: str | None) -> str:
+    """One sentence on why the coordinator ended a call, in an operator's words."""
     if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
         return f"coordinator refused this silo: {details}"
-    if code is not grpc.StatusCode.UNAVAILABLE:
-        return f"coordinator ended the stream: {code.name.lower()} {details}".rstrip()
-    if was_welcome and any(word in details for word in tls.CLOSED_WORDS):
-        return f"the line to the coordinator at {target} was cut, or the coordinator is restarting"
-    return (
-        tls.explain_handshake(details, target=target)
-        or channel_options.explain_proxy(details, proxy=proxy, target=target)
-        or f"coordinator is unreachable at {target}"
-    )
+    return f"coordinator ended the stream: {code.name.lower()} {details or ''}".rstrip()

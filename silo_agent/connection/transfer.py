@@ -160,8 +160,13 @@ class Transfer:
                     raise RemoteProtocolError(
                         f"{what}: the coordinator refused, {code}: {error.details()}", code=Refusal.STAGE
                     ) from None
-                wait_seconds = backoff.next_seconds()
-                log.info(f"{what} interrupted", reason=code, retry_seconds=round(wait_seconds, 1))
+            except (grpc.aio.UsageError, asyncio.CancelledError):
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                code = "CLOSED"  # the channel, under this call or before it: the control stream has ended
+            wait_seconds = backoff.next_seconds()
+            log.info(f"{what} interrupted", reason=code, retry_seconds=round(wait_seconds, 1))
             await self._sleep(wait_seconds)
 
 

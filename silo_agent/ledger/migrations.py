@@ -303,6 +303,17 @@ _DATA_REFUSALS: Migration = (
     """,
 )
 
+_LISTED_CERTIFICATES: Migration = (
+    """
+    CREATE TABLE listed_certificates ( -- of members, in rosters that were accepted
+        fingerprint BLOB NOT NULL PRIMARY KEY, -- SHA-256 of the certificate's DER
+        role VARCHAR NOT NULL,
+        name VARCHAR NOT NULL,
+        left_in INTEGER -- the first accepted version that did not list it; NULL: the newest lists it
+    )
+    """,
+)
+
 MIGRATIONS = (
     _FIRST,
     _EVERY_CHANGE_COUNTS,
@@ -317,4 +328,5 @@ MIGRATIONS = (
     _MEMBERS_OF_USES,
     _DRAWN_USES,
     _DATA_REFUSALS,
+    _LISTED_CERTIFICATES,
 )

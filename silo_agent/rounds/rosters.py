@@ -11,13 +11,17 @@ from datetime import datetime, timedelta
 from cryptography import x509
 
 from chorale.observability.logs import get_logger
-from crypto.errors import Refusal, RemoteProtocolError
+from chorale.runtime.audit import AuditLog
+from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role, SignedBody
 from crypto.identity.roster import Roster, open_roster
+from crypto.identity.roster_memory import RosterChanges
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.rounds.data_sets import DataSets
 
 HELD_VERSIONS = 8  # rounds that run begin with one of the last few
+
+REFUSED_EVENT = "roster refused"  # audit entry: a roster of the authority that this silo does not accept
 
 log = get_logger("silo_agent.rounds.rosters")
 
@@ -33,6 +37,7 @@ class Rosters:
         ledger: Ledger,
         data_sets: DataSets,
         lowest_version: int,
+        audit: AuditLog,
         clock: Callable[[], datetime],
     ) -> None:
         self._identity = identity
@@ -41,7 +46,9 @@ class Rosters:
         self._ledger = ledger
         self._data_sets = data_sets
         self._lowest_version = lowest_version
+        self._audit = audit
         self._clock = clock
+        self._refused: set[bytes] = set()  # digests; each is told once, however often it is relayed
         self._held: dict[int, Roster] = {}
 
     def take(self, signed: SignedBody) -> Roster:
@@ -53,9 +60,19 @@ class Rosters:
             now=self._clock(),
             max_age=self._max_age,
         )
-        self._ledger.accept_roster(roster, lowest_version=self._lowest_version)
+        try:
+            changes = self._ledger.accept_roster(roster, lowest_version=self._lowest_version)
+        except (PolicyRefusal, RemoteProtocolError) as error:
+            if roster.digest not in self._refused:
+                self._refused.add(roster.digest)
+                self._audit.append(
+                    REFUSED_EVENT, version=roster.version, digest=roster.digest, reason=str(error)
+                )
+            raise
         if roster.version not in self._held:
             log.info("roster accepted", version=roster.version, members=len(roster.members))
+        if changes is not None:
+            _tell(changes, version=roster.version)
         self._held[roster.version] = roster
         for version in sorted(self._held)[:-HELD_VERSIONS]:
             del self._held[version]
@@ -93,3 +110,17 @@ class Rosters:
         roster.check_current(self._clock(), max_age=self._max_age)
         self.check_own_entry(roster)
         return roster
+
+
+def _tell(changes: RosterChanges, *, version: int) -> None:
+    """A member whose certificate is another one may be somebody else: people must be able to see it."""
+    for old, new in changes.renewed:
+        log.warning(
+            "certificate of a member changed",
+            version=version,
+            member=new.title,
+            before=old.fingerprint.hex()[:16],
+            now=new.fingerprint.hex()[:16],
+        )
+    for member in changes.readmitted:
+        log.warning("member readmitted", version=version, member=member.title)

@@ -47,7 +47,7 @@ class StateChain:
 
         roster: this silo's own.
 
-        Raises PolicyRefusal or RemoteProtocolError(code=STATE, ROSTER or SIGNATURES).
+        Raises PolicyRefusal or RemoteProtocolError(code=STATE, LATER_STATE, ROSTER or SIGNATURES).
         """
         for proof in _proofs(task, job):
             self._accept_proof(job, proof, roster)
@@ -57,15 +57,15 @@ class StateChain:
             state = KnownState(
                 position=FIRST, state_digest=bytes.fromhex(job.spec.initial_state or ""), draw_seed=b""
             )
+        if job.position(key.round, key.phase) <= state.position:
+            raise PolicyRefusal(
+                f"job {job.id} round {key.round} {key.phase}: the outcome of this or a later phase is known",
+                code=Refusal.LATER_STATE,
+            )
         if task.state_digest != state.state_digest:
             raise RemoteProtocolError(
                 f"job {job.id} round {key.round} {key.phase}: a global state that no silo is known to have "
                 "computed",
-                code=Refusal.STATE,
-            )
-        if job.position(key.round, key.phase) <= state.position:
-            raise PolicyRefusal(
-                f"job {job.id} round {key.round} {key.phase}: the outcome of this or a later phase is known",
                 code=Refusal.STATE,
             )
         self._known.accept(job.digest, state)

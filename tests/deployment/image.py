@@ -141,7 +141,7 @@ def _copy_context(source: Path) -> None:
 
 def _run_step(image: Image, step: Instruction, shims: Path, arguments: dict[str, str]) -> None:
     declared = {name for each in image.dockerfile.stage(0, "ARG") for name in each.pairs}
-    values = {name: arguments[name] for name in declared}
+    values = {name: arguments[name] for name in declared & arguments.keys()}
     # the machine's own configuration of pip says where packages come from
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(

@@ -23,6 +23,7 @@ from tests.support.processes import wait_until
 SCRAPE_SECONDS = 0.5
 _WINDOW = re.compile(r"\[(\d+)([smhd])\]")
 _SPAN = re.compile(r"(\d+)([smhd])")
+_HOURS = re.compile(r"\b(\d+) \* 3600\b")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Rules = dict[str, Any]
@@ -59,7 +60,7 @@ class Prometheus:
         groups = self._get("rules")["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
-    def wait(self, expression: str, *, seconds: float = 60.0) -> None:
+    def wait(self, expression: str, *, seconds: float = 30.0) -> None:
         """Until the expression has a value, and so is true."""
         wait_until(lambda: bool(self.ask(expression)), expression, seconds=seconds, detail=self._series)
 
@@ -74,10 +75,16 @@ class Prometheus:
 
 
 @contextmanager
-def running(folder: Path, *, targets: Mapping[str, list[Rules]], rules: list[Path]) -> Iterator[Prometheus]:
-    """A server that scrapes at short intervals, ready. targets: static configurations by job."""
+def running(
+    folder: Path, *, targets: Mapping[str, list[Rules]], rules: list[Path], alertmanager: str | None = None
+) -> Iterator[Prometheus]:
+    """A server that scrapes at short intervals, ready. targets: static configurations by job.
+
+    alertmanager: the address of one that is told what fires.
+    """
     config = folder / "prometheus.yml"
-    config.write_text(yaml.safe_dump(configuration(targets, rules)))
+    told = {} if alertmanager is None else {"alerting": _alerting(alertmanager)}
+    config.write_text(yaml.safe_dump({**configuration(targets, rules), **told}))
     check("config", str(config))
     address = f"127.0.0.1:{free_ports(1)[0]}"
     log = folder / "prometheus.log"
@@ -125,18 +132,41 @@ def configuration(targets: Mapping[str, list[Rules]], rules: list[Path]) -> Rule
     }
 
 
+def _alerting(address: str) -> Rules:
+    return {"alertmanagers": [{"static_configs": [{"targets": [address]}]}]}
+
+
 def hastened(rules: Rules, *, factor: float) -> Rules:
     """The same rules with every window and every `for` so many times shorter."""
+    found: Rules = json.loads(json.dumps(rules))
+    for rule in (each for group in found["groups"] for each in group["rules"]):
+        _hasten(rule, factor)
+    return found
 
+
+def paced(rules: Rules, *, seconds: float, others: Mapping[str, float]) -> Rules:
+    """The same rules, each at a pace of its own at which its longest time, other than days, takes so long.
+
+    others: seconds of those alarms that need others.
+    """
+    found: Rules = json.loads(json.dumps(rules))
+    for rule in (each for group in found["groups"] for each in group["rules"]):
+        times = [int(match[1]) * _SECONDS[match[2]] for match in _WINDOW.finditer(rule["expr"])]
+        times += [int(match[1]) * _SECONDS[match[2]] for match in _SPAN.finditer(rule.get("for", ""))]
+        times += [int(match[1]) * _SECONDS["h"] for match in _HOURS.finditer(rule["expr"])]
+        if times:
+            _hasten(rule, max(times) / others.get(rule["alert"], seconds))
+    return found
+
+
+def _hasten(rule: Rules, factor: float) -> None:
     def shorter(match: re.Match[str]) -> str:
         return f"{int(match[1]) * _SECONDS[match[2]] * 1000 / factor:.0f}ms"
 
-    found: Rules = json.loads(json.dumps(rules))
-    for rule in (each for group in found["groups"] for each in group["rules"]):
-        rule["expr"] = _WINDOW.sub(lambda match: f"[{shorter(match)}]", rule["expr"])
-        if "for" in rule:
-            rule["for"] = _SPAN.sub(shorter, rule["for"])
-    return found
+    rule["expr"] = _WINDOW.sub(lambda match: f"[{shorter(match)}]", rule["expr"])
+    rule["expr"] = _HOURS.sub(lambda match: f"{int(match[1]) * _SECONDS['h'] / factor:g}", rule["expr"])
+    if "for" in rule:
+        rule["for"] = _SPAN.sub(shorter, rule["for"])
 
 
 def check(what: str, *arguments: str, text: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -19,9 +20,10 @@ USER = "proxy"  # whom Debian's squid becomes where root starts it
 CONFIGURATION = """\
 http_port 127.0.0.1:{port}
 hosts_file {folder}/hosts
+{login}
 acl tunnel method CONNECT
 acl coordinator port {tunnel_port}
-http_access allow tunnel coordinator
+http_access allow tunnel coordinator {who}
 http_access deny all
 cache deny all
 logformat answers %rm %ru %>Hs %<st
@@ -35,6 +37,12 @@ pinger_enable off
 visible_hostname proxy.test
 shutdown_lifetime 0 seconds
 """
+LOGIN = """\
+auth_param basic program /usr/lib/squid/basic_ncsa_auth {folder}/logins
+auth_param basic children 1 startup=1
+auth_param basic realm institution
+auth_param basic utf8 on
+acl known proxy_auth REQUIRED"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +83,27 @@ class Squid:
 
 
 @contextmanager
-def running(*, host: str, tunnel_port: int) -> Iterator[Squid]:
-    """A proxy that takes `host` for this machine and opens tunnels to that port alone; gone afterwards."""
+def running(*, host: str, tunnel_port: int, login: tuple[str, str] | None = None) -> Iterator[Squid]:
+    """A proxy that takes `host` for this machine and opens tunnels to that port alone; gone afterwards.
+
+    login: user name and password, without which it opens none.
+    """
     program = programs.needed("squid")
     # not in the test's own folder, which its user may not enter
     with tempfile.TemporaryDirectory(prefix="chorale-squid-") as name:
         folder, (port,) = Path(name), free_ports(1)
         (folder / "hosts").write_text(f"127.0.0.1 {host}\n")
-        settings = CONFIGURATION.format(port=port, folder=folder, tunnel_port=tunnel_port)
+        settings = CONFIGURATION.format(
+            port=port,
+            folder=folder,
+            tunnel_port=tunnel_port,
+            login="" if login is None else LOGIN.format(folder=folder),
+            who="" if login is None else "known",
+        )
+        if login is not None:
+            username, password = login
+            hashed = hashlib.md5(password.encode(), usedforsecurity=False).hexdigest()
+            (folder / "logins").write_text(f"{username}:{hashed}\n")
         (folder / "squid.conf").write_text(settings)
         if os.geteuid() == 0:
             shutil.chown(folder, USER)

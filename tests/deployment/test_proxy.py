@@ -1,4 +1,4 @@
-"""A silo behind a real HTTP proxy: a whole job through CONNECT, and a sentence where none is allowed.
+"""A silo behind a real HTTP proxy: a whole job through CONNECT, logins, and a sentence where it is refused.
 
 The coordinator has a name that the proxy alone knows, so there is no other way to it.
 """
@@ -108,3 +108,54 @@ def test_a_proxy_that_refuses_or_is_gone_is_named_in_one_sentence(scene: Scene) 
     assert scene.wait_refused("silo-2") == (
         f"proxy {scene.squid.address} is unreachable, and so is the coordinator at {scene.coordinator}"
     )
+
+
+LOGIN = ("olga", "p%40:ss w/rd")
+
+
+@pytest.mark.gate  # ten seconds
+def test_a_proxy_with_a_login_is_passed_with_the_right_one_alone(tmp_path: Path) -> None:
+    """No line of a log shows the password, and each wrong login is one sentence."""
+    with LocalFederation(folder=tmp_path, silos=SILOS, silo={"coordinator_name": "localhost"}) as federation:
+        federation.start_coordinator()
+        port = int(federation.endpoint["grpc"].rpartition(":")[2])
+        with squid.running(host=HOST, tunnel_port=port, login=LOGIN) as proxy:
+            scene = Scene(federation=federation, squid=proxy, coordinator=f"{HOST}:{port}")
+            federation.silo["proxy"] = proxy.address
+            scene.start_silo("silo-0")
+            asks = (
+                f"proxy {proxy.address} asks for a login (HTTP status 407), and proxy_credentials names none"
+            )
+            assert scene.wait_refused("silo-0") == asks
+            wrong = login_file(tmp_path / "wrong", LOGIN[0], "guessed")
+            scene.start_silo("silo-1", **{f"{ENV_PREFIX}PROXY_CREDENTIALS": str(wrong)})
+            refuses = (
+                f"proxy {proxy.address} does not accept the login of proxy_credentials (HTTP status 407)"
+            )
+            assert scene.wait_refused("silo-1") == refuses
+            assert all(answer.status == 407 for answer in proxy.answers())
+
+            federation.silo["proxy_credentials"] = str(login_file(tmp_path / "right", *LOGIN))
+            for name in federation.names:
+                if name in federation.services:
+                    federation.services[name].kill()
+                scene.start_silo(name)
+            job_id = federation.submit(rounds=1)
+            assert check_finished(federation, job_id, rounds=1).cohorts() == [federation.names]
+            logs = "".join(path.read_text() for path in tmp_path.glob("*.log"))
+            assert proxy.address in logs
+            assert not [secret for secret in (LOGIN[1], "guessed", "p%2540") if secret in logs]
+
+
+def test_a_coordinator_of_no_proxy_is_dialed_past_it(scene: Scene) -> None:
+    """The proxy alone knows its name: that the name is unknown shows that nobody asked the proxy."""
+    past = {f"{ENV_PREFIX}PROXY": scene.squid.address, f"{ENV_PREFIX}NO_PROXY": "[.institution.invalid]"}
+    scene.start_silo("silo-0", **past)
+    assert scene.wait_refused("silo-0") == f"coordinator is unreachable at {scene.coordinator}"
+    assert scene.squid.answers() == []
+
+
+def login_file(path: Path, username: str, password: str) -> Path:
+    path.write_text(f"{username}:{password}\n")
+    path.chmod(0o600)
+    return path

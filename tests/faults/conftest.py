@@ -26,6 +26,7 @@ def make_federation(tmp_path: Path) -> Iterator[MakeFederation]:
 
         def make(*, coordinator: dict[str, Any] | None = None, **fields: Any) -> LocalFederation:
             settings = {**PATIENT, **(coordinator or {})}
-            return stack.enter_context(LocalFederation(folder=tmp_path, coordinator=settings, **fields))
+            fields = {"folder": tmp_path, **fields}
+            return stack.enter_context(LocalFederation(coordinator=settings, **fields))
 
         yield make

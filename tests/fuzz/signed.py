@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from cryptography.hazmat.primitives import serialization
 
@@ -131,6 +132,21 @@ def _roster(data: bytes) -> None:
         members=opened.members,
     )
     assert again.body == data, "two encodings of one roster"
+
+
+def _marked_roster() -> bytes:
+    given = world.federation().roster
+    return roster.sign_roster(
+        authority_key=world.federation().authority_key,
+        federation=given.federation,
+        version=given.version,
+        issued=given.issued,
+        expires=given.expires,
+        members=[
+            replace(member, is_admin=member.role is Role.OPERATOR, readmitted_in=2 + place % 3)
+            for place, member in enumerate(given.members)
+        ],
+    ).body
 
 
 def _encoding(data: bytes) -> None:
@@ -267,7 +283,7 @@ TARGETS = (
     Target(
         name="roster",
         read=_roster,
-        seeds=lambda: [world.federation().roster.signed.body],
+        seeds=lambda: [world.federation().roster.signed.body, _marked_roster()],
         mutate=mutate.document,
     ),
     Target(

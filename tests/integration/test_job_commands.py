@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from chorale.runtime.audit import AuditLog, read_entries
-from crypto.identity.certificates import Role
+from chorale.runtime.software import own_software
+from crypto.identity.certificates import Role, fingerprint
 from silo_agent.ledger.ledger import Ledger
 from tests.support.federation import OPERATOR, LocalFederation
 from tests.support.processes import run_cli
@@ -55,6 +57,39 @@ def test_operator_who_left_the_roster_is_refused_by_the_coordinator(tmp_path: Pa
         done = federation.cli("job", "list")
     assert done.returncode == 4
     assert "does not list this certificate of operator ops" in done.stderr.splitlines()[-1]
+
+
+def test_silos_of_the_roster_are_listed_with_certificate_and_connection(tmp_path: Path) -> None:
+    with LocalFederation(folder=tmp_path, silos=3) as federation:
+        federation.start_coordinator()
+        federation.start_silo("silo-1")
+        federation.hub.wait_for(lambda line: line["event"] == "silo connected")
+        listed = _lines(federation.cli("job", "silos"))
+        told = json.loads(federation.cli("job", "silos", "--json").stdout)
+    certificates = [federation.ceremony.members[Role.SILO, name] for name in federation.names]
+    until = f"{certificates[1].not_valid_after_utc:%Y-%m-%d}"
+    software = own_software()
+    runs = f"{software.version}, sha256:{software.sha256 or 'none'}"
+    states = ["away", f"connected, certificate until {until}, runs {runs}", "away"]
+    sha256 = [fingerprint(certificate).hex() for certificate in certificates]
+    assert listed == [
+        f"roster version 1, the coordinator runs {runs}",
+        *(f"silo-{place}  {sha256[place][:16]}  {states[place]}" for place in range(3)),
+    ]
+    assert told == {
+        "roster_version": 1,
+        "software": runs,
+        "silos": [
+            {
+                "name": f"silo-{place}",
+                "connected": place == 1,
+                "certificate": sha256[place],
+                "expires": until if place == 1 else None,
+                "software": runs if place == 1 else None,
+            }
+            for place in range(3)
+        ],
+    }
 
 
 @pytest.fixture(scope="module")

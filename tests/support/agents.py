@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -76,9 +77,22 @@ class Members:
     silos: dict[str, Identity]
     operator: Identity
 
-    def roster(self, *, version: int = 7, without: Sequence[str] = (), issued: datetime = NOW) -> Roster:
+    def roster(
+        self,
+        *,
+        version: int = 7,
+        without: Sequence[str] = (),
+        readmitted: Mapping[str, int] = MappingProxyType({}),
+        issued: datetime = NOW,
+    ) -> Roster:
+        """readmitted: versions, by name."""
         members = [
-            Member(role=one.member.role, name=one.member.name, fingerprint=one.fingerprint)
+            Member(
+                role=one.member.role,
+                name=one.member.name,
+                fingerprint=one.fingerprint,
+                readmitted_in=readmitted.get(one.member.name, 0),
+            )
             for one in (*self.silos.values(), self.operator)
             if one.member.name not in without
         ]
@@ -103,6 +117,12 @@ def make_members(silos: int) -> Members:
         silos={name: _issue(key, authority, Role.SILO, name) for name in names},
         operator=_issue(key, authority, Role.OPERATOR, "ops"),
     )
+
+
+def with_another_certificate(members: Members, name: str) -> Members:
+    """The same federation, in which the silo has another key."""
+    another = _issue(members.authority_key, members.authority, Role.SILO, name)
+    return dataclasses.replace(members, silos=members.silos | {name: another})
 
 
 def _issue(key: PrivateKey, authority: x509.Certificate, role: Role, name: str) -> Identity:
@@ -220,6 +240,7 @@ class Agent:
             ledger=self.ledger,
             data_sets=data_sets,
             lowest_version=1,
+            audit=self.audit,
             clock=clock,
         )
         jobs = OfferedJobs(

@@ -21,12 +21,16 @@ class Ceremony:
 
     folder: Path
     federation: str = "test"
+    authority_days: int = 10
     version: int = 0
     members: dict[tuple[Role, str], x509.Certificate] = field(default_factory=dict)
+    readmitted_in: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.key, self.certificate = issuing.new_authority(self.federation, now=_now(), valid_days=10)
+        self.key, self.certificate = issuing.new_authority(
+            self.federation, now=_now(), valid_days=self.authority_days
+        )
         self.certificate_path.write_bytes(certificates.certificate_to_pem(self.certificate))
 
     @property
@@ -62,10 +66,13 @@ class Ceremony:
         *,
         without: tuple[str, ...] = (),
         admins: tuple[str, ...] = (),
+        readmitted: tuple[str, ...] = (),
         issued: datetime | None = None,
     ) -> None:
-        """Write the next version of the roster, without the named members; these operators are admins."""
+        """Write the next version of the roster, without the named members; these operators are admins, and
+        these members are readmitted."""
         self.version += 1
+        self.readmitted_in |= dict.fromkeys(readmitted, self.version)
         begin = issued or _now()
         signed = roster.sign_roster(
             federation=self.federation,
@@ -78,6 +85,7 @@ class Ceremony:
                     name,
                     certificates.fingerprint(certificate),
                     is_admin=role is Role.OPERATOR and name in admins,
+                    readmitted_in=self.readmitted_in.get(name, 0),
                 )
                 for (role, name), certificate in self.members.items()
                 if name not in without

@@ -11,7 +11,8 @@ import sqlite3
 from collections import Counter, defaultdict
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,11 +50,18 @@ class History:
         ]
 
 
-def read_history(federation: LocalFederation) -> History:
-    """The only job of a federation, also while the coordinator runs or is halted."""
+class Kept(Protocol):
+    """A folder for each member, with what it kept."""
+
+    @property
+    def folder(self) -> Path: ...
+
+
+def read_history(federation: Kept, job_id: str = "") -> History:
+    """The job of that id, or the only one, also while the coordinator runs or is halted."""
     store = Store(federation.folder / COORDINATOR / "coordinator.sqlite")
     try:
-        (job,) = store.jobs()
+        (job,) = (each for each in store.jobs() if each.digest.hex().startswith(job_id))
         return History(job=job, phases=tuple(store.phases(job.digest)))
     finally:
         store.close()

@@ -17,11 +17,13 @@ REQUIRED = "required"
 PACKAGES = {
     "prometheus": "prometheus",
     "promtool": "prometheus",
+    "prometheus-alertmanager": "prometheus-alertmanager",
     "squid": "squid",
     "kubectl": "kubernetes-client",
     "npm": "npm",
     "strace": "strace",
     "cc": "gcc",
+    "minisign": "minisign",
 }
 # where Debian puts daemons; a user's own PATH may lack it
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"

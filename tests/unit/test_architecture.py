@@ -47,7 +47,7 @@ ARROWS = {
         "bench",
         "research",
     },
-    "tools": {"strategies", "chorale", "coordinator", "silo_agent", "cli", "tools"},
+    "tools": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "cli", "tools"},
 }
 # the rooms of a package, and the modules next to them, in the order of their arrows: each may import those to
 # its left
@@ -68,6 +68,7 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
+    "cli.authority": "history < folder < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
     "< operations < model < job < given_data < silo_check < silo < demo < simulate < main",
 }
@@ -367,3 +368,19 @@ def test_global_seeding_happens_in_one_module() -> None:
         if isinstance(node, ast.Attribute) and node.attr == "manual_seed"
     }
     assert places <= {"silo_agent/seeding.py"}
+
+
+def test_no_member_of_an_enum_is_an_empty_tuple() -> None:
+    """Python 3.11.0 to 3.11.3 read it as no value at all, and the coordinator did not start on Debian 12's."""
+    found = [
+        f"{source.path}:{statement.lineno}"
+        for source in sources()
+        for defined in ast.walk(source.tree)
+        if isinstance(defined, ast.ClassDef)
+        and "Enum" in [base.id for base in defined.bases if isinstance(base, ast.Name)]
+        for statement in defined.body
+        if isinstance(statement, ast.Assign)
+        and isinstance(statement.value, ast.Tuple)
+        and not statement.value.elts
+    ]
+    assert not found

@@ -141,4 +141,4 @@ def test_every_alert_has_its_row_with_a_link_to_what_to_do() -> None:
     for chart in CHARTS.values():
         for rule in alerts(chart):
             name = rule["alert"]
-            assert f"[{name}](deploy-kubernetes.md#{name.lower()})" in rows
+            assert f"[{name}](operations.md#{name.lower()})" in rows

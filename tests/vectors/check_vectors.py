@@ -17,6 +17,7 @@ from typing import Any
 
 from check_initial_state import check_initial_state
 from check_next_state import check_next_state
+from check_roster import check_roster
 from check_session import check_session
 from primitives import (
     PRIME,
@@ -50,6 +51,7 @@ def main(arguments: list[str]) -> int:
         "envelope_tree": check_envelope_tree,
         "session": check_session,
         "draw": check_draw,
+        "roster": check_roster,
         "next_state": check_next_state,
         "initial_state": check_initial_state,
     }

@@ -24,6 +24,7 @@ from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import Projection
 from crypto.session import cohort, shamir
 from strategies.number_stream import Normal, Start, quantiles
+from tests.vectors.make_roster import roster_vectors
 
 FOLDER = Path(__file__).parent
 WIDE = 64
@@ -38,6 +39,7 @@ def main() -> None:
         ring_vectors,
         envelope_tree_vectors,
         draw_vectors,
+        roster_vectors,
         initial_state_vectors,
     ):
         name = make.__name__.removesuffix("_vectors")

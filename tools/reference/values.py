@@ -22,9 +22,9 @@ its first job."""
 REFUSED = "Values that contradict one another, or lack one another, are refused with one of these:"
 
 README = """\
-`helm install RELEASE helm/{chart} --namespace NAMESPACE --values VALUES.yaml`, after docs/deploy-kubernetes.md: it makes
-the Secrets and ConfigMaps that the values name. Kubernetes {kubernetes}. helm/UPGRADE.md says what a newer version asks of
-your values."""
+`helm install RELEASE helm/{chart} --namespace NAMESPACE --values VALUES.yaml`, after
+docs/deploy-kubernetes.md: it makes the Secrets and ConfigMaps that the values name. Kubernetes {kubernetes}.
+helm/UPGRADE.md says what a newer version asks of your values."""
 EXAMPLES = """\
 Each is rendered and checked by the tests. helm/examples/argocd is an umbrella of both charts for Argo CD."""
 

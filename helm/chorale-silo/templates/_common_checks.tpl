@@ -94,7 +94,7 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $names := list "state" "settings" "identity" "authority" "roster" "tmp" "shm" "data" -}}
+{{- $names := list "state" "settings" "identity" "authority" "roster" "proxy" "tmp" "shm" "data" -}}
 {{- $kinds := list "name" "configMap" "csi" "downwardAPI" "emptyDir" "ephemeral" "persistentVolumeClaim" "projected" "secret" -}}
 {{- $extras := list -}}
 {{- range $volume := .Values.extraVolumes -}}

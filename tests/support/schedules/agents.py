@@ -58,7 +58,7 @@ class _Loop(asyncio.SelectorEventLoop):
 def main(files: list[str]) -> int:
     """The exit code, which is that of `chorale silo run` where any of the agents ends by itself."""
     code = 0
-    _record(Path(os.environ[RECORDS]))
+    record(Path(os.environ[RECORDS]))
     logs.configure()
     for handler in logging.getLogger(logs.ROOT).handlers:
         handler.addFilter(_name_silo)
@@ -91,7 +91,8 @@ def _name_silo(record: logging.LogRecord) -> bool:
     return True
 
 
-def _record(folder: Path) -> None:
+def record(folder: Path) -> None:
+    """From now on, inputs and session messages of this process are written down in the folder."""
     from silo_agent.connection.control_stream import Outbox
 
     upload: Callable[..., Any] = MessageHandler._upload

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,11 +35,11 @@ from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout
 from strategies.base import Array
 from tests.support.federation import COORDINATOR
-from tests.support.history import VOTE_ERROR, History, read_history
+from tests.support.history import VOTE_ERROR, History, Kept, read_history
+from tests.support.processes import Record
 from tests.support.schedules.agents import INPUT_ID, input_path, sent_path
 from tests.support.schedules.director import LEDGER, MAY_END, Director
-from tests.support.schedules.federation import ScheduledFederation
-from tests.support.schedules.schedule import MAX_SKEW_SECONDS, Kind
+from tests.support.schedules.schedule import MAX_SKEW_SECONDS, Fault, Kind
 
 PARTIAL = ("*.part", "*.tmp", ".*.tmp", "*.sum")
 # what a process may say where its disk or its database is not to be had
@@ -66,20 +66,35 @@ OF_LIARS = {Absent.LIED.value, Absent.COMPLAINED.value, Refusal.SUM.value, Refus
 def check(director: Director) -> None:
     """Once every process has stopped. Raises AssertionError that says what does not hold."""
     run = Run(director)
-    run.check_phases()
-    run.check_sums()
+    run.check()
     run.check_votes()
-    run.check_coordinator_log()
-    run.check_attempts()
-    for silo in director.federation.names:
-        run.check_reveals(silo)
-        run.check_spends(silo)
-        run.check_statements(silo)
-        run.check_answers(silo)
-    run.check_agreement()
-    run.check_endings()
-    run.check_disks()
-    run.check_logs()
+    check_endings(director)
+    check_logs(director)
+
+
+class Federation(Kept, Protocol):
+    """records: where what silos sent was written down. lives: how often each process was started."""
+
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def records(self) -> Path: ...
+    @property
+    def lives(self) -> Mapping[str, int]: ...
+    def process_name(self, target: str) -> str: ...
+
+
+class Witness(Protocol):
+    """told: the coordinator's log over all its lives. begun: faults. away: who did not hear of the end."""
+
+    @property
+    def federation(self) -> Federation: ...
+    @property
+    def told(self) -> list[Record]: ...
+    @property
+    def begun(self) -> list[Fault]: ...
+    @property
+    def away(self) -> set[str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +107,28 @@ class Recomputed:
 
 
 class Run:
-    """What the processes left behind."""
+    """What the processes left behind of one job. job_id: which, where there was more than one."""
 
-    def __init__(self, director: Director) -> None:
-        self.director = director
-        self.federation: ScheduledFederation = director.federation
-        self.history: History = read_history(self.federation)
-        self.inputs_of_id: dict[bytes, dict[str, Array]] = {}
+    def __init__(self, witness: Witness, job_id: str = "") -> None:
+        self.witness = witness
+        self.federation = witness.federation
+        self.history: History = read_history(self.federation, job_id)
+
+    def check(self) -> None:
+        """All that holds of any job. Raises AssertionError that says what does not."""
+        self.check_phases()
+        self.check_sums()
+        self.check_coordinator_log()
+        self.check_attempts()
+        for silo in self.federation.names:
+            self.check_reveals(silo)
+            self.check_spends(silo)
+            self.check_statements(silo)
+            self.check_answers(silo)
+        self.check_agreement()
+        self.check_disks()
+        for name in (COORDINATOR, *self.federation.names):
+            audit.verify_file(self.federation.folder / name / "audit.jsonl")
 
     @cached_property
     def job(self) -> Job:
@@ -187,8 +217,7 @@ class Run:
 
         An entry may be missing where the coordinator was killed, or its disk full, between both.
         """
-        entries = list(audit.read_entries(self.federation.folder / COORDINATOR / "audit.jsonl"))
-        told = [each for each in entries if each["event"] == "phase_ended"]
+        told = list(self._entries(COORDINATOR, "phase_ended"))
         expected = {(row.round, row.phase): _record(row) for row in self.history.phases}
         assert max(Counter((each["round"], each["phase"]) for each in told).values(), default=0) <= 1
         for each in told:
@@ -201,16 +230,16 @@ class Run:
                 list(record.cohort),
                 record.state_digest.hex(),
             )
-        faults = [fault for fault in self.director.begun if fault.target == COORDINATOR]
+        faults = [fault for fault in self.witness.begun if fault.target == COORDINATOR]
         assert len(expected) <= len(faults), f"not told: {sorted(expected)}"
         for event in ("job_submitted", "job_ended"):
-            count = sum(each["event"] == event for each in entries)
+            count = len(list(self._entries(COORDINATOR, event)))
             assert count == 1 or (count == 0 and faults), event
 
     def check_attempts(self) -> None:
         """No attempt of a phase was begun twice, by the coordinator or in one life of a silo."""
         begun = Counter(
-            _attempt(each) for each in self.director.told if each.get("state") == PhaseState.WAITING
+            _attempt(each) for each in self.witness.told if each.get("state") == PhaseState.WAITING
         )
         assert max(begun.values()) == 1, begun.most_common(1)
         for silo in self.federation.names:
@@ -271,7 +300,7 @@ class Run:
     def check_statements(self, silo: str) -> None:
         """What the silo signed as the outcome of a phase is that of the chain; what it knows stands in it."""
         chain = {row.state_digest for row in self.history.phases} | {self.history.job.state_digest}
-        for row in self._ledger(silo, "SELECT round, phase, body FROM next_states"):
+        for row in self._ledger(silo, "SELECT * FROM next_states"):
             phase = self.history.row(row["round"], row["phase"])
             fields: list[Any] = encoding.decode("next-state", row["body"])
             survivors, before, _, after = fields[4:8]
@@ -281,7 +310,7 @@ class Run:
                 assert said == expected, f"{silo}: round {phase.round} {phase.phase}"
             else:
                 chain.add(after)
-        for row in self._ledger(silo, "SELECT state_digest FROM known_states"):
+        for row in self._ledger(silo, "SELECT * FROM known_states"):
             assert row["state_digest"] in chain, f"{silo} knows a state that no sum led to"
 
     def check_answers(self, silo: str) -> None:
@@ -311,19 +340,6 @@ class Run:
 
     # everyone
 
-    def check_endings(self) -> None:
-        """A process that ended by itself said why, and that it was its clock where nothing else was."""
-        begun = self.director.begun
-        clocks = [each for each in begun if each.kind is Kind.SKEWED_CLOCK]
-        far = {each.target for each in clocks if abs(each.amount) > MAX_SKEW_SECONDS}
-        others = {self.federation.process_name(each.target) for each in begun if each.kind in MAY_END} - far
-        for name, words in self.director.ended:
-            last = words.splitlines()[-1]
-            assert last.startswith("chorale: error: "), f"{name}\n{words}"
-            if name not in others:
-                assert far, f"{name}\n{words}"
-                assert "clock" in last or "valid" in last, f"{name}: {last}"
-
     def check_disks(self) -> None:
         """No transfer, sum or half-written file is left of a job that has ended, where that is known."""
         hub = self.federation.folder / COORDINATOR
@@ -331,38 +347,55 @@ class Run:
         for name in (COORDINATOR, *self.federation.names):
             left += [path for pattern in PARTIAL for path in (self.federation.folder / name).rglob(pattern)]
         # who was away does not know of the end, and keeps what is here of a state for the next task
-        resumed = {self.federation.folder / name / "cache" for name in self.director.away}
+        resumed = {self.federation.folder / name / "cache" for name in self.witness.away}
         left = [path for path in left if path.suffix != ".part" or path.parent not in resumed]
         assert not left, (
             f"left on disk: {sorted({str(each.relative_to(self.federation.folder)) for each in left})}"
         )
 
-    def check_logs(self) -> None:
-        """Audit chains hold; no process had an error but of a disk or database that was taken from it."""
-        for name in (COORDINATOR, *self.federation.names):
-            audit.verify_file(self.federation.folder / name / "audit.jsonl")
-        taken = {
-            self.federation.process_name(fault.target)
-            for fault in self.director.begun
-            if fault.kind in (Kind.FULL_DISK, Kind.BUSY_DATABASE)
-        }
-        for name, service in self.federation.services.items():
-            for line in service.log.read_text().splitlines():
-                if "Traceback" not in line:
-                    continue
-                assert line.startswith("{"), f"{name} crashed: {service.tail()}"
-                is_excused = name in taken and OF_THE_MACHINE.search(line)
-                assert is_excused, f"{name}\n{json.loads(line).get('traceback')}"
-
     def _entries(self, silo: str, event: str) -> Iterator[dict[str, Any]]:
+        """Of this job, which a silo's log names by its digest and the coordinator's by its id."""
         entries = audit.read_entries(self.federation.folder / silo / "audit.jsonl")
-        return (each for each in entries if each["event"] == event)
+        job = self.history.job.digest.hex()
+        return (each for each in entries if each["event"] == event and job.startswith(each["job"]))
 
     def _ledger(self, silo: str, query: str) -> list[sqlite3.Row]:
         path = self.federation.folder / silo / LEDGER
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             connection.row_factory = sqlite3.Row
-            return connection.execute(query).fetchall()
+            rows = connection.execute(query).fetchall()
+        return [row for row in rows if row["job_digest"] == self.history.job.digest]
+
+
+def check_endings(director: Director) -> None:
+    """A process that ended by itself said why, and that it was its clock where nothing else was."""
+    clocks = [each for each in director.begun if each.kind is Kind.SKEWED_CLOCK]
+    far = {each.target for each in clocks if abs(each.amount) > MAX_SKEW_SECONDS}
+    others = {
+        director.federation.process_name(each.target) for each in director.begun if each.kind in MAY_END
+    }
+    for name, words in director.ended:
+        last = words.splitlines()[-1]
+        assert last.startswith("chorale: error: "), f"{name}\n{words}"
+        if name not in others - far:
+            assert far, f"{name}\n{words}"
+            assert "clock" in last or "valid" in last, f"{name}: {last}"
+
+
+def check_logs(director: Director) -> None:
+    """No process had an error but of a disk or database that was taken from it."""
+    taken = {
+        director.federation.process_name(fault.target)
+        for fault in director.begun
+        if fault.kind in (Kind.FULL_DISK, Kind.BUSY_DATABASE)
+    }
+    for name, service in director.federation.services.items():
+        for line in service.log.read_text().splitlines():
+            if "Traceback" not in line:
+                continue
+            assert line.startswith("{"), f"{name} crashed: {service.tail()}"
+            is_excused = name in taken and OF_THE_MACHINE.search(line)
+            assert is_excused, f"{name}\n{json.loads(line).get('traceback')}"
 
 
 def _record(row: PhaseRow) -> PhaseRecord:

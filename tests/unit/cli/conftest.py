@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import yaml
 
 from cli.main import run
-from crypto.identity.certificates import Role
+from crypto.identity.certificates import Role, load_certificate
+from crypto.identity.roster import Roster, open_roster, roster_from_file_bytes
 from tests.support.ceremony import Ceremony
 
 Settings = dict[str, Any]
@@ -115,3 +117,41 @@ def chorale(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
         return Ended(code=int(code), out=captured.out, err=captured.err)
 
     return call
+
+
+@pytest.fixture
+def founded(tmp_path: Path, chorale: Callable[..., Ended]) -> Path:
+    """A folder with an authority, a coordinator and three silos, all signed."""
+    assert chorale("authority", "init", "--federation", "fed", "--directory", tmp_path / "ca").code == 0
+    for name in ("a", "b", "c"):
+        make_request(chorale, tmp_path, "silo", name)
+    make_request(chorale, tmp_path, "coordinator", "hub", "--host", "127.0.0.1")
+    requests = [tmp_path / f"{name}.csr" for name in ("a", "b", "c", "hub")]
+    assert chorale("authority", "sign", *requests, "--directory", tmp_path / "ca").code == 0
+    return tmp_path
+
+
+def make_request(
+    chorale: Callable[..., Ended], folder: Path, role: str, name: str, *more: str, code: int = 0
+) -> Ended:
+    ended = chorale(role, "csr", "--name", name, "--federation", "fed", "--out", folder, *more)
+    assert ended.code == code, ended.err
+    return ended
+
+
+def signed_again(chorale: Callable[..., Ended], folder: Path, name: str) -> Path:
+    new = folder / "new"
+    new.mkdir()
+    ended = chorale("authority", "sign", folder / f"{name}.csr", "--directory", folder / "ca", "--out", new)
+    assert ended.code == 0, ended.err
+    return new / f"{name}.crt"
+
+
+def newest_roster(ca: Path) -> Roster:
+    return open_file(ca / "roster.json", ca)
+
+
+def open_file(path: Path, ca: Path) -> Roster:
+    authority = load_certificate((ca / "authority.crt").read_bytes())
+    signed = roster_from_file_bytes(path.read_bytes())
+    return open_roster(signed, authority=authority, federation="fed", now=datetime.now(UTC))

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import stat
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
 from cryptography.x509 import ExtendedKeyUsage
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from chorale.runtime.files import write_atomic
-from crypto.identity.certificates import Role, fingerprint, load_certificate
-from crypto.identity.roster import Roster, open_roster, roster_from_file_bytes
-from tests.unit.cli.conftest import Ended
+from crypto.identity.certificates import Role, load_certificate
+from crypto.identity.roster import Roster
+from tests.unit.cli.conftest import Ended, make_request, newest_roster, open_file, signed_again
 
 Chorale = Callable[..., Ended]
-
-
-@pytest.fixture
-def founded(tmp_path: Path, chorale: Chorale) -> Path:
-    """A folder with an authority, a coordinator and three silos, all signed."""
-    assert chorale("authority", "init", "--federation", "fed", "--directory", tmp_path / "ca").code == 0
-    for name in ("a", "b", "c"):
-        _request(chorale, tmp_path, "silo", name)
-    _request(chorale, tmp_path, "coordinator", "hub", "--host", "127.0.0.1")
-    requests = [tmp_path / f"{name}.csr" for name in ("a", "b", "c", "hub")]
-    assert chorale("authority", "sign", *requests, "--directory", tmp_path / "ca").code == 0
-    return tmp_path
 
 
 def test_keys_are_private_and_certificates_fit_the_role(founded: Path) -> None:
@@ -76,16 +60,16 @@ def test_an_operator_gets_and_loses_the_admin_mark(founded: Path, chorale: Chora
     ca = founded / "ca"
 
     def admins() -> list[str]:
-        return [member.name for member in _newest(ca).members if member.is_admin]
+        return [member.name for member in newest_roster(ca).members if member.is_admin]
 
     for name in ("lead", "olga"):
-        _request(chorale, founded, "operator", name)
+        make_request(chorale, founded, "operator", name)
         assert chorale("authority", "sign", founded / f"{name}.csr", "--directory", ca).code == 0
     assert chorale("authority", "roster", founded, "--directory", ca, "--admin", "lead").code == 0
     assert admins() == ["lead"]
-    assert _newest(ca).is_admin("lead")
+    assert newest_roster(ca).is_admin("lead")
     # the mark is of the name: it stays when the roster is renewed, with another certificate, too
-    newer = _signed_again(chorale, founded, "lead")
+    newer = signed_again(chorale, founded, "lead")
     assert chorale("authority", "roster", newer, "--directory", ca).code == 0
     assert admins() == ["lead"]
     assert chorale("authority", "revoke", "c", "--directory", ca).code == 0
@@ -93,7 +77,7 @@ def test_an_operator_gets_and_loses_the_admin_mark(founded: Path, chorale: Chora
     changed = chorale("authority", "roster", "--directory", ca, "--admin", "olga", "--no-admin", "lead")
     assert changed.code == 0
     assert admins() == ["olga"]
-    assert (_newest(ca).version, _newest(ca).silo_names) == (4, {"a", "b"})
+    assert (newest_roster(ca).version, newest_roster(ca).silo_names) == (4, {"a", "b"})
 
 
 def test_the_admin_mark_is_for_operators_of_the_roster(founded: Path, chorale: Chorale) -> None:
@@ -108,71 +92,9 @@ def test_the_admin_mark_is_for_operators_of_the_roster(founded: Path, chorale: C
     assert not (ca / "roster.json").exists()
 
 
-def test_revoked_certificate_is_not_listed_again(founded: Path, chorale: Chorale) -> None:
-    """The weekly command of the guide names every certificate, and it let a revoked silo in again."""
-    ca, files = founded / "ca", [founded / f"{name}.crt" for name in ("a", "b", "c", "hub")]
-    assert chorale("authority", "roster", *files, "--directory", ca).code == 0
-    assert chorale("authority", "revoke", "c", "--directory", ca).code == 0
-    before = (ca / "roster.json").read_bytes()
-    ended = chorale("authority", "roster", *files, "--directory", ca)
-    assert ended.code == 2
-    assert ended.err == (
-        f"chorale: error: {founded / 'c.crt'}: this certificate of silo c was revoked; "
-        "sign a new request for it\n"
-    )
-    assert (ca / "roster.json").read_bytes() == before
-    assert chorale("authority", "roster", _signed_again(chorale, founded, "c"), "--directory", ca).code == 0
-    assert _newest(ca).silo_names == {"a", "b", "c"}
-
-
-def test_replaced_certificate_does_not_come_back(founded: Path, chorale: Chorale) -> None:
-    """It would lock out the member, whose key is the newer one."""
-    ca = founded / "ca"
-    assert chorale("authority", "roster", founded, "--directory", ca).code == 0
-    newer = _signed_again(chorale, founded, "a")
-    assert chorale("authority", "roster", newer, "--directory", ca).code == 0
-    ended = chorale("authority", "roster", founded, "--directory", ca)
-    assert ended.code == 2
-    told = "a.crt: another certificate of silo a has replaced this one; name the file of the newer\n"
-    assert ended.err.endswith(told)
-    weekly = [newer, founded / "b.crt", founded / "c.crt", founded / "hub.crt"]
-    assert chorale("authority", "roster", *weekly, "--directory", ca).code == 0
-    assert _newest(ca).version == 3
-    assert fingerprint(load_certificate(newer.read_bytes())) in {
-        member.fingerprint for member in _newest(ca).members
-    }
-
-
-def test_revocation_whose_roster_was_not_written_is_done_by_the_next(
-    founded: Path, chorale: Chorale, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ca = founded / "ca"
-    assert chorale("authority", "roster", founded, "--directory", ca).code == 0
-
-    def full(path: Path, data: bytes, *, mode: int) -> None:
-        if path.name == "roster.json":
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        write_atomic(path, data, mode=mode)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("cli.authority.write_atomic", full)
-        assert chorale("authority", "revoke", "b", "--directory", ca).code == 1
-    assert _newest(ca).silo_names == {"a", "b", "c"}
-    assert chorale("authority", "roster", founded / "a.crt", "--directory", ca).code == 0
-    assert _newest(ca).silo_names == {"a", "c"}
-    assert chorale("authority", "roster", founded / "b.crt", "--directory", ca).code == 2
-
-
-def test_unreadable_list_of_revoked_certificates_is_named(founded: Path, chorale: Chorale) -> None:
-    (founded / "ca" / "revoked.txt").write_text(f"{'0' * 64} silo z\nnonsense\n")
-    ended = chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca")
-    assert ended.code == 2
-    assert "revoked.txt: line 2: expected a SHA-256 in hex, a role and a name" in ended.err
-
-
 def test_key_is_never_overwritten(founded: Path, chorale: Chorale) -> None:
     before = (founded / "a.key").read_bytes()
-    ended = _request(chorale, founded, "silo", "a", code=2)
+    ended = make_request(chorale, founded, "silo", "a", code=2)
     assert "a.key: a key is already there and is never overwritten" in ended.err
     again = chorale("authority", "init", "--federation", "fed", "--directory", founded / "ca")
     assert again.code == 2
@@ -181,7 +103,7 @@ def test_key_is_never_overwritten(founded: Path, chorale: Chorale) -> None:
 
 def test_requests_are_signed_all_or_none(tmp_path: Path, chorale: Chorale) -> None:
     chorale("authority", "init", "--federation", "fed", "--directory", tmp_path / "ca")
-    _request(chorale, tmp_path, "silo", "new")
+    make_request(chorale, tmp_path, "silo", "new")
     (tmp_path / "bad.csr").write_text("nonsense")
     requests = [tmp_path / "new.csr", tmp_path / "bad.csr"]
     ended = chorale("authority", "sign", *requests, "--directory", tmp_path / "ca")
@@ -197,7 +119,7 @@ def test_file_that_is_no_certificate_is_named(founded: Path, chorale: Chorale) -
 
 
 def test_host_is_for_coordinators_alone(tmp_path: Path, chorale: Chorale) -> None:
-    ended = _request(chorale, tmp_path, "silo", "a", "--host", "a.example.org", code=2)
+    ended = make_request(chorale, tmp_path, "silo", "a", "--host", "a.example.org", code=2)
     assert "--host: only a coordinator is dialed" in ended.err
     assert not (tmp_path / "a.key").exists()
 
@@ -216,34 +138,10 @@ def test_folder_without_certificates_is_named(founded: Path, chorale: Chorale) -
     assert "no .crt file in this folder" in ended.err
 
 
-def _request(chorale: Chorale, folder: Path, role: str, name: str, *more: str, code: int = 0) -> Ended:
-    ended = chorale(role, "csr", "--name", name, "--federation", "fed", "--out", folder, *more)
-    assert ended.code == code, ended.err
-    return ended
-
-
-def _signed_again(chorale: Chorale, folder: Path, name: str) -> Path:
-    new = folder / "new"
-    new.mkdir()
-    ended = chorale("authority", "sign", folder / f"{name}.csr", "--directory", folder / "ca", "--out", new)
-    assert ended.code == 0, ended.err
-    return new / f"{name}.crt"
-
-
 def _usage(path: Path) -> list[object]:
     extension = load_certificate(path.read_bytes()).extensions.get_extension_for_class(ExtendedKeyUsage)
     return list(extension.value)
 
 
-def _newest(ca: Path) -> Roster:
-    return _open(ca / "roster.json", ca)
-
-
 def _roster(folder: Path) -> Roster:
-    return _open(folder / "roster.json", folder / "ca")
-
-
-def _open(path: Path, ca: Path) -> Roster:
-    authority = load_certificate((ca / "authority.crt").read_bytes())
-    signed = roster_from_file_bytes(path.read_bytes())
-    return open_roster(signed, authority=authority, federation="fed", now=datetime.now(UTC))
+    return open_file(folder / "roster.json", folder / "ca")

@@ -121,23 +121,6 @@ def test_exit_code_of_what_the_coordinator_answered(status: str, code: int) -> N
     failure = failure_of(_rpc_error(status))
     assert failure.code == code
     assert "why that was" in failure.message
-    assert (failure.hint != "") == (status == "UNAVAILABLE")
-
-
-@pytest.mark.parametrize(
-    ("details", "message", "hint"),
-    [
-        ("Hostname Verification Check failed.", "it is for another host name", "coordinator_name"),
-        ("CERTIFICATE_VERIFY_FAILED: unable to get", "another authority signed it", "check authority"),
-        ("Socket closed", "coordinator refused this certificate or is restarting", "on its roster"),
-        ("Connection refused", "coordinator is unreachable (Connection refused)", "its address"),
-    ],
-)
-def test_what_keeps_the_coordinator_away_is_said_in_plain_words(
-    details: str, message: str, hint: str
-) -> None:
-    failure = failure_of(_rpc_error("UNAVAILABLE", details))
-    assert (failure.code, message in failure.message, hint in failure.hint) == (1, True, True)
 
 
 def test_hint_of_an_error_comes_from_its_notes() -> None:

@@ -29,9 +29,12 @@ FAMILIES = {
     "jobs": "gauge",
     "checkpoint_timestamp_seconds": "gauge",
     "certificate_expiry_timestamp_seconds": "gauge",
+    "refused_rosters": "counter",
     "roster_expiry_timestamp_seconds": "gauge",
     "roster_signed_timestamp_seconds": "gauge",
     "roster_version": "gauge",
+    "state_free_bytes": "gauge",
+    "state_size_bytes": "gauge",
 }
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -121,15 +122,18 @@ def test_a_roster_of_another_authority_or_federation_is_refused(signed, authorit
         (["hospitals", 1, *DATES, [["nurse", "a", bytes(32)]]], "role or name is malformed"),
         (["hospitals", 1, *DATES, [["silo", "A", bytes(32)]]], "role or name is malformed"),
         (["hospitals", 1, *DATES, [["silo", "a", bytes(31)]]], "expected 32 bytes, got 31"),
-        (["hospitals", 1, *DATES, [[*ROW, 1]]], "1 fields too many"),
-        (["hospitals", 1, *DATES, [[*ROW, "admin"]]], "1 fields too many"),
-        (
-            ["hospitals", 1, *DATES, [["operator", "olga", bytes(32), "root"]]],
-            "an operator's mark is malformed",
-        ),
-        (["hospitals", 1, *DATES, [["operator", "olga", bytes(32), ""]]], "an operator's mark is malformed"),
+        (["hospitals", 1, *DATES, [[*ROW, 1]]], "expected text, got int"),
+        (["hospitals", 1, *DATES, [[*ROW, "admin"]]], "mark is malformed"),
+        (["hospitals", 1, *DATES, [["operator", "olga", bytes(32), "root"]]], "mark is malformed"),
+        (["hospitals", 1, *DATES, [["operator", "olga", bytes(32), ""]]], "mark is malformed"),
         (["hospitals", 1, *DATES, [["operator", "olga", bytes(32), 1]]], "expected text, got int"),
-        (["hospitals", 1, *DATES, [["operator", "olga", bytes(32), "admin", ""]]], "1 fields too many"),
+        (["hospitals", 1, *DATES, [["operator", "olga", bytes(32), "admin", ""]]], "mark is malformed"),
+        (["hospitals", 2, *DATES, [[*ROW, "readmitted"]]], "a field is missing"),
+        (["hospitals", 2, *DATES, [[*ROW, "readmitted", "2"]]], "expected a number, got str"),
+        (["hospitals", 2, *DATES, [[*ROW, "readmitted", 0]]], "mark is malformed"),
+        (["hospitals", 2, *DATES, [[*ROW, "readmitted", 1]]], "readmitted in version 1, expected 2 to 2"),
+        (["hospitals", 2, *DATES, [[*ROW, "readmitted", 3]]], "readmitted in version 3, expected 2 to 2"),
+        (["hospitals", 2, *DATES, [[*ROW, "readmitted", 2, "admin"]]], "1 fields too many"),
         (["hospitals", 1, *DATES, ["silo"]], "expected a list, got str"),
         (["hospitals", 1, DATES[0], encoding.MAX_NUMBER, [ROW]], "a date is out of range"),
     ],
@@ -165,6 +169,16 @@ def test_a_roster_without_marks_has_the_bytes_that_it_always_had(authority, silo
     assert sign(authority, marked).body == encoding.encode(
         "roster", "hospitals", 3, int(NOW.timestamp()), int((NOW + timedelta(days=30)).timestamp()), rows
     )
+
+
+def test_a_member_may_be_marked_as_readmitted(authority, silo) -> None:
+    back = replace(as_member(silo), readmitted_in=3)
+    lead = Member(Role.OPERATOR, "lead", bytes([1] * 32), is_admin=True, readmitted_in=2)
+    opened = open_(sign(authority, [back, lead]), authority)
+    assert [(member.is_admin, member.readmitted_in) for member in opened.members] == [(True, 2), (False, 3)]
+    assert opened.holds(Role.SILO, "clinic-a", silo.fingerprint)  # the mark is no part of who it is
+    with pytest.raises(ConfigError, match="readmitted in versions 2 to 3"):
+        sign(authority, [replace(back, readmitted_in=4)])
 
 
 def test_sign_roster_refuses_what_nobody_would_accept(authority, silo) -> None:

@@ -17,6 +17,8 @@ from crypto.encoding import FieldReader
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.ring import WORD_TYPES, Encoded
+from crypto.identity.certificates import SignedBody
+from crypto.identity.roster import stored_roster
 from crypto.masking.masks import Masker, SignedSeed, UnmaskPlan, vectors_from_stream
 from crypto.masking.tags import Tagger
 from crypto.session import seeds, shamir
@@ -34,6 +36,7 @@ NAMES = (
     "envelope_tree",
     "session",
     "draw",
+    "roster",
     "next_state",
     "initial_state",
 )
@@ -98,6 +101,8 @@ def swap_digit(text: str) -> str:
         ("draw", (0, "self_mask_seeds", "clinic-4")),
         ("draw", (1, "job_digest")),
         ("draw", (2, "named", "2", 3)),
+        ("roster", ("valid", 0, "body")),
+        ("roster", ("valid", 2, "body")),
         ("next_state", ("arithmetic", "total")),
         ("next_state", ("arithmetic", "solved with the least norm")),
         ("initial_state", ("quantiles_sha256",)),
@@ -132,6 +137,7 @@ def test_the_checker_notices_one_changed_digit(
         make_vectors.ring_vectors,
         make_vectors.envelope_tree_vectors,
         make_vectors.draw_vectors,
+        make_vectors.roster_vectors,
     ],
 )
 def test_the_package_still_makes_the_committed_vectors(make: Any) -> None:
@@ -142,6 +148,9 @@ def test_the_package_refuses_what_the_vectors_call_invalid() -> None:
     for vector in load("encoding")["invalid"]:
         with pytest.raises(RemoteProtocolError, match="test: "):
             encoding.decode(vector["purpose"], bytes.fromhex(vector["encoding"]))
+    for vector in load("roster")["invalid"]:
+        with pytest.raises(RemoteProtocolError, match="roster: "):
+            stored_roster(SignedBody(body=bytes.fromhex(vector["body"]), signature=b""))
     for vector in load("shamir")["invalid"]:
         recoverer = shamir.Recoverer([int(x) for x in vector["shares"]], vector["threshold"])
         with pytest.raises(RemoteProtocolError, match="shamir: "):

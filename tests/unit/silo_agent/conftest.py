@@ -29,13 +29,14 @@ async def make_stub() -> AsyncIterator[MakeStub]:
         federation_pb2_grpc.add_FederationServicer_to_server(servicer, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-        opened.append((server, channel))
-        return FederationStub(channel)
+        stub = FederationStub(lambda: grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        stub.open()
+        opened.append((server, stub))
+        return stub
 
     yield make
-    for server, channel in opened:
-        await channel.close()
+    for server, stub in opened:
+        await stub.close()
         await server.stop(None)
 
 

@@ -110,7 +110,7 @@ async def test_a_phase_whose_outcome_is_known_is_never_joined_again_also_after_a
     for _ in range(2):
         for state in (before, hub.state):
             agent.tell(task=hub.begin(1, "train", attempt=2, state=state).task)
-            assert await agent.refusal() == "state"
+            assert await agent.refusal() == "later-state"
         await agent.restart()
     assert len(agent.objective.works) == 1
 

@@ -30,6 +30,8 @@ def test_every_series_is_there_from_the_start_at_zero() -> None:
         "chorale_silo_clock_skew_seconds",
         "chorale_silo_certificate_expiry_timestamp_seconds",
         "chorale_silo_gpu_memory_bytes",
+        "chorale_silo_state_free_bytes",
+        "chorale_silo_state_size_bytes",
         'chorale_silo_epsilon_budget{data_set="data"}',
         'chorale_silo_epsilon_spent{data_set="data"}',
         'chorale_silo_unnoised_inputs{data_set="data"}',

@@ -205,7 +205,7 @@ def test_only_phases_later_than_the_newest_state_run_on_it(
     else:
         with pytest.raises(PolicyRefusal, match="the outcome of this or a later phase is known") as caught:
             accept(hub, round, phase, task)
-        assert caught.value.code is Refusal.STATE
+        assert caught.value.code is Refusal.LATER_STATE
 
 
 def test_more_proofs_than_two_are_refused(hub: Hub) -> None:

@@ -94,6 +94,36 @@ async def test_a_download_goes_on_where_the_line_broke(make_stub: MakeStub, tmp_
     assert len(offsets) == 3  # what is there is not fetched again
 
 
+async def test_transfers_go_on_over_the_channel_that_the_control_stream_opens_next(
+    make_stub: MakeStub, tmp_path: Path
+) -> None:
+    """gRPC ends their calls as cancelled, which must not pass for the end of the task that awaits them."""
+    begun = asyncio.Event()
+    offsets: list[int] = []
+
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        offsets.append(request.offset)
+        async for chunk in chunks_of(STATE, request.offset):
+            yield chunk
+            if len(offsets) == 1:
+                begun.set()
+                await asyncio.Event().wait()
+
+    stub, is_open = await make_stub(Download=Download), asyncio.Event()
+    carrier = Transfer(stub, metrics=SiloMetrics(), random=lambda: 0.0, sleep=lambda _: is_open.wait())
+    downloading = asyncio.ensure_future(download(carrier, tmp_path))
+    await begun.wait()
+    while carrier.moved_bytes < CHUNK_BYTES:  # in the process, which nothing tells
+        await asyncio.sleep(0)
+    await stub.close()
+    assert not is_open.is_set()
+    stub.open()
+    is_open.set()
+    async with asyncio.timeout(20):
+        assert (await downloading).read_bytes() == STATE
+    assert offsets == [0, CHUNK_BYTES]
+
+
 async def test_a_download_is_written_and_hashed_beside_the_event_loop(
     make_stub: MakeStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

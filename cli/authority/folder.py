@@ -1,0 +1,145 @@
+"""The authority's folder: its key, what it signs with it, and what it signed before.
+
+authority.key (mode 0600), authority.crt; rosters/, every roster since the first (see `history`); roster.json,
+the newest one, to hand out; certificates/, those that rosters list, by SHA-256. Source: docs/protocol.md 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+from chorale.runtime.files import read_limited, write_atomic
+from chorale.runtime.key_files import read_key
+from cli.authority.history import CERTIFICATES, MAX_FILE_BYTES, ROSTER, History, keep, read_history
+from cli.errors import with_hint
+from crypto.errors import ConfigError, RemoteProtocolError
+from crypto.identity.certificates import (
+    PrivateKey,
+    certificate_to_pem,
+    check_certificate,
+    federation_of,
+    fingerprint,
+    load_certificate,
+    load_key,
+    member_of,
+)
+from crypto.identity.issuing import requested_member, sign_csr
+from crypto.identity.roster import Member, Roster, read_roster, roster_to_file_bytes, sign_roster
+
+KEY, CERTIFICATE = "authority.key", "authority.crt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """The authority's folder, opened: all that is in it is as the authority signed it."""
+
+    directory: Path
+    certificate: x509.Certificate
+    federation: str
+    history: History
+
+    @classmethod
+    def open(cls, directory: Path) -> Folder:
+        """Raises ConfigError if it is no authority's folder, or its history is not whole."""
+        if not (directory / CERTIFICATE).exists():
+            error = ConfigError(f"{directory}: expected an authority's folder, it has no {CERTIFICATE}")
+            raise with_hint(error, "chorale authority init --federation NAME --directory DIR")
+        certificate = load_certificate(read_limited(directory / CERTIFICATE, MAX_FILE_BYTES))
+        federation = federation_of(certificate)
+        return cls(
+            directory=directory,
+            certificate=certificate,
+            federation=federation,
+            history=read_history(directory, signers=[certificate], federation=federation),
+        )
+
+    def key(self) -> PrivateKey:
+        """Raises ConfigError for a key that others may read."""
+        return load_key(read_key(self.directory / KEY, MAX_FILE_BYTES))
+
+    def sign(
+        self, path: Path, *, key: PrivateKey, hosts: tuple[str, ...], valid_days: int
+    ) -> x509.Certificate:
+        """The certificate for the request in a file. Raises ConfigError that names the file."""
+        request = read_limited(path, MAX_FILE_BYTES)
+        try:
+            return sign_csr(
+                request,
+                authority_key=key,
+                authority_certificate=self.certificate,
+                role=requested_member(request).role,
+                now=datetime.now(UTC),
+                valid_days=valid_days,
+                hosts=hosts,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def member(self, path: Path) -> tuple[Member, x509.Certificate]:
+        """Whom the certificate in a file names, if this authority signed it. Raises ConfigError."""
+        content = read_limited(path, MAX_FILE_BYTES)
+        try:
+            certificate = load_certificate(content)
+            member = member_of(certificate)
+            check_certificate(
+                certificate,
+                authority=self.certificate,
+                role=member.role,
+                federation=self.federation,
+                now=datetime.now(UTC),
+            )
+        except (ConfigError, RemoteProtocolError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+        return Member(member.role, member.name, fingerprint(certificate)), certificate
+
+    def expiry(self, member: Member) -> datetime | None:
+        """When a member's certificate expires; None where the folder does not have it.
+
+        Raises ConfigError for a file that is not the certificate of its name.
+        """
+        path = self._path_of(member.fingerprint)
+        if not path.exists():
+            return None
+        certificate = load_certificate(read_limited(path, MAX_FILE_BYTES))
+        if fingerprint(certificate) != member.fingerprint:
+            raise ConfigError(f"{path}: expected the certificate of {member.title} that has this SHA-256")
+        return certificate.not_valid_after_utc
+
+    def publish(
+        self,
+        members: Iterable[Member],
+        *,
+        key: PrivateKey,
+        valid_days: int,
+        out: Path | None,
+        listed: Iterable[x509.Certificate] = (),
+    ) -> Roster:
+        """Sign the next version and write it: into the history, then to where it is handed out from.
+
+        listed: certificates to keep, because a roster holds their SHA-256 alone.
+        """
+        now = datetime.now(UTC)
+        signed = sign_roster(
+            authority_key=key,
+            federation=self.federation,
+            version=self.history.next_version,
+            issued=now,
+            expires=now + timedelta(days=valid_days),
+            members=members,
+        )
+        keep(self.history, signed, directory=self.directory, key=key, federation=self.federation)
+        for path in dict.fromkeys([self.directory / ROSTER, out or self.directory / ROSTER]):
+            write_atomic(path, roster_to_file_bytes(signed), mode=0o644)
+        for certificate in listed:
+            path = self._path_of(fingerprint(certificate))
+            path.parent.mkdir(exist_ok=True)
+            write_atomic(path, certificate_to_pem(certificate), mode=0o644)
+        return read_roster(signed, authority=self.certificate, federation=self.federation)
+
+    def _path_of(self, fingerprint: bytes) -> Path:
+        return self.directory / CERTIFICATES / f"{fingerprint.hex()}.crt"

@@ -1,0 +1,258 @@
+"""What happens around each section of the guide, and what must hold after it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from tests.cluster import adaptations, jobs, plain
+from tests.cluster.page import HUB, PAGE, SILOS, steps
+from tests.cluster.walk import Walk, namespace, pod_name
+
+BACK_UP = next(step for step in steps(PAGE.read_text()) if " coordinator backup " in step.text)
+Around = Callable[[Walk], AbstractContextManager[None]]
+
+
+@contextmanager
+def the_coordinator(walk: Walk) -> Iterator[None]:
+    yield
+    walk.wait_ready(HUB)
+    walk.report.passed("the coordinator is ready, and so says its chart's test")
+
+
+@contextmanager
+def a_silo(walk: Walk) -> Iterator[None]:
+    yield
+    walk.wait_ready(*SILOS)
+    walk.report.passed("three silos are ready; policy and data are checked in their pods")
+
+
+@contextmanager
+def the_first_job(walk: Walk) -> Iterator[None]:
+    """With the guide's own job, trained on tables, then two faults under one-hot jobs."""
+    since = {member: walk.told.mark(member) for member in (HUB, *SILOS)}
+    yield
+    evidence = jobs.finish(walk, "the guide's job", walk.job_id, since, is_one_hot=False)
+    assert (walk.folder / "exported" / "weights.safetensors").exists(), list(walk.folder.glob("exported/*"))
+    walk.report.passed(f"its model was fetched and exported; evidence in {evidence.name}")
+    with jobs.during(walk, "coordinator deleted in UNMASK", at="unmask"):
+        delete(walk, HUB)
+    with jobs.during(walk, "silo deleted by force", at="train", held=SILOS[1]):
+        delete(walk, SILOS[0], "--force", "--grace-period=0")
+
+
+@contextmanager
+def upgrade(walk: Walk) -> Iterator[None]:
+    """The coordinator's settings change and the silos' do not; the rollback then restarts it again."""
+    before = {member: walk.uid(member) for member in (HUB, *SILOS)}
+    chart = walk.folder / "helm" / "chorale-silo" / "Chart.yaml"
+    chart.write_text(chart.read_text().replace("version: ", "version: 9", 1))
+    walk.values[HUB]["settings"] = {**walk.values[HUB]["settings"], "max_jobs": 9}
+    walk.write_values(HUB)
+    with jobs.during(walk, "upgrade and rollback", at="train"):
+        yield
+        walk.wait_ready(HUB, *SILOS)
+    after = {member: walk.uid(member) for member in (HUB, *SILOS)}
+    assert after[HUB] != before[HUB]
+    assert [after[silo] for silo in SILOS] == [before[silo] for silo in SILOS]
+    walk.report.passed(
+        "a newer chart with the same image leaves the pods alone; new settings replaced theirs"
+    )
+    settings = walk.get(HUB, "configmap", "hub-chorale-coordinator-settings")["data"]
+    assert "max_jobs: 9" not in json.dumps(settings), settings
+    walk.report.passed("the rollback took the settings back")
+    with jobs.during(walk, "upgrade of a silo with changes", at="unmask"):
+        for silo in SILOS:
+            walk.values[silo]["policy"] = {**walk.values[silo]["policy"], "approval": "automatic"}
+            walk.write_values(silo)
+            walk.shell(
+                f"helm upgrade {silo} helm/chorale-silo --namespace {silo} --values {silo}.yaml"
+                f" --values lab/{silo}.yaml --disable-openapi-validation"
+            )
+        walk.wait(lambda: all(walk.uid(silo) != after[silo] for silo in SILOS), "new pods of the silos")
+        walk.wait_ready(*SILOS)
+
+
+@contextmanager
+def stop_and_start(walk: Walk) -> Iterator[None]:
+    with jobs.during(walk, "scale to 0 and back, drain and uncordon", at="unmask"):
+        before = walk.uid(SILOS[0])
+        yield
+        walk.wait_ready(HUB, *SILOS)
+        assert walk.uid(SILOS[0]) != before, "the drain left a pod on the node"
+
+
+@contextmanager
+def a_new_roster(walk: Walk) -> Iterator[None]:
+    version = roster_version(walk, HUB)
+    with jobs.during(walk, "a new roster", at="train"):
+        yield
+        wait_for_roster(walk, version + 1)
+    walk.report.passed(f"the renewed roster reached coordinator and silos without a restart: {version + 1}")
+
+
+@contextmanager
+def rotate_a_key(walk: Walk) -> Iterator[None]:
+    version, before = roster_version(walk, HUB), fingerprint(walk, SILOS[0])
+    yield
+    wait_for_roster(walk, version + 1)
+    walk.wait_ready(*SILOS)
+    assert fingerprint(walk, SILOS[0]) != before
+    for silo in SILOS:
+        check_no_key_in_annotations(walk, silo)
+    walk.report.passed("a key was rotated, and no annotation holds one")
+    with jobs.during(walk, "after a rotation", at="train"):
+        pass
+
+
+@contextmanager
+def revoke(walk: Walk) -> Iterator[None]:
+    version = roster_version(walk, HUB)
+    yield
+    wait_for_roster(walk, version + 2, *SILOS[:2])
+    walk.wait_ready(*SILOS[:2])
+    walk.wait_ready(SILOS[2], is_ready=False)
+    walk.report.passed(
+        "clinic-c was revoked, stays out after the next weekly roster, and clinic-a's newer key in"
+    )
+
+
+@contextmanager
+def come_back(walk: Walk) -> Iterator[None]:
+    version = roster_version(walk, HUB)
+    yield
+    wait_for_roster(walk, version + 1)
+    walk.wait_ready(*SILOS)
+    with jobs.during(walk, "after revocation and return", at="train"):
+        pass
+
+
+@contextmanager
+def a_larger_volume(walk: Walk) -> Iterator[None]:
+    grown = next(step.text for step in steps(PAGE.read_text()) if " --set persistence.size=" in step.text)
+    assert "no upgrade makes it 20Gi" in refusal(walk, grown)
+    walk.report.passed("another size of the volume is refused in one sentence before it is grown")
+    before = {silo: walk.uid(silo) for silo in SILOS}
+    with jobs.during(walk, "a larger volume", at="train"):
+        yield
+    assert {silo: walk.uid(silo) for silo in SILOS} == before
+    for silo in SILOS:
+        claim = walk.get(silo, "persistentvolumeclaim", f"state-{pod_name(silo)}")
+        (template,) = walk.get(silo, "statefulset", f"{silo}-chorale-silo")["spec"]["volumeClaimTemplates"]
+        asked = [each["spec"]["resources"]["requests"]["storage"] for each in (claim, template)]
+        assert asked == ["20Gi"] * 2, asked
+    walk.report.passed("claim and StatefulSet have the new size, and no pod was restarted")
+
+
+@contextmanager
+def back_up(walk: Walk) -> Iterator[None]:
+    yield
+    mode = (walk.folder / "hub.tar").stat().st_mode & 0o777
+    assert mode == 0o600, oct(mode)
+    with tarfile.open(walk.folder / "hub.tar") as backup:
+        assert not [name for name in backup.getnames() if name.endswith(".key")]
+    walk.report.passed("the coordinator was backed up while it ran, without a key")
+
+
+@contextmanager
+def restore(walk: Walk) -> Iterator[None]:
+    """The backup is of the middle of a job, of which nothing is summed before the volume is lost."""
+    with jobs.during(walk, "restore onto another volume", at="train"):
+        walk.do(BACK_UP)
+        yield
+        walk.wait_ready(HUB, *SILOS)
+
+
+@contextmanager
+def uninstall(walk: Walk) -> Iterator[None]:
+    with jobs.during(walk, "uninstall and install again over kept volumes", at="unmask"):
+        yield
+        walk.wait_ready(*SILOS)
+    with jobs.during(walk, "a cluster that died whole", at="train"):
+        walk.lab.down()
+        walk.report.say("kill -9 of the cluster's first process; starting it again")
+        with walk.report.progress("starting Kubernetes again"):
+            walk.lab.up()
+        walk.wait_ready(HUB, *SILOS)
+    since, job_id = jobs.submit(walk, "whole numbers")
+    evidence = jobs.finish(walk, "whole numbers", job_id, since)
+    there, here = jobs.final_digest(evidence), plain.final_digest(walk)
+    assert there == here, (there, here)
+    walk.report.passed(f"the same job without Kubernetes ends in the same state: {here[:16]}")
+
+
+@contextmanager
+def the_end(walk: Walk) -> Iterator[None]:
+    yield
+    for silo in SILOS:
+        walk.wait(
+            lambda silo=silo: not walk.get(silo, "pods", "persistentvolumeclaims")["items"][1:],  # type: ignore[misc]
+            f"{silo} to be gone",
+        )
+    walk.report.passed("nothing is left of the silos but their data")
+
+
+AROUND: dict[str, Around] = {
+    "The images": lambda walk: nullcontext(),
+    "The authority": lambda walk: nullcontext(),
+    "The coordinator": the_coordinator,
+    "A silo": a_silo,
+    "The first job": the_first_job,
+    "Upgrade": upgrade,
+    "Stop and start": stop_and_start,
+    "A new roster": a_new_roster,
+    "Rotate a key": rotate_a_key,
+    "Revoke": revoke,
+    "Return": come_back,
+    "A larger volume": a_larger_volume,
+    "Back up": back_up,
+    "Restore the coordinator onto another node": restore,
+    "Uninstall, and install again": uninstall,
+    "The end": the_end,
+    "Watching": lambda walk: nullcontext(),
+}
+
+
+def refusal(walk: Walk, command: str) -> str:
+    """What a command says that fails. Raises AssertionError for one that does not."""
+    try:
+        walk.shell(adaptations.command(command, walk.report))
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError(f"{command}: not refused")
+
+
+def delete(walk: Walk, member: str, *options: str) -> None:
+    """And wait for the pod in its place."""
+    before = walk.uid(member)
+    walk.lab.run("kubectl", "--namespace", namespace(member), "delete", "pod", pod_name(member), *options)
+    walk.wait(lambda: walk.uid_or_none(member) not in (before, None), f"another pod of {member}")
+    walk.wait_ready(member)
+
+
+def roster_version(walk: Walk, member: str) -> int:
+    name = "chorale_coordinator_roster_version" if member == HUB else "chorale_silo_roster_version"
+    return int(walk.metric(member, name))
+
+
+def wait_for_roster(walk: Walk, version: int, *silos: str) -> None:
+    for member in (HUB, *(silos or SILOS)):
+        walk.wait(
+            lambda member=member: roster_version(walk, member) == version,  # type: ignore[misc]
+            f"roster {version} at {member}",
+        )
+
+
+def fingerprint(walk: Walk, silo: str) -> str:
+    data = walk.get(silo, "secret", f"{silo}-identity")["data"]
+    return hashlib.sha256(data["tls.crt"].encode()).hexdigest()
+
+
+def check_no_key_in_annotations(walk: Walk, member: str) -> None:
+    """Of any object of the namespace that can hold one."""
+    for found in walk.get(member, "secrets,configmaps,statefulsets,pods")["items"]:
+        held = json.dumps(found["metadata"].get("annotations", {}))
+        assert not [word for word in ("tls.key", "PRIVATE KEY") if word in held], found["metadata"]["name"]

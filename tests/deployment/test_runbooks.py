@@ -1,0 +1,437 @@
+"""Every alarm fires over a real federation, and ends when the commands of its runbook were done.
+
+A real Prometheus evaluates the charts' rules over coordinator and silos, each rule at a pace of its own: its
+longest window or `for` takes PACE_SECONDS, and all its times are shortened alike. Days stand as they are, for
+certificates and rosters are made to be so old. What fires goes on to a real Alertmanager with the page's
+configuration. The tests come one after the other over one federation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from chorale.privacy.accountant import epsilon
+from chorale.privacy.quantity_noise import releases_of
+from chorale.runtime.files import write_atomic
+from chorale.spec.job_spec import JobSpec
+from crypto.identity.certificates import Role
+from silo_agent.policy.policy import Policy
+from strategies.base import TOTAL
+from tests.deployment import helm, prometheus
+from tests.deployment.alertmanager import Receiver, notified
+from tests.deployment.prometheus import Prometheus
+from tests.deployment.runbooks import NAMES, PAGE, Site, runbooks
+from tests.support import one_hot, programs
+from tests.support.federation import COORDINATOR, OPERATOR
+from tests.support.halting import Halt
+from tests.support.ports import free_ports
+from tests.support.processes import run_cli, wait_until
+from tests.support.schedules.machine import Clock, unusable_clock
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.gate]
+
+PACE_SECONDS = 6.0
+# what counts several rounds without a silo
+SLOWER_SECONDS = {
+    "ChoraleCoordinatorDropouts": 15.0,
+    "ChoraleSiloLeftOut": 15.0,
+    "ChoraleCoordinatorRoundsUsedUp": 15.0,
+}
+PREFIX = "https://wiki.example.org/chorale/"
+VALUES = {"chorale-coordinator": "ingress-values.yaml", "chorale-silo": "gpu-values.yaml"}
+RUNBOOKS = runbooks()
+PRIVATE = {
+    "rounds": 3,
+    "privacy": {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0},
+}
+ROUNDS = 1000
+# four rounds without a silo fit into SLOWER_SECONDS
+QUICK = {"train_deadline_seconds": 1.0, "train_hard_cap_seconds": 2.0}
+# rounds and silos that fail on purpose change cohorts far more often than policies foresee
+OFTEN = {"max_cohort_changes": 10_000, "max_repeats": 100}
+
+APPLIED = 'chorale_coordinator_rounds_total{phase="train", result="applied"}'
+VICTIMS = NAMES[2:]
+NONE: Mapping[str, Halt] = {}
+HALT = Halt(at={"event": "input ready", "round": 2, "phase": "train"}, sent="shares")
+
+Scenario = Callable[["Watch"], None]
+EXERCISED: set[str] = set()
+
+
+def exercises(*alarms: str) -> Callable[[Scenario], Scenario]:
+    """The test sees these alarms fire, does their runbooks, and sees them end."""
+    EXERCISED.update(alarms)
+    return lambda test: test
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    site: Site
+    prometheus: Prometheus
+    receiver: Receiver
+
+    def fires(self, alarm: str, labels: str = "") -> None:
+        """Until it fires, and what its runbook asks of Prometheus has an answer."""
+        self.prometheus.wait(f'ALERTS{{alertname="{alarm}", alertstate="firing"{labels}}}')
+        for query in RUNBOOKS[alarm].queries:
+            assert self.prometheus.ask(query), query
+
+    def ends(self, alarm: str, labels: str = "") -> None:
+        """Not because the process that it was about is gone."""
+        absent = f'absent(ALERTS{{alertname="{alarm}", alertstate="firing"{labels}}})'
+        self.prometheus.wait(f"{absent} and on() sum(up) == {len(NAMES) + 1}")
+
+    def is_quiet(self, *alarms: str) -> bool:
+        return not self.prometheus.ask(f'ALERTS{{alertname=~"{"|".join(alarms)}", alertstate="firing"}}')
+
+    def do(self, alarm: str, *, at: tuple[str, ...] = ()) -> list[str]:
+        """Every command of its runbook in turn; what each printed.
+
+        at: silos at which the commands for one are done.
+        """
+        said = []
+        for command in RUNBOOKS[alarm].commands:
+            everywhere = [command.replace("clinic-a", name) for name in at] if "clinic-a" in command else []
+            said += [self.site.do(each) for each in everywhere or [command]]
+        return said
+
+    def offer(self, **fields: Any) -> None:
+        """A job of many rounds, in the place of the one before."""
+        if self.site.job_id:
+            self.end_job()
+        self.site.offer(**{"rounds": ROUNDS, **fields})
+
+    def end_job(self) -> None:
+        done = self.site.cli("job", "cancel", self.site.job_id)
+        assert done.returncode == 0 or "it has ended" in done.stderr, done.stderr
+
+    def restart_silos(self, *, halts: Mapping[str, Halt] = NONE, **policy: Any) -> None:
+        """With another policy; halts: where silos stop themselves."""
+        self.site.policy.update(policy)
+        for name in NAMES:
+            self.site.services[name].stop()
+        self.prometheus.wait("chorale_coordinator_connected_silos == 0")
+        for name in NAMES:
+            self.site.launch(name, halts.get(name))
+        self.prometheus.wait(f"chorale_coordinator_connected_silos == {len(NAMES)}")
+
+    def applied(self) -> float:
+        return self.prometheus.value(APPLIED) or 0.0
+
+    def wait_rounds(self, count: int = 1) -> None:
+        """Until so many more rounds were applied than now."""
+        self.prometheus.wait(f"{APPLIED} >= {self.applied() + count}")
+
+    def wait_log(self, name: str, text: str) -> None:
+        service = self.site.services[name]
+        wait_until(lambda: text in service.log.read_text(), f"{name} to log {text}", detail=service.tail)
+
+
+def targets(metrics: dict[str, str]) -> dict[str, list[prometheus.Rules]]:
+    """As the Prometheus Operator would label them."""
+    return {
+        "chorale": [
+            {"targets": [address], "labels": {"namespace": "heart", "pod": f"{name}-0"}}
+            for name, address in metrics.items()
+        ]
+    }
+
+
+def rule_file(chart: str, folder: Path) -> Path:
+    spec = helm.one(helm.rendered(chart, VALUES[chart]), "PrometheusRule")["spec"]
+    path = folder / f"{chart}.yaml"
+    path.write_text(yaml.safe_dump(prometheus.paced(spec, seconds=PACE_SECONDS, others=SLOWER_SECONDS)))
+    return path
+
+
+def alertmanager_configuration() -> dict[str, Any]:
+    """The page's, without its waits."""
+    (text,) = re.findall(r"`alertmanager\.yml`.*?```yaml\n(.*?)```", PAGE, re.DOTALL)
+    found: dict[str, Any] = yaml.safe_load(text)
+    found["route"].update(group_wait="0s", group_interval="1s")
+    return found
+
+
+def cost(spec: JobSpec) -> float:
+    """Epsilon of a job over all silos."""
+    state = {"model/votes": np.zeros(len(NAMES), np.float32), TOTAL: np.array(one_hot.SAMPLES * len(NAMES))}
+    releases = list(releases_of(spec, "enrollment", state, len(NAMES)))
+    releases += list(releases_of(spec, "train", state, len(NAMES))) * spec.rounds
+    return epsilon(releases, Policy(federation="heart").privacy.delta)
+
+
+@pytest.fixture(scope="module")
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+    """A coordinator and four silos that attend, and who watches them. No job yet."""
+    if reason := unusable_clock():
+        programs.missing(reason)
+    folder = tmp_path_factory.mktemp("watched")
+    rules = [rule_file(chart, folder) for chart in helm.NAMES]
+    processes = (COORDINATOR, *NAMES)
+    ports = free_ports(len(processes))
+    metrics = {name: f"127.0.0.1:{port}" for name, port in zip(processes, ports, strict=True)}
+    settings = {"stage_deadline_seconds": 5.0, "reconnect_grace_seconds": 1.0}
+    policy = {"privacy": {}, **OFTEN}
+    with (
+        notified(folder, alertmanager_configuration()) as (address, receiver),
+        prometheus.running(folder, targets=targets(metrics), rules=rules, alertmanager=address) as server,
+        Site(folder=folder, metrics=metrics, coordinator=settings, policy=policy) as site,
+    ):
+        site.policy["privacy"]["epsilon"] = 1.05 * cost(site.job_spec(**PRIVATE))
+        site.start_coordinator()
+        for name in NAMES:
+            site.launch(name)
+        site.wait_connected()
+        yield Watch(site=site, prometheus=server, receiver=receiver)
+
+
+@exercises("ChoraleCoordinatorCertificateExpiring", "ChoraleSiloCertificateExpiring")
+def test_certificates_are_signed_anew_before_they_expire(watch: Watch) -> None:
+    for alarm, pod in (
+        ("ChoraleCoordinatorCertificateExpiring", "hub"),
+        ("ChoraleSiloCertificateExpiring", "clinic-a"),
+    ):
+        labels = f', pod="{pod}-0"'
+        watch.fires(alarm, labels)
+        watch.do(alarm)
+        watch.ends(alarm, labels)
+    watch.prometheus.wait("sum(chorale_silo_connected) == 4")
+    assert not watch.is_quiet("ChoraleSiloCertificateExpiring")  # the others' are as old as they were
+
+
+@exercises("ChoraleCoordinatorRosterTooOld", "ChoraleCoordinatorRosterExpiring", "ChoraleSiloDistrustsPeers")
+def test_an_old_roster_is_signed_again(watch: Watch) -> None:
+    """Signed eight days ago: silos refuse it."""
+    clock = Clock(watch.site.folder / "authority.clock")
+    clock.set(-8 * 86_400)
+    renew = ("authority", "renew", "--directory", "authority", "--out", "roster.json", "--valid-days", "12")
+    done = run_cli(*renew, folder=watch.site.folder, extra_env=clock.environment)
+    assert done.returncode == 0, done.stderr
+    watch.site.apply_roster((watch.site.folder / "roster.json").read_bytes())
+
+    for alarm in ("ChoraleCoordinatorRosterTooOld", "ChoraleCoordinatorRosterExpiring"):
+        watch.fires(alarm)
+    watch.fires("ChoraleSiloDistrustsPeers", ', reason="roster"')
+    said = watch.do("ChoraleSiloDistrustsPeers")
+    assert "8 days old, at most 7 allowed" in said[0]
+    watch.do("ChoraleCoordinatorRosterTooOld")
+
+    for alarm in ("ChoraleCoordinatorRosterTooOld", "ChoraleCoordinatorRosterExpiring"):
+        watch.ends(alarm)
+    watch.ends("ChoraleSiloDistrustsPeers")
+
+
+@exercises("ChoraleCoordinatorCheckpointTooOld", "ChoraleCoordinatorRoundStalled", "ChoraleSiloRejectsJobs")
+def test_a_job_that_nobody_approved_is_paused_and_then_approved(watch: Watch) -> None:
+    watch.restart_silos(approval="manual")
+    watch.offer()
+    for alarm in ("ChoraleCoordinatorCheckpointTooOld", "ChoraleCoordinatorRoundStalled"):
+        watch.fires(alarm)
+    watch.fires("ChoraleSiloRejectsJobs", ', reason="job-not-approved"')
+
+    listed, _ = watch.do("ChoraleCoordinatorCheckpointTooOld")
+    assert watch.site.job_id in listed
+    watch.ends("ChoraleCoordinatorCheckpointTooOld")
+    resumed = watch.site.cli("job", "resume", watch.site.job_id)
+    assert resumed.returncode == 0, resumed.stderr
+    watch.fires("ChoraleCoordinatorRoundStalled")
+    said = watch.do("ChoraleSiloRejectsJobs")
+    assert "job-not-approved" in said[0]
+    assert watch.site.job_id in said[2]
+    watch.do("ChoraleCoordinatorRoundStalled", at=NAMES[1:])
+
+    watch.ends("ChoraleCoordinatorRoundStalled")
+    watch.ends("ChoraleSiloRejectsJobs")
+    watch.wait_rounds()
+    watch.restart_silos(approval="automatic")
+
+
+GONE = ("ChoraleSiloDown", "ChoraleCoordinatorSilosMissing", "ChoraleCoordinatorCohortBelowThreshold")
+
+
+@exercises(*GONE)
+def test_silos_that_do_not_start_are_named_and_come_back(watch: Watch) -> None:
+    """Two go between their shares and their vectors, the others after them; their settings have a mistake."""
+    watch.restart_silos(halts=dict.fromkeys(VICTIMS, HALT))
+    watch.offer(train_deadline_seconds=5.0, train_hard_cap_seconds=5.0)
+    for name in VICTIMS:
+        watch.site.services[name].wait_halted()
+    assert watch.is_quiet(*GONE)
+    before = watch.applied()
+    for name in VICTIMS:
+        watch.site.services[name].kill()
+    watch.fires("ChoraleCoordinatorCohortBelowThreshold")
+    (listed,) = watch.do("ChoraleCoordinatorCohortBelowThreshold")
+    assert watch.site.job_id in listed
+    for name in NAMES:
+        watch.site.services[name].kill()
+    watch.site.silo = {"lowest_roster_version": -1}
+    for name in NAMES:
+        watch.site.launch(name)
+
+    for alarm in GONE[:2]:
+        watch.fires(alarm)
+    (listed,) = watch.do("ChoraleCoordinatorSilosMissing")
+    assert "clinic-a" in listed
+    watch.site.silo = {}
+    pods, log, *_ = watch.do("ChoraleSiloDown", at=NAMES)
+    assert "clinic-a  CrashLoopBackOff" in pods
+    assert "lowest_roster_version" in log
+
+    for alarm in GONE:
+        watch.ends(alarm)
+    assert watch.applied() > before
+
+
+@exercises("ChoraleCoordinatorDown", "ChoraleSiloDisconnected")
+def test_a_coordinator_that_does_not_start_is_notified_and_comes_back(watch: Watch) -> None:
+    """Its roster is one from before."""
+    watch.offer()
+    watch.site.hub.kill()
+    watch.site.apply_roster(watch.site.first_roster)
+    with pytest.raises(AssertionError, match="expected at least"):
+        watch.site.start_coordinator()
+
+    watch.fires("ChoraleCoordinatorDown")
+    watch.fires("ChoraleSiloDisconnected")
+    told = watch.receiver.wait("ChoraleCoordinatorDown", "firing")
+    assert told["labels"]["severity"] == "critical"
+    assert told["annotations"]["runbook_url"] == f"{PREFIX}docs/operations.md#choralecoordinatordown"
+    log, _ = watch.do("ChoraleSiloDisconnected")
+    assert "not connected" in log
+    pods, log, *_ = watch.do("ChoraleCoordinatorDown")
+    assert "hub  CrashLoopBackOff" in pods
+    assert "which was in use before" in log
+
+    for alarm in ("ChoraleCoordinatorDown", "ChoraleSiloDisconnected"):
+        watch.ends(alarm)
+        watch.receiver.wait(alarm, "resolved")
+    watch.wait_rounds()
+
+
+@exercises("ChoraleCoordinatorDropouts", "ChoraleSiloLeftOut")
+def test_a_silo_that_is_too_slow_is_seen_on_both_sides(watch: Watch) -> None:
+    watch.offer(**QUICK)
+    watch.wait_rounds()
+    gate = watch.site.gate("clinic-d")
+    gate.touch()
+    watch.fires("ChoraleCoordinatorDropouts", ', silo="clinic-d"')
+    watch.fires("ChoraleSiloLeftOut", ', pod="clinic-d-0"')
+    (log,) = watch.do("ChoraleCoordinatorDropouts")
+    assert "hard_cap_seconds" in log
+    (log,) = watch.do("ChoraleSiloLeftOut")
+    assert "clinic-d (waiting" in log
+    gate.unlink()  # it has more cores now
+
+    watch.ends("ChoraleCoordinatorDropouts")
+    watch.ends("ChoraleSiloLeftOut")
+    watch.prometheus.wait('chorale_coordinator_cohort_size{phase="train"} == 4')
+
+
+@exercises("ChoraleCoordinatorRoundsUsedUp", "ChoraleSiloClipsValues")
+def test_a_job_that_cannot_succeed_or_is_cut_is_submitted_again(watch: Watch) -> None:
+    """First more of the data is wanted than the silos have that are in time, then updates are cut."""
+    gate = watch.site.gate("clinic-d")
+    gate.touch()
+    watch.offer(min_weight=0.9, max_attempts=1, **QUICK)
+    watch.fires("ChoraleCoordinatorRoundsUsedUp")
+    listed, log, _ = watch.do("ChoraleCoordinatorRoundsUsedUp")
+    assert watch.site.job_id in listed
+    assert '"reason": "min-weight"' in log
+    gate.unlink()
+
+    watch.offer(update_bound=0.001)
+    watch.fires("ChoraleSiloClipsValues")
+    watch.ends("ChoraleCoordinatorRoundsUsedUp")
+    watch.do("ChoraleSiloClipsValues")
+    watch.offer()
+    watch.wait_rounds(2)
+    watch.ends("ChoraleSiloClipsValues")
+
+
+@exercises("ChoraleCoordinatorRefusesCalls")
+def test_an_operator_with_a_new_certificate_is_let_in_once_it_is_listed(watch: Watch) -> None:
+    site = watch.site
+    for command in (
+        "chorale operator csr --name olga --federation heart --out olga-2",
+        "chorale authority sign olga-2/olga.csr --directory authority",
+    ):
+        site.do(command)
+    for ending in ("crt", "key"):
+        content = (site.folder / f"{OPERATOR}-2" / f"{OPERATOR}.{ending}").read_bytes()
+        write_atomic(site.ceremony.path_of(Role.OPERATOR, OPERATOR, ending), content)
+    for _ in range(8):
+        assert "does not list this certificate" in site.cli("job", "list").stderr
+
+    watch.fires("ChoraleCoordinatorRefusesCalls", ', role="operator"')
+    log, *_ = watch.do("ChoraleCoordinatorRefusesCalls")
+    assert "call refused" in log
+
+    wait_until(lambda: site.cli("job", "list").returncode == 0, "the operator to be let in")
+    watch.ends("ChoraleCoordinatorRefusesCalls")
+
+
+@exercises("ChoraleSiloClockSkew")
+def test_a_clock_that_is_off_is_seen_before_the_agent_ends(watch: Watch) -> None:
+    watch.site.clock.set(90)
+    watch.fires("ChoraleSiloClockSkew", ', pod="clinic-b-0"')
+    (log,) = watch.do("ChoraleSiloClockSkew")
+    assert "clock differs from the coordinator's" in log
+    watch.site.clock.set(0)
+    watch.ends("ChoraleSiloClockSkew")
+
+
+@exercises("ChoraleSiloBudgetNearlySpent")
+def test_a_budget_that_is_nearly_spent_is_shown_and_raised(watch: Watch) -> None:
+    watch.offer(**PRIVATE)
+    watch.fires("ChoraleSiloBudgetNearlySpent", ', pod="clinic-a-0"')
+    watch.site.policy["privacy"]["epsilon"] *= 2
+    ledger, *_ = watch.do("ChoraleSiloBudgetNearlySpent", at=NAMES)
+    assert re.search("data set clinic-a-data: epsilon [0-9.]+ of [0-9.]+ spent", ledger)
+    watch.ends("ChoraleSiloBudgetNearlySpent")
+
+
+@exercises("ChoraleSiloRefusesSum")
+def test_a_false_sum_is_refused_until_its_cause_is_found(watch: Watch) -> None:
+    """By a coordinator that adds one to a word of every sum."""
+    watch.offer()
+    watch.wait_rounds()
+    site = watch.site
+    site.hub.stop()
+    site.coordinator_module = "tests.support.bent_sums"
+    site.start_coordinator()
+    watch.fires("ChoraleSiloRefusesSum", ', pod="clinic-a-0"')
+    site.hub.stop()
+    site.coordinator_module = "cli.main"
+    site.start_coordinator()
+    said = watch.do("ChoraleSiloRefusesSum", at=NAMES)
+    assert '"code": "sum"' in said[0]
+    assert "is approved" in said[-1]
+    watch.wait_rounds()
+    watch.ends("ChoraleSiloRefusesSum")
+
+
+def test_every_alarm_has_a_runbook_and_every_runbook_an_alarm_and_a_test() -> None:
+    alarms = [
+        rule["alert"]
+        for chart in helm.NAMES
+        for group in yaml.safe_load((helm.CHARTS / chart / "files" / "alerts.yaml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    assert list(RUNBOOKS) == alarms
+    assert set(alarms) == EXERCISED
+
+
+@pytest.mark.parametrize("alarm", RUNBOOKS)
+def test_a_runbook_says_what_is_meant_where_to_look_what_to_do_and_when_it_ends(alarm: str) -> None:
+    said = re.findall(r"\*\*(Means|Look|Do|Ends)", RUNBOOKS[alarm].text)
+    assert said == ["Means", "Look", "Do", "Ends"]

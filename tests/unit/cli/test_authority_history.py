@@ -1,0 +1,355 @@
+"""The authority's rosters remember: who left stays out, in every folder that has signed its leaving."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from chorale.runtime.files import write_atomic
+from crypto.identity.certificates import certificate_to_pem, fingerprint, load_certificate
+from crypto.identity.issuing import new_authority
+from crypto.identity.roster import roster_from_file_bytes, roster_to_file_bytes
+from tests.unit.cli.conftest import Ended, newest_roster, signed_again
+
+Chorale = Callable[..., Ended]
+
+
+class Office:
+    """The founded folder, and its weekly work."""
+
+    def __init__(self, folder: Path, chorale: Chorale) -> None:
+        self.folder, self.ca, self._chorale = folder, folder / "ca", chorale
+        self.first_page = [folder / f"{name}.crt" for name in ("hub", "a", "b", "c")]
+
+    def run(self, command: str, *arguments: str | Path, code: int = 0) -> Ended:
+        ended = self._chorale("authority", command, *arguments, "--directory", self.ca)
+        assert ended.code == code, ended.err
+        return ended
+
+    @property
+    def version(self) -> int:
+        return newest_roster(self.ca).version
+
+    @property
+    def silos(self) -> frozenset[str]:
+        return newest_roster(self.ca).silo_names
+
+    def listed(self, path: Path) -> bool:
+        sha256 = fingerprint(load_certificate(path.read_bytes()))
+        return any(member.fingerprint == sha256 for member in newest_roster(self.ca).members)
+
+
+@pytest.fixture
+def office(founded: Path, chorale: Chorale) -> Office:
+    made = Office(founded, chorale)
+    made.run("roster", *made.first_page)
+    return made
+
+
+def test_the_weekly_work_takes_back_neither_a_revocation_nor_a_rotation(
+    office: Office, chorale: Chorale
+) -> None:
+    """Revoke, rotate, and the guide's "A new roster": clinic-c was in again, and clinic-a locked out."""
+    newer = signed_again(chorale, office.folder, "a")
+    office.run("revoke", "c")
+    office.run("roster", newer)
+    out = office.folder / "roster.json"
+    ended = office.run("renew", "--out", out, "--valid-days", "30")
+    assert ended.out == "".join(
+        f"{path}: roster version 4, 3 members, valid for 30 days\n"
+        for path in (office.ca / "roster.json", out)
+    )
+    assert office.silos == {"a", "b"}
+    assert office.listed(newer)
+    assert newest_roster(office.ca).expires - newest_roster(office.ca).issued == timedelta(days=30)
+    before = out.read_bytes()
+    for given in ([office.first_page[3]], office.first_page):
+        office.run("roster", *given, code=2)
+    (office.ca / "revoked.txt").unlink(missing_ok=True)  # there is no second place that remembers
+    ended = office.run("roster", office.first_page[3], code=2)
+    assert ended.err == (
+        f"chorale: hint: sign a new request of it, or list this one again with --readmit c\n"
+        f"chorale: error: {office.first_page[3]}: this certificate of silo c was revoked in version 2\n"
+    )
+    ended = office.run("roster", office.first_page[1], code=2)
+    assert ended.err == (
+        "chorale: hint: name the file of the newer, or go back to this one with --readmit a\n"
+        f"chorale: error: {office.first_page[1]}: another certificate of silo a has replaced this one\n"
+    )
+    assert (office.ca / "roster.json").read_bytes() == before
+
+
+def test_who_is_readmitted_is_marked_until_the_certificate_leaves(office: Office) -> None:
+    a, b, c = office.first_page[1:]
+    office.run("revoke", "c")
+    office.run("revoke", "b")
+    ended = office.run("roster", a, "--readmit", "b", code=2)
+    assert "--readmit b: no certificate given here was revoked or replaced\n" in ended.err
+    office.run("roster", *office.first_page, "--readmit", "c", "--readmit", "b")
+
+    def marks() -> dict[str, int]:
+        return {member.name: member.readmitted_in for member in newest_roster(office.ca).members}
+
+    assert marks() == {"hub": 0, "a": 0, "b": 4, "c": 4}
+    office.run("renew")
+    office.run("roster", c)
+    office.run("revoke", "b")
+    assert marks() == {"hub": 0, "a": 0, "c": 4}
+    office.run("roster", b, code=2)
+    office.run("roster", b, "--readmit", "b")
+    assert marks()["b"] == 8
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_going_back_to_a_replaced_certificate_is_asked_on_a_terminal(
+    office: Office, chorale: Chorale, answer: str
+) -> None:
+    office.run("roster", signed_again(chorale, office.folder, "a"))
+    older = office.first_page[1]
+    command = [
+        sys.executable,
+        "-m",
+        "cli.main",
+        "authority",
+        "roster",
+        str(older),
+        "--directory",
+        str(office.ca),
+    ]
+    controller, terminal = pty.openpty()
+    os.write(controller, f"{answer}\n".encode())
+    ended = subprocess.run(command, stdin=terminal, capture_output=True, text=True, check=False)
+    os.close(controller)
+    os.close(terminal)
+    question = f"{older}: another certificate of silo a has replaced this one. Go back to it?"
+    assert ended.stdout.startswith(question)
+    assert office.listed(older) is (answer == "y")
+    if answer == "n":
+        assert (ended.returncode, "with --readmit a" in ended.stderr) == (2, True)
+        return
+    (member,) = [each for each in newest_roster(office.ca).members if each.name == "a"]
+    assert (ended.returncode, member.readmitted_in) == (0, 3)
+
+
+def test_two_certificates_of_one_member_are_refused(office: Office, chorale: Chorale) -> None:
+    newer = signed_again(chorale, office.folder, "a")
+    ended = office.run("roster", office.folder, newer, code=2)
+    told = f"{newer}: another certificate of silo a than {office.first_page[1]}; name one of them"
+    assert told in ended.err
+
+
+def test_show_prints_the_newest_roster_and_every_change(office: Office, chorale: Chorale) -> None:
+    newer = signed_again(chorale, office.folder, "a")
+    office.run("roster", newer)
+    office.run("revoke", "c")
+    office.run("renew")
+    office.run("roster", office.first_page[3], "--readmit", "c")
+    (office.ca / "authority.key").unlink()  # which stays in its safe
+    shown = json.loads(office.run("show", "--json").out)
+    sha256 = {
+        path: fingerprint(load_certificate(path.read_bytes())).hex() for path in (*office.first_page, newer)
+    }
+    members = {each["name"]: each for each in shown["roster"]["members"]}
+    assert {name: each["certificate"] for name, each in members.items()} == {
+        "hub": sha256[office.first_page[0]],
+        "a": sha256[newer],
+        "b": sha256[office.first_page[2]],
+        "c": sha256[office.first_page[3]],
+    }
+    until = load_certificate(newer.read_bytes()).not_valid_after_utc.isoformat()
+    assert members["a"] == {
+        "role": "silo",
+        "name": "a",
+        "certificate": sha256[newer],
+        "expires": until,
+        "admin": False,
+        "readmitted_in": None,
+    }
+    assert members["c"]["readmitted_in"] == 5
+    changed = {"member": "silo a", "before": sha256[office.first_page[1]], "now": sha256[newer]}
+    told = [
+        {name: value for name, value in entry.items() if value and name not in ("issued", "expires")}
+        for entry in shown["history"]
+    ]
+    assert told == [
+        {"version": 1, "joined": ["coordinator hub", "silo a", "silo b", "silo c"]},
+        {"version": 2, "renewed": [changed]},
+        {"version": 3, "left": ["silo c"]},
+        {"version": 4},
+        {"version": 5, "joined": ["silo c"], "readmitted": ["silo c"]},
+    ]
+    text = office.run("show").out
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    for line in (
+        f"federation fed: roster version 5, signed {today}, expires ",
+        f"silo         a     {sha256[newer][:16]}  {until[:10]}\n",
+        f"silo         c     {sha256[office.first_page[3]][:16]}  {until[:10]}  readmitted in version 5\n",
+        f"version 2, {today}: silo a changed its certificate from {changed['before'][:16]} to ",
+        f"version 3, {today}: left silo c\n",
+        f"version 4, {today}: as before\n",
+        f"version 5, {today}: joined silo c; readmitted silo c\n",
+    ):
+        assert line in text
+
+
+def test_renewing_names_the_certificates_that_expire_first(office: Office) -> None:
+    lines = office.run("renew", "--valid-days", "400").out.splitlines()
+    until = load_certificate(office.first_page[1].read_bytes()).not_valid_after_utc
+    assert lines[0].endswith("roster version 2, 4 members, valid for 400 days")
+    assert lines[1:] == [
+        f"{who}: its certificate expires on {until:%Y-%m-%d}, before the roster"
+        for who in ("coordinator hub", "silo a", "silo b", "silo c")
+    ]
+
+
+def test_there_is_nothing_to_renew_before_the_first_roster(founded: Path, chorale: Chorale) -> None:
+    ended = chorale("authority", "renew", "--directory", founded / "ca")
+    assert (ended.code, "there is no roster to sign again\n" in ended.err) == (2, True)
+    assert (
+        chorale("authority", "show", "--directory", founded / "ca").out == "federation fed: no roster yet\n"
+    )
+
+
+# the history
+
+
+def _swap(ca: Path) -> None:
+    (ca / "rosters/2.json").write_bytes((ca / "rosters/1.json").read_bytes())
+
+
+def _edit(ca: Path) -> None:
+    path = ca / "rosters/2.json"
+    signed = roster_from_file_bytes(path.read_bytes())
+    body = signed.body.replace(b"clinic", b"cl1nic").replace(b"silo", b"s1lo")
+    path.write_bytes(roster_to_file_bytes(type(signed)(body=body, signature=signed.signature)))
+
+
+def _foreign(ca: Path) -> None:
+    (ca / "authority.crt").write_bytes(
+        certificate_to_pem(new_authority("fed", now=datetime.now(UTC), valid_days=1)[1])
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_swap, "rosters/2.json: expected version 2, got 1"),
+        (_edit, "rosters/2.json: roster: the signature does not hold"),
+        (_foreign, "roster.json: roster: the signature does not hold"),
+        (lambda ca: (ca / "rosters/1.json").unlink(), "rosters: version 1 is missing from the history"),
+        (lambda ca: (ca / "rosters/2.json").unlink(), "rosters: version 2 is missing from the history"),
+        (lambda ca: (ca / "rosters/3.json").unlink(), "rosters: version 3 is missing from the history"),
+        (lambda ca: shutil.rmtree(ca / "rosters"), "rosters: every version is missing from the history"),
+        (lambda ca: (ca / "rosters/2.json").write_text("{"), "2.json: roster file: expected JSON"),
+    ],
+)
+@pytest.mark.parametrize("command", ["renew", "show", "revoke"])
+def test_history_that_was_changed_is_found_by_the_next_command(
+    office: Office, spoil: Callable[[Path], None], told: str, command: str
+) -> None:
+    office.run("revoke", "c")
+    office.run("renew")
+    spoil(office.ca)
+    ended = office.run(command, *(["b"] if command == "revoke" else []), code=2)
+    assert told in ended.err
+    assert not (office.ca / "rosters/4.json").exists()
+
+
+def test_another_roster_of_the_newest_version_is_found(office: Office) -> None:
+    shutil.copytree(office.ca, office.folder / "second machine")
+    office.run("revoke", "c")
+    there = Office(office.folder, office._chorale)
+    there.ca = office.folder / "second machine"
+    there.run("renew")
+    shutil.copy(there.ca / "roster.json", office.ca / "roster.json")
+    assert "roster.json: another roster of version 2 than " in office.run("renew", code=2).err
+
+
+def test_folder_that_was_put_back_goes_on_from_the_roster_in_use(office: Office) -> None:
+    office.run("renew")
+    shutil.copytree(office.ca, office.folder / "copy")
+    office.run("revoke", "c")
+    in_use = (office.ca / "roster.json").read_bytes()
+    shutil.rmtree(office.ca)
+    shutil.copytree(office.folder / "copy", office.ca)
+    (office.ca / "rosters/3.json").write_bytes(in_use)
+    assert "was revoked in version 3" in office.run("roster", *office.first_page, code=2).err
+    office.run("renew")
+    assert (office.version, office.silos) == (4, {"a", "b"})
+
+
+def test_revocation_that_was_signed_and_not_handed_out_stands(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes, *, mode: int) -> None:
+        if path.name == "roster.json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_atomic(path, data, mode=mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cli.authority.folder.write_atomic", full)
+        assert "no space left on device" in office.run("revoke", "b", code=1).err
+    assert (office.version, office.silos) == (1, {"a", "b", "c"})
+    office.run("renew")
+    assert (office.version, office.silos) == (3, {"a", "c"})
+
+
+# folders of an earlier release: the newest roster and revoked.txt
+
+
+def _as_before(office: Office, *, revoked: list[Path]) -> None:
+    shutil.rmtree(office.ca / "rosters")
+    shutil.rmtree(office.ca / "certificates")
+    lines = [
+        f"{fingerprint(load_certificate(path.read_bytes())).hex()} silo {path.stem}\n" for path in revoked
+    ]
+    (office.ca / "revoked.txt").write_text("".join(lines))
+
+
+def test_folder_of_before_is_read_once(office: Office) -> None:
+    office.run("revoke", "c")
+    _as_before(office, revoked=[office.first_page[3]])
+    assert "this certificate of silo c was revoked" in office.run("roster", *office.first_page, code=2).err
+    assert (office.ca / "revoked.txt").exists()
+    ended = office.run("renew")
+    assert "the history begins with it" in ended.err
+    assert "silo a: its certificate is not in this folder, so nothing says when it expires\n" in ended.out
+    assert sorted(path.name for path in (office.ca / "rosters").iterdir()) == [
+        "2.json",
+        "3.json",
+        "before.json",
+    ]
+    assert not (office.ca / "revoked.txt").exists()
+    assert "was revoked" in office.run("roster", *office.first_page, code=2).err
+    # the certificates that are in use can be given again, and say when they expire from then on
+    assert "is not in this folder" not in office.run("roster", *office.first_page[:3]).out
+    office.run("roster", office.first_page[3], "--readmit", "c")
+    assert office.silos == {"a", "b", "c"}
+    office.run("renew")
+    assert office.silos == {"a", "b", "c"}
+    (office.ca / "rosters/before.json").unlink()
+    assert "version 1 is missing" in office.run("renew", code=2).err
+
+
+def test_revocation_that_a_release_before_noted_and_did_not_sign_is_done(office: Office) -> None:
+    _as_before(office, revoked=[office.first_page[2]])
+    office.run("renew")
+    assert office.silos == {"a", "c"}
+    assert "was revoked" in office.run("roster", office.first_page[2], code=2).err
+
+
+def test_unreadable_list_of_revoked_certificates_is_named(founded: Path, chorale: Chorale) -> None:
+    (founded / "ca" / "revoked.txt").write_text(f"{'0' * 64} silo z\nnonsense\n")
+    ended = chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca")
+    assert ended.code == 2
+    assert "revoked.txt: line 2: expected a SHA-256 in hex, a role and a name" in ended.err

@@ -1,0 +1,177 @@
+"""Archives that are the same bytes for the same content: tar, and OCI layouts in one file.
+
+Entries are sorted, belong to root, and carry one time. Readers check each blob against its digest.
+Source: OCI image-spec 1.0, image-layout.md and manifest.md.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tools.release.errors import ReleaseError
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+MAX_JSON_BYTES = 1 << 22
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def as_json(value: object) -> bytes:
+    """One form for one value."""
+    return json.dumps(value, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def repack(path: Path, *, epoch: int) -> None:
+    """A .tar.gz in place: the same files in order, with one owner, one time and modes 644 or 755."""
+    with tarfile.open(path, "r:gz") as old:
+        entries = sorted((each for each in old if each.isfile()), key=lambda each: each.name)
+        files = [(each.name, each.mode & 0o100, _content(old, each)) for each in entries]
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=epoch) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new,
+    ):
+        for name, is_executable, data in files:
+            entry = _entry(name, len(data), epoch=epoch, mode=0o755 if is_executable else 0o644)
+            new.addfile(entry, io.BytesIO(data))
+
+
+def pack_layout(folder: Path, out: Path, *, epoch: int) -> None:
+    """A folder that is an OCI layout, as one uncompressed tar."""
+    with tarfile.open(out, "w", format=tarfile.PAX_FORMAT) as tar:
+        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+            with path.open("rb") as file:
+                name = path.relative_to(folder).as_posix()
+                tar.addfile(_entry(name, path.stat().st_size, epoch=epoch, mode=0o644), file)
+
+
+def write_layout(folder: Path, *, config: bytes, layer: Path, media: tuple[str, str], name: str) -> str:
+    """An OCI layout with one manifest of a configuration and one layer; the manifest's digest.
+
+    media: types of configuration and layer. name: what the manifest is called in the layout.
+    """
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+
+    def put(data: bytes, media_type: str) -> dict[str, Any]:
+        digest = hashlib.sha256(data).hexdigest()
+        (blobs / digest).write_bytes(data)
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+    manifest = {
+        "schemaVersion": 2,
+        "config": put(config, media[0]),
+        "layers": [put(layer.read_bytes(), media[1])],
+    }
+    described = put(as_json(manifest), MANIFEST)
+    described["annotations"] = {"org.opencontainers.image.ref.name": name}
+    (folder / "oci-layout").write_bytes(as_json({"imageLayoutVersion": "1.0.0"}))
+    (folder / "index.json").write_bytes(as_json({"schemaVersion": 2, "manifests": [described]}))
+    return str(described["digest"])
+
+
+class Layout:
+    """An OCI layout in a tar, with exactly one manifest. Raises ReleaseError for another, or for a blob
+    whose bytes have another digest than its name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._opened() as tar:
+            self._check_blobs(tar)
+            index = self._json(tar, "index.json")
+            if not isinstance(index, dict) or len(index.get("manifests", ())) != 1:
+                raise ReleaseError(f"{path.name}: expected an index with one manifest")
+            self.digest = str(index["manifests"][0].get("digest"))
+            manifest = self._json(tar, self._blob(self.digest))
+            try:
+                self.config = str(manifest["config"]["digest"])
+                self.layers = [str(each["digest"]) for each in manifest["layers"]]
+            except (KeyError, TypeError):
+                raise ReleaseError(f"{path.name}: its manifest names no configuration and layers") from None
+            held = {self._blob(each) for each in (self.digest, self.config, *self.layers)}
+            held |= {"index.json", "oci-layout"}
+            if odd := sorted(set(tar.getnames()) ^ held):
+                raise ReleaseError(f"{path.name}: {odd[0]} is missing, or nothing names it")
+
+    def files(self, is_wanted: Callable[[str], bool]) -> dict[str, bytes]:
+        """Regular files of the image by path without a leading slash, as its layers leave them."""
+        found: dict[str, bytes] = {}
+        with self._opened() as tar:
+            for layer in self.layers:
+                file = tar.extractfile(self._blob(layer))
+                with tarfile.open(fileobj=file, mode="r|*") as entries:
+                    _apply(found, entries, is_wanted)
+        return found
+
+    @contextmanager
+    def _opened(self) -> Iterator[tarfile.TarFile]:
+        try:
+            with tarfile.open(self._path, "r:") as tar:
+                yield tar
+        except (tarfile.TarError, EOFError, KeyError) as error:
+            raise ReleaseError(f"{self._path.name}: no OCI archive: {error}") from None
+
+    def _check_blobs(self, tar: tarfile.TarFile) -> None:
+        for entry in tar:
+            if not entry.isfile():
+                raise ReleaseError(f"{self._path.name}: {entry.name} is no file")
+            place = PurePosixPath(entry.name)
+            if str(place.parent) != "blobs/sha256":
+                continue
+            file = tar.extractfile(entry)
+            if file is None or hashlib.file_digest(file, "sha256").hexdigest() != place.name:  # type: ignore[arg-type]
+                raise ReleaseError(f"{self._path.name}: {entry.name} has another digest than its name")
+
+    def _json(self, tar: tarfile.TarFile, name: str) -> Any:
+        entry = tar.getmember(name)
+        if entry.size > MAX_JSON_BYTES:
+            raise ReleaseError(f"{self._path.name}: {name} is longer than {MAX_JSON_BYTES} bytes")
+        try:
+            return json.loads(_content(tar, entry))
+        except (ValueError, RecursionError):
+            raise ReleaseError(f"{self._path.name}: {name} is no JSON") from None
+
+    def _blob(self, digest: str) -> str:
+        algorithm, _, value = digest.partition(":")
+        if algorithm != "sha256" or len(value) != 64 or not value.isalnum():
+            raise ReleaseError(f"{self._path.name}: expected a digest sha256:..., got {digest[:80]}")
+        return f"blobs/sha256/{value}"
+
+
+def _apply(found: dict[str, bytes], entries: tarfile.TarFile, is_wanted: Callable[[str], bool]) -> None:
+    """One layer over those below: a whiteout removes what it names. Source: OCI image-spec, layer.md."""
+    for entry in entries:
+        path = PurePosixPath(entry.name.lstrip("./"))
+        if path.name.startswith(_WHITEOUT):
+            gone = path.parent if path.name == _OPAQUE else path.with_name(path.name.removeprefix(_WHITEOUT))
+            for name in [each for each in found if PurePosixPath(each).is_relative_to(gone)]:
+                del found[name]
+        elif entry.isfile() and is_wanted(str(path)):
+            found[str(path)] = _content(entries, entry)
+        elif not entry.isdir():
+            found.pop(str(path), None)  # a link in a file's place
+
+
+def _content(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(entry)
+    if file is None:
+        raise ReleaseError(f"{entry.name}: expected a file in the archive")
+    return file.read()
+
+
+def _entry(name: str, size: int, *, epoch: int, mode: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime, entry.mode = size, epoch, mode
+    return entry
