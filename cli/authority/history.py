@@ -23,7 +23,7 @@ from cli.errors import with_hint
 from crypto.encoding import FieldReader
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.identity import certificates
-from crypto.identity.certificates import PrivateKey, SignedBody
+from crypto.identity.certificates import Anchors, PrivateKey, SignedBody
 from crypto.identity.roster import (
     Member,
     Roster,
@@ -128,7 +128,9 @@ def keep(history: History, signed: SignedBody, *, directory: Path, key: PrivateK
 
 def _read(path: Path, signers: Sequence[x509.Certificate], federation: str) -> Roster:
     return _opened(
-        path, signers, lambda signed, signer: read_roster(signed, authority=signer, federation=federation)
+        path,
+        signers,
+        lambda signed, signer: read_roster(signed, authority=Anchors((signer,)), federation=federation),
     )
 
 

@@ -184,7 +184,7 @@ def _request(data: bytes) -> None:
     certificate = issuing.sign_csr(
         data,
         authority_key=world.federation().authority_key,
-        authority_certificate=world.federation().authority,
+        authority_certificate=world.federation().authority.certificates[0],
         role=Role.COORDINATOR,
         now=NOW,
         valid_days=1,
