@@ -210,7 +210,7 @@ class JobManager:
     def model(self, digest: bytes, *, caller: str) -> tuple[JobRow, Path]:
         """The job and the state that its operator fetches: the newest, or the one that the job keeps.
 
-        Raises UnknownJob and NotTheOperator.
+        Raises UnknownJob, also where the model was removed, and NotTheOperator.
         """
         row = self.row(digest)
         self._check_owner(row, caller, "only this operator may fetch its model")
@@ -219,14 +219,18 @@ class JobManager:
         except LocalProtocolError:  # of an earlier release
             kept = None
         state_digest = row.state_digest if kept is None else kept.state_digest
-        return row, self._resources.checkpoints.path(digest, state_digest)
+        path = self._resources.checkpoints.path(digest, state_digest)
+        if not path.exists():
+            raise UnknownJob(f"job {row.signed.id}: its model was removed from the coordinator's disk")
+        return row, path
 
     def summary(self, row: JobRow) -> records_pb2.JobSummary:
         """What an operator is told of the job, as things stand."""
         runner = self._runners.get(row.digest)
         if row.digest not in self._float32_bytes:  # the same for every state of a job, so read from one
-            state = state_from_file(self._resources.checkpoints.path(row.digest, row.state_digest))
-            self._float32_bytes[row.digest] = float32_bytes(state)
+            path = self._resources.checkpoints.path(row.digest, row.state_digest)
+            # of a job that has ended a person may have removed it, to make room
+            self._float32_bytes[row.digest] = float32_bytes(state_from_file(path)) if path.exists() else 0
         return records_pb2.JobSummary(
             job_digest=row.digest,
             status=row.status.value,

@@ -22,6 +22,7 @@ from typing import IO, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from chorale.runtime import disk
 from chorale.runtime.database import Database
 from chorale.runtime.files import PRIVATE
 from coordinator.phase_machine import ENDED, PhaseState
@@ -88,7 +89,9 @@ def write_backup(directory: Path, *, federation: str, now: datetime, out: IO[byt
             files = closing_all.enter_context(_open_at_one_moment(directory, folder / DATABASE))
             _check_complete(folder / DATABASE, {each.name for each in files})
         except sqlite3.Error as error:
-            raise BackupFailed(f"{directory / DATABASE}: {str(error).lower()}") from error
+            full = disk.is_full(error, folder)
+            why = f"for a copy of it {disk.told_full(folder)}" if full else str(error).lower()
+            raise BackupFailed(f"{directory / DATABASE}: {why}") from error
         files = [*_open(folder, folder / DATABASE, closing_all), *files]
         with tarfile.open(fileobj=out, mode="w|") as archive:
             manifest = Manifest(

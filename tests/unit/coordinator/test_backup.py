@@ -153,7 +153,7 @@ def test_every_backup_is_whole_while_phases_end_and_their_files_go(
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        made = [backup(running.directory) for _ in range(60)]
+        made = [backup(running.directory) for _ in range(25)]
     finally:
         stopping.set()
         thread.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shutil
 import sqlite3
 from contextlib import closing
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from chorale.runtime.audit import read_entries
+from chorale.runtime.software import own_software
 from chorale.spec.state import state_digest, state_to_bytes
 from chorale.v1 import operations_pb2 as pb
 from coordinator.service.operations_service import MAX_SUBMISSIONS
@@ -295,6 +297,26 @@ async def test_silos_are_listed_with_connection_and_expiry(make_hub):
     assert shown == {f"silo-{place}": hub.identities[f"silo-{place}"].fingerprint for place in range(3)}
 
 
+async def test_silos_are_listed_with_the_software_that_they_report(make_hub):
+    """A hospital that forgot an upgrade was found by asking each of them."""
+    hub = make_hub(silos=3)
+    await hub.start()
+    for silo, digest in (("silo-0", b"a" * 32), ("silo-1", b"b" * 32), ("silo-2", b"")):
+        fake = hub.silo(silo)
+        fake.hello.software_digest, fake.hello.software_version = digest, "1" * 100
+        await fake.wait_for("heartbeat")
+    reply = await hub.operations().ListSilos(pb.ListSilosRequest())
+    assert [silo.software_digest for silo in reply.silos] == [b"a" * 32, b"b" * 32, b""]
+    assert {silo.software_version for silo in reply.silos} == {"1" * 64}
+    own = own_software()
+    assert (reply.software_version, reply.software_digest.hex()) == (own.version, own.sha256)
+    metrics = hub.host.resources.metrics
+    assert metrics.registry.get_sample_value("chorale_coordinator_software_digests") == 2
+    await hub.fakes["silo-1"].stop()
+    while metrics.registry.get_sample_value("chorale_coordinator_software_digests") != 1:
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("name", ["WatchJob", "FetchModel"])
 async def test_unknown_job_is_not_found(make_hub, name):
     hub = make_hub()
@@ -311,3 +333,20 @@ async def test_nothing_is_kept_of_a_job_that_nobody_knows(make_hub):
     with pytest.raises(grpc.aio.AioRpcError, match="not known here"):
         await anext(aiter(hub.operations().WatchJob(pb.WatchRequest(job_digest=b"j" * (1 << 20)))))
     assert not hub.host.job_manager._changes
+
+
+async def test_a_job_whose_model_was_removed_to_make_room_is_listed_and_not_fetched(make_hub):
+    """One such folder that was missing made `chorale job list` fail for every operator."""
+    hub = make_hub()
+    await hub.start()
+    hub.start_silos()
+    digest = await hub.submit(rounds=1)
+    await hub.finish(digest)
+    await hub.stop_silos()
+    await hub.stop()
+    shutil.rmtree(hub.settings.directory / "checkpoints" / digest.hex())
+    await hub.start()
+    assert await status_of(hub, digest) == "done"
+    with pytest.raises(grpc.aio.AioRpcError, match="its model was removed") as raised:
+        await hub.fetch(digest)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND

@@ -1,0 +1,97 @@
+"""`chorale coordinator backup` and `restore` as typed: files, folders, pipes and mistakes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cli.main import run
+from coordinator.storage.store import Store
+from tests.support.federation import LocalFederation
+from tests.support.processes import REPOSITORY, environment
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> LocalFederation:
+    """Its coordinator ran once, and does not now."""
+    made = LocalFederation(folder=tmp_path)
+    Store(tmp_path / "hub" / "coordinator.sqlite").close()
+    (tmp_path / "hub" / "audit.jsonl").touch()
+    return made
+
+
+@pytest.fixture
+def config(federation: LocalFederation) -> str:
+    return str(federation._write("hub.yaml", federation._coordinator_settings()))
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str]:
+    """Exit code, and what was printed."""
+    code = run(["coordinator", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return code, printed.out + printed.err
+
+
+def test_a_folder_gets_a_file_named_by_federation_and_time(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    code, printed = told(capsys, "backup", "--config", config, "--out", folder)
+    (made,) = folder.iterdir()
+    assert (code, printed.startswith("backed up 2 files")) == (0, True)
+    assert made.name.startswith("chorale-test-")
+    assert str(made) in printed
+    assert made.stat().st_mode & 0o777 == 0o600
+
+    code, printed = told(capsys, "backup", "--config", config, "--out", made)
+    assert (code, "it exists already, and a backup overwrites nothing" in printed) == (2, True)
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_backup_goes_through_a_pipe_to_another_machine(config: str, tmp_path: Path) -> None:
+    settings = Path(config).read_text()
+    elsewhere = tmp_path / "elsewhere.yaml"
+    elsewhere.write_text(settings.replace(str(tmp_path / "hub"), str(tmp_path / "new")))
+
+    def command(verb: str, *arguments: str, data: bytes = b"") -> bytes:
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.main", "coordinator", verb, *arguments],
+            input=data,
+            capture_output=True,
+            cwd=REPOSITORY,
+            env=environment({}),
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    data = command("backup", "--config", config, "--out", "-")
+    command("restore", "--config", str(elsewhere), "--from", "-", data=data)
+
+    with closing(Store(tmp_path / "new" / "coordinator.sqlite")) as store:
+        assert store.jobs() == []
+
+
+def test_mistakes_are_told_in_a_sentence(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing.tar"
+    assert told(capsys, "restore", "--config", config, "--from", missing) == (
+        2,
+        f"chorale: error: {missing}: no such file or directory\n",
+    )
+    missing.write_bytes(b"something else")
+    code, printed = told(capsys, "restore", "--config", config, "--from", missing)
+    assert (code, "expected an empty directory, got" in printed) == (2, True)
+    assert "--set-aside moves what is there" in printed
+    code, printed = told(capsys, "restore", "--config", config, "--from", missing, "--set-aside")
+    assert (code, f"{missing}: not a backup of a coordinator" in printed) == (2, True)
+    assert (tmp_path / "hub" / "coordinator.sqlite").exists()
+    code, printed = told(capsys, "backup", "--config", config, "--out", tmp_path / "no" / "such.tar")
+    assert (code, "no such file or directory" in printed.lower()) == (1, True)
