@@ -35,6 +35,7 @@ BENCHMARKS = (
     Benchmark("setup", "bench.setup", ("--silos", "100")),
     Benchmark("growth", "bench.growth"),
     Benchmark("stream", "bench.stream"),
+    Benchmark("reconnect", "bench.reconnect", ("--silos", "20")),
     Benchmark("round-4", "bench.round", ("--silos", "4")),
     Benchmark("round-10", "bench.round", ("--silos", "10")),
     Benchmark("native-floor", "bench.native_floor", ("--silos", "10")),

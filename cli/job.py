@@ -213,26 +213,31 @@ def list_jobs(settings: OperatorSettings) -> None:
 def list_silos(settings: OperatorSettings, is_json: bool) -> None:
     """List the silos of the coordinator's roster, and which of them are connected.
 
-    Compare version and certificates with `chorale authority show`: a coordinator could say anything.
+    Compare version and certificates with `chorale authority show`: a coordinator could say anything. What a
+    silo runs is what it says: that finds a forgotten upgrade, not a silo that lies.
     """
     with connect(settings) as (operations, _):
         reply = operations.silos()
+    own = _software(reply.software_version, reply.software_digest)
     rows: list[dict[str, Any]] = [
         {
             "name": silo.name,
             "connected": silo.connected,
             "certificate": silo.certificate_sha256.hex(),
             "expires": _date(silo.certificate_expires_unix_seconds) if silo.connected else None,
+            "software": _software(silo.software_version, silo.software_digest) if silo.connected else None,
         }
         for silo in reply.silos
     ]
     if is_json:
-        click.echo(json.dumps({"roster_version": reply.roster_version, "silos": rows}, indent=1))
+        head = {"roster_version": reply.roster_version, "software": own}
+        click.echo(json.dumps({**head, "silos": rows}, indent=1))
         return
-    click.echo(f"roster version {reply.roster_version}")
+    click.echo(f"roster version {reply.roster_version}, the coordinator runs {own}")
     width = max((len(silo.name) for silo in reply.silos), default=0)
     for row in rows:
-        state = f"connected, certificate until {row['expires']}" if row["connected"] else "away"
+        runs = row["software"] if row["software"] == own else f"{row['software']}, not the coordinator's"
+        state = f"connected, certificate until {row['expires']}, runs {runs}" if row["connected"] else "away"
         click.echo(f"{row['name']:<{width}}  {row['certificate'][:16]}  {state}")
 
 
@@ -242,6 +247,12 @@ def _date(unix_seconds: float) -> str:
         return f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d}"
     except (ValueError, OverflowError, OSError):
         raise RemoteProtocolError(f"coordinator: expected a date, got {unix_seconds}") from None
+
+
+def _software(version: str, digest: bytes) -> str:
+    """What others wrote of themselves, as a part of a line."""
+    word = version[:64] if version.isascii() and version.isprintable() else "?"
+    return f"{word}, sha256:{digest.hex()[:64] or 'none'}"
 
 
 @job.command()

@@ -98,6 +98,11 @@ class CoordinatorMetrics:
             role=("silo", "operator", "coordinator", "unknown"),
         )
         self.connected_silos = self._new(Gauge, "connected_silos", "Silos attending now.")
+        self.software_digests = self._new(
+            Gauge,
+            "software_digests",
+            "Different digests of Chorale that silos attending now report, none left out.",
+        )
 
     def _add_jobs(self) -> None:
         self.jobs = self._new(Gauge, "jobs", "Jobs that were ever submitted, by status.", status=JobStatus)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from cryptography import x509
 
+from chorale.observability.logs import get_logger
 from chorale.runtime.audit import AuditLog
+from chorale.runtime.software import Software, own_software
 from chorale.transport import tls
 from coordinator.members.attendance import Attendance
 from coordinator.members.line_rates import LineRates
@@ -23,17 +25,20 @@ from crypto.errors import ConfigError
 from crypto.identity.certificates import Role
 from crypto.identity.roster import Roster
 
+log = get_logger("coordinator.resources")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """The coordinator's files, members and counts: one of each, shared by its services and all its jobs.
 
-    Files: store, checkpoints, audit; spool_memory: the room for uploads that need none. Members: the
-    roster_book that says who may take part, the attendance that says who is connected and carries every
-    message to them, and the line_rates at which bytes moved.
+    software: what runs here. Files: store, checkpoints, audit; spool_memory: the room for uploads that need
+    none. Members: the roster_book that says who may take part, the attendance that says who is connected
+    and carries every message to them, and the line_rates at which bytes moved.
     """
 
     settings: CoordinatorSettings
+    software: Software
     authority: x509.Certificate
     store: Store
     checkpoints: Checkpoints
@@ -57,6 +62,8 @@ class Resources:
 @contextmanager
 def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Resources]:
     """Raises ConfigError for unusable files and AuditInUse where another coordinator has the directory."""
+    software = own_software()
+    log.info("software", version=software.version, sha256=software.sha256 or "none", why=software.why_none)
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority = tls.load_authority(settings.authority)
     metrics = CoordinatorMetrics()
@@ -95,6 +102,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
         )
         resources = Resources(
             settings=settings,
+            software=software,
             authority=authority,
             store=store,
             checkpoints=Checkpoints(settings.directory / "checkpoints"),

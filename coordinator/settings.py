@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.observability.tracing import Endpoint
-from chorale.spec.fields import Address, Name
+from chorale.spec.fields import Address, Name, Sha256
 from chorale.spec.settings_file import load_settings
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, HeartbeatSeconds, KeepaliveSeconds
 from chorale.transport.tls import IdentityFiles
@@ -84,6 +84,12 @@ class CoordinatorSettings(BaseModel):
         default=3, ge=2, le=1000, description="newest checkpoints kept of a job; the final one always is"
     )
 
+    required_software: tuple[Sha256, ...] = Field(
+        default=(),
+        max_length=100,
+        description="SHA-256 of the installed Chorale that a silo has to report, one of these, to be let in; "
+        "empty: any or none. A silo says it of itself: it finds a mistake, not a lie",
+    )
     tracing_endpoint: Endpoint | None = Field(
         default=None, description="URL of a collector that takes spans by OTLP over HTTP; null for no tracing"
     )

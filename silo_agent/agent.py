@@ -27,7 +27,8 @@ from chorale.runtime import disk
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import write_atomic
-from chorale.transport import tls, wire
+from chorale.runtime.software import Software, check_own_digest, own_software
+from chorale.transport import tls
 from chorale.transport.line_probe import probe
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Identity, Role
@@ -91,6 +92,9 @@ async def run_agent(settings: SiloSettings) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    software = own_software()
+    log.info("software", version=software.version, sha256=software.sha256 or "none", why=software.why_none)
+    check_own_digest(software, expected=settings.software_digest)
     with ExitStack() as stack:
         authority = tls.load_authority(settings.authority)
         identity = _own_identity(settings, authority)
@@ -112,6 +116,7 @@ async def run_agent(settings: SiloSettings) -> None:
         metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
         agent = _Agent(
             settings,
+            software=software,
             identity=identity,
             authority=authority,
             policies=policies,
@@ -132,6 +137,7 @@ class _Agent:
         self,
         settings: SiloSettings,
         *,
+        software: Software,
         identity: Identity,
         authority: x509.Certificate,
         policies: Mapping[str, Policy],
@@ -140,6 +146,7 @@ class _Agent:
         metrics: SiloMetrics,
     ) -> None:
         self._settings = settings
+        self._software = software
         self._identity = identity
         self._authority = authority
         self._ledger = ledger
@@ -195,7 +202,7 @@ class _Agent:
             stub,
             target=settings.coordinator,
             probe=lambda: probe(settings.route()),
-            software_version=wire.software_version(),
+            software=self._software,
             served=handler,
             moved_bytes=lambda: transfers.moved_bytes,
             outbox=outbox,

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from chorale.observability.tracing import Endpoint
-from chorale.spec.fields import Address, EntryPoint, Name
+from chorale.spec.fields import Address, EntryPoint, Name, Sha256
 from chorale.spec.line_settings import LineSettings
 from chorale.spec.settings_file import load_settings
 from chorale.spec.validation_errors import MANY, ONE
@@ -52,6 +52,11 @@ class SiloSettings(LineSettings):
     policy: Path = Field(description="policy file: what may leave this silo")
     lowest_roster_version: int = Field(
         default=1, ge=1, description="pinned at enrollment: no older roster is ever accepted"
+    )
+    software_digest: Sha256 | None = Field(
+        default=None,
+        description="SHA-256 of the installed Chorale that this site approved, as a release tells it; the "
+        "agent starts with no other; null: with any",
     )
     metrics_listen: Address | None = Field(
         default="127.0.0.1:0",

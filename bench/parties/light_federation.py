@@ -70,14 +70,10 @@ class LightFederation:
         self.silos: list[Process] = []
 
     def __enter__(self) -> Self:
-        hub_under, silo_under = self._under
+        _, silo_under = self._under
         try:
-            settings = str(self.files.coordinator(**self._hub_settings))
-            self.hub = self._processes.start(
-                COORDINATOR, "cli.main", "coordinator", "run", "--config", settings, under=hub_under
-            )
-            self.hub.wait_for(lambda record: record["event"] == "listening", what="its address")
-            self._address = json.loads(self.files.endpoint.read_text())["grpc"]
+            self.start_hub()
+            self.address = json.loads(self.files.endpoint.read_text())["grpc"]
             for place, names in enumerate(self._groups):
                 paths = [str(self._settings(name)) for name in names]
                 under = () if place else silo_under
@@ -95,10 +91,18 @@ class LightFederation:
     ) -> None:
         self._processes.__exit__(kind, error, trace)
 
+    def start_hub(self) -> Record:
+        """What the coordinator logs when it listens."""
+        settings, (hub_under, _) = str(self.files.coordinator(**self._hub_settings)), self._under
+        self.hub = self._processes.start(
+            COORDINATOR, "cli.main", "coordinator", "run", "--config", settings, under=hub_under
+        )
+        return self.hub.wait_for(lambda record: record["event"] == "listening", what="its address")
+
     def run_job(self, *, length: int, rounds: int) -> list[Record]:
         """What the coordinator logs of a job from its submission to its end, however that is."""
         job, state = self.files.job(rounds=rounds, name="scale"), self.files.initial_state(length=length)
-        operator = self.files.operator(coordinator=self._address)
+        operator = self.files.operator(coordinator=self.address)
         command = ["cli.main", "job", "submit", str(job), "--init", str(state), "--config", str(operator)]
         subprocess.run(
             [sys.executable, "-m", *command], check=True, env=environment(), stdout=subprocess.DEVNULL
@@ -113,7 +117,7 @@ class LightFederation:
         return records
 
     def _settings(self, name: str) -> Path:
-        return self.files.silo(name, coordinator=self._address, has_metrics=False, objective=self._objective)
+        return self.files.silo(name, coordinator=self.address, has_metrics=False, objective=self._objective)
 
 
 def moments(records: Sequence[Record]) -> list[Moment]:

@@ -92,6 +92,10 @@ class Process:
             self._process.kill()
             self._process.wait()
 
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
     @property
     def _proc(self) -> Path:
         return Path("/proc") / str(self._process.pid)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TypeAlias
 
 from chorale.v1 import federation_pb2 as pb
@@ -67,14 +66,6 @@ class PhaseKey:
     def kind(self) -> str:
         """train, enrollment ...: the phase name without its repeat counter."""
         return phase_kind(self.phase)
-
-
-def software_version() -> str:
-    """What silo and coordinator say of themselves as they meet."""
-    try:
-        return metadata.version("chorale")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def phase_kind(phase: str) -> str:

@@ -27,20 +27,24 @@ class Hello(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
+    SOFTWARE_DIGEST_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     software_version: _builtins.str
     roster_version: _builtins.int
     """the newest that the silo holds"""
+    software_digest: _builtins.bytes
+    """SHA-256 of the installed files, 7.15; empty: none"""
     def __init__(
         self,
         *,
         protocol_version: _builtins.int = ...,
         software_version: _builtins.str = ...,
         roster_version: _builtins.int = ...,
+        software_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol_version", b"protocol_version", "roster_version", b"roster_version", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol_version", b"protocol_version", "roster_version", b"roster_version", "software_digest", b"software_digest", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

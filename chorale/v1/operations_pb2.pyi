@@ -262,10 +262,16 @@ class SiloStatus(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     CONNECTED_FIELD_NUMBER: _builtins.int
     CERTIFICATE_EXPIRES_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    SOFTWARE_DIGEST_FIELD_NUMBER: _builtins.int
     CERTIFICATE_SHA256_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     connected: _builtins.bool
     certificate_expires_unix_seconds: _builtins.float
+    software_version: _builtins.str
+    """as the silo says"""
+    software_digest: _builtins.bytes
+    """as the silo says; empty: none"""
     certificate_sha256: _builtins.bytes
     """of the DER, as on the roster"""
     def __init__(
@@ -274,11 +280,13 @@ class SiloStatus(_message.Message):
         name: _builtins.str = ...,
         connected: _builtins.bool = ...,
         certificate_expires_unix_seconds: _builtins.float = ...,
+        software_version: _builtins.str = ...,
+        software_digest: _builtins.bytes = ...,
         certificate_sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_unix_seconds", b"certificate_expires_unix_seconds", "certificate_sha256", b"certificate_sha256", "connected", b"connected", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_unix_seconds", b"certificate_expires_unix_seconds", "certificate_sha256", b"certificate_sha256", "connected", b"connected", "name", b"name", "software_digest", b"software_digest", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -290,7 +298,12 @@ class ListSilosReply(_message.Message):
 
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
     SILOS_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    SOFTWARE_DIGEST_FIELD_NUMBER: _builtins.int
     roster_version: _builtins.int
+    software_version: _builtins.str
+    """the coordinator's own"""
+    software_digest: _builtins.bytes
     @_builtins.property
     def silos(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiloStatus]: ...
     def __init__(
@@ -298,10 +311,12 @@ class ListSilosReply(_message.Message):
         *,
         roster_version: _builtins.int = ...,
         silos: _abc.Iterable[Global___SiloStatus] | None = ...,
+        software_version: _builtins.str = ...,
+        software_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["roster_version", b"roster_version", "silos", b"silos"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["roster_version", b"roster_version", "silos", b"silos", "software_digest", b"software_digest", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

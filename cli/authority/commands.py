@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -245,7 +245,7 @@ def _admitted(
     left_in = left.get(member.fingerprint)
     if left_in is None:
         return member
-    if listed is not None and not is_readmitted and sys.stdin.isatty():
+    if listed is not None and not is_readmitted and os.isatty(0):
         question = f"{path}: another certificate of {member.title} has replaced this one. Go back to it?"
         is_readmitted = click.confirm(question)
     if is_readmitted:

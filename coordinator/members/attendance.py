@@ -15,6 +15,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from chorale.observability.logs import get_logger
+from chorale.runtime.software import Software
 from chorale.v1 import federation_pb2 as pb
 from coordinator.metrics import CoordinatorMetrics, Transfer
 
@@ -53,9 +54,10 @@ class Listener(Protocol):
 class Connection:
     """The way to one silo. `ended` is of this side: a silo may never read what it is sent."""
 
-    def __init__(self, silo: str, *, certificate_expires: datetime) -> None:
+    def __init__(self, silo: str, *, certificate_expires: datetime, software: Software) -> None:
         self.silo = silo
         self.certificate_expires = certificate_expires
+        self.software = software  # as the silo says
         self.farewell: Farewell | None = None
         self.ended = asyncio.Event()
         self._waiting: deque[pb.CoordinatorMessage] = deque()
@@ -114,8 +116,14 @@ class Attendance:
             older.end(
                 Farewell(why=Leaving.REPLACED, sentence="control stream: replaced by a newer connection")
             )
-        self._metrics.connected_silos.set(len(self.connections))
-        log.info("silo connected", silo=connection.silo)
+        self._count()
+        software = connection.software
+        log.info(
+            "silo connected",
+            silo=connection.silo,
+            software_version=software.version,
+            software_sha256=software.sha256 or "none",
+        )
         for listener in tuple(self.listeners):
             listener.on_connected(connection.silo)
 
@@ -125,7 +133,7 @@ class Attendance:
         if self.connections.get(connection.silo) is not connection:
             return
         del self.connections[connection.silo]
-        self._metrics.connected_silos.set(len(self.connections))
+        self._count()
         reason = connection.farewell.sentence if connection.farewell is not None else ""
         log.info("silo disconnected", silo=connection.silo, reason=reason)
         for listener in tuple(self.listeners):
@@ -133,6 +141,11 @@ class Attendance:
                 listener.on_lost(connection.silo)
             except Exception:  # one job's bug must not leave the silo connected for the others
                 log.exception("a job was not told that a silo is gone", silo=connection.silo)
+
+    def _count(self) -> None:
+        digests = {each.software.sha256 for each in self.connections.values()}
+        self._metrics.connected_silos.set(len(self.connections))
+        self._metrics.software_digests.set(len(digests - {""}))
 
     def deliver(self, silo: str, message: pb.SiloMessage) -> None:
         self._received_bytes.inc(message.ByteSize())

@@ -56,9 +56,9 @@ class RosterBook:
         self._clock = clock
         self._audit = audit
         self._metrics = metrics
-        self._memory = RosterMemory.of(map(stored_roster, store.rosters()))
         self._stamp = self._stamp_of_file()
         try:
+            self._memory = RosterMemory.of(map(stored_roster, store.rosters()))
             roster = self._read()
             try:
                 self._memory.check(roster)

@@ -14,6 +14,7 @@ import grpc
 
 from chorale.observability.logs import get_logger
 from chorale.runtime.background_io import Pieces
+from chorale.runtime.software import Software, told_digest
 from chorale.transport import wire
 from chorale.transport.chunks import Chunk, check_chunk, chunk_to_wire, upload_from_wire
 from chorale.v1 import federation_pb2 as pb
@@ -31,6 +32,7 @@ from crypto.identity.roster import Roster
 
 SERVICE = "chorale.v1.Federation"
 ATTEND = f"/{SERVICE}/Attend"
+MAX_VERSION = 64  # characters that are kept of what a silo calls its software
 HELLO_SECONDS = 20.0  # a stream that says nothing holds no place
 FAREWELL_CODES = {
     Leaving.REPLACED: grpc.StatusCode.ABORTED,
@@ -74,13 +76,15 @@ class FederationService:
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         """The silo's control stream: hello and welcome, then heartbeats and session messages."""
         caller = caller_of(context)
-        await self._check_hello(request_iterator, context)
+        software = await self._check_hello(request_iterator, context)
         connection = Connection(
-            caller.member.name, certificate_expires=caller.certificate.not_valid_after_utc
+            caller.member.name,
+            certificate_expires=caller.certificate.not_valid_after_utc,
+            software=software,
         )
         welcome = pb.Welcome(
             protocol_version=wire.PROTOCOL_VERSION,
-            software_version=wire.software_version(),
+            software_version=self._resources.software.version,
             unix_seconds=self._resources.clock.unix_seconds(),
             heartbeat_seconds=self._resources.settings.heartbeat_seconds,
             roster=wire.signed_body_to_wire(self._resources.roster_book.current.signed),
@@ -167,8 +171,9 @@ class FederationService:
         attempt.on_upload_progress(silo, chunk_bytes=first.ByteSize())
         return attempt, spool
 
-    async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> None:
-        """End the call of a silo that says nothing in time, or speaks another version of the protocol."""
+    async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> Software:
+        """What the silo says that it runs. Ends the call of a silo that says nothing in time, speaks another
+        version of the protocol, or reports software that the settings do not list."""
         async with errors_as_codes(context):
             first = None
             with suppress(TimeoutError):
@@ -183,6 +188,17 @@ class FederationService:
                 f"protocol version: this coordinator speaks {wire.PROTOCOL_VERSION}, "
                 f"the silo {first.hello.protocol_version}; upgrade the older side",
             )
+        async with errors_as_codes(context):
+            sha256 = told_digest(first.hello.software_digest)
+        required = self._resources.settings.required_software
+        if required and sha256 not in required:
+            await abort(
+                context,
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"software: this silo reports {sha256 or 'no digest'}, which required_software of the "
+                "coordinator does not list; install the release that the federation agreed on",
+            )
+        return Software(version=first.hello.software_version[:MAX_VERSION], sha256=sha256)
 
     async def _serve(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
         """Do a part of a connection's work. Whatever it raises ends the connection: a silo whose messages

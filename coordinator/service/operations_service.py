@@ -21,12 +21,14 @@ from chorale.transport.chunks import chunk_of
 from chorale.v1 import federation_pb2, operations_pb2_grpc, records_pb2
 from chorale.v1 import operations_pb2 as pb
 from coordinator.jobs.job_manager import JobManager, TooManyJobs
+from coordinator.members.attendance import Connection
 from coordinator.resources import Resources
 from coordinator.service.access import caller_of
 from coordinator.service.service_errors import Context, errors_as_codes
 from coordinator.service.streams import received, send
 from crypto.errors import RemoteProtocolError
 from crypto.identity.certificates import Role
+from crypto.identity.roster import Member
 
 MAX_SUBMISSIONS = 4  # of one operator at once
 
@@ -127,20 +129,27 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                     offset += len(data)
 
     async def ListSilos(self, request: pb.ListSilosRequest, context: Context) -> pb.ListSilosReply:
-        """The silos on the roster, and which of them are connected."""
+        """The silos on the roster, which of them are connected, and what they say that they run."""
         roster = self._resources.roster_book.current
-        expires = {
-            silo: connection.certificate_expires.timestamp()
-            for silo, connection in self._resources.attendance.connections.items()
-        }
         silos = [
-            pb.SiloStatus(
-                name=member.name,
-                connected=member.name in expires,
-                certificate_expires_unix_seconds=expires.get(member.name, 0.0),
-                certificate_sha256=member.fingerprint,
-            )
+            _status(member, self._resources.attendance.connections.get(member.name))
             for member in roster.members
             if member.role is Role.SILO
         ]
-        return pb.ListSilosReply(roster_version=roster.version, silos=silos)
+        own = self._resources.software
+        return pb.ListSilosReply(
+            roster_version=roster.version,
+            silos=silos,
+            software_version=own.version,
+            software_digest=bytes.fromhex(own.sha256),
+        )
+
+
+def _status(member: Member, connection: Connection | None) -> pb.SiloStatus:
+    status = pb.SiloStatus(name=member.name, certificate_sha256=member.fingerprint)
+    if connection is not None:
+        status.connected = True
+        status.certificate_expires_unix_seconds = connection.certificate_expires.timestamp()
+        status.software_version = connection.software.version
+        status.software_digest = bytes.fromhex(connection.software.sha256)
+    return status

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import grpc
 
 from chorale.observability.logs import get_logger
+from chorale.runtime.software import Software
 from chorale.transport import channel_options
 from chorale.transport.line_probe import LineFailed
 from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
@@ -73,7 +74,7 @@ class ControlStream:
         *,
         target: str,
         probe: Callable[[], Awaitable[LineFailed]],
-        software_version: str,
+        software: Software,
         served: Served,
         moved_bytes: Callable[[], int],
         outbox: Outbox,
@@ -87,7 +88,7 @@ class ControlStream:
         self._stub = stub
         self._target = target
         self._probe = probe  # why a connection failed
-        self._software_version = software_version
+        self._software = software
         self._served = served
         self._moved_bytes = moved_bytes  # of all transfers so far
         self._outbox = outbox
@@ -161,8 +162,9 @@ class ControlStream:
     async def _greet(self, call: Any) -> pb.Welcome | str | None:
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
-            software_version=self._software_version,
+            software_version=self._software.version,
             roster_version=self._rosters.version,
+            software_digest=bytes.fromhex(self._software.sha256),
         )
         try:
             async with asyncio.timeout(WELCOME_SECONDS):

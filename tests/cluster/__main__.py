@@ -34,7 +34,7 @@ def main() -> int:
         stack.callback(lab.down)
         with report.progress("the silos' image"):
             image.build(lab)
-        walk = Walk(lab, report, silo_image=image.IMAGE)
+        walk = Walk(lab, report, silo_image=image.REPOSITORY)
         stack.callback(walk.close)
         page = groupby(steps(PAGE.read_text()), key=lambda step: step.section)
         try:

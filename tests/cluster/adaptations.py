@@ -1,4 +1,4 @@
-"""What the guide's commands and files lack to run on this one node and this server: each is said when it is made."""
+"""What the guide's commands and files need on this node and this server: each is said when it is made."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENIENT = {"max_cohort_changes": 10_000, "max_repeats": 100, "max_attempts": 50,
 LACKING = {
     "kubeVersion": "the charts' kubeVersion is taken out of a copy, for this server is older",
     "policy/v1": "podDisruptionBudget.enabled=false: the server has no policy/v1",
-    "openapi": "helm --disable-openapi-validation: persistentVolumeClaimRetentionPolicy came after this server",
+    "openapi": "helm --disable-openapi-validation: persistentVolumeClaimRetentionPolicy is newer",
 }
 
 
@@ -40,7 +40,7 @@ def copy_charts(folder: Path, report: Report) -> None:
 def values(member: str, *, silo_image: str) -> dict[str, Any]:
     """Of a release, over those of the guide."""
     common: dict[str, Any] = {
-        "image": {"repository": "localhost/chorale/coordinator", "pullPolicy": "Never"},
+        "image": {"registry": "localhost", "repository": "chorale/coordinator", "pullPolicy": "Never"},
         "resources": SMALL,
         "podDisruptionBudget": {"enabled": False},
     }
@@ -69,6 +69,14 @@ def command(text: str, report: Report) -> str:
         report.adapted(LACKING["openapi"])
         return f"{text} --values lab/{release}.yaml --disable-openapi-validation"
     return text
+
+
+def file(text: str, report: Report) -> str:
+    """As it is written."""
+    if "image: chorale/" not in text:
+        return text
+    report.adapted("image: localhost/chorale/..., which the lab has built, in the guide's own manifests")
+    return text.replace("image: chorale/", "image: localhost/chorale/")
 
 
 def volumes(folder: Path) -> tuple[str, dict[str, Path]]:

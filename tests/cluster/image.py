@@ -10,8 +10,8 @@ from tests.cluster.lab.images import BASE, Buildah
 from tests.cluster.page import PAGE
 from tests.support import own_code, wheels
 
-IMAGE = "localhost/chorale/silo-recorded"
-TAG = "0.1.0"
+REPOSITORY = "chorale/silo-recorded"
+IMAGE = f"localhost/{REPOSITORY}:0.1.0"
 FILES = (
     "tests/__init__.py",
     "tests/cluster/__init__.py",
@@ -39,8 +39,8 @@ def build(lab: Lab) -> None:
     buildah = Buildah(folder=lab.folder, log=lab.folder / "log" / "derived.log")
     base = buildah.read("images", "--format", "{{.Digest}}", BASE)
     options = ["--isolation", "chroot", "--network", "host", "--pull-never"]
-    made = ["--build-arg", f"PYTHON_DIGEST={base}", "--tag", f"{IMAGE}:{TAG}"]
+    made = ["--build-arg", f"PYTHON_DIGEST={base}", "--tag", IMAGE]
     buildah.step("the silos' image", "bud", *options, *made, folder)
     archive = folder / "image.tar"
-    buildah.push(f"{IMAGE}:{TAG}", archive)
+    buildah.push(IMAGE, archive)
     lab.load(archive)

@@ -102,9 +102,9 @@ def initial_state() -> bytes:
 
 @contextmanager
 def during(walk: Walk, what: str, *, at: str, held: str = SILOS[2]) -> Iterator[str]:
-    """A job that is in a training or in UNMASK while the block runs; afterwards it ends, and the oracle judges.
+    """A job that stands still while the block runs; then it ends, and the oracle judges. Yields its id.
 
-    at: `train` or `unmask`. held: the silo that keeps it there. Yields the job's id.
+    at: `train` or `unmask`, where it stands. held: the silo that keeps it there.
     """
     wait = walk.state(held) / (recording.GATE if at == "train" else recording.HOLD)
     wait.touch()
@@ -143,10 +143,8 @@ def submit(walk: Walk, name: str) -> tuple[dict[str, int], str]:
 
 
 def approve(walk: Walk, silo: str, job_id: str) -> None:
-    settings = "--config /etc/chorale/settings/silo.yaml"
-    walk.shell(
-        f"kubectl --namespace {namespace(silo)} exec {pod_name(silo)} -- chorale silo approve {settings} {job_id}"
-    )
+    command = f"chorale silo approve --config /etc/chorale/settings/silo.yaml {job_id}"
+    walk.shell(f"kubectl --namespace {namespace(silo)} exec {pod_name(silo)} -- {command}")
 
 
 def finish(walk: Walk, what: str, job_id: str, since: dict[str, int], *, is_one_hot: bool = True) -> Path:
@@ -185,7 +183,7 @@ def final_digest(evidence: Path) -> str:
 
 
 def gather(walk: Walk, job_id: str, since: dict[str, int]) -> Evidence:
-    """Copies of the volumes, databases by SQLite's own backup; the records are moved, so that none is left."""
+    """Copies of the volumes, databases by SQLite's own backup; the records are moved."""
     folder = walk.folder / "evidence" / job_id
     for member in (HUB, *SILOS):
         state = walk.state(member) / "state"

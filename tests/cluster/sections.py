@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from tests.cluster import jobs, plain
-from tests.cluster.page import HUB, SILOS
+from tests.cluster import adaptations, jobs, plain
+from tests.cluster.page import HUB, PAGE, SILOS, steps
 from tests.cluster.walk import Walk, namespace, pod_name
 
+BACK_UP = next(step for step in steps(PAGE.read_text()) if " coordinator backup " in step.text)
 Around = Callable[[Walk], AbstractContextManager[None]]
 
 
@@ -46,6 +48,8 @@ def the_first_job(walk: Walk) -> Iterator[None]:
 def upgrade(walk: Walk) -> Iterator[None]:
     """The coordinator's settings change and the silos' do not; the rollback then restarts it again."""
     before = {member: walk.uid(member) for member in (HUB, *SILOS)}
+    chart = walk.folder / "helm" / "chorale-silo" / "Chart.yaml"
+    chart.write_text(chart.read_text().replace("version: ", "version: 9", 1))
     walk.values[HUB]["settings"] = {**walk.values[HUB]["settings"], "max_jobs": 9}
     walk.write_values(HUB)
     with jobs.during(walk, "upgrade and rollback", at="train"):
@@ -55,7 +59,7 @@ def upgrade(walk: Walk) -> Iterator[None]:
     assert after[HUB] != before[HUB]
     assert [after[silo] for silo in SILOS] == [before[silo] for silo in SILOS]
     walk.report.passed(
-        "an upgrade that changes nothing leaves the pods alone; one that does replaced its pod"
+        "a newer chart with the same image leaves the pods alone; new settings replaced theirs"
     )
     settings = walk.get(HUB, "configmap", "hub-chorale-coordinator-settings")["data"]
     assert "max_jobs: 9" not in json.dumps(settings), settings
@@ -127,6 +131,42 @@ def come_back(walk: Walk) -> Iterator[None]:
 
 
 @contextmanager
+def a_larger_volume(walk: Walk) -> Iterator[None]:
+    grown = next(step.text for step in steps(PAGE.read_text()) if " --set persistence.size=" in step.text)
+    assert "no upgrade makes it 20Gi" in refusal(walk, grown)
+    walk.report.passed("another size of the volume is refused in one sentence before it is grown")
+    before = {silo: walk.uid(silo) for silo in SILOS}
+    with jobs.during(walk, "a larger volume", at="train"):
+        yield
+    assert {silo: walk.uid(silo) for silo in SILOS} == before
+    for silo in SILOS:
+        claim = walk.get(silo, "persistentvolumeclaim", f"state-{pod_name(silo)}")
+        (template,) = walk.get(silo, "statefulset", f"{silo}-chorale-silo")["spec"]["volumeClaimTemplates"]
+        asked = [each["spec"]["resources"]["requests"]["storage"] for each in (claim, template)]
+        assert asked == ["20Gi"] * 2, asked
+    walk.report.passed("claim and StatefulSet have the new size, and no pod was restarted")
+
+
+@contextmanager
+def back_up(walk: Walk) -> Iterator[None]:
+    yield
+    mode = (walk.folder / "hub.tar").stat().st_mode & 0o777
+    assert mode == 0o600, oct(mode)
+    with tarfile.open(walk.folder / "hub.tar") as backup:
+        assert not [name for name in backup.getnames() if name.endswith(".key")]
+    walk.report.passed("the coordinator was backed up while it ran, without a key")
+
+
+@contextmanager
+def restore(walk: Walk) -> Iterator[None]:
+    """The backup is of the middle of a job, of which nothing is summed before the volume is lost."""
+    with jobs.during(walk, "restore onto another volume", at="train"):
+        walk.do(BACK_UP)
+        yield
+        walk.wait_ready(HUB, *SILOS)
+
+
+@contextmanager
 def uninstall(walk: Walk) -> Iterator[None]:
     with jobs.during(walk, "uninstall and install again over kept volumes", at="unmask"):
         yield
@@ -167,10 +207,22 @@ AROUND: dict[str, Around] = {
     "Rotate a key": rotate_a_key,
     "Revoke": revoke,
     "Return": come_back,
+    "A larger volume": a_larger_volume,
+    "Back up": back_up,
+    "Restore the coordinator onto another node": restore,
     "Uninstall, and install again": uninstall,
     "The end": the_end,
     "Watching": lambda walk: nullcontext(),
 }
+
+
+def refusal(walk: Walk, command: str) -> str:
+    """What a command says that fails. Raises AssertionError for one that does not."""
+    try:
+        walk.shell(adaptations.command(command, walk.report))
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError(f"{command}: not refused")
 
 
 def delete(walk: Walk, member: str, *options: str) -> None:
@@ -203,4 +255,4 @@ def check_no_key_in_annotations(walk: Walk, member: str) -> None:
     """Of any object of the namespace that can hold one."""
     for found in walk.get(member, "secrets,configmaps,statefulsets,pods")["items"]:
         held = json.dumps(found["metadata"].get("annotations", {}))
-        assert "tls.key" not in held and "PRIVATE KEY" not in held, found["metadata"]["name"]
+        assert not [word for word in ("tls.key", "PRIVATE KEY") if word in held], found["metadata"]["name"]

@@ -1,4 +1,4 @@
-"""What the pods' logs say, over all their lives: read from the node's files, which outlive a pod while open."""
+"""What the pods' logs say, over all their lives: read from the node's files, which outlive a pod."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ class Walk:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         self.job_id = ""
+        self._mask = "umask 022"
         self.told = Told(folder=lab.folder / "log" / "pods", members=(HUB, *SILOS))
         adaptations.copy_charts(self.folder, report)
         manifests, self.volumes = adaptations.volumes(self.folder)
@@ -59,8 +60,13 @@ class Walk:
     def do(self, step: Step) -> None:
         """Write the file, or run the command. Raises AssertionError for a command that fails."""
         if step.name:
-            (self.folder / step.name).write_text(step.text)
+            (self.folder / step.name).write_text(adaptations.file(step.text, self.report))
             return
+        if step.text.startswith("umask "):  # of the reader's shell, from here on
+            self._mask = step.text
+            return
+        if step.text.endswith(f"create --filename={HUB}-claim.yaml"):
+            self._provide_another_volume()
         text = step.text.replace("NODE", adaptations.NODE)
         if text.endswith(" ID"):  # an offer takes a heartbeat
             self._wait_for_offer(text.removesuffix(" ID"))
@@ -77,7 +83,7 @@ class Walk:
     def shell(self, command: str) -> str:
         """A line of bash inside the lab, as the guide's reader types it."""
         address = self._operator_address() if command.startswith("chorale job") else []
-        script = f"cd {shlex.quote(str(self.folder))} && {command}"
+        script = f"cd {shlex.quote(str(self.folder))} && {self._mask} && {command}"
         path = f"PATH={self.folder / 'bin'}:{os.environ['PATH']}:/usr/sbin"
         return self.lab.run("env", path, *address, "bash", "-euo", "pipefail", "-c", script)
 
@@ -143,6 +149,16 @@ class Walk:
             *("--ignore-not-found", '--output=jsonpath={.status.conditions[?(@.type=="Ready")].status}'),
         )
         return out.strip() == "True"
+
+    def _provide_another_volume(self) -> None:
+        """For the coordinator's claim, empty, as another node would have it."""
+        claim = f"state-{pod_name(HUB)}"
+        path = self.folder / "volumes" / f"another.{claim}"
+        path.mkdir()
+        made = adaptations.volume(path.name, path, namespace=namespace(HUB), claim=claim)
+        self.lab.run("kubectl", "create", "--filename=-", input=yaml.safe_dump(made))
+        self.volumes[claim] = path
+        self.report.adapted("the other node is this one with another, empty folder for the claim")
 
     def _wait_for_offer(self, command: str) -> None:
         self.wait(lambda: self.job_id in self.shell(command), "the offer of the job")

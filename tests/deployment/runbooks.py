@@ -128,7 +128,8 @@ class Site(LocalFederation):
         command = [self.job_id if part == "ID" else part for part in shlex.split(line)]
         if command[0] == "chorale":
             return self._chorale(command[1:])
-        words = [part for part in command[1:] if part not in ("--namespace", "heart")]
+        place = command.index("--namespace")
+        words = command[1:place] + command[place + 2 :]
         done: dict[str, Callable[[list[str]], str]] = {
             "get": self._get,
             "logs": self._logs,

@@ -205,9 +205,11 @@ def test_no_key_is_rendered_and_the_secret_is_mounted_for_the_process_alone(char
     assert "PRIVATE KEY" not in str(objects)
     pods = helm.pods(objects)
     (process,) = (pod for name, pod in pods.items() if not name.endswith("readyz"))
-    (secret,) = (volume["secret"] for volume in process["volumes"] if "secret" in volume)
-    assert secret["defaultMode"] & 0o007 == 0
-    assert {item["path"] for item in secret["items"]} == {"tls.crt", "tls.key"}
+    secrets = {volume["name"]: volume["secret"] for volume in process["volumes"] if "secret" in volume}
+    assert all(secret["defaultMode"] & 0o007 == 0 for secret in secrets.values())
+    read = {name: {item["path"] for item in secret["items"]} for name, secret in secrets.items()}
+    login = {"proxy": {"credentials"}} if values == "proxy-values.yaml" else {}
+    assert read == {"identity": {"tls.crt", "tls.key"}, **login}
     assert not any("volumes" in pod for name, pod in pods.items() if name.endswith("readyz"))
 
 
@@ -218,6 +220,6 @@ def test_no_value_takes_a_key(chart: str) -> None:
         name for name in names if re.search("secret|password|token|private|key$", name, re.IGNORECASE)
     } <= {
         # names of Secrets and of their entries
-        *("secretName", "imagePullSecrets", "certificateKey", "privateKeyKey"),
+        *("secretName", "imagePullSecrets", "certificateKey", "privateKeyKey", "credentialsSecretName"),
         "automountServiceAccountToken",  # whether, not which
     }

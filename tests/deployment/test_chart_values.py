@@ -238,6 +238,7 @@ REFUSED = [
     (PROXY, ["proxy.cidrs=null"], "proxy.cidrs: give the proxy's addresses"),
     (PROXY, ["coordinator.cidrs={203.0.113.10/32}"], "through a proxy the agent reaches the proxy alone"),
     (PROXY, ["proxy.address="], "proxy.cidrs: give proxy.address, too"),
+    (S, ["proxy.noProxy={a}"], "proxy: credentialsSecretName and noProxy are of no use without address"),
     (INGRESS, ["tracing.pods=null"], "tracing: give the collector's pods or cidrs"),
     (INGRESS, ["tracing.endpoint="], "tracing: pods, cidrs and secretName are of no use without endpoint"),
     (INGRESS, ["tracing.cidrs={0.0.0.0/0}"], "opens the way to far more than one service"),
@@ -421,6 +422,7 @@ def test_rendered_settings_load_and_name_files_that_are_mounted(
         assert container["command"][-1] == "/etc/chorale/settings/silo.yaml"
         assert str(settings.policy) == "/etc/chorale/settings/policy.yaml"
         read = [settings.policy, *(each.path for each in settings.data_sets if each.path)]
+        read += [settings.proxy_credentials] if settings.proxy_credentials else []
     assert settings.metrics_listen is not None
     assert settings.metrics_listen.endswith(f":{ports['metrics']}")
     read += [settings.identity.certificate, settings.identity.key, settings.authority]
@@ -481,7 +483,7 @@ def test_tracing_is_given_to_both_sides(tmp_path: Path) -> None:
 COORDINATOR_OWN = {"federation", "listen", "metrics_listen", "identity", "authority", "roster", "directory"}
 COORDINATOR_OWN |= {"tracing_endpoint"}
 SILO_OWN = {"name", "federation", "coordinator", "coordinator_name", "identity", "authority", "directory"}
-SILO_OWN |= {"policy", "metrics_listen", "data", "proxy", "tracing_endpoint"}
+SILO_OWN |= {"policy", "metrics_listen", "data", "proxy", "proxy_credentials", "no_proxy", "tracing_endpoint"}
 
 
 @pytest.mark.parametrize(
@@ -516,3 +518,24 @@ def test_variables_of_services_would_be_read_as_settings(tmp_path: Path) -> None
     linked = {"CHORALE_COORDINATOR_SERVICE_HOST": "10.0.0.1"}
     with pytest.raises(ConfigError, match="SERVICE_HOST"):
         load_settings(CoordinatorSettings, file, ENV_PREFIX, environment=linked)
+
+
+def test_a_coordinator_past_the_proxy_has_a_way_of_its_own(tmp_path: Path) -> None:
+    """Of the network policy and of the agent; the proxy's stays, as names may be added later."""
+    past = "proxy.noProxy={203.0.113.0/24},coordinator.cidrs={203.0.113.10/32}"
+    values = f"{SILO}/ci/proxy-values.yaml"
+    done = helm.run("template", "fed", SILO, "--kube-version", "1.30.0", "-f", values, "--set", past)
+    assert done.returncode == 0, done.stderr
+    objects = helm.parsed(done.stdout)
+    egress = helm.one(objects, "NetworkPolicy")["spec"]["egress"]
+    ways = {
+        (rule["ports"][0]["port"], to["ipBlock"]["cidr"])
+        for rule in egress
+        for to in rule["to"]
+        if "ipBlock" in to
+    }
+    assert {(7443, "203.0.113.10/32"), (3128, "10.20.0.8/32")} <= ways
+    path = tmp_path / "silo.yaml"
+    (text,) = [text for each in objects for name, text in each.get("data", {}).items() if name == path.name]
+    path.write_text(text)
+    assert load_silo_settings(path).route().proxy is None

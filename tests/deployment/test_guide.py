@@ -1,4 +1,4 @@
-"""docs/deploy-kubernetes.md without a cluster: what it shows exists. `make cluster-test` does what it says."""
+"""docs/deploy-kubernetes.md without a cluster: what it shows exists. `make cluster-test` does it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cluster.sections import AROUND
 from tests.deployment import helm
 
 STEPS = tuple(steps(PAGE.read_text()))
-PROGRAMS = {"chorale", "docker", "helm", "kubectl"}
+PROGRAMS = {"chorale", "docker", "helm", "kubectl", "umask"}
 
 
 def words() -> list[list[str]]:
@@ -79,7 +79,8 @@ def _check_options(arguments: list[str]) -> None:
 
 
 def test_the_steps_of_a_page_come_in_its_order() -> None:
-    page = "\n## One\n\n`a.yaml`:\n\n```yaml\nx: 1\n```\n\n```console\n$ first\n```\n\n## Two\n\n```console\n$ last\n```\n"
+    page = "\n## One\n\n`a.yaml`:\n\n```yaml\nx: 1\n```\n\n```console\n$ first\n```\n"
+    page += "\n## Two\n\n```console\n$ last\n```\n"
     assert list(steps(page)) == [
         Step(section="One", name="a.yaml", text="x: 1\n"),
         Step(section="One", name="", text="first"),

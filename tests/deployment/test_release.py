@@ -98,7 +98,9 @@ def state_and_sign(out: Path, key: Path, *, commit: build.Commit | None = None) 
         (out / name).unlink(missing_ok=True)
     url = "https://user:word@mirror.example.org/simple"
     arguments = {"PYTHON_DIGEST": "sha256:" + "a" * 64, "PIP_INDEX_URL": url}
-    contents.state(out, version=VERSION, commit=commit, builder="urn:test", arguments=arguments)
+    contents.state(
+        out, version=VERSION, commit=commit, builder="urn:test", arguments=arguments, tools={"helm": "v3"}
+    )
     sum_and_sign(out, key, commit)
 
 
@@ -306,6 +308,7 @@ def test_what_is_said_of_a_release(made: Path) -> None:
     about = json.loads((made / statement.PROVENANCE).read_text())
     parameters = about["predicate"]["buildDefinition"]["externalParameters"]["buildArguments"]
     assert parameters["PIP_INDEX_URL"] == "https://mirror.example.org/simple"
+    assert about["predicate"]["buildDefinition"]["internalParameters"] == {"tools": {"helm": "v3"}}
     assert "libssl3 3.0.17-1: Debian, Apache-2.0" in (made / "licences.txt").read_text()
 
 

@@ -60,9 +60,9 @@ async def test_agents_connect_over_every_line_at_their_first_attempt(tmp_path: P
             for each, relay in zip(dialing, relays, strict=True):
                 each.dial(coordinator=f"{HERE}:{relay.port}")
             await asyncio.gather(*(each.connected() for each in dialing))
-            assert [
-                (agent.failures, relay.accepted) for each, relay in zip(dialing, relays, strict=True)
-            ] == [(0, 1)] * len(LINES)
+            assert [(each.failures, relay.accepted) for each, relay in zip(dialing, relays, strict=True)] == [
+                (0, 1)
+            ] * len(LINES)
             for each in dialing:
                 await each.stop()
 

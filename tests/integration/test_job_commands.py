@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from chorale.runtime.audit import AuditLog, read_entries
+from chorale.runtime.software import own_software
 from crypto.identity.certificates import Role, fingerprint
 from silo_agent.ledger.ledger import Ledger
 from tests.support.federation import OPERATOR, LocalFederation
@@ -67,20 +68,24 @@ def test_silos_of_the_roster_are_listed_with_certificate_and_connection(tmp_path
         told = json.loads(federation.cli("job", "silos", "--json").stdout)
     certificates = [federation.ceremony.members[Role.SILO, name] for name in federation.names]
     until = f"{certificates[1].not_valid_after_utc:%Y-%m-%d}"
-    states = ["away", f"connected, certificate until {until}", "away"]
+    software = own_software()
+    runs = f"{software.version}, sha256:{software.sha256 or 'none'}"
+    states = ["away", f"connected, certificate until {until}, runs {runs}", "away"]
     sha256 = [fingerprint(certificate).hex() for certificate in certificates]
     assert listed == [
-        "roster version 1",
+        f"roster version 1, the coordinator runs {runs}",
         *(f"silo-{place}  {sha256[place][:16]}  {states[place]}" for place in range(3)),
     ]
     assert told == {
         "roster_version": 1,
+        "software": runs,
         "silos": [
             {
                 "name": f"silo-{place}",
                 "connected": place == 1,
                 "certificate": sha256[place],
                 "expires": until if place == 1 else None,
+                "software": runs if place == 1 else None,
             }
             for place in range(3)
         ],

@@ -260,7 +260,7 @@ async def test_revoked_certificate_ends_the_open_stream_within_a_heartbeat(hub: 
     async with attend(hub, "silo-1") as again:  # refused before it has said anything
         assert await again.beats_until_end() == []
         assert await again.end() == (grpc.StatusCode.PERMISSION_DENIED, sentence)
-    hub.ceremony.publish()
+    hub.ceremony.publish(readmitted=("silo-1",))
 
 
 async def test_open_connection_outlives_no_revocation(hub: LocalFederation) -> None:
@@ -274,7 +274,7 @@ async def test_open_connection_outlives_no_revocation(hub: LocalFederation) -> N
         code, details = await call(channel, method, request)
         assert code is grpc.StatusCode.PERMISSION_DENIED
         assert "does not list this certificate of silo silo-2" in details
-    hub.ceremony.publish()
+    hub.ceremony.publish(readmitted=("silo-2",))
 
 
 GARBAGE = b"\xff" * 64

@@ -24,6 +24,7 @@ class Ceremony:
     authority_days: int = 10
     version: int = 0
     members: dict[tuple[Role, str], x509.Certificate] = field(default_factory=dict)
+    readmitted_in: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -69,8 +70,9 @@ class Ceremony:
         issued: datetime | None = None,
     ) -> None:
         """Write the next version of the roster, without the named members; these operators are admins, and
-        these members are readmitted in it."""
+        these members are readmitted."""
         self.version += 1
+        self.readmitted_in |= dict.fromkeys(readmitted, self.version)
         begin = issued or _now()
         signed = roster.sign_roster(
             federation=self.federation,
@@ -83,7 +85,7 @@ class Ceremony:
                     name,
                     certificates.fingerprint(certificate),
                     is_admin=role is Role.OPERATOR and name in admins,
-                    readmitted_in=self.version if name in readmitted else 0,
+                    readmitted_in=self.readmitted_in.get(name, 0),
                 )
                 for (role, name), certificate in self.members.items()
                 if name not in without

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -114,6 +115,15 @@ class LocalFederation:
         settings = self._silo_settings(name, policy, address or self.endpoint["grpc"])
         path = self._write(f"{name}.yaml", settings)
         return self._spawn(name, ["silo", "run", "--config", str(path)], env, halt=halt)
+
+    def start_copy(self, name: str, copy: str) -> Service:
+        """A second agent of a silo that runs, on a copy of its state as it is now."""
+        directory = self.folder / copy
+        shutil.copytree(self.folder / name, directory)
+        policy = self._write(f"{copy}-policy.yaml", self._policy())
+        settings = self._silo_settings(name, policy, self.endpoint["grpc"])
+        path = self._write(f"{copy}.yaml", {**settings, "directory": str(directory)})
+        return self._spawn(copy, ["silo", "run", "--config", str(path)])
 
     # jobs
 

@@ -47,7 +47,7 @@ ARROWS = {
         "bench",
         "research",
     },
-    "tools": {"strategies", "chorale", "coordinator", "silo_agent", "cli", "tools"},
+    "tools": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "cli", "tools"},
 }
 # the rooms of a package, and the modules next to them, in the order of their arrows: each may import those to
 # its left

@@ -54,8 +54,7 @@ def main(
         engine = (
             images.Builder(command=buildah, options=bud_options, arguments=given) if with_images else None
         )
-        if shutil.which(helm) is None:
-            raise ReleaseError(f"{helm}: not on PATH, expected Helm 3.6 or newer")
+        tools = build.tools(helm=helm, buildah=buildah if with_images else None)
         made = build.commit_of(contents.ROOT, commit)
         if out.exists() and not (out / statement.SUMS).exists():
             raise ReleaseError(f"{out}: exists and is no release, name another folder")
@@ -64,7 +63,7 @@ def main(
             part = Path(folder) / "out"
             part.mkdir()
             version = contents.make(Path(folder), part, made, engine=engine, helm=helm)
-            contents.state(part, version=version, commit=made, builder=builder, arguments=given)
+            contents.state(part, version=version, commit=made, builder=builder, arguments=given, tools=tools)
             if key is not None:
                 said = statement.comment(version=version, commit=made.sha)
                 statement.sign(part, key, said=said, password=password_file.readline().rstrip("\n"))

@@ -8,11 +8,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
+import zlib
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -118,6 +121,25 @@ def _run(command: list[str], *, cwd: Path, epoch: int, what: str) -> None:
     )
     if done.returncode != 0:
         raise ReleaseError(f"{what}: {last_line(done.stderr) or f'exit status {done.returncode}'}")
+
+
+def tools(*, helm: str, buildah: str | None) -> dict[str, str]:
+    """Versions of what builds a release. Raises ReleaseError."""
+    found = {
+        "python": platform.python_version(),
+        "setuptools": metadata.version("setuptools"),
+        "zlib": zlib.ZLIB_RUNTIME_VERSION,
+    }
+    commands = {"helm": [helm, "version", "--short"]}
+    if buildah is not None:
+        commands["buildah"] = [shlex.split(buildah)[0], "--version"]
+    for name, command in commands.items():
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            raise ReleaseError(f"{command[0]}: does not run, expected {name}") from None
+        found[name] = done.stdout.strip()
+    return found
 
 
 def last_line(text: str) -> str:

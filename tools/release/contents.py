@@ -82,7 +82,13 @@ def make(work: Path, out: Path, commit: build.Commit, *, engine: Engine | None, 
 
 
 def state(
-    out: Path, *, version: str, commit: build.Commit, builder: str, arguments: Mapping[str, str]
+    out: Path,
+    *,
+    version: str,
+    commit: build.Commit,
+    builder: str,
+    arguments: Mapping[str, str],
+    tools: Mapping[str, str],
 ) -> None:
     """Write provenance and checksums of what lies in the folder."""
     materials: list[dict[str, Any]] = [
@@ -99,6 +105,7 @@ def state(
         commit=commit.sha,
         builder=builder,
         parameters=arguments,
+        tools=tools,
         materials=materials,
     )
     (out / statement.PROVENANCE).write_bytes(about)

@@ -30,9 +30,13 @@ def provenance(
     commit: str,
     builder: str,
     parameters: Mapping[str, str],
+    tools: Mapping[str, str],
     materials: Iterable[Mapping[str, Any]],
 ) -> bytes:
-    """Of every file that is in the folder now. builder: URI of who ran it. parameters: build arguments."""
+    """Of every file that is in the folder now. builder: URI of who ran it. parameters: build arguments.
+
+    tools: versions of what built; with others the same content may be other bytes.
+    """
     subjects = [
         {"name": path.name, "digest": {"sha256": file_sha256(path)}} for path in sorted(folder.iterdir())
     ]
@@ -45,6 +49,7 @@ def provenance(
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
                 "externalParameters": {"version": version, "buildArguments": _public(parameters)},
+                "internalParameters": {"tools": dict(tools)},
                 "resolvedDependencies": [source, *materials],
             },
             "runDetails": {"builder": {"id": builder}},

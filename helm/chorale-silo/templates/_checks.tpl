@@ -105,8 +105,11 @@
 {{- if and .Values.proxy.cidrs (not .Values.proxy.address) -}}
 {{- fail "proxy.cidrs: give proxy.address, too" -}}
 {{- end -}}
-{{- if and .Values.proxy.address .Values.coordinator.cidrs -}}
-{{- fail "coordinator.cidrs: through a proxy the agent reaches the proxy alone; leave them out" -}}
+{{- if and (or .Values.proxy.credentialsSecretName .Values.proxy.noProxy) (not .Values.proxy.address) -}}
+{{- fail "proxy: credentialsSecretName and noProxy are of no use without address" -}}
+{{- end -}}
+{{- if and .Values.proxy.address .Values.coordinator.cidrs (not .Values.proxy.noProxy) -}}
+{{- fail "coordinator.cidrs: through a proxy the agent reaches the proxy alone; leave them out, or list the coordinator in proxy.noProxy" -}}
 {{- end -}}
 {{- if .Values.networkPolicy.enabled -}}
 {{- if and .Values.proxy.address (not .Values.proxy.cidrs) -}}

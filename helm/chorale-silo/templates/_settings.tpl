@@ -49,6 +49,12 @@ coordinator_name: {{ . | quote }}
 {{- with .Values.proxy.address }}
 proxy: {{ . | quote }}
 {{- end }}
+{{- if .Values.proxy.credentialsSecretName }}
+proxy_credentials: /etc/chorale/proxy/credentials
+{{- end }}
+{{- with .Values.proxy.noProxy }}
+no_proxy: {{ toJson . }}
+{{- end }}
 identity:
   certificate: /etc/chorale/identity/tls.crt
   key: /etc/chorale/identity/tls.key

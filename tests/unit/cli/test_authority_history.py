@@ -275,6 +275,19 @@ def test_another_roster_of_the_newest_version_is_found(office: Office) -> None:
     assert "roster.json: another roster of version 2 than " in office.run("renew", code=2).err
 
 
+def test_folder_that_was_put_back_goes_on_from_the_roster_in_use(office: Office) -> None:
+    office.run("renew")
+    shutil.copytree(office.ca, office.folder / "copy")
+    office.run("revoke", "c")
+    in_use = (office.ca / "roster.json").read_bytes()
+    shutil.rmtree(office.ca)
+    shutil.copytree(office.folder / "copy", office.ca)
+    (office.ca / "rosters/3.json").write_bytes(in_use)
+    assert "was revoked in version 3" in office.run("roster", *office.first_page, code=2).err
+    office.run("renew")
+    assert (office.version, office.silos) == (4, {"a", "b"})
+
+
 def test_revocation_that_was_signed_and_not_handed_out_stands(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+import cli.job
+from chorale.v1 import operations_pb2
 from cli.operations import read_aside
 
 
@@ -51,3 +56,33 @@ def test_interrupt_ends_the_wait_for_a_silent_stream() -> None:
         is_over.set()
         sender.join()
         signal.signal(signal.SIGINT, before)
+
+
+def test_silos_that_report_other_software_than_the_coordinator_stand_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And nothing that a silo calls its software reaches the operator's terminal as a command."""
+    same = {"connected": True, "software_version": "0.1.0", "software_digest": b"\xaa" * 32}
+    reply = operations_pb2.ListSilosReply(
+        roster_version=4,
+        software_version="0.1.0",
+        software_digest=b"\xaa" * 32,
+        silos=[
+            operations_pb2.SiloStatus(name="a", **same),
+            operations_pb2.SiloStatus(name="b", **{**same, "software_digest": b"\xbb" * 32}),
+            operations_pb2.SiloStatus(name="c", connected=True, software_version="\x1b[2J"),
+        ],
+    )
+
+    @contextmanager
+    def connect(_settings: object) -> Iterator[tuple[object, None]]:
+        yield SimpleNamespace(silos=lambda: reply), None
+
+    monkeypatch.setattr(cli.job, "connect", connect)
+    monkeypatch.setattr(cli.job, "operator_settings", lambda *_, **__: None)
+    done = CliRunner().invoke(cli.job.job, ["silos"], catch_exceptions=False)
+    head, a, b, c = done.output.splitlines()
+    assert head == f"roster version 4, the coordinator runs 0.1.0, sha256:{'aa' * 32}"
+    assert a.endswith(f"runs 0.1.0, sha256:{'aa' * 32}")
+    assert b.endswith(f"runs 0.1.0, sha256:{'bb' * 32}, not the coordinator's")
+    assert c.endswith("runs ?, sha256:none, not the coordinator's")

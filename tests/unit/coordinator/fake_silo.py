@@ -75,6 +75,7 @@ class FakeSilo:
     checks: dict[bytes, SumCheck] = field(default_factory=dict)
     error: grpc.aio.AioRpcError | None = None
     is_gone: bool = False
+    hello: pb.Hello = field(default_factory=lambda: pb.Hello(protocol_version=wire.PROTOCOL_VERSION))
 
     def __post_init__(self) -> None:
         self._jobs: dict[bytes, SignedJob] = {}
@@ -121,7 +122,7 @@ class FakeSilo:
         try:
             async with self.channel() as channel:
                 self._stub: Any = federation_pb2_grpc.FederationStub(channel)  # type: ignore[no-untyped-call]
-                self.say(pb.SiloMessage(hello=pb.Hello(protocol_version=wire.PROTOCOL_VERSION)))
+                self.say(pb.SiloMessage(hello=self.hello))
                 async for message in self._stub.Attend(self._send()):
                     await self._receive(message)
                     if self.is_gone:

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
+from chorale.runtime.software import Software
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.session_pb2 import Cohort
 from coordinator.members.attendance import MAX_QUEUED_MESSAGES, Connection, Leaving
 
 
 def connection_to_a() -> Connection:
-    return Connection("a", certificate_expires=datetime(2100, 1, 1, tzinfo=UTC))
+    return Connection(
+        "a", certificate_expires=datetime(2100, 1, 1, tzinfo=UTC), software=Software(version="1.0")
+    )
 
 
 def beat(number: float) -> pb.CoordinatorMessage:

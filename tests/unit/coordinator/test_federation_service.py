@@ -61,6 +61,30 @@ async def test_other_protocol_version_is_told_both_versions(make_hub):
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
+@pytest.mark.parametrize("size", [1, 31, 33, 4096])
+async def test_software_digest_of_another_length_is_malformed(make_hub, size):
+    hub = make_hub()
+    await hub.start()
+    stub = await stub_of(hub)
+    hello = pb.Hello(protocol_version=wire.PROTOCOL_VERSION, software_digest=b"d" * size)
+    with pytest.raises(grpc.aio.AioRpcError, match=f"expected none or 32 bytes, got {size}") as raised:
+        await first_answer(stub, pb.SiloMessage(hello=hello))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(("digest", "said"), [(b"", "no digest"), (b"x" * 32, "78" * 32)])
+async def test_silo_that_runs_other_software_than_required_is_refused(make_hub, digest, said):
+    hub = make_hub(required_software=["61" * 32, "62" * 32])
+    await hub.start()
+    stub = await stub_of(hub)
+    agreed = pb.Hello(protocol_version=wire.PROTOCOL_VERSION, software_digest=b"b" * 32)
+    assert (await first_answer(stub, pb.SiloMessage(hello=agreed))).WhichOneof("kind") == "welcome"
+    other = pb.Hello(protocol_version=wire.PROTOCOL_VERSION, software_digest=digest)
+    with pytest.raises(grpc.aio.AioRpcError, match=f"software: this silo reports {said}, which") as raised:
+        await first_answer(stub, pb.SiloMessage(hello=other))
+    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
 async def test_stream_that_does_not_say_hello_is_refused(make_hub):
     hub = make_hub()
     await hub.start()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from chorale.runtime.audit import read_entries
+from chorale.runtime.software import own_software
 from chorale.spec.state import state_digest, state_to_bytes
 from chorale.v1 import operations_pb2 as pb
 from coordinator.service.operations_service import MAX_SUBMISSIONS
@@ -294,6 +295,26 @@ async def test_silos_are_listed_with_connection_and_expiry(make_hub):
     assert reply.silos[1].certificate_expires_unix_seconds == expires
     shown = {silo.name: silo.certificate_sha256 for silo in reply.silos}
     assert shown == {f"silo-{place}": hub.identities[f"silo-{place}"].fingerprint for place in range(3)}
+
+
+async def test_silos_are_listed_with_the_software_that_they_report(make_hub):
+    """A hospital that forgot an upgrade was found by asking each of them."""
+    hub = make_hub(silos=3)
+    await hub.start()
+    for silo, digest in (("silo-0", b"a" * 32), ("silo-1", b"b" * 32), ("silo-2", b"")):
+        fake = hub.silo(silo)
+        fake.hello.software_digest, fake.hello.software_version = digest, "1" * 100
+        await fake.wait_for("heartbeat")
+    reply = await hub.operations().ListSilos(pb.ListSilosRequest())
+    assert [silo.software_digest for silo in reply.silos] == [b"a" * 32, b"b" * 32, b""]
+    assert {silo.software_version for silo in reply.silos} == {"1" * 64}
+    own = own_software()
+    assert (reply.software_version, reply.software_digest.hex()) == (own.version, own.sha256)
+    metrics = hub.host.resources.metrics
+    assert metrics.registry.get_sample_value("chorale_coordinator_software_digests") == 2
+    await hub.fakes["silo-1"].stop()
+    while metrics.registry.get_sample_value("chorale_coordinator_software_digests") != 1:
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("name", ["WatchJob", "FetchModel"])

@@ -99,6 +99,16 @@ def test_a_roster_that_lists_whom_an_earlier_one_revoked_is_not_taken_over(
     assert (book.current.version, book.current.silo_names) == (4, {"a", "b"})
 
 
+def test_another_roster_of_the_version_in_use_is_told(ceremony: Ceremony, open_book: OpenBook) -> None:
+    """A second machine, or a folder that was put back, signed it; it was passed over without a word."""
+    book = open_book()
+    ceremony.version -= 1
+    ceremony.publish(without=("b",))
+    assert (book.current.silo_names, refused(book)) == ({"a", "b"}, 1)
+    entry = list(read_entries(ceremony.folder / "audit.jsonl"))[-1]
+    assert entry["reason"] == "roster: version 1 was in use before with other content"
+
+
 def test_a_start_without_a_roster_that_holds_names_what_is_wrong(
     ceremony: Ceremony, now: list[datetime], open_book: OpenBook
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from chorale.observability import logs
 from chorale.runtime.audit import AuditLog
+from chorale.runtime.software import Software
 from chorale.transport import wire
 from chorale.transport.channel_options import CONNECT_SECONDS
 from chorale.transport.line_probe import PROBE_SECONDS, LineFailed, Trouble
@@ -89,7 +90,7 @@ class Agent:
             stub,
             target="chorale.example:8443",
             probe=probe or found_nothing,
-            software_version="1.0",
+            software=Software(version="1.0", sha256="ab" * 32),
             served=self,
             moved_bytes=lambda: self.moved_bytes,
             outbox=self.outbox,
@@ -153,6 +154,7 @@ async def test_the_agent_says_hello_takes_the_roster_and_beats(make_stub: MakeSt
         await agent.stream(stub).run()
     hello, beat = heard[0].hello, heard[1].heartbeat
     assert hello.protocol_version == PROTOCOL_VERSION
+    assert (hello.software_version, hello.software_digest) == ("1.0", b"\xab" * 32)
     assert list(beat.preparing) == [key_to_wire(KEY)]
     assert beat.unix_seconds == NOW.timestamp()
     assert agent.received == ["roster", "outcome"]
@@ -347,7 +349,7 @@ async def test_an_error_beside_the_reader_ends_the_stream_and_the_agent_dials_ag
         await make_stub(Attend=Attend),
         target="chorale.example:8443",
         probe=found_nothing,
-        software_version="1.0",
+        software=Software(version="1.0", sha256="ab" * 32),
         served=Broken(),
         moved_bytes=lambda: 0,
         outbox=agent.outbox,
