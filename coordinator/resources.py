@@ -85,7 +85,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
         path = settings.directory / "coordinator.sqlite"
         if audit.head.entry > 0 and not path.exists():
             raise ConfigError(
-                f"{path}: it is missing beside the audit log of a coordinator that had it: a restore broke off, "
+                f"{path}: missing beside the audit log of a coordinator that had it: a restore broke off, "
                 "or a disk lost it; bring a backup back with `chorale coordinator restore --set-aside`"
             )
         store = Store(path)

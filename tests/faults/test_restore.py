@@ -203,7 +203,7 @@ def test_a_coordinator_that_lost_its_database_alone_does_not_begin_anew(
         each.unlink()
     done = run_cli("coordinator", "run", "--config", config(federation))
     assert done.returncode == 2
-    assert f"{database}: it is missing" in done.stderr
+    assert f"{database}: missing beside the audit log" in done.stderr
     assert not database.exists()
 
     words = ("restore", "--config", config(federation), "--from", path, "--set-aside")
