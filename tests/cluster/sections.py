@@ -96,7 +96,9 @@ def a_new_roster(walk: Walk) -> Iterator[None]:
     with jobs.during(walk, "a new roster", at="train"):
         yield
         wait_for_roster(walk, version + 1)
-    walk.report.passed(f"the renewed roster reached coordinator and silos without a restart: {version + 1:.0f}")
+    walk.report.passed(
+        f"the renewed roster reached coordinator and silos without a restart: {version + 1:.0f}"
+    )
 
 
 @contextmanager
