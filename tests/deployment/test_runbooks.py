@@ -231,6 +231,28 @@ def test_certificates_are_signed_anew_before_they_expire(watch: Watch) -> None:
     assert not watch.is_quiet("ChoraleSiloCertificateExpiring")  # the others' are as old as they were
 
 
+@exercises("ChoraleCoordinatorCredentialsRefused", "ChoraleSiloCredentialsRefused")
+def test_files_of_another_member_are_refused_until_the_right_ones_are_there(watch: Watch) -> None:
+    ceremony = watch.site.ceremony
+    other = ceremony.path_of(Role.OPERATOR, OPERATOR, "crt").read_bytes()
+    for alarm, role, name in (
+        ("ChoraleCoordinatorCredentialsRefused", Role.COORDINATOR, COORDINATOR),
+        ("ChoraleSiloCredentialsRefused", Role.SILO, NAMES[0]),
+    ):
+        write_atomic(ceremony.path_of(role, name, "crt"), other)
+        watch.fires(alarm, f', pod="{name}-0"')
+        assert "certificate files refused" in watch.do(alarm)
+        watch.ends(alarm)
+
+
+@exercises("ChoraleCoordinatorRosterRefused")
+def test_a_roster_from_before_is_refused_and_signed_again(watch: Watch) -> None:
+    watch.site.apply_roster(watch.site.first_roster)
+    watch.fires("ChoraleCoordinatorRosterRefused")
+    assert "roster file not taken over" in watch.do("ChoraleCoordinatorRosterRefused")
+    watch.ends("ChoraleCoordinatorRosterRefused")
+
+
 @exercises("ChoraleCoordinatorRosterTooOld", "ChoraleCoordinatorRosterExpiring", "ChoraleSiloDistrustsPeers")
 def test_an_old_roster_is_signed_again(watch: Watch) -> None:
     """Signed eight days ago: silos refuse it."""
