@@ -108,14 +108,14 @@ class Site(LocalFederation):
         finally:
             self._gate(name).unlink()
 
-    def launch(self, name: str, halt: Halt | None = None) -> None:
-        """Start a silo."""
+    def launch(self, name: str, halt: Halt | None = None, address: str | None = None) -> None:
+        """Start a silo. address: what it dials in place of the coordinator."""
         env = {
             f"{ENV_PREFIX}METRICS_LISTEN": self.metrics[name],
             one_hot.GATE: str(self._gate(name)),
             **(self.clock.environment if name == "clinic-b" else {}),
         }
-        self.start_silo(name, env=env, halt=halt)
+        self.start_silo(name, env=env, halt=halt, address=address)
 
     def offer(self, **fields: Any) -> None:
         """Submit a job that the page's ID is from now on.
