@@ -124,7 +124,7 @@ class Site(LocalFederation):
         """
         self.jobs += 1
         state = self.folder / "initial.safetensors"
-        state.write_bytes(state_to_bytes({"model/votes": np.full(len(NAMES), self.jobs, np.float32)}))
+        state.write_bytes(state_to_bytes({"model/votes": np.full(len(NAMES), 1000 * self.jobs, np.float32)}))
         self.job_id = self.submit_spec(self.job_spec(**fields), state)
 
     def apply_roster(self, content: bytes) -> None:
